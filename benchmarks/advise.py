@@ -5,7 +5,8 @@
 Each case calibrates its nodes, alone and at once, asks for advice, and then runs what was advised about: one rank; two
 equal torch ranks; two held to 100 and 20 % of a core; a torch and an MLX rank; two whose loopback carries 100 Mbit/s
 each way, so that one alone is faster (a network namespace with tbf); and scoring on two nodes. A run has the predicted
-shares. All nodes are in cgroups with a core or less and a high priority, so that other programs take little. Prints
+shares. All nodes are in cgroups with a core or less and a high priority, so that other programs take little. Two that
+compute at once have 0.8 cores each: what is left is for the client, which elsewhere has a machine of its own. Prints
 predicted and measured rates with their difference and one JSON object; exits 1 if a difference is over the bar, 2 if
 cgroups or namespaces can't be made for a case.
 """
@@ -54,13 +55,14 @@ class Case(NamedTuple):
     model: Mapping[str, int] = {"hidden": 128, "layers": 4, "heads": 4, "intermediate": 416}
 
 
+TWO = {"a": 0.8, "b": 0.8}
 CASES = {
     "one": Case({"a": {}}, 16, 4),
-    "equal": Case({"a": {}, "b": {}}, 16, 4),
+    "equal": Case({"a": {}, "b": {}}, 16, 4, quotas=TWO),
     "quotas": Case({"a": {}, "b": {}}, 24, 4, quotas={"a": 1.0, "b": 0.2}),
-    "mixed": Case({"a": {}, "b": {"backend": "mlx"}}, 24, 4),
-    "link": Case({"a": {}, "b": {}}, 8, 4, model={"hidden": 256, "layers": 4, "heads": 4, "intermediate": 832}),
-    "scoring": Case({"a": {}, "b": {}}, 16, 8, scores=True),
+    "mixed": Case({"a": {}, "b": {"backend": "mlx"}}, 24, 4, quotas=TWO),
+    "link": Case({"a": {}, "b": {}}, 8, 4, quotas=TWO, model={"hidden": 256, "layers": 4, "heads": 4, "intermediate": 832}),
+    "scoring": Case({"a": {}, "b": {}}, 16, 8, quotas=TWO, scores=True),
 }
 
 

@@ -85,7 +85,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=4000, help="steps at 8 ranks; a quarter at 64")
     parser.add_argument("--real", action="store_true", help="also compare with real runs")
-    parser.add_argument("--rounds", type=int, default=5, help="real runs, each calibrated anew")
+    parser.add_argument("--rounds", type=int, default=5, help="real runs, each after a new calibration")
     options = parser.parse_args()
     end_on_sigterm()
     os.environ.setdefault("OMP_NUM_THREADS", "1")

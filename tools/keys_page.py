@@ -39,6 +39,10 @@ quits from anywhere.
 """
 
 
+_HEADINGS = {"stepprofile": "Profile"}
+"""Of screens whose actions have another name."""
+
+
 def page() -> str:
     """docs/keys.md."""
     themes = ", ".join(f'`"{theme.name}"`' for theme in THEMES)
@@ -47,7 +51,7 @@ def page() -> str:
     for row in keymap.rows({}):
         if row.where != where:
             where = row.where
-            made += [f"## {where.capitalize() or 'Everywhere'}\n", "| key | action | |", "| --- | --- | --- |"]
+            made += [f"## {_HEADINGS.get(where, where.capitalize()) or 'Everywhere'}\n", "| key | action | |", "| --- | --- | --- |"]
         made.append(f"| {' '.join(f'`{key}`' for key in row.keys.split())} | `{row.name}` | {row.words} |")
     return "\n".join(made).replace("|\n##", "|\n\n##") + "\n"
 

@@ -367,7 +367,7 @@ VERBS: dict[str, Verb] = {
              "nothing", None, "prompt='Once upon a time' max_tokens=64", takes_node=True),
         Verb("defragment", Defragment, "clear the allocators' caches on one node or all at the next step boundary",
              "nothing", None, "--node studio", takes_node=True),
-        Verb("profile", Profile, "record what each operator takes in the next steps, on some nodes or all",
+        Verb("profile", Profile, "record how long each operator takes in the next steps, on some nodes or all",
              "nothing", None, "steps=3 nodes=studio,mbp"),
         Verb("drain", Drain, "remove a node from the group at the next step; its trainer keeps running",
         "speed", "admit",

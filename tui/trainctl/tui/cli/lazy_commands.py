@@ -51,7 +51,7 @@ SUMMARIES = {
     "events": "Print a run's events: commands, checkpoints, faults.",
     "logs": "Print a trainer's log, or with --all every node's log.",
     "send": "Send a command to a run; see `trainctl send VERB --help`.",
-    "profile": "Record what each operator takes in the next steps.",
+    "profile": "Record how long each operator takes in the next steps.",
     "promote": "Make another node the lead.",
     "replay": "Replay a run in the full screen, from its directory.",
     "export": "Export a run as a table: CSV, JSON lines or Parquet.",

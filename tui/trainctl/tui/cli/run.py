@@ -69,7 +69,7 @@ def run(
 ) -> int:
     """Start or resume a run, or branch off one, and print its id.
 
-    With data.path = "-", its data are the rows on standard input. It reads them to their end; the run goes on after it.
+    With data.path = "-", its data are the rows on standard input. It reads them to their end; the run then continues.
     """
     if (file is None and branch is None) == (resume is None):
         wanted = "RUN.toml to start a run, --branch RUN@STEP to branch off one, or --resume RUN to resume one"

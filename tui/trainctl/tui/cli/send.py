@@ -125,8 +125,8 @@ def profile(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Record what each operator takes in the next steps, and print the ten longest of each phase. A step before them
-    warms up the profiler."""
+    """Record how long each operator takes in the next steps, and print the ten longest of each phase. A step before
+    them warms up the profiler."""
     at = where(ctx, connect, cluster)
     for text in (run, *(node or ())):
         arguments.check_text(text or "", "RUN" if text == run else "--node")

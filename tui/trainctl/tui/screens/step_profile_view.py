@@ -16,7 +16,7 @@ from trainctl.tui.text.styled_line import Line, Piece
 _PHASE_CELLS, _RANK_CELLS, _CALLS_CELLS, _TIME_CELLS, _SHARE_CELLS = 12, 17, 9, 10, 7
 _NO_PROFILE: Final = (
     ("no profile yet", "strong"), ("", "text"),
-    ("enter records what each operator takes in the next steps.", "text"),
+    ("enter records how long each operator takes in the next steps.", "text"),
     ("The steps are slower meanwhile; the loss curve stays the same.", "text"),
 )  # fmt: skip
 _NO_OPERATORS: Final = "no operators: none ran in this phase, or the library records none"

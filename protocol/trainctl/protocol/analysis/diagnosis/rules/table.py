@@ -166,7 +166,7 @@ RULES: Final = (
         (Rung("end other programs on {node}, or give its processors to it alone"), _REBALANCE, _DRAIN),
     ),
     Rule(
-        "gpu-shared", "Other programs use a GPU", "300 MB of device memory held by a process that isn't ours",
+        "gpu-shared", "Other programs use a GPU", "300 MB of device memory held by another program",
         machine.gpu_shared, _SPEED,
         (Rung("end these programs, or move them to a different device"), _REBALANCE),
     ),
