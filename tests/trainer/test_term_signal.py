@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.test_process import Agent, settings
+from tests.trainer.test_process import Agent, G, settings
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record import checkpoints
 from trainctl.trainer.checkpoints import files
+from trainctl.trainer.signals import GRACE_SECONDS
 
 TERMS = int(os.environ.get("TRAINCTL_TERMS", "1"))
 MOST_STEPS = 5
@@ -27,14 +28,14 @@ class Lives:
     """One rank's lives, each of which begins with what the one before has left."""
 
     def __init__(self, agent: Agent) -> None:
-        self._agent, self._chance = agent, random.Random(25)
+        self.agent, self._chance = agent, random.Random(25)
         self.losses: dict[int, float] = {}
         self.saved = 0
         self.waits: list[float] = []
         """Seconds from each signal to the end of the process."""
 
     def live(self, number: int) -> None:
-        agent, generation = self._agent, m.Generation(1, number)
+        agent, generation = self.agent, m.Generation(1, number)
         process = agent.start(*(["--resume-from", str(self.folder)] if self.saved else []))
         assert agent.hear(m.Ready).last_step == self.saved
         agent.form(generation)
@@ -58,7 +59,7 @@ class Lives:
 
     @property
     def folder(self) -> Path:
-        return self._agent.paths.checkpoint(self.saved)
+        return self.agent.paths.checkpoint(self.saved)
 
     def _keep(self, report: m.Report) -> None:
         assert self.losses.setdefault(report.step, report.loss_sum) == report.loss_sum, "made again to another loss"
@@ -71,6 +72,27 @@ def lives(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Lives]:
         agent = Agent(tmp_path / "node", tmp_path / "run.toml", Path(folder))
         yield Lives(agent)
         agent.close()
+
+
+def in_one_pass(cursor: int, samples: int) -> dict[str, Any]:
+    """What makes a plan's step one micro-batch of so many samples."""
+    return {"cursor": cursor, "global_batch": samples, "work": (m.RankWork(0, (m.Range(cursor, samples),), samples),)}
+
+
+def test_a_long_micro_batch_is_finished_before_the_checkpoint(lives: Lives) -> None:
+    """One that takes longer than what a rank without a checkpoint to write is given."""
+    agent, generation = lives.agent, m.Generation(1, 1)
+    process = agent.start()
+    agent.hear(m.Ready)
+    agent.form(generation)
+    agent.step(1, 1, generation)
+    seconds = agent.step(2, 2, generation, **in_one_pass(G, 40 * G)).step_seconds
+    agent.plan(3, 3, generation, **in_one_pass(41 * G, int(1.6 * 40 * G * GRACE_SECONDS / seconds)))
+    agent.hear(m.Alive, lambda alive: alive.phase in ("forward", "backward"))
+    process.send_signal(signal.SIGTERM)
+    assert agent.hear(m.Checkpointed, lambda one: one.seq is None).step == 2
+    _, errors = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 128 + signal.SIGTERM, errors
 
 
 @pytest.mark.timeout(600 + 60 * TERMS)

@@ -27,6 +27,7 @@ from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective.shared_buffer import layout_digest
+from trainctl.trainer.precision.loss_scale import LossScale
 
 STEPS, BREAK, MICRO = 4, 2, 5
 NewRig, SameBits = Callable[..., Any], Callable[[dict[str, Any], dict[str, Any]], bool]
@@ -170,6 +171,20 @@ def test_a_resumed_run_is_the_run_to_the_bit(
     assert train(resumed, range(BREAK + 1, STEPS + 1)) == expected
     for name, part in parts(resumed).items():
         assert same_bits(part, whole[name]), name
+
+
+def test_float16_from_another_type_begins_with_a_loss_scale_of_its_own(new_rig: NewRig, tmp_path: Path) -> None:
+    """Other types have a factor of one, with which gradients in float16 would vanish."""
+    paths, precisions = RunPaths(tmp_path), ("float32", "float16", "bfloat16")
+    folder, scales = None, list[float]()
+    for precision in precisions:
+        rig = new_rig("torch", model__dtype=precision)
+        saver = saver_of(rig, paths)
+        saver.resume(folder)
+        scales.append(rig.executor.loss_scale.value)
+        train(rig, range(rig.progress.last_step + 1, rig.progress.last_step + 2))
+        folder = Path(saver.write().path)
+    assert scales == [1.0, LossScale.of("float16").value, 1.0]
 
 
 @pytest.mark.parametrize("adapter", [{"kind": "full"}, LORA], ids=["full", "lora"])

@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
         import_library(run_file.on_this_machine(run_file.read(paths.run_file), who.node), who.node, "run file")
         trainer = load_trainer(who, paths, progress, status, control, standby)
         trainer.resume(arguments.resume_from)
-        termination.leave_by(control.leave_by_signal, lambda: trainer.checkpointer.done_bytes)
+        termination.leave_by(control.leave_by_signal, lambda: trainer.written_bytes)
         trainer.announce(os.getpid())
         keep_what_is_loaded()
         trainer.serve()

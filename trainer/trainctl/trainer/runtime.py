@@ -85,6 +85,7 @@ class Trainer:
         control.profile_state = self.profiler.state
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
+        self._is_saved = False  # what a signal had to write
         interface = config.nodes.get(who.node, run_tables.NodeTable()).interface
         self._membership = Membership(
             who.rank, self._layout, config.group, interface, _likely(config), standby, tuple(config.nodes)
@@ -154,6 +155,7 @@ class Trainer:
                 return False
             case Signalled(reason=reason):
                 self._write_if_alone()
+                self._is_saved = True
                 log.info("leaving: %s", reason)
                 return False
             case Orphaned(seconds=seconds):
@@ -166,13 +168,25 @@ class Trainer:
                 assert_never(order)
         return True
 
-    def _write_if_alone(self) -> None:
-        """A signal ends this rank: no other one has its state if it trains alone."""
+    @property
+    def written_bytes(self) -> int | None:
+        """For the thread that takes signals: bytes written of the checkpoint under way; 0 as long as the one that a
+        signal causes waits for the end of a micro-batch; None: there is no checkpoint to wait for."""
+        written = self.checkpointer.done_bytes
+        return 0 if written is None and not self._is_saved and self._trains_alone else written
+
+    @property
+    def _trains_alone(self) -> bool:
+        """Whether no other rank has this one's state."""
         progress = self._progress
         trains = progress.formed is not None and progress.formed == self._joined and progress.whole
-        if trains and self._executor.group.is_alone and progress.last_step:
+        return trains and self._executor.group.is_alone and progress.last_step > 0
+
+    def _write_if_alone(self) -> None:
+        """A signal ends this rank."""
+        if self._trains_alone:
             self._status.show("checkpoint")
-            self.checkpointer.write_last(progress.last_step)
+            self.checkpointer.write_last(self._progress.last_step)
 
     def _join(self, order: Joining) -> None:
         """Complete what the control thread has begun, and take or give state; then say how it went."""

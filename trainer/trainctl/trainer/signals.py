@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 SIGNALS = {signal.SIGTERM, signal.SIGINT}
 GRACE_SECONDS = 5.0
-"""Seconds the main thread may take to leave by itself; a micro-batch in flight is finished first."""
+"""Seconds the main thread may take to leave by itself, if there is nothing to write."""
 WRITE_SECONDS, LOOK_SECONDS = 60.0, 0.1
-"""Seconds that a checkpoint may make no progress while it is written, and between two looks at that."""
+"""Seconds that a checkpoint may make no progress, and between two looks at that. A micro-batch in flight is finished
+before it begins."""
 
 
 class Termination:
@@ -34,7 +35,7 @@ class Termination:
 
     def leave_by(self, leave: Callable[[], None], written: Callable[[], int | None] = lambda: None) -> None:
         """What makes the main thread leave. Until it is known there is nothing to save, and a signal ends at once.
-        `written`: bytes of the checkpoint that is being written; None: there is none."""
+        `written`: bytes written of a checkpoint that is to be waited for; None: there is none."""
         self._leave, self._written = leave, written
 
     def _wait(self) -> None:

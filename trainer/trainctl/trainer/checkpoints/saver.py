@@ -10,7 +10,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.record.best import best_checkpoint
 from trainctl.protocol.record.checkpoint_metadata import Lineage, ParentCheckpoint
-from trainctl.protocol.record.checkpoints import read_manifest
+from trainctl.protocol.record.checkpoints import Manifest, read_manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.backends.base import Backend, State
 from trainctl.trainer.checkpoints import files, metadata, retention
@@ -139,11 +139,17 @@ class Saver:
         self._dataset.check_seen(Seen(loop.samples, loop.data_digest, loop.chunks), loop.cursor, look)
         files.check_fits(loop, self._loop_state(loop.cursor, 0), str(folder))
         self._backend.import_state(found.state)
-        self._scale.value = found.loop.loss_scale
-        self._scale.good_steps = found.loop.loss_scale_good_steps
-        self._progress.load(found.loop.step, found.loop.cursor)
-        self._resumed_from = found.loop.step
-        self._parent = metadata.parent_by(read_manifest(folder), self._run)
+        manifest = read_manifest(folder)
+        if self._has_its_scale(manifest):
+            self._scale.value, self._scale.good_steps = loop.loss_scale, loop.loss_scale_good_steps
+        self._progress.load(loop.step, loop.cursor)
+        self._resumed_from = loop.step
+        self._parent = metadata.parent_by(manifest, self._run)
+
+    def _has_its_scale(self, manifest: Manifest) -> bool:
+        """Whether a checkpoint's loss scale is one for this run: other types than float16 keep a factor of one."""
+        stored = manifest.compute.dtype if manifest.compute is not None else None
+        return self._config.model.computed == "float16" and stored in (None, "float16")
 
     def _loop_state(self, cursor: int, updates: int) -> files.LoopState:
         seen = self._dataset.seen(cursor)
