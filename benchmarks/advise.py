@@ -61,7 +61,9 @@ CASES = {
     "equal": Case({"a": {}, "b": {}}, 16, 4, quotas=TWO),
     "quotas": Case({"a": {}, "b": {}}, 24, 4, quotas={"a": 1.0, "b": 0.2}),
     "mixed": Case({"a": {}, "b": {"backend": "mlx"}}, 24, 4, quotas=TWO),
-    "link": Case({"a": {}, "b": {}}, 8, 4, quotas=TWO, model={"hidden": 256, "layers": 4, "heads": 4, "intermediate": 832}),
+    "link": Case(
+        {"a": {}, "b": {}}, 8, 4, quotas=TWO, model={"hidden": 256, "layers": 4, "heads": 4, "intermediate": 832}
+    ),
     "scoring": Case({"a": {}, "b": {}}, 16, 8, quotas=TWO, scores=True),
 }
 

@@ -52,7 +52,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0, help="of the part with 64 nodes")
     parser.add_argument("--record-steps", type=int, default=1_000_000)
     parser.add_argument("--record-ranks", type=int, default=8)
-    parser.add_argument("--folder", type=Path, help="where to keep the long record; without it, one is made and deleted")
+    parser.add_argument(
+        "--folder", type=Path, help="where to keep the long record; without it, one is made and deleted"
+    )
     parser.add_argument("--only", choices=("steady", "first", "many", "peers"), action="append")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -51,7 +51,11 @@ def page() -> str:
     for row in keymap.rows({}):
         if row.where != where:
             where = row.where
-            made += [f"## {_HEADINGS.get(where, where.capitalize()) or 'Everywhere'}\n", "| key | action | |", "| --- | --- | --- |"]
+            made += [
+                f"## {_HEADINGS.get(where, where.capitalize()) or 'Everywhere'}\n",
+                "| key | action | |",
+                "| --- | --- | --- |",
+            ]
         made.append(f"| {' '.join(f'`{key}`' for key in row.keys.split())} | `{row.name}` | {row.words} |")
     return "\n".join(made).replace("|\n##", "|\n\n##") + "\n"
 

@@ -154,6 +154,10 @@ def test_adapters_on_a_card_start_from_its_preset(
     run_file.parse(run)
     whole = init_files.run_tables(answers._replace(adapter="full"), Model(tmp_path / "m", 10**9, None, True), card)
     assert "base" not in whole["model"] and whole["data"]["sequence_length"] == 1024
+    translator = Model(tmp_path / "m", 10**9, None, True, encodes_prompts=True)
+    translating = init_files.run_tables(answers._replace(objective="seq2seq", kind="rows"), translator, card)
+    assert "base" not in translating["model"], "seq2seq trains on no quantized base"
+    run_file.parse(translating)
 
 
 def test_remarks_say_what_is_missing(tmp_path: Path) -> None:

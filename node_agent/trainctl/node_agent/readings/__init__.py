@@ -1,1 +1,1 @@
-"""Readings of this machine: CPU, memory, pressure, quotas, swap, disk, network, devices, energy, trainctl's processes."""
+"""Readings of this machine: CPU, memory, pressure, quotas, swap, disk, network, devices, energy, own processes."""

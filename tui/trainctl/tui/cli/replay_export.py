@@ -197,7 +197,8 @@ def score(
         float | None, typer.Option(help="Randomness; 0 is the likeliest token [0].", show_default=False)
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest tokens of this total probability [1].", show_default=False)
+        float | None,
+        typer.Option(help="Draw from the likeliest tokens of this total probability [1].", show_default=False),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random numbers [0].", show_default=False)] = None,
     nodes: Annotated[

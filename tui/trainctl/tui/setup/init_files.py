@@ -100,11 +100,13 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
 
 
 def _preset(answers: Answers, model: Model, machine: ThisMachine) -> Preset | None:
-    """That of this machine's card, for adapters of a whole model; one with a 4-bit base where bitsandbytes is."""
+    """That of this machine's card, for adapters of a whole model; one with a 4-bit base where bitsandbytes is, and for
+    a model that can have one."""
     preset = machine.preset
     if preset is None or answers.adapter == "full" or model.quantized_bytes:
         return None
-    return preset if preset.base == "stored" or installed_version("bitsandbytes") else None
+    can_be_packed = not model.encodes_prompts and installed_version("bitsandbytes")
+    return preset if preset.base == "stored" or can_be_packed else None
 
 
 def _passes(tables: dict[str, Any], answers: Answers, model: Model, machine: ThisMachine) -> dict[str, int]:

@@ -7,6 +7,7 @@ from trainctl.protocol.analysis.diagnosis.rule import Found, Rule, Rung
 from trainctl.protocol.analysis.diagnosis.rules import heat, machine, ranks, settings, slow_rank, stopped, training
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.batch.device_types import types_of_device
+from trainctl.protocol.config.objectives import objective_of
 
 _SPEED: Final = ("slow-rank", "below-calibration", "low-use", "late-data", "tokens-not-cached")
 """What follows on a node whose device or processors are slow."""
@@ -45,7 +46,14 @@ def _has_adapter(s: Situation, _: Found) -> bool:
 
 
 def _could_be_packed(s: Situation, _: Found) -> bool:
-    return s.facts.config is not None and s.facts.config.model.base == "stored" and _has_adapter(s, _)
+    """In nf4, by bitsandbytes: not on MLX, nor compiled, nor with an encoder."""
+    config, view = s.facts.config, s.facts.view
+    if config is None or config.model.base != "stored" or not _has_adapter(s, _):
+        return False
+    on_mlx = any(rank.backend == "mlx" for rank in (view.ranks if view is not None else ()))
+    compiled = {config.model.compile, *(table.compile for table in config.nodes.values())} - {None, "off"}
+    encodes = objective_of(config.objective, config.data.kind).encodes_prompts
+    return not (on_mlx or compiled or encodes)
 
 
 def _not_chunked(s: Situation, _: Found) -> bool:
