@@ -93,6 +93,13 @@ def test_with_adapters_the_ladder_has_4_bits_and_a_smaller_rank() -> None:
     assert "trainctl run RUN.toml --set model.base=nf4" in commands(found)
     assert "trainctl run RUN.toml --set adapter.rank=8" in commands(found)
     assert not any("chunked_loss" in command for command in commands(found))
+    for refused in (
+        simulated.with_rank(facts, 1, backend="mlx"), simulated.with_config(facts, model={"compile": "default"}),
+        simulated.with_config(
+            facts, objective={"kind": "seq2seq"}, data={"kind": "rows", "tokenizer": "model", "packing": "none"}
+        ),
+    ):  # fmt: skip
+        assert not any("nf4" in command for command in commands(first(refused)))
 
 
 def test_a_rank_given_up_at_one_sample_is_named() -> None:
