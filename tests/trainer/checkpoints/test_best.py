@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.trained_run import TrainedRun
 
 from trainctl.protocol.record.best import best_checkpoint, best_step
 from trainctl.protocol.record.checkpoints import listed
 from trainctl.protocol.record.rollups import Evaluation
+from trainctl.trainer.checkpoints.retention import spare
 
 NAN = float("nan")
 
@@ -18,16 +21,41 @@ def evaluated(**losses: float) -> list[Evaluation]:
 
 
 @pytest.mark.parametrize(("losses", "best"), [
-    ({}, None), ({"s3": 1.0}, None), ({"s2": NAN}, None), ({"s1": 2.0, "s2": 1.0, "s3": 0.5}, 2),
-    ({"s1": 1.0, "s2": 1.0, "s4": NAN}, 2),
+    ({}, None), ({"s5": 1.0}, None), ({"s2": NAN}, None), ({"s1": 2.0, "s2": 1.0, "s5": 0.5}, 2),
+    ({"s1": 1.0, "s2": 1.0, "s4": NAN}, 2), ({"s2": 1.0, "s3": 0.5}, 4), ({"s2": 1.0, "s3": 0.5, "s4": 2.0}, 2),
+    ({"s1": 1.0, "s3": 0.5, "s4": NAN}, 1),
 ])  # fmt: skip
 def test_the_best_is_the_kept_step_with_the_lowest_finite_loss(losses: dict[str, float], best: int | None) -> None:
     assert best_step([1, 2, 4], evaluated(**losses)) == best
 
 
+@given(
+    steps=st.sets(st.integers(1, 40), min_size=1), keep_last=st.integers(1, 3),
+    losses=st.dictionaries(st.integers(1, 40), st.sampled_from([1.0, 2.0, 3.0, NAN])),
+)  # fmt: skip
+def test_removing_others_makes_none_the_best(steps: set[int], keep_last: int, losses: dict[int, float]) -> None:
+    """A checkpoint's own evaluation comes after it."""
+    written, there = list[int](), list[int]()
+    for step in sorted(steps):
+        best = best_step(there, evaluated(**{f"s{at}": loss for at, loss in losses.items() if at < step}))
+        gone = spare([*there, step], keep_last, 0, [best] if best is not None else [])
+        written, there = [*written, step], [one for one in [*there, step] if one not in gone]
+        known = evaluated(**{f"s{at}": loss for at, loss in losses.items() if at <= step})
+        assert best_step(there, known) == best_step(written, known)
+
+
+def test_the_best_is_kept_though_each_checkpoint_is_later_than_its_evaluation(tmp_path: Path) -> None:
+    run = TrainedRun(
+        tmp_path / "runs" / "run-1", make_chat_model(tmp_path / "model"), "torch", {"kind": "lora", "rank": 2}, steps=6,
+        saved=(2, 4, 6), held_out={1: 1.0, 3: 2.0, 5: 3.0}, checkpoint={"keep_last": 1},
+    )  # fmt: skip
+    assert [folder.name for folder in listed(run.paths.checkpoints)] == ["step-6", "step-2"]
+
+
 @pytest.mark.parametrize(("keep_best", "steps"), [(True, [6, 5, 2]), (False, [6, 5])])
 def test_the_best_is_kept_beside_the_last(tmp_path: Path, keep_best: bool, steps: list[int]) -> None:
-    """Step 2 is best until the end; step 1 was until step 2, and step 4's lower loss has no checkpoint."""
+    """Step 2 is best until the end; step 1 was until step 2, and step 4's lower loss has no checkpoint.
+    Step 5 has a loss of its own, which comes after it."""
     model = make_chat_model(tmp_path / "model")
     losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: 0.5, 5: 2.5}
     run = TrainedRun(

@@ -1,9 +1,12 @@
 """Which checkpoints stay."""
 
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.trained_run import TrainedRun
 
@@ -13,7 +16,8 @@ from trainctl.trainer.checkpoints.retention import prune, spare
 
 @pytest.mark.parametrize(("keep_last", "keep_every", "kept", "left"), [
     (2, 0, [], [50, 60]), (1, 20, [], [20, 40, 60]), (1, 0, [30], [30, 60]), (2, 30, [10], [10, 30, 50, 60]),
-    (9, 0, [], [10, 20, 30, 40, 50, 60]),
+    (9, 0, [], [10, 20, 30, 40, 50, 60]), (1, 25, [], [30, 50, 60]), (1, 61, [], [60]),
+    (1, 7, [], [10, 20, 30, 40, 50, 60]),
 ])  # fmt: skip
 def test_the_last_those_of_every_and_the_best_stay(
     keep_last: int, keep_every: int, kept: list[int], left: list[int]
@@ -21,6 +25,30 @@ def test_the_last_those_of_every_and_the_best_stay(
     steps = [10, 20, 30, 40, 50, 60]
     gone = spare(steps, keep_last, keep_every, kept)
     assert [step for step in steps if step not in gone] == left
+
+
+def pruned(steps: Iterable[int], keep_last: int, keep_every: int) -> Iterator[tuple[list[int], list[int]]]:
+    """After each of the checkpoints: all that were written, and those that stay."""
+    written, there = list[int](), list[int]()
+    for step in sorted(steps):
+        written, there = [*written, step], [*there, step]
+        gone = spare(there, keep_last, keep_every, [])
+        there = [one for one in there if one not in gone]
+        yield written, there
+
+
+def test_those_that_a_write_before_them_has_delayed_are_kept_too() -> None:
+    """A write takes 250 steps, and one is due each 100: none but the first is of a step that `keep_every` divides."""
+    *_, (_, there) = pruned(range(100, 4000, 250), 1, 1000)
+    assert there == [1100, 2100, 3100, 3850]
+
+
+@given(steps=st.sets(st.integers(1, 200), min_size=1), keep_last=st.integers(1, 3), keep_every=st.integers(1, 60))
+def test_the_first_one_at_or_after_each_multiple_stays(steps: set[int], keep_last: int, keep_every: int) -> None:
+    for written, there in pruned(steps, keep_last, keep_every):
+        multiples = range(keep_every, written[-1] + 1, keep_every)
+        first = {next(step for step in written if step >= multiple) for multiple in multiples}
+        assert there == sorted(first | set(written[-keep_last:]))
 
 
 def test_one_that_cannot_be_removed_keeps_no_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

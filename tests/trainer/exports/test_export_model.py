@@ -1,8 +1,10 @@
 """Every form of an export opens in its own library as the model that was trained; what cannot be made is one line."""
 
+import contextlib
 import hashlib
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -267,9 +269,9 @@ def no_links(*_: Any) -> None:
 
 @pytest.fixture(scope="module")
 def kept(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
-    """Checkpoints of steps 1, 2 and 4, evaluated at 1, 2 and 3."""
+    """Checkpoints of steps 1, 2 and 4, evaluated at 1, 2 and 3. Step 2 is the best."""
     folder = tmp_path_factory.mktemp("kept") / "run-1"
-    return TrainedRun(folder, model, "torch", LORA, saved=(1, 2, 4), held_out={1: 2.5, 2: 1.25, 3: 0.5})
+    return TrainedRun(folder, model, "torch", LORA, saved=(1, 2, 4), held_out={1: 2.5, 2: 0.25, 3: 0.5})
 
 
 @pytest.mark.parametrize(("options", "step"), [((), 4), (("--step=1",), 1), (("--best",), 2)])
@@ -278,7 +280,7 @@ def test_a_checkpoint_is_chosen(
 ) -> None:
     assert export(kept.paths, "peft", *options)["step"] == step
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
-    held_out = {1: ("2.5000", 1), 2: ("1.2500", 2), 4: ("0.5000", 3)}[step]
+    held_out = {1: ("2.5000", 1), 2: ("0.2500", 2), 4: ("0.5000", 3)}[step]
     assert f"# run-1, step {step}\n" in card
     assert f"| held-out loss | {held_out[0]} nats per token at step {held_out[1]} |" in card
     assert "| held-out data |" not in card, "a fraction of the data has no name"
@@ -421,11 +423,13 @@ def own(kept: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
 
 
 def test_without_checkpoints_or_evaluations_a_line_says_so(own: RunPaths, export: Export) -> None:
-    for step in (1, 2):
-        shutil.rmtree(own.checkpoint(step))
+    with contextlib.closing(sqlite3.connect(own.record)) as record, record:
+        record.execute("DELETE FROM evaluations")
     refused = export(own, "peft", "--best")
     assert (refused["status"], refused["where"]) == (2, "--best")
-    assert "none was evaluated at its own step (4)" in refused["problem"]
+    assert "none was evaluated (4, 2, 1)" in refused["problem"]
+    for step in (1, 2):
+        shutil.rmtree(own.checkpoint(step))
     (own.checkpoint(4) / "state.json").unlink()
     refused = export(own, "peft")
     assert refused["status"] == 2

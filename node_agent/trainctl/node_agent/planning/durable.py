@@ -11,6 +11,7 @@ from trainctl.node_agent.planning.setups import RankSetup, Resumed
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages import BranchPoint, Generation
 from trainctl.protocol.messages.events import AnyEvent
+from trainctl.protocol.record.checkpoints import first_of_each
 
 TRACE_STEPS = 200
 """Steps after the last recorded one in which a rank may still write its trace; then its outcome counts as lost."""
@@ -176,4 +177,4 @@ class Durable(msgspec.Struct, frozen=True):
         if self.writing is None and not planned:
             return kept
         newest = kept[-(keep_last - 1) :] if keep_last > 1 else ()
-        return tuple(step for step in kept if step in newest or (keep_every and step % keep_every == 0))
+        return tuple(sorted({*newest, *first_of_each(kept, keep_every)}))

@@ -46,7 +46,7 @@ def choose(paths: RunPaths, step: int | None, *, best: bool) -> Chosen:
         folder_of_best = best_checkpoint(paths)
         step = next((known for known, (folder, _) in complete.items() if folder == folder_of_best), None)
         if step is None:
-            raise InvalidInputError("--best", "no checkpoint was evaluated at its own step; use --step N")
+            raise InvalidInputError("--best", "no checkpoint was evaluated; use --step N")
     step = max(complete) if step is None else step
     if step not in complete:
         known = ", ".join(map(str, sorted(complete)))

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -133,6 +134,17 @@ def outdated(checkpoints: Path) -> list[Path]:
     newest = max(_by_step(checkpoints), default=0)
     found = [(path, _SUPERSEDED.match(path.name)) for path in checkpoints.iterdir()]
     return [path for path, match in found if match and int(match[1]) <= newest]
+
+
+def first_of_each(steps: Iterable[int], every: int) -> set[int]:
+    """Of the steps, the first at or after each multiple of `every` (0: none). A checkpoint that is due while another is
+    being written is of a later step. These stay the first ones when others are removed, and when later ones come."""
+    if not every:
+        return set()
+    first: dict[int, int] = {}  # by number of the last multiple up to the step
+    for step in sorted(steps):
+        first.setdefault(step // every, step)
+    return {step for multiple, step in first.items() if multiple}
 
 
 def digest_of(path: Path) -> str:

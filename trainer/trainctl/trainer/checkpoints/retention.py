@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.checkpoints import listed, outdated, read_manifest
+from trainctl.protocol.record.checkpoints import first_of_each, listed, outdated, read_manifest
 from trainctl.trainer.checkpoints.copy_process import step_in_copy
 from trainctl.trainer.checkpoints.files import tidy
 
@@ -14,12 +14,10 @@ _NUMBER = re.compile(r"step-(\d+)")
 
 
 def spare(steps: Sequence[int], keep_last: int, keep_every: int, kept: Collection[int]) -> list[int]:
-    """The steps, of those given, that go: all but the `keep_last` highest, the multiples of `keep_every` (0: none), and
-    `kept`."""
-    last = sorted(steps, reverse=True)[:keep_last]
-    return [
-        step for step in steps if step not in last and step not in kept and not (keep_every and step % keep_every == 0)
-    ]
+    """The steps, of those given, that go: all but the `keep_last` highest, the first at or after each multiple of
+    `keep_every` (0: none), and `kept`."""
+    stay = {*sorted(steps, reverse=True)[:keep_last], *first_of_each(steps, keep_every), *kept}
+    return [step for step in steps if step not in stay]
 
 
 def prune(checkpoints: Path, keep_last: int, kept: Collection[Path], keep_every: int = 0) -> None:

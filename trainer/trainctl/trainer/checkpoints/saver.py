@@ -95,10 +95,11 @@ class Saver:
         )  # fmt: skip
 
     def _prune(self, newest: Path) -> tuple[tuple[int, ...], str]:
-        """The steps that stay, if they are known, and why older checkpoints couldn't be removed."""
+        """The steps that stay, if they are known, and why older checkpoints couldn't be removed. The newest one stays,
+        and no other goes because of it: its own evaluation may still come."""
         table, problem = self._config.checkpoint, ""
         try:
-            best = best_checkpoint(self._paths) if table.keep_best else None
+            best = best_checkpoint(self._paths, retention.step_of(newest)) if table.keep_best else None
             kept = [newest, *([best] if best else [])]
             retention.prune(self._paths.checkpoints, table.keep_last, kept, table.keep_every)
         except Exception as error:  # noqa: BLE001  the checkpoint is complete, whatever its neighbours do

@@ -77,7 +77,7 @@ def _checkpoint(paths: RunPaths, step: int | None, best: bool, evaluations: Sequ
         if step is None:
             raise InvalidInputError(
                 "--best",
-                f"there is no best checkpoint: none was evaluated at its own step ({known}); choose one with --step N",
+                f"there is no best checkpoint: none was evaluated ({known}); choose one with --step N",
             )
     if step is not None and step not in complete:
         raise InvalidInputError("--step", f"no complete checkpoint of step {step}; there is one of {known}")
