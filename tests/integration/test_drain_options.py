@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 from tests.integration.conftest import NODE, AgentProcess, until, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, on_mlx
 from tests.waiting import HANG_SECONDS
+
+from trainctl.protocol.record.checkpoints import verify
+from trainctl.trainer.checkpoints.copies import COMMAND_VARIABLE
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -73,6 +77,22 @@ def test_what_cannot_leave_in_time_is_left_running_and_a_second_sigterm_waits_fo
     assert newest_checkpoint(alone, run) == last
     alone.process.send_signal(signal.SIGTERM)
     assert exit_status(alone)[0] == 0
+
+
+def test_an_agent_waits_for_the_copy_of_the_last_checkpoint(alone, run_config, tmp_path: Path, monkeypatch):
+    gate, there = tmp_path / "gate", tmp_path / "there"
+    os.mkfifo(gate)
+    command = ("sh", "-c", f'read line < {gate} && cp -r "$1" {there}', "copy", "{folder}")
+    monkeypatch.setenv(COMMAND_VARIABLE, shlex.join(command))
+    start(alone, "--drain-on-term", "--grace", "3600")
+    run = begin(alone, run_config(run__steps=FOREVER, nodes=on_mlx(NODE), checkpoint={"copy_to": "command"}))
+    alone.process.send_signal(signal.SIGTERM)
+    until(lambda: not alone.trainer_pids(), what="the end of the trainer")
+    with pytest.raises(subprocess.TimeoutExpired):
+        alone.process.wait(2)
+    gate.write_text("continue\n")
+    assert exit_status(alone)[0] == 0
+    assert verify(there).step == newest_checkpoint(alone, run)
 
 
 def test_a_spot_notice_has_the_run_leave_and_its_withdrawal_takes_runs_again(alone, run_config, tmp_path: Path):

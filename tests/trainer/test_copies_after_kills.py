@@ -13,6 +13,7 @@ from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record.copy_mark import step_in_copy
 from trainctl.trainer.checkpoints import copies, copy_process
 from trainctl.trainer.checkpoints.pending_copy import PendingCopy, read
 
@@ -85,7 +86,7 @@ def test_a_copy_that_was_killed_after_its_trainer_is_completed_by_the_next_one(a
     second = agent.start("--resume-from", str(agent.paths.checkpoint(1)))
     waiting = copier_of(second.pid)
     until(lambda: is_at_the_lock(waiting), what="a turn that is waited for")
-    assert copy_process.step_in_copy(agent.paths.checkpoints) == 1, "the first one still copies"
+    assert step_in_copy(agent.paths.checkpoints) == 1, "the first one still copies"
     kill(held)
     copying = agent.hear(m.CheckpointCopy)
     assert (copying.state, copying.step) == ("copying", 1)

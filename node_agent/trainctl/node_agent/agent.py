@@ -164,7 +164,7 @@ class Agent:
         self._alerts = AlertService(self.node, hooks, self.publisher)
         replies = Replies(self._control, self._authenticator)
         self._role = AgentRole()
-        self._drain = NodeDrain(self._role, self._options.grace_seconds)
+        self._drain = NodeDrain(self._role, self._options.grace_seconds, runs_directory(self.directory))
         hosting = RankHosting(context, self._role)
         self._guests = GuestRuns(
             self.node, self.directory, self._db, self.publisher.publish,

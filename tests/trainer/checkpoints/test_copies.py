@@ -22,6 +22,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import CheckpointTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record.copy_mark import COPYING, step_in_copy
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints import copies, copy_process, files, pending_copy, retention
 from trainctl.trainer.checkpoints.copies import Copies
@@ -67,7 +68,7 @@ def test_the_newest_complete_one_is_copied_to_a_path(run: Path, tmp_path: Path) 
     place = tmp_path / "there" / "run-1" / "checkpoints"
     assert [path.name for path in place.iterdir()] == ["step-3"]
     assert files.read(place / "step-3").loop.step == 3
-    assert not (run / "checkpoints" / copy_process.COPYING).exists()
+    assert not (run / "checkpoints" / COPYING).exists()
 
 
 def test_a_path_that_is_not_there_is_not_made(run: Path, tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ def test_what_is_being_copied_stays_and_another_process_waits_for_its_turn(
         written(run, step)
     (tmp_path / "there").mkdir()
     with copier(run, "--", "sh", "-c", f"read line < {gate}") as held:
-        wait_for(lambda: copy_process.step_in_copy(run / "checkpoints"))
+        wait_for(lambda: step_in_copy(run / "checkpoints"))
         for step in (4, 5):
             written(run, step)
         retention.prune(run / "checkpoints", 2, [])
@@ -263,7 +264,7 @@ def test_what_is_being_copied_stays_and_another_process_waits_for_its_turn(
         with copier(run, "--to", str(tmp_path / "there")) as other:
             wait_for(lambda: waits_for_its_turn(other.pid))
             gate.write_text("continue\n")
-            wait_for(lambda: copy_process.step_in_copy(run / "checkpoints") == 5)
+            wait_for(lambda: step_in_copy(run / "checkpoints") == 5)
             assert not [*(tmp_path / "there").iterdir()], "the other one has not begun"
             gate.write_text("continue\n")
             assert lines_of(held) == [(3, "copying"), (3, "copied"), (5, "copying"), (5, "copied")]
@@ -291,7 +292,7 @@ def test_a_process_whose_trainer_ended_while_it_waited_copies_nothing(run: Path,
     there.mkdir()
     words = (sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), "--to", str(there))
     with copier(run, "--", "sh", "-c", f"read line < {gate}") as held:
-        wait_for(lambda: copy_process.step_in_copy(run / "checkpoints"))
+        wait_for(lambda: step_in_copy(run / "checkpoints"))
         started = ["sh", "-c", '"$@" > /dev/null & echo $!; read line', "sh", *words]
         with subprocess.Popen(started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
             assert trainer.stdout is not None

@@ -1,8 +1,11 @@
 """The drain of this agent's own node: why its rank must leave, and when the agent may exit."""
 
 import asyncio
+import logging
 import time
-from typing import assert_never
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, assert_never
 
 from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.role import (
@@ -16,8 +19,10 @@ from trainctl.node_agent.roles.role import (
     WaitingToRestart,
 )
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.record.copy_mark import is_copying
 
-LOOK_SECONDS = 0.05
+_log: Final = logging.getLogger(__name__)
+LOOK_SECONDS, LOOK_AT_FILES_SECONDS = 0.05, 0.25
 FAREWELL_SECONDS = 0.3
 """Seconds for which the last messages to other nodes are still being sent."""
 
@@ -33,8 +38,9 @@ class DrainTimeoutError(TrainctlError):
 class NodeDrain:
     """Begun by a signal or a notice; `serve` returns when the agent may exit."""
 
-    def __init__(self, role: AgentRole, grace_seconds: float) -> None:
-        self._role, self._grace_seconds = role, grace_seconds
+    def __init__(self, role: AgentRole, grace_seconds: float, runs: Path) -> None:
+        """`runs`: the directory of this node's runs."""
+        self._role, self._grace_seconds, self._runs = role, grace_seconds, runs
         self._exits = asyncio.Event()
         self._ended_monotonic: float | None = None  # when its rank was first seen to have ended
 
@@ -57,21 +63,26 @@ class NodeDrain:
             self._role.own_drain = None
 
     async def serve(self) -> None:
-        """Until the agent may exit. Raises DrainTimeoutError after the grace."""
+        """Until the agent may exit: its rank has left, and no checkpoint is being copied elsewhere, for that may end
+        with the agent. Raises DrainTimeoutError if the rank hasn't left after the grace."""
         await self._exits.wait()
+        end = asyncio.get_running_loop().time() + self._grace_seconds
         try:
-            async with asyncio.timeout(self._grace_seconds):
-                await self._left()
+            async with asyncio.timeout_at(end):
+                await _until(lambda: self.has_left, LOOK_SECONDS)
         except TimeoutError:
             text = f"this node's rank had not left after {self._grace_seconds:g} s; its trainer was left running"
             raise DrainTimeoutError(text) from None
+        await self._copied(end)
         await asyncio.sleep(FAREWELL_SECONDS)
 
-    async def _left(self) -> None:
-        while True:
-            if self.has_left:
-                return
-            await asyncio.sleep(LOOK_SECONDS)
+    async def _copied(self, end: float) -> None:
+        """Until no checkpoint is being copied, or `end` by the loop's clock."""
+        try:
+            async with asyncio.timeout_at(end):
+                await _until(lambda: not is_copying(self._runs), LOOK_AT_FILES_SECONDS)
+        except TimeoutError:
+            _log.warning("a checkpoint was still being copied after the grace of %g s", self._grace_seconds)
 
     @property
     def has_left(self) -> bool:
@@ -91,3 +102,10 @@ class NodeDrain:
         now = time.monotonic()
         self._ended_monotonic = self._ended_monotonic or now
         return followed.is_in_group and now < self._ended_monotonic + RUN_END_SECONDS
+
+
+async def _until(is_so: Callable[[], bool], look_seconds: float) -> None:
+    while True:
+        if is_so():
+            return
+        await asyncio.sleep(look_seconds)

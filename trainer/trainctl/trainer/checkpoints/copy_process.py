@@ -29,12 +29,13 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.checkpoints import MANIFEST_NAME, Manifest
-from trainctl.trainer.common.atomic_folder import is_left_by_dead, sync
+from trainctl.protocol.record.copy_mark import COPYING
+from trainctl.trainer.common.atomic_folder import sync
 from trainctl.trainer.common.errors import first_line
 
 _SIGNALS: Final = {signal.SIGTERM, signal.SIGINT}
-LOCK, COPYING = ".copy.lock", ".copying"
-"""Files in `checkpoints`: the lock of the only copying process; its process ID and the step that it copies."""
+LOCK: Final = ".copy.lock"
+"""File in `checkpoints`: the lock of the only copying process."""
 BACKOFF_SECONDS: Final = (5.0, 20.0, 60.0, 180.0)
 """Waits before another try of the same checkpoint; after the last one it has failed."""
 RSYNC: Final = ("rsync", "-aR", "--partial", "--ignore-times", "--timeout=120")
@@ -42,7 +43,6 @@ RSYNC: Final = ("rsync", "-aR", "--partial", "--ignore-times", "--timeout=120")
 the same size and be written in the same second, so rsync compares what is in them."""
 SSH: Final = "ssh -oBatchMode=yes -oConnectTimeout=20"
 """What rsync reaches other machines by: it asks for no password."""
-_COPYING_TEXT: Final = re.compile(r"(\d+) (\d+)\s*")
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -56,15 +56,6 @@ class Line(msgspec.Struct, frozen=True):
 
 class CopyError(Exception):
     """One try failed; the text is why, on one line."""
-
-
-def step_in_copy(folder: Path) -> int | None:
-    """The step whose checkpoint a live process copies, which must stay meanwhile; None if none does."""
-    try:
-        found = _COPYING_TEXT.fullmatch((folder / COPYING).read_text("utf-8"))
-    except OSError:
-        return None
-    return int(found[2]) if found and not is_left_by_dead(int(found[1])) else None
 
 
 def copy_newest(run_directory: Path, copy: Callable[[Path], None], say: Callable[[Line], None]) -> bool:

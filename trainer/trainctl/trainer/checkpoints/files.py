@@ -32,11 +32,12 @@ from trainctl.protocol.record.checkpoints import (
     read_manifest,
     verify,
 )
+from trainctl.protocol.record.leftovers import is_left_by_dead
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints.chunked_tensors import ZSTD_SUFFIX, Meter, read_back, read_tensors, write_tensors
-from trainctl.trainer.common.atomic_folder import is_left_by_dead, part_of, remove_parts, sync
+from trainctl.trainer.common.atomic_folder import part_of, remove_parts, sync
 from trainctl.trainer.common.errors import first_line
 
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"

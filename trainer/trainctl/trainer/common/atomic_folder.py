@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
+from trainctl.protocol.record.leftovers import is_left_by_dead
 from trainctl.trainer.common.durable_files import flush
 
 _PART = re.compile(r"^\..+\.(\d+)\.part$")
@@ -54,19 +53,6 @@ def remove_parts(parent: Path) -> None:
         match = _PART.match(path.name)
         if match and is_left_by_dead(int(match[1])):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def is_left_by_dead(pid: int) -> bool:
-    """Whether no one works any more on what was named after `pid`. Our own number means a predecessor that had it, so
-    don't ask while at work on such a folder."""
-    if pid == os.getpid():
-        return True
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.Error:
-        return False
 
 
 def sync(path: Path) -> None:
