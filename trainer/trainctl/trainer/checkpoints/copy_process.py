@@ -28,11 +28,12 @@ from trainctl.protocol.config.run_file import is_rsync_target
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record import checkpoints
-from trainctl.protocol.record.checkpoints import MANIFEST_NAME, Manifest
+from trainctl.protocol.record.checkpoints import MANIFEST_NAME, FileEntry, Manifest
 from trainctl.protocol.record.copy_mark import COPYING
 from trainctl.trainer.common.atomic_folder import sync
 from trainctl.trainer.common.errors import first_line
 
+PIECE_BYTES: Final = 1024**2
 _SIGNALS: Final = {signal.SIGTERM, signal.SIGINT}
 LOCK: Final = ".copy.lock"
 """File in `checkpoints`: the lock of the only copying process."""
@@ -98,8 +99,8 @@ def _tried(folder: Path, copy: Callable[[Path], None]) -> str:
 
 
 def to_path(target: Path, folder: Path) -> None:
-    """Copy into `target`/RUN/checkpoints. Files that an earlier try has copied whole stay. Raises OSError, and
-    InvalidInputError if the copy isn't what the manifest says."""
+    """Copy into `target`/RUN/checkpoints. What an earlier try has copied stays. Raises OSError, and InvalidInputError
+    if the copy isn't what the manifest says."""
     if not target.is_dir():
         raise FileNotFoundError(f"{target} is no folder; make it, or mount its disk")
     place = target / folder.parent.parent.name / "checkpoints"
@@ -112,15 +113,32 @@ def to_path(target: Path, folder: Path) -> None:
         return
     part.mkdir(parents=True, exist_ok=True)
     for name, entry in manifest.files.items():
-        at = part / name
-        if not (at.is_file() and at.stat().st_size == entry.size_bytes and checkpoints.digest_of(at) == entry.sha256):
-            shutil.copyfile(folder / name, at)
-            sync(at)
+        _copy_file(folder / name, part / name, entry)
     shutil.copyfile(folder / MANIFEST_NAME, part / MANIFEST_NAME)
     checkpoints.verify(part)
     shutil.rmtree(final, ignore_errors=True)  # of a step that was done again
     part.rename(final)
     sync(place)
+
+
+def _copy_file(source: Path, target: Path, entry: FileEntry) -> None:
+    """Append what `target` lacks; if its beginning isn't the source's, copy all of it. Raises OSError."""
+    size_bytes = target.stat().st_size if target.is_file() else 0
+    if size_bytes == entry.size_bytes and checkpoints.digest_of(target) == entry.sha256:
+        return
+    if 0 < size_bytes < entry.size_bytes:
+        _append(source, target, size_bytes)
+        if checkpoints.digest_of(target) == entry.sha256:
+            sync(target)
+            return
+    shutil.copyfile(source, target)
+    sync(target)
+
+
+def _append(source: Path, target: Path, from_bytes: int) -> None:
+    with source.open("rb") as read, target.open("ab") as written:
+        read.seek(from_bytes)
+        shutil.copyfileobj(read, written, PIECE_BYTES)
 
 
 def _holds(final: Path, manifest: Manifest) -> bool:
