@@ -97,6 +97,20 @@ def _has_cuda() -> bool:
     return any(one.backend == "torch" and one.device.startswith("cuda") for one in read_devices())
 
 
+def _has_mlx_on_cuda() -> bool:
+    """An NVIDIA GPU that MLX can use."""
+    from trainctl.protocol.machine.devices import read_devices
+
+    return sys.platform == "linux" and any((one.backend, one.device) == ("mlx", "gpu") for one in read_devices())
+
+
+def _has_cuda_compiler() -> bool:
+    """What torch.compile needs for an NVIDIA GPU, beside one."""
+    from trainctl.protocol.machine.compilers import lacking
+
+    return not lacking("cuda")
+
+
 def _has_compiler() -> bool:
     """What torch.compile needs on a CPU."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
@@ -127,6 +141,8 @@ _FOUND: dict[str, Callable[[], object]] = {
     "cgroups": _has_cgroups,
     "cpu-quota": _has_cpu_quota,
     "cuda": _has_cuda,
+    "cuda-compiler": _has_cuda_compiler,
+    "mlx-cuda": _has_mlx_on_cuda,
     "disk-limit": _has_disk_limit,
     "compiler": _has_compiler,
     "chromium": _has_chromium,

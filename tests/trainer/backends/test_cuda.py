@@ -73,11 +73,17 @@ def test_a_quantized_base_draws_the_curve_of_a_cpu(new_rig: NewRig, assets: Path
     assert 0 < apart < TOLERANCES["float32"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_ranks_on_one_gpu_draw_the_curve_of_one(new_rig: NewRig, new_ranks: Callable[..., Any], dtype: str) -> None:
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("other", ["torch", pytest.param("mlx", marks=pytest.mark.needs("mlx-cuda"))])
+def test_ranks_on_one_gpu_draw_the_curve_of_one(
+    new_rig: NewRig, new_ranks: Callable[..., Any], other: str, dtype: str
+) -> None:
     alone = losses(new_rig("torch", node=GPU, model__dtype=dtype), False, STEPS)
-    apart = worst(mixed_losses(new_ranks("gloo", ("torch", "torch"), node=GPU, model__dtype=dtype)), alone)
-    print(f"two ranks, {dtype}: {apart:.2g}")
+    ranks = new_ranks("gloo", ("torch", other), node={"device": "gpu"}, model__dtype=dtype)  # a name that both know
+    apart = worst(mixed_losses(ranks), alone)
+    print(f"torch and {other}, {dtype}: {apart:.2g}, on {[rank.rig.backend.device for rank in ranks.ranks]}")
+    assert alone[-1] < 0.9 * alone[0], "it has to learn for this to mean anything"
+    assert "cpu" not in [rank.rig.backend.device for rank in ranks.ranks]
     assert apart < TOLERANCES[dtype]
 
 
