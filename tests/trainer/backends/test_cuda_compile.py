@@ -1,0 +1,39 @@
+"""Compiled layers on an NVIDIA GPU: losses and gradients of those uncompiled, also where CUDA graphs are recorded.
+
+Left out where there is none. `TRAINCTL_COMPILE=all`: each case that varies lengths.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.backends.test_compile import ALL, CASES, RAGGED
+from tests.trainer.precision.test_mixed_precision import TOLERANCES
+from tests.trainer.support.compiled_losses import check, compare
+
+NODE = {"backend": "torch", "device": "cuda", "threads": 1}
+VARIED = [case for case, (_, sizes, _) in CASES.items() if sizes == RAGGED]
+PADDED = {"4x20": 20, "3x17": 20, "2x9": 10, "1x8": 10, "1x20": 20}
+"""Of RAGGED: the lengths that rows get where CUDA graphs are recorded."""
+
+
+@pytest.mark.needs("cuda", "cuda-compiler")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("case", VARIED if ALL else ["ragged", "ragged lora", "bfloat16"])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_losses_and_gradients_are_those_without(
+    run_file: Callable[..., Any], tmp_path: Path, mode: str, case: str
+) -> None:
+    changes, sizes, tolerance = CASES[case]
+    run_file(**{"model__compile": mode, "nodes__here": NODE, "data__kind": "rows"} | changes)
+    found = compare(tmp_path / "run.toml", sizes, tmp_path / "cache")
+    print(mode, case, found)
+    check(found, TOLERANCES[changes.get("model__dtype", "float32")], tolerance)
+    assert found["mode"] == mode
+    if mode == "default":
+        assert found["recorded"] == 0
+        assert found["lengths"] == sorted({int(size.partition("x")[2]) for size in sizes}), "nothing is padded"
+    else:
+        assert found["recorded"] > 0, "or what overwrites results was not tried"
+        assert found["lengths"] == sorted({PADDED[size] for size in sizes})
