@@ -90,11 +90,11 @@ def rates(work: Work, tokens_per_second: float, peak_tflops: float | None) -> di
     """Tokens and operations per second, and the part of the device's peak, where that is known."""
     tflops = tokens_per_second * work.flops_per_token / 1e12
     found = {"tokens_per_second": tokens_per_second, "tflops": tflops}
-    return found | ({"utilisation": tflops / peak_tflops} if peak_tflops else {})
+    return found | ({"utilization": tflops / peak_tflops} if peak_tflops else {})
 
 
 def said(found: Mapping[str, float]) -> str:
-    part = f"{found['utilisation']:.1%} of the peak" if "utilisation" in found else "a peak that isn't known"
+    part = f"{found['utilization']:.1%} of the peak" if "utilization" in found else "a peak that isn't known"
     return f"{found['tokens_per_second']:,.0f} tokens/s, {found['tflops']:.3g} TFLOP/s, {part}"
 
 
