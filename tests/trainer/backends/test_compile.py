@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,22 @@ def test_padding_changes_no_number(run_file: Callable[..., Any]) -> None:
     losses = [backend.evaluate(one).losses["tokens"] for one in (given, wide)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     assert backend.token_log_probabilities(wide)[:, 13:].any() is np.False_
+
+
+@pytest.mark.parametrize("keeps_graphs", [True, False])
+def test_gradients_that_a_later_pass_overwrites_are_copied(run_file: Callable[..., Any], keeps_graphs: bool) -> None:
+    config = run_file(nodes__here={"backend": "torch", "device": "cpu", "threads": 1})
+    backend: Any = load(config, config.nodes["here"], "run.toml")
+    backend._compiled = SimpleNamespace(keeps_graphs=keeps_graphs, prepared=lambda given: given)
+    backend.forward(batch(3, 20), 1.0)
+    backend.backward()
+    found = [*backend._scratch]
+    expected = [gradient.clone() for gradient in found]
+    backend.accumulate()
+    for gradient in found:
+        gradient.zero_()  # as the next replay of a CUDA graph would
+    same = all(torch.equal(total, one) for total, one in zip(backend._totals, expected, strict=True))
+    assert same == keeps_graphs, "a copy costs memory, so there is none without graphs"
 
 
 class Marks:
