@@ -110,7 +110,7 @@ def drain(endpoint: str) -> None:
 
 
 class Spent:
-    """Seconds that a step has spent on reporting so far; whoever times a part adds it."""
+    """Seconds that a step has spent on reporting so far; what times a part adds it."""
 
     seconds = 0.0
 

@@ -28,7 +28,7 @@ LOOK_SECONDS = 5.0
 """How often it is looked whether a test has taken too long."""
 gc.disable()  # in workers until tests are collected: what is imported stays, and a third of the time went to it
 os.environ["TRAINCTL_CALIBRATION"] = "never"  # but for the tests of calibrations: each takes half a minute
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # the hundreds of processes that tests start would compile it anew
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # the hundreds of processes that tests start would compile it again
     sys.dont_write_bytecode = False
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it: nothing is fetched, and no thread reports use
 os.environ[MARK] = secrets.token_hex(8)

@@ -55,7 +55,7 @@ def make(folder: Path, steps: int, ranks: int) -> Path:
 
 def fill(connection: sqlite3.Connection, timeline: Timeline, steps: int, began_at: float) -> None:
     """Steps 1 to `steps` with their ranks and rollups. The first two blocks, the beginning and what is repeated after
-    it, are written; what is there is doubled until it is all, and the buckets at its end are made anew."""
+    it, are written; what is there is doubled until it is all, and the buckets at its end are made again."""
     done = min(2 * BLOCK - 1, steps)
     _write(connection, timeline, done, steps, began_at)
     while done < steps:

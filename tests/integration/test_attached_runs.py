@@ -107,7 +107,7 @@ def test_an_agent_that_is_killed_loses_and_repeats_no_step(agent: AgentProcess) 
     agent.kill()
     agent.start()
     with agent.client() as client:
-        kept = client.run_steps(RUN).step  # live again without being attached anew
+        kept = client.run_steps(RUN).step  # live again without being attached again
         assert kept <= 40
         assert client.run_steps(RUN, steps(kept + 1, 60)).step == 60
         shown = client.snapshot(run=RUN)

@@ -100,7 +100,7 @@ def stopped_at(cluster: Cluster, lead: str) -> int:
 
 
 def all_know_the_end(cluster: Cluster) -> None:
-    """No rank is left, and whoever hosted one has been told that the run has ended."""
+    """No rank is left, and the nodes that hosted one know that the run has ended."""
     until(lambda: not any(cluster.trainers().values()), 20, "the trainers' end")
     for node in NODES:
         with cluster.client(node) as client:
@@ -137,7 +137,7 @@ def other_nodes_take_it_up(cluster: Cluster, run: str, config: dict[str, Any]) -
     assert "no run" in refused(cluster, "gamma", run, node="gamma").reason
     all_know_the_end(cluster)
 
-    # Its lead is in touch, and hands it over; asked without a name, whoever leads it takes it up.
+    # Its lead is in touch, and hands it over; asked without a name, its lead takes it up.
     first = taken_up(cluster, run, "beta", at, node="beta")
     assert {rank.state for rank in first.ranks} == {"run"}
     at = stopped_at(cluster, "beta")

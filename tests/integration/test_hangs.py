@@ -24,7 +24,7 @@ EVERY = 5
 @contextlib.contextmanager
 def unreadable(folder: Path) -> Iterator[None]:
     """In the place of a checkpoint that is to be written there is one whose manifest is a FIFO that nobody writes to:
-    whoever looks into it waits for ever, as for a disk across a network that doesn't answer."""
+    a process that looks into it waits for ever, as for a disk across a network that doesn't answer."""
     folder.mkdir(parents=True)
     os.mkfifo(folder / "manifest.json")
     try:

@@ -119,7 +119,7 @@ def hand_over(cluster: Cluster, run: str) -> None:
         assert view.generation.term > term
         term = view.generation.term
         assert {rank.state for rank in view.ranks} == {"run"}
-        # Any agent still takes a command, and its answer comes from whoever conducts.
+        # Any agent still takes a command, and its answer comes from the conducting node.
         with cluster.client("beta") as client:
             reply = client.send("resize-batch", {"micro": micro})
             assert reply.state == "applied", reply
@@ -135,7 +135,7 @@ def verbs_of(events: Sequence[m.Event]) -> list[str]:
 
 
 def hand_over_to_nobody(cluster: Cluster) -> None:
-    """Whoever claims it is gone at once, and it is conducted again. A stranger's claim is refused."""
+    """The node that claims it is gone at once, and it is conducted again. A stranger's claim is refused."""
     before = view_at(cluster, "alpha")
     with zmq.Context() as context:
         for name, refused in (("omega", True), ("beta", False)):

@@ -230,7 +230,7 @@ class Agent:
 
     @property
     def doing(self) -> str:
-        """A line for whoever supervises the agent."""
+        """A line for the agent's supervisor."""
         session, followed = self._lead.session, self._follower.followed
         run = f"conducts {session.view.run} ({session.view.state})" if session is not None else "idle"
         if session is None and followed is not None:
@@ -340,7 +340,7 @@ class Agent:
             self._alerts.watch(self._lead.session, self._lead.peers.silent)
 
     async def _watch_parent(self) -> None:
-        """Leave a while after the run has ended, so that whoever watches it hears how."""
+        """Leave a while after the run has ended, so that its watchers hear how."""
         await parent_watch.let_go()
         idle_since: float | None = None
         async for _ in _every(WATCH_SECONDS):

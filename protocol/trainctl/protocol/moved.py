@@ -4,5 +4,5 @@ import warnings
 
 
 def warn(old: str, new: str) -> None:
-    """Warn whoever imports the module `old` that its names are in `new` now."""
+    """Warn importers of the module `old` that its names are in `new` now."""
     warnings.warn(f"{old} is now {new}; the old name will be removed", DeprecationWarning, stacklevel=3)

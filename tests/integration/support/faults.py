@@ -189,7 +189,7 @@ class Harness:
         return trainers if fault.victim == "trainer" else [process.pid] if process is not None else []
 
     def _regroup(self, fault: Fault, trainers: list[int], pids: list[int]) -> list[int]:
-        """Have the group formed anew by killing a reducer of another node. Gives the victims from then on."""
+        """Have the group form again by killing a reducer of another node. Gives the victims from then on."""
         page = self._page(fault.node)
         if page is None or page.step < fault.step:
             time.sleep(0.02)

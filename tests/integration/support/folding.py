@@ -131,7 +131,7 @@ def check_edits(cluster: Cluster, run: str, config: dict[str, Any]) -> Counter[i
     losses = lost_and_back(cluster, run)
     carried: Counter[str] = Counter()
     for step, plans in _train_plans(cluster, run).items():
-        # A batch that was given up is planned anew, perhaps with more; one that was half done keeps what it had.
+        # A batch that was given up is planned again, perhaps with more; one that was half done keeps what it had.
         settled = [plan for plan in plans if plan.finishes is None][-1]
         for plan in plans[plans.index(settled) :]:
             assert _rule(plan) == _rule(settled)

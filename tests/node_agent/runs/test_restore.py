@@ -226,7 +226,7 @@ def test_what_is_skipped_stays_skipped_until_the_run_goes_back_behind_it(paths: 
 
 @pytest.mark.parametrize("starter", [None, "id-9"])
 def test_checkpoints_of_undone_steps_on_other_nodes_count_no_more(paths: RunPaths, starter: str | None) -> None:
-    """Whoever took the run up, and though its agent is killed before it could say so."""
+    """Whichever node took the run up, and even if its agent is killed before it could say so."""
     with restore.RunDb(paths) as recorder:
         for at in (2, 4):
             recorder.event(float(at), CheckpointWritten(at), "good", "b", step=at)

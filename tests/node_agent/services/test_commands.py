@@ -212,7 +212,7 @@ def test_a_service_that_does_not_begin_is_told_with_where_to_look(managers: Mana
 def test_a_manager_that_cannot_be_reached_is_as_good_as_none_and_nothing_is_done(
     managers: Managers, typed: Typed
 ) -> None:
-    """As over SSH, where a user has no session: whoever asked may then start the agent in another way."""
+    """As over SSH, where a user has no session: the user may then start the agent in another way."""
     (managers.folder / "unreachable").touch()
     error = typed.json("install", "--name", "studio", status=7)["error"]
     assert error["code"] == "no-service-manager" and error["text"].endswith(

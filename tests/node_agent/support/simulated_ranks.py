@@ -60,7 +60,7 @@ class SimWorld:
             self.batches.pop(later, None)
 
     def updated(self, plan: m.StepPlan, before: object) -> object:
-        """The state after an update, the same for whoever makes it: a step that somebody has made is never another."""
+        """The state after an update, the same on every rank: a step that one rank has made is never another."""
         batch = (plan.cursor, plan.global_batch)
         assert self.batches.setdefault(plan.step, batch) == batch, f"step {plan.step} was made again, of another batch"
         after = hash((before, plan.step, batch, plan.learning_rate))

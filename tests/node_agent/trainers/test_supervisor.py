@@ -149,7 +149,7 @@ def test_one_that_does_not_listen_is_forced_after_its_time(paths: RunPaths) -> N
     pid = alive(host, paths).pid
     assert host.kill(paths, 0, grace_seconds=10.0)
     now[0] = 9.0
-    host.kill(paths, 0, grace_seconds=10.0)  # asking again does not begin its time anew
+    host.kill(paths, 0, grace_seconds=10.0)  # asking again does not restart its time
     found = host.find(paths, 0)
     assert found is not None and found.pid == pid
     now[0] = 10.0

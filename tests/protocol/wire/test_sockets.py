@@ -140,7 +140,7 @@ def test_nobody_takes_over_the_replies_to_another(context) -> None:
 
 @pytest.mark.parametrize("receive", [sockets.receive, sockets.receive_from])
 async def test_others_have_a_turn_before_each_message(receive: Any) -> None:
-    """Or else whoever sends faster than its messages are dealt with keeps the loop for itself."""
+    """Otherwise a peer that sends faster than its messages are handled keeps the loop for itself."""
     context, turns, waiting = zmq.asyncio.Context(), 0, 500
     try:
         there, here = sockets.new_socket(context, zmq.PAIR), sockets.new_socket(context, zmq.PAIR)

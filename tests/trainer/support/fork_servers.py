@@ -29,7 +29,7 @@ class ForkServers:
         return server.process.pid
 
     def close(self) -> None:
-        """Nothing: they outlive whoever used them."""
+        """Nothing: they outlive their users."""
 
     def end(self) -> None:
         for standby in self._standbys.values():

@@ -269,7 +269,7 @@ def test_events_say_before_after_step_and_effect() -> None:
 
 
 def test_a_mark_keeps_its_number_when_more_commands_come() -> None:
-    """Whoever asks what one did gets the same answer before and after the next."""
+    """A question for what one did gets the same answer before and after the next."""
     first = next(event for event in ALONE.run_events if event.verb == "resize-batch")
     more = [msgspec.structs.replace(first, id=100 + index, step=100 + index) for index in range(8)]
     before = marks_of.numbered(ALONE)

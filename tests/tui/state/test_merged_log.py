@@ -1,4 +1,4 @@
-"""The merged tail: order, stray lines, bounds, files that are cut or begun anew; and what is searched in it."""
+"""The merged tail: order, stray lines, bounds, files that are cut or replaced; and what is searched in it."""
 
 import re
 from dataclasses import replace

@@ -391,8 +391,8 @@ def _open_growing(
 
 
 def _ended_by(progress: Progress, status: StatusWriter, control: Control) -> Look:
-    """What a wait for data before there is anything to save looks for. It is progress to whoever takes a trainer that
-    makes none for hung."""
+    """What a wait for data looks for before there is anything to save. It counts as progress, so that the trainer isn't
+    taken for hung."""
 
     def look() -> None:
         status.show("starting")

@@ -141,7 +141,7 @@ class AlertService:
 
     def ended(self, session: Session) -> None:
         """The run is over, for good or until it is resumed: nothing of it calls for anybody any more. The event
-        of its end says so for all of its alerts; whoever was called about one is called once more."""
+        of its end says so for all of its alerts; a hook that was called about one is called once more."""
         if session is not self._session or self._is_idle:
             return
         goes_on = self._of_machine
@@ -180,7 +180,7 @@ class AlertService:
             self.hooks.call(HookCall(event, time.time(), self._node, *self._run, alert))
 
     def _note(self, severity: m.Severity, data: AnyEvent) -> None:
-        """Into the run's record, by whoever leads it: a follower's own would collide with its lead's."""
+        """Into the run's record, by its lead: a follower's own would collide with its lead's."""
         if self._session is not None and not self._is_idle:
             step = self._session.conductor.progress.step
             self._session.note(d.Happened(data, severity, "auto", step))

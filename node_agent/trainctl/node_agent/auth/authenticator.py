@@ -49,7 +49,7 @@ class Authenticator:
             raise InvalidInputError(f"cluster file: nodes.{node}.key", problem)
         self._callers = {domain: Callers() for domain in DOMAINS}
         self._logs: dict[str, ConnectionLog] = {}
-        self._from = ""  # address of whoever is being authenticated
+        self._from = ""  # address of the client that is being authenticated
         self._listeners, self._revoked = self.access.listeners, self.access.revoked
 
     # ------------------------------------------------------------ connections
@@ -110,7 +110,7 @@ class Authenticator:
             log.read()
 
     def settle(self) -> None:
-        """Keep all that was refused until now, for whoever asks."""
+        """Keep all that was refused until now, for later queries."""
         self.look()
         self._audit.flush(force=True)
 
@@ -151,7 +151,7 @@ class Authenticator:
             raise NotAuthorisedError(why)
 
     def signed(self, rights: Rights, request: m.ClientRequest) -> m.ClientRequest:
-        """The request as by its key's name, whoever its sender says it is."""
+        """The request with its key's name as the sender, whatever name it gives."""
         if isinstance(request, m.Command | m.AttendRequest):
             return msgspec.structs.replace(request, by=rights.name)
         return request

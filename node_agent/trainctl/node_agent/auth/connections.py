@@ -130,5 +130,5 @@ class ConnectionLog:
             return
         self.read()
         if not self._socket.closed:
-            self._socket.disable_monitor()  # first: it would wait for whoever reads
+            self._socket.disable_monitor()  # first: it would wait for the reader
         self._events.close(linger=0)

@@ -33,13 +33,13 @@ class Replies:
         self._control, self._authenticator = control, authenticator
 
     async def reply(self, caller: bytes, reply: m.AgentReply | m.FromPeer) -> None:
-        """Answer whoever asked, or whose conversation it is; one whose key was revoked hears nothing any more."""
+        """Answer the client that asked, or whose conversation it is; one whose key was revoked gets no answer."""
         identity = self._authenticator.reply_identity(caller) if self._authenticator is not None else caller
         if identity is not None:
             await self.send(identity, reply)
 
     async def send(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
-        """To a connection, whoever it is of."""
+        """To a connection of any client."""
         # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
         # the numbers.
         with contextlib.suppress(zmq.Again, zmq.ZMQError):

@@ -64,7 +64,7 @@ class Commits:
         self._state.conclude(report.step)
 
     def retract(self) -> None:
-        """Undo the last step: whoever had made it is lost. Raises CannotGoOnError if its plan isn't known any more."""
+        """Undo the last step, whose ranks are lost. Raises CannotGoOnError if its plan isn't known any more."""
         progress = self._state.progress
         plan = self._plans.get(progress.step)
         if plan is None:

@@ -424,7 +424,7 @@ class Conductor:
         self._give_up_stop(now)
 
     def _give_up_stop(self, now: float) -> None:
-        """A stop ends, whoever is hung or unreachable."""
+        """A stop ends, even if ranks are hung or unreachable."""
         lost_seconds, deadlines = self._stop_timeout.lost_seconds(now), self._pipeline.deadlines
         if lost_seconds:
             writing = self._pipeline.writes.ranks

@@ -37,7 +37,7 @@ class Regroup:
             self.leave(f"{self._state.settings.label(failed.rank)}: {failed.reason}", now)
 
     def leave(self, why: str, now: float) -> None:
-        """Whoever was to be given the state, in a group that fails for the second time, may be what it fails by."""
+        """In a group that fails for the second time, the rank that was to be given the state may be the cause."""
         self._pipeline.abandon()
         for rank in self._rendezvous.newcomers if self._rendezvous.failures else ():
             if self._restarts.can_spare(rank):

@@ -226,7 +226,7 @@ class Rendezvous:
             raise NobodyLeftError(f"no node has the state of step {self._state.progress.step} any more")
         self._behind = tuple(rank for rank in self.live if rank not in able)
         self._source = able[0] if self._behind else None
-        # Whoever is being given a state may be left with parts of two.
+        # A rank that is being given a state may be left with parts of two.
         self._state.keep(members=tuple(rank for rank in self._state.durable.members if rank not in self._behind))
         divisor = ranges.divisor(self._state.settings.global_batch, self.any_ready().mean_weight)
         self.engine = self._choose_engine()

@@ -116,7 +116,7 @@ class _HttpServer(ThreadingMixIn, HTTPServer):
 
 
 def _end(connection: socket.socket) -> None:
-    """Whoever reads or writes it continues at once, with an error or an end."""
+    """Its reader or writer continues at once, with an error or an end."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:

@@ -55,7 +55,7 @@ def _all_events(reader: RecordReader) -> tuple[r.RecordedEvent, ...]:
 
 
 def _is_end(event: r.RecordedEvent, last_step: int) -> bool:
-    """Whoever plays it reports the end."""
+    """Its player reports the end."""
     return event.data.category == "run" and event.step == last_step
 
 

@@ -87,7 +87,7 @@ class Transfer:
 
     async def reclaim(self, term: int) -> None:
         """Lead again the run that is followed and was handed over in `term`, for its claimant has not greeted this
-        node. Whoever is reachable is asked first: if the claimant has begun it hands over what it has committed. Where
+        node. A reachable lead is asked first: if the claimant has begun it hands over what it has committed. Where
         the cluster has no quorum it isn't waited for either."""
         followed = self._role.followed
         if followed is not None and followed.wanted is None and self._role.run is None:

@@ -248,7 +248,7 @@ class CommandJournal:
     # ------------------------------------------------------------ of a run that another node's agent leads
 
     async def settle(self, kept: m.KeptCommand) -> None:
-        """Keep a command as the run's lead has it; whoever had asked this agent before gets its outcome."""
+        """Keep a command as the run's lead has it; a client that had asked this agent before gets its outcome."""
         if self._db.problem is not None:
             return  # it arrives again when its lead greets this agent the next time
         self._db.keep_command(kept)

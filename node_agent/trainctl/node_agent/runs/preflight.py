@@ -84,7 +84,7 @@ def _interfaces() -> str:
 
 
 def _check_interface(node: str, name: str, field: str, placement: Placement) -> None:
-    """Gradients travel unencrypted and to whoever connects, so they go by loopback or a network that is trusted."""
+    """Gradients travel unencrypted, to any peer that connects, so they go by loopback or a network that is trusted."""
     entries = psutil.net_if_addrs().get(name, ())
     found = [(one.address, one.netmask) for one in entries if one.family == socket.AF_INET]
     if not found:

@@ -1,4 +1,4 @@
-"""What a service of the agent is, whoever runs it, and the steps that install and remove it; all of it values."""
+"""What a service of the agent is, and the steps that install and remove it; all of it values."""
 
 import math
 from dataclasses import dataclass

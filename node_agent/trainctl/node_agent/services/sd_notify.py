@@ -12,7 +12,7 @@ from collections.abc import MutableMapping
 
 
 class Notifier:
-    """Speaks to whoever supervises this process; without one, every word is nothing."""
+    """Notifies this process's supervisor; without one, does nothing."""
 
     def __init__(self, address: str, watchdog_seconds: float | None) -> None:
         """`address` is a path, or a name that begins with @; empty: no one listens. `watchdog_seconds`: how long at

@@ -1,4 +1,4 @@
-"""What the agent does for whoever supervises it, while it serves: says that it is ready, lives and stops; ends by
+"""What the agent does for its supervisor while it serves: says that it is ready, lives and stops; ends by
 itself where no one counts its beats; and keeps a log."""
 
 import asyncio

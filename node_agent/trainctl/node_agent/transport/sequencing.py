@@ -1,8 +1,8 @@
 """A numbered conversation between two agents: pure, so that losses, repeats and restarts are tested without sockets.
 
 Both ends number what they send from 1. A ping or beat has no number of its own: it carries the last one given out, so
-that the loss of the newest message shows too. Whoever misses a number ends the conversation, and the lead begins a new
-one under another name; what the old one lost is asked for again by a fence.
+that the loss of the newest message shows too. A side that misses a number ends the conversation, and the lead begins
+another under a new name; what the old one lost is asked for again by a fence.
 """
 
 from typing import Literal, TypeVar

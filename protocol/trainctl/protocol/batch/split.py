@@ -90,9 +90,9 @@ def group_costs(
 def split(total: int, costs: Mapping[int, ShareCost], field: str = "value") -> dict[int, int]:
     """The shares, each at least one, whose slowest rank is the least slow.
 
-    A level of seconds is raised until the ranks can almost do the batch within it. What is left goes to whoever is
-    done first with it, ties to the lower rank; each such step is the best there is, for a rank's seconds grow with
-    its share. Raises InvalidInputError naming `field` if there are more ranks than samples.
+    A level of seconds is raised until the ranks can almost do the batch within it. What is left goes to the rank
+    that is done first with it, ties to the lower rank. Each such step is the best there is, because a rank's seconds
+    grow with its share. Raises InvalidInputError naming `field` if there are more ranks than samples.
     """
     check_enough(total, len(costs), field)
     counts = _filled(total, costs)

@@ -37,7 +37,7 @@ def properties(node: str, version: str, public: str) -> dict[str, str]:
 
 
 def advert(host: str, port: int, told: Mapping[bytes, bytes | None]) -> Advert:
-    """What a TXT record says, made safe to show whoever sent it."""
+    """What a TXT record says, made safe to show: anyone can send one."""
     text = {name: _shown(told.get(name.encode())) for name in ("node", "version", "protocol", "key")}
     name = f"[{host}]" if ":" in host else host
     return Advert(text["node"], f"tcp://{name}:{port}", text["version"], text["protocol"], text["key"])

@@ -121,7 +121,7 @@ class Group(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """From any thread: make whoever waits for the others give up, at once."""
+        """From any thread: make a thread that waits for the others give up, at once."""
 
     @abstractmethod
     def close(self) -> None:

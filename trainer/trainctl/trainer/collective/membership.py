@@ -91,7 +91,7 @@ class Membership:
         return group
 
     def leave(self) -> None:
-        """End what was formed, begun or offered; whoever waits for it gives up."""
+        """End what was formed, begun or offered; a thread that waits for it gives up."""
         self.abort()
         self._active = None  # its memory is the main thread's to let go of
         self._withdraw()

@@ -76,7 +76,7 @@ class ReducerProcess:
             raise AbandonedError() if self.killed else EngineError(answer.reason, answer.peer)
 
     def kill(self) -> None:
-        """End it now, wherever it is, and make whoever waits for it give up."""
+        """End it now, wherever it is, and make a thread that waits for it give up."""
         self.killed = True
         if not self._reaped:
             self.life.kill()

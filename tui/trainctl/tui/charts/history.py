@@ -139,7 +139,7 @@ def lately(state: ViewState, key: Key, tails: Mapping[Key, s.Window] = MappingPr
 
 def collected(tails: Mapping[Key, s.Window], state: ViewState, charts: Iterable[Chart]) -> dict[Key, s.Window]:
     """The tails with what the newest messages of the run and its ranks add of the metrics that charts draw. After a
-    hole one begins anew, for then the record is to be asked again."""
+    hole one begins again, because the record must then be asked again."""
     made = dict(tails)
     picks = [pick for chart in charts for pick in chart.picks if _is_tail(pick.metric, pick.rank)]
     of_run = dict.fromkeys(pick.metric for pick in picks if pick.rank is None)

@@ -128,7 +128,7 @@ async def lines(
 async def missed(client: "Client", place: RunCursor) -> list[Line]:
     """Steps and events of the record past `place`, in the order they happened; the place moves on.
 
-    Less than all if the agent goes away meanwhile: whoever re-attaches asks again from the new place.
+    Less than all if the agent goes away meanwhile: a client that re-attaches asks again from the new place.
     """
     if not place.run:
         return []

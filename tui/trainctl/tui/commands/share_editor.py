@@ -68,8 +68,8 @@ def choose(split: Split, by: int) -> Split:
 
 
 def move(split: Split, by: int) -> Split:
-    """`by` samples to (or, below 0, from) the chosen node, one by one: from whoever is slowest then, to whoever is
-    fastest, as far as that goes. Moving back takes the same way."""
+    """`by` samples to (or, below 0, from) the chosen node, one by one: from the node that is slowest then, or to the
+    fastest one, as far as that goes. Moving back takes the same way."""
     moves = () if split.typed else split.moves
     split, step = _settled(split), 1 if by > 0 else -1
     shares = list(split.shares)

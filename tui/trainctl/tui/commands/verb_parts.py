@@ -63,7 +63,7 @@ def moved(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: S
 def micros_changed(
     before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs
 ) -> str:
-    """The micro-batches in force that change with these shares; empty if none of them was chosen anew."""
+    """The micro-batches in force that change with these shares; empty if none of them was chosen."""
     parts = [
         f"{clean(old.node)} {old.micro_in_force} {glyphs.arrow} {min(new.micro_batch, share)}"
         for old, new, share in zip(before, after, wanted, strict=True)

@@ -16,7 +16,7 @@ FIRST_SECONDS = 30.0
 """For the first of them: it may have a record to read."""
 LOOK_SECONDS = 0.25
 GAP_SECONDS = 2.0
-"""Whoever looks so late was stopped or asleep itself, and knows nothing of the time between."""
+"""A watcher that looks so late was stopped or asleep itself, and knows nothing of the time between."""
 
 
 class HeartbeatWatch:

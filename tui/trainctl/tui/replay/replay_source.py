@@ -63,7 +63,7 @@ class ReplaySource:
     # ------------------------------------------------------------ the place
 
     def seek(self, step: int) -> None:
-        """Go to a step; the screens are given all of it anew."""
+        """Go to a step; the screens are given all of it again."""
         self.head = self.head.at(step)
         self._moved.set()
 

@@ -69,7 +69,7 @@ class LogScreen(BaseScreen):
         super().paint()
 
     def _read(self) -> None:
-        """Reads what is to be shown, from where it was left; begun anew only when that is something else."""
+        """Reads what is to be shown, from where it was left; from the start only when that is something else."""
         run = self.owner.shown.run
         wanted = (run.run if run else "", {rank: item.node for rank, item in self.names().items()})
         if wanted != self._reading:

@@ -60,7 +60,7 @@ class LiveFeed:
         return await self.client.snapshot(SNAPSHOT_COLUMNS, run)
 
     async def reopen(self) -> None:
-        """Take the run shown beside the one that is followed from the agent anew. Raises TrainctlError."""
+        """Ask the agent again for the run shown beside the one that is followed. Raises TrainctlError."""
         opened = self.opened
         if opened is not None and opened.run is not None:
             snapshot = await self.snapshot_of(opened.run.run)

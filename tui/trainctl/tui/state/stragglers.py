@@ -65,7 +65,7 @@ def named_straggler(state: ViewState) -> Straggler | None:
 def straggler(state: ViewState, was: Straggler | None = None) -> Straggler | None:
     """The rank that waits least while the others wait for it, by the steps of the present plan that all reported.
 
-    None if nobody does, or before `FEW_STEPS` of them. Whoever `was` named stays so until it is clearly none.
+    None if nobody does, or before `FEW_STEPS` of them. The node named by `was` stays so until it is clearly none.
     """
     common = _common(state, state.plan_step)
     if len(common) < 2 or min(len(steps) for steps in common.values()) < FEW_STEPS:

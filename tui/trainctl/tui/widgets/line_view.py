@@ -49,7 +49,7 @@ def _cells(pieces: Line) -> list[tuple[str, str, str]]:
 
 
 _MOST_LOOKS = 1024
-"""Roles and clicks whose styles are kept; past that they are made anew."""
+"""Roles and clicks whose styles are kept; past that they are made again."""
 
 
 class Lines(Widget):
