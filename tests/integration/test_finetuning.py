@@ -19,6 +19,8 @@ STEPS = 40
 LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 MIXED = {"gamma": {"backend": "mlx"}}
 SOAK = os.environ.get("TRAINCTL_CURVES") == "all"
+DRAWS = 4
+"""Changes of the first weights, whose largest effect limits that of faults."""
 FULL = {"kind": "full"}
 CASES = [
     *([pytest.param(LORA, MIXED, 5e-5, "", id="lora, mixed")] * SOAK),
@@ -78,14 +80,14 @@ def test_300_disturbed_steps_deviate_less_than_after_a_tiny_change_of_the_first_
     cluster: Cluster, make: Make, adapter: dict[str, Any], mix: dict[str, Any], tolerance: float, base: str
 ) -> None:
     """A long run amplifies rounding, so what it may deviate by is measured: by the same run on one rank from weights
-    that differ by 1e-6 of themselves. Adapters learn at four times the rate of all weights: at the same rate they
-    amplify nothing, and both deviations are the rounding of the loss."""
+    that differ by 1e-6 of themselves, which is another amount in each draw. Adapters learn at four times the rate of
+    all weights: at the same rate they amplify nothing, and both deviations are the rounding of the loss."""
     rate = {"learning_rate": 1e-3 if adapter == FULL else 4e-3, "schedule": "constant"}
     whole = {"run__steps": 300, "adapter": adapter, "optimizer": rate}
     steps = disturbed_run(cluster, make(**whole, nodes=on(*NODES, **mix)))
     config = make(**whole, nodes=on("alpha", alpha={"micro": 6}))
     alone = one_rank_curve(config)
-    allowed = worst_deviation(one_rank_curve(config, perturbation=1e-6), alone)
+    allowed = max(worst_deviation(one_rank_curve(config, None, 1e-6, draw), alone) for draw in range(1, DRAWS + 1))
     found = worst_deviation(steps, alone)
     print(f"worst relative deviation {found:.1e}; after a change of 1e-6: {allowed:.1e}")
     assert found <= allowed

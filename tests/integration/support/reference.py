@@ -27,13 +27,14 @@ GENERATION = m.Generation(1, 1)
 
 
 def one_rank_curve(
-    config: dict[str, Any], steps: int | None = None, perturbation: float = 0.0
+    config: dict[str, Any], steps: int | None = None, perturbation: float = 0.0, draw: int = 1
 ) -> list[m.StepCommitted]:
     """The first steps, or all, of a run file as parsed, on its only node's backend and with its micro-batch. What would
-    be times is 0. `perturbation`: each weight of the model is changed by at most this part of itself, by chance."""
+    be times is 0. `perturbation`: each weight of the model is changed by at most this part of itself, by chance;
+    another `draw` changes them otherwise."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = _perturbed(Path(config["model"]["path"]), folder / "model", perturbation)
+        model = _perturbed(Path(config["model"]["path"]), folder / "model", perturbation, draw)
         run = run_file.parse(config | {"model": config["model"] | {"path": str(model)}})
         status = StatusWriter(folder / "status", os.getpid())
         dataset = open_dataset(run, folder, "reference")
@@ -45,11 +46,11 @@ def one_rank_curve(
     return curve
 
 
-def _perturbed(model: Path, folder: Path, perturbation: float) -> Path:
+def _perturbed(model: Path, folder: Path, perturbation: float, draw: int) -> Path:
     if not perturbation:
         return model
     shutil.copytree(model, folder)
-    chance = np.random.default_rng(1)
+    chance = np.random.default_rng(draw)
     weights = load_file(folder / "model.safetensors")
     for name, values in weights.items():
         weights[name] = (values * (1 + perturbation * chance.uniform(-1, 1, values.shape))).astype(values.dtype)
