@@ -11,7 +11,6 @@ nothing more while steps are timed. Prints a table with the agent's processor ti
 
 import argparse
 import json
-import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 import psutil
 from lib.ratios import interval
+from lib.sides import end_on_sigterm, kill_left
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -42,7 +42,7 @@ WARM_STEPS = 3
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the agent and its trainer end too
+    end_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=["torch", "mlx"], default="torch")
     parser.add_argument("--steps", type=int, default=30)
@@ -50,7 +50,10 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rounds = measure(Path(folder), options)
+        try:
+            rounds = measure(Path(folder), options)
+        finally:
+            kill_left(Path(folder))  # trainers outlive their agents
     ratio = interval([row["ratio"] for row in rounds])
     seconds = statistics.median(row["agent_cpu_seconds_per_step"] for row in rounds)
     print(f"{'round':>5} {'bare tok/s':>12} {'hosted tok/s':>13} {'ratio':>7} {'agent CPU ms/step':>18}")

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from hosted_overhead import NODE, write_config
 from lib.ratios import interval
+from lib.sides import end_on_sigterm, kill_left
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -99,6 +100,7 @@ class Side:
 
 
 def main() -> int:
+    end_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=["torch", "mlx"], default="torch")
     parser.add_argument("--pairs", type=int, default=20)
@@ -106,7 +108,10 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        before, after = measure(Path(folder), options)
+        try:
+            before, after = measure(Path(folder), options)
+        finally:
+            kill_left(Path(folder))  # trainers outlive their agents
     medians = [pair.median for pair in before]
     base = statistics.median(medians)
     found = interval([pair.median / base for pair in after])
