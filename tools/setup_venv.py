@@ -1,7 +1,7 @@
 """`python tools/setup_venv.py VENV EXTRA`: makes a virtual environment and installs this checkout there with an extra.
 
 A line a stage on standard error, with the seconds so far where that is a terminal; what the tools say goes to
-VENV/setup.log. Running it again goes on where it was interrupted. It needs nothing but Python.
+VENV/setup.log. Running it again continues where it was interrupted. It needs nothing but Python.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def size_of(venv: Path, system: str = sys.platform) -> str:
 
 def run_stage(title: str, command: Sequence[str], log: Path, stream: TextIO = sys.stderr) -> bool:
     """Run a command with a line about it that goes on as it does; whether it ended well. If not, what it said last and
-    what to do is told."""
+    what to do is printed."""
     began, lines = time.monotonic(), Progress(title, stream)
     start = log.stat().st_size
     with log.open("ab") as out:

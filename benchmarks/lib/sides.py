@@ -230,7 +230,7 @@ def ddp(folder: Path, world: int) -> Iterator[Ddp]:
 
 
 def end(process: "subprocess.Popen[str]", seconds: float = 20.0) -> None:
-    """Wait for one that was told to end, and kill it if it doesn't."""
+    """Wait for one that was asked to end, and kill it if it doesn't."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -27,7 +27,7 @@ from trainctl.trainer import demo_assets
 
 STEP_SECONDS_LIMIT = 60.0
 EXIT_SECONDS = 10.0
-"""How long a trainer that was told to leave may take over it."""
+"""How long a trainer that was asked to leave may take over it."""
 NODE = "box"
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.needs("sshd")
 
 
 class Pair:
-    """This machine's files, the other's behind sshd, and how the one is told to add the other."""
+    """This machine's files, the other's behind sshd, and the command that adds the other."""
 
     def __init__(self, folder: Path, sshd: LoopbackSshd) -> None:
         self.sshd, self.folder = sshd, folder

@@ -143,7 +143,7 @@ def other_nodes_take_it_up(cluster: Cluster, run: str, config: dict[str, Any]) -
     at = stopped_at(cluster, "beta")
     all_know_the_end(cluster)
 
-    # Its lead is gone, and a majority agrees; the rank there joins when it is back, and is told who leads.
+    # Its lead is gone, and a majority agrees; the rank there joins when it is back, and learns who leads.
     out_of_reach(cluster, "alpha", "beta")
     second = taken_up(cluster, run, "alpha", at)
     assert [rank.state for rank in second.ranks] == ["run", "lost"]

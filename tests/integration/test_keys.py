@@ -139,7 +139,7 @@ def ring_of(guarded: Guarded, who: str) -> Keyring:
     ],
 )
 def test_strangers_get_nothing(guarded: Guarded, who: str, words: str) -> None:
-    """With the product's client, which says why, and by a socket that sends every verb whatever it is told."""
+    """With the product's client, which says why, and by a socket that sends every verb whatever the answer is."""
     before = guarded.state()
     with BlockingClient(guarded.agent.address, keys=ring_of(guarded, who), timeout_seconds=HANG_SECONDS) as client:
         for verb in verbs.VERBS:

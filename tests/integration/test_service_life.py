@@ -95,7 +95,7 @@ def test_a_trainer_lives_through_restarts_and_stalls_of_its_agents_service(unit:
         unit.wait_for_word(f"STATUS=box at {unit.address}: conducts {run} (running)")
         unit.wait_for_word("WATCHDOG=1")
 
-        # systemctl restart, with KillMode=process: the main process alone is told to end.
+        # systemctl restart, with KillMode=process: only the main process gets the signal.
         unit.heard()
         assert unit.terminate() == 0
         assert unit.heard()[-1] == "STOPPING=1"

@@ -53,7 +53,7 @@ class Network:
         return f"v{list(self._names).index(host)}{interface}"
 
     def cut(self, host: str) -> None:
-        """Pull the host's cable: nothing goes in or out, and nobody is told."""
+        """Pull the host's cable: nothing goes in or out, and nobody is notified."""
         _ip("-n", self._hub, "link", "set", self._far_end(host, INTERFACE), "nomaster")
 
     def repair(self, host: str) -> None:

@@ -112,7 +112,7 @@ class Flooded(NamedTuple):
 
 
 def flood(agent: Narrow, *arguments: str) -> Flooded:
-    """Flood an agent, as `tests.integration.support.flooder` is told to, and ask it all the while."""
+    """Flood an agent, as `tests.integration.support.flooder` does, and ask it all the while."""
     with agent.client() as client:
         answers(client)
         before, seconds = agent.megabytes, []

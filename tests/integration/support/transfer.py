@@ -1,4 +1,4 @@
-"""What tests of promotion and handover ask of nodes and do to them, and what a client that watches is told."""
+"""What tests of promotion and handover ask of nodes and do to them, and what a client that watches receives."""
 
 import contextlib
 import itertools

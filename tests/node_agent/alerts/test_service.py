@@ -219,7 +219,7 @@ def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkey
     assert agent.events() == [("warning", "disk:a")]
     agent.commit(math.nan)
     agent.service.ended(agent.session)
-    assert agent.events()[-2:] == [("error", "nonfinite"), ("warning", "disk:a")]  # what goes on is told once more
+    assert agent.events()[-2:] == [("error", "nonfinite"), ("warning", "disk:a")]  # open ones are reported again
     assert agent.open == [alert]
     for session in (agent.session, None, None, None, None):
         clock.second(agent, session, _full_disk())

@@ -46,7 +46,7 @@ async def test_a_client_outlives_mutated_replies(context):
     mutator, held = Mutator("agent to client", 1), []
     async with c.Client(address, timeout_seconds=HANG_SECONDS) as client:
         for _ in range(0, FRAMES, BURST):
-            while True:  # what comes while it asks, and is for nobody, is told in the answer's place
+            while True:  # what comes while it asks, and is for nobody, comes before the answer
                 asked = asyncio.create_task(client.runs())
                 identity, frame = await server.recv_multipart()
                 rid = codec.decode_request(frame).rid

@@ -1,4 +1,4 @@
-"""The conductor against simulated ranks: commands take effect at one step, a fence loses nothing, all ends are told."""
+"""The conductor against simulated ranks: commands take effect at one step, a fence loses nothing, ends are reported."""
 
 import msgspec
 import pytest

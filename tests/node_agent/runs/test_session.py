@@ -27,7 +27,7 @@ from trainctl.protocol.record.reader import RecordReader
 
 
 class Port:
-    """A rank that is told over a link which lets other tasks run meanwhile, the lower rank's for longer."""
+    """A rank whose messages take a link which lets other tasks run meanwhile, the lower rank's for longer."""
 
     def __init__(self, rank: int, told: list[tuple[int, str]]) -> None:
         self._rank, self._told = rank, told
@@ -61,7 +61,7 @@ class Port:
 
 
 class Told:
-    """A session of three ranks that have loaded, and all that they are told from there on."""
+    """A session of three ranks that have loaded, and all that they are sent from there on."""
 
     def __init__(self, paths: RunPaths, publisher: Publisher, prices: Prices = Prices()) -> None:  # noqa: B008
         self.orders: list[tuple[int, str]] = []

@@ -1,6 +1,6 @@
 """One agent's commands on their whole way: its real books on disk, simulated ranks, and kills between any two writes.
 
-A kill is an exception out of SQLite's `execute`, before or after it did what it was told: what was committed by then is
+A kill is an exception out of SQLite's `execute`, before or after its effect: what was committed by then is
 all that the next agent has, as after kill -9.
 """
 
@@ -152,7 +152,7 @@ class JournaledAgent:
     # ------------------------------------------------------------ what happens
 
     def take(self, command: m.Command) -> list[m.CommandReply]:
-        """What the client is told at once; nothing if the agent was killed meanwhile."""
+        """The immediate answer to the client; nothing if the agent was killed meanwhile."""
         self.replies.clear()
         self._run(self.journal.take(b"client", command))
         return [*self.replies]

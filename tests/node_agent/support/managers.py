@@ -1,4 +1,4 @@
-"""systemctl, loginctl and launchctl for machines that lack them: programs on PATH that keep what they are told in a
+"""systemctl, loginctl and launchctl for machines that lack them: programs on PATH that keep their arguments in a
 folder, and say of it what the real ones would."""
 
 import os

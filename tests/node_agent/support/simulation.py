@@ -562,7 +562,7 @@ class Simulation:
         self.plans = [plan for plan in self.plans if plan.seq <= copy.seq]
         self.commits = list(copy.commits)
         self.parts = {part for part in self.parts if part[0] <= len(self.commits)}
-        # Of what was told in the same moment the successor knows nothing, unless a plan that it has carries it.
+        # The successor knows nothing of what was sent in the same moment, unless a plan that it has carries it.
         for id in [*self.ends][copy.ended :]:
             del self.ends[id]
             if id not in copy.journal.carried:

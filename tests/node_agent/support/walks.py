@@ -154,7 +154,7 @@ def walk(seed: int) -> Simulation:
 
 
 def walk_to_a_stop(seed: int) -> Simulation:
-    """A run one of whose nodes is lost for good on the way, and which is told to stop then."""
+    """A run one of whose nodes is lost for good on the way, and which is then stopped."""
     chance = random.Random(seed)
     run = simulation(chance.choice((2, 3, 4)), seed)
     chances = Chances(run, seed)

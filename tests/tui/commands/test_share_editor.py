@@ -197,7 +197,7 @@ def test_what_is_resolved_sums_or_is_refused(
         assert min(counts) >= 1
 
 
-# ---------------------------------------------------------------- what a command line is told
+# ---------------------------------------------------------------- answers to a command line
 
 
 @pytest.mark.parametrize(

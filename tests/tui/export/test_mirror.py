@@ -37,7 +37,7 @@ SECOND = m.Generation(1, 2)
 
 
 class Sheet:
-    """A target that keeps what it is told."""
+    """A target that keeps what it receives."""
 
     name = "sheet"
 

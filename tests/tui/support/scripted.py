@@ -22,7 +22,7 @@ BEAT_SECONDS = 0.2
 
 
 class Scripted:
-    """Answers each request by `answer`, beats, and publishes what it is told, all as one boot of an agent."""
+    """Answers each request by `answer`, beats, and publishes what it is given, all as one boot of an agent."""
 
     def __init__(self, answer: Answer) -> None:
         self.heard: list[m.Command] = []

@@ -1,6 +1,6 @@
 """The evaluator: a run's steps, readings and states in, alerts raised and cleared out; pure, the clock is an argument.
 
-Watches judge each observation, a hysteresis for each alert decides when it is told. What is kept is bounded by the
+Watches judge each observation, a hysteresis for each alert decides when it is reported. What is kept is bounded by the
 ranks and nodes of the run.
 """
 

@@ -1,6 +1,6 @@
 """The rendezvous of a generation: loaded ranks, fences and answers, offers, forming, and state transfer.
 
-It knows nothing of plans: the conductor tells it when a generation is to be left or made
+It knows nothing of plans: the conductor says when a generation is to be left or made
 and acts when all have answered.
 """
 

@@ -50,7 +50,7 @@ class JournaledCommand(m.KeptCommand, tag="kept-command", frozen=True):
         return self.state not in m.FINAL_COMMAND_STATES
 
     def reply(self, rid: str) -> m.CommandReply:
-        """What a client that asks again under `rid` is told."""
+        """The answer to a client that asks again under `rid`."""
         return m.CommandReply(
             rid=rid, id=self.id, state=self.state, step=self.step, reason=self.reason, field=self.field,
             before=self.before, after=self.after, plan_version=self.plan_version, run=self.run,

@@ -23,7 +23,7 @@ class _InboundLink:
 
 
 class InboundLinks:
-    """Judges what leads say by its numbers, and numbers what they are told."""
+    """Judges what leads say by its numbers, and numbers what is sent to them."""
 
     def __init__(self, say: Say) -> None:
         self._say = say

@@ -1,4 +1,4 @@
-"""What the agents of other nodes tell the lead: how they are, and what the ranks that they host say."""
+"""What the agents of other nodes report to the lead: how they are, and what the ranks that they host say."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -80,7 +80,7 @@ class PeerEvents:
                 await session.feed(d.RankReturned(rank))
 
     async def _end_stray(self, node: str, hosted: m.HostedRank) -> None:
-        """A rank of a run that is over, or never began: its agent was away when it was told."""
+        """A rank of a run that is over, or never began: its agent was away when the message was sent."""
         known = self._db.known_run(hosted.run)
         followed = self._db.followed(hosted.run)
         handed_over = followed is not None and followed.lead != self._context.node
@@ -120,7 +120,7 @@ class PeerEvents:
             await self._lead.session.feed(d.RankEnded(hosted.rank, False, why))
 
     def read(self, reading: m.HostReading) -> None:
-        """Another node's agent tells how its machine is."""
+        """Another node's agent reports how its machine is."""
         self._read(reading)
 
     def slept(self, node: str, seconds: float, woke_at: float) -> None:

@@ -41,7 +41,7 @@ class Votes:
         return max(kept, self._db.consented_term(run))
 
     async def answer(self, claimant: str, address: str, claim: m.PeerClaim) -> m.PeerConsent:
-        """What the claimant, whose agent takes requests at `address`, is told; its link and number are still open."""
+        """The answer to the claimant, whose agent takes requests at `address`; its link and number are still open."""
         active = self._active
         said = m.PeerConsent(link="", seq=0, run=claim.run, term=claim.term, hosted=self._hosted)
         refusal, items = self._objection(claimant, claim), list[m.Kept]()

@@ -44,7 +44,7 @@ class Handlers(NamedTuple):
 
 
 class CommandJournal:
-    """Takes commands from clients, keeps the db, and tells who asked."""
+    """Takes commands from clients, keeps the db, and answers."""
 
     def __init__(
         self, db: AgentDb, answer: Answer, conducting: Conducting, handlers: Handlers, guests: GuestRuns

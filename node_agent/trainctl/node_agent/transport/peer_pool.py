@@ -76,7 +76,7 @@ class Peers:
         """Have the other nodes host their ranks, all or none. Raises InvalidInputError naming node and field.
 
         `resume_step` gives the step of the checkpoint that a node is to load, if it is to load one.
-        Where one refuses or says nothing in time, the others are told that the run is in the state `call_off`.
+        Where one refuses or says nothing in time, the others are sent the run's state `call_off`.
         """
         raw = run_file.to_message(config)
         asked = {rank: node for rank, node in ranks.items() if node in self.links}

@@ -58,7 +58,7 @@ def _setting(name: str, value: str | bool | list[str], words: str) -> str:
 
 
 def farewell(state: md.ViewState, address: str) -> str:
-    """What is said when the program is left: that the run goes on, and how to come back."""
+    """What is said when the program is left: that the run continues, and how to come back."""
     again = f"reattach with: trainctl attach --connect {address}"
     if not state.active or state.run is None:
         return f"detached; {again}"

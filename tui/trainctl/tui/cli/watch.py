@@ -84,7 +84,7 @@ async def lines(
     """News of `run` (default: whichever is active) as it comes, how the line to the agent is, and its restarts.
 
     A RunView comes when the run's state changes. `after_event` is the last event already shown; with `until_end` it
-    stops once the run has ended; `everywhere` goes on with another node's agent when that conducts. Raises
+    stops once the run has ended; `everywhere` continues with another node's agent when that conducts. Raises
     UnreachableError if no agent answers at first; later it waits for one.
     """
     first = await client.snapshot(0, run)

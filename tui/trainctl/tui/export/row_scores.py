@@ -25,7 +25,7 @@ from trainctl.protocol.messages.requests import ROWS_BYTES
 ROW_BYTES = 512 * 1024
 """Largest row, in bytes."""
 FILE_CHARACTERS = 200
-"""Longest name of the file that the agent is told."""
+"""Longest file name that is sent to the agent."""
 POLL_SECONDS = 0.3
 """Time between requests for results while there are none."""
 PATIENCE_SECONDS = 60.0

@@ -24,7 +24,7 @@ FAR_PART = 20
 
 
 class Stopwatch:
-    """Seconds on the monotonic clock, less those in which it was told to stand."""
+    """Seconds on the monotonic clock, less those in which it was paused."""
 
     def __init__(self) -> None:
         self._stood, self._looked = 0.0, time.monotonic()
