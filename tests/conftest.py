@@ -196,12 +196,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"{len(skipped)} skipped, and --fail-on-skip was given", red=True)
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["lacking"] = session.config.stash.get(_lacking, {})
+        return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if session.config.getoption("--fail-on-skip") and reporter and reporter.stats.get("skipped"):
+    has_skipped = session.config.getoption("--fail-on-skip") and reporter and bool(reporter.stats.get("skipped"))
+    if has_skipped:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if session.config.cache is not None:  # for .ci/run: whether single tests are all that is wrong
+        session.config.cache.set(
+            "trainctl/only_failures", exitstatus == pytest.ExitCode.TESTS_FAILED and not has_skipped
+        )
 
 
 @pytest.hookimpl(optionalhook=True)
