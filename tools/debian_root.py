@@ -64,12 +64,14 @@ def pip_environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def local_paths(environment: Mapping[str, str]) -> Iterator[Path]:
-    """The files and folders that settings name, as paths or file URLs. Of an index, the folder that holds it."""
+    """The files and folders that settings name, as paths or file URLs. Of an index, the folder that holds it, but for
+    the root."""
     for value in environment.values():
         for word in value.split():
             path = Path(word.removeprefix("file://"))
             if path.is_absolute() and path.exists():
-                yield path.parent if word.startswith("file://") else path
+                holds_index = word.startswith("file://") and path.parent != Path(path.anchor)
+                yield path.parent if holds_index else path
 
 
 def command_line(root: Path, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> list[str]:

@@ -19,6 +19,7 @@ def test_what_settings_name_is_mounted_if_it_is_there(tmp_path: Path) -> None:
     simple.mkdir(parents=True)
     named = {"A": f"{wheels} {tmp_path / 'none'} 180", "B": f"file://{simple}\nhttps://example.org/simple"}
     assert [*debian_root.local_paths(named)] == [wheels, simple.parent]
+    assert [*debian_root.local_paths({"PIP_FIND_LINKS": "file:///usr"})] == [Path("/usr")], "never the whole machine"
 
 
 def test_a_command_sees_the_checkout_and_nothing_of_this_environment(
