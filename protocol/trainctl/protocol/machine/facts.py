@@ -20,7 +20,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.cgroups import cpu_quota
 from trainctl.protocol.machine.compilers import compiler_of, lacking
-from trainctl.protocol.machine.visible_devices import CARD
+from trainctl.protocol.machine.visible_devices import without_cards
 
 LIBRARIES = (
     "torch", "mlx", "mlx-lm", "transformers", "peft", "bitsandbytes", "safetensors", "numpy", "pyzmq", "msgpack",
@@ -64,7 +64,7 @@ def gather(
 
 def _compile_lacks(devices: Sequence[m.DeviceTypes]) -> dict[str, tuple[str, ...]]:
     """By kind of the devices that torch can compute on, in their order."""
-    seen = [one.device for one in devices if one.backend == "torch" and not one.device.startswith(CARD)]
+    seen = [one.device for one in without_cards(devices) if one.backend == "torch"]
     kinds = dict.fromkeys(device.partition(":")[0] for device in seen)
     return {kind: lacking(kind) for kind in kinds}
 

@@ -4,7 +4,7 @@ A rank's agent says what its own environment shows (`cuda:0`), and all cards by 
 or reorders some. `[nodes.NAME] env` is laid over the agent's environment, so it chooses among all cards.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,7 +23,12 @@ def seen(devices: Sequence[DeviceTypes], env: Mapping[str, str]) -> Iterator[Dev
         its = [one for one in devices if one.backend == backend]
         shown = [one for one in its if _is_shown_card(one)]
         yield from _cards(shown, [one for one in its if one.device.startswith(CARD)] or shown, env)
-        yield from (one for one in its if not _is_shown_card(one) and not one.device.startswith(CARD))
+        yield from (one for one in without_cards(its) if not _is_shown_card(one))
+
+
+def without_cards(devices: Iterable[DeviceTypes]) -> list[DeviceTypes]:
+    """What backends show, without the cards that only the driver names."""
+    return [one for one in devices if not one.device.startswith(CARD)]
 
 
 def _is_shown_card(device: DeviceTypes) -> bool:

@@ -6,6 +6,7 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
+from trainctl.tui.charts.history import MOST_COLUMNS
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens import node_view
 from trainctl.tui.screens.chosen_rank import ChosenRankScreen
@@ -84,5 +85,5 @@ async def _compiled(client: Source, run: m.RunView) -> list[m.History]:
     found = compile_times.longest(compile_times.by_rank([whole]).values())
     if found is None or found.first == found.last:
         return [whole]
-    span = found.first, found.last, min(found.last - found.first + 1, compile_times.MOST_COLUMNS)
+    span = found.first, found.last, min(found.last - found.first + 1, MOST_COLUMNS)
     return [whole, await client.history(run.run, (compile_times.METRIC,), *span)]

@@ -9,7 +9,7 @@ import msgspec
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, combined, failed, judged
 from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.machine.nvidia import capabilities
-from trainctl.protocol.machine.visible_devices import CARD
+from trainctl.protocol.machine.visible_devices import without_cards
 from trainctl.tui.selftest.local_cluster import backend_table, run_tables, write_tables
 from trainctl.tui.selftest.shared_parts import SharedParts
 
@@ -19,7 +19,7 @@ MOST_INTERFACES: Final = 5
 
 async def versions(shared: SharedParts) -> CheckOutcome:
     """The program, its libraries, the system and the devices that it reports."""
-    facts, devices = shared.facts, [one for one in read_devices() if not one.device.startswith(CARD)]
+    facts, devices = shared.facts, without_cards(read_devices())
     faults = [] if shared.backends else ["neither torch nor mlx is installed here, so this machine can't train"]
     titles = ", ".join(f"{one.backend} {one.device}" for one in devices) or "none"
     return judged(

@@ -27,7 +27,7 @@ def full() -> str:
     import zmq  # the library below pyzmq, whose version decides about encryption
 
     from trainctl.protocol.machine.devices import read_devices
-    from trainctl.protocol.machine.visible_devices import CARD
+    from trainctl.protocol.machine.visible_devices import without_cards
     from trainctl.protocol.record.schema import SCHEMA_VERSION
 
     pairs = [
@@ -36,7 +36,7 @@ def full() -> str:
         ("system", _system()), ("libzmq", zmq.zmq_version()),
     ]  # fmt: skip
     pairs += [(name, found) for name in _LIBRARIES if (found := installed_version(name))]
-    seen = [one for one in read_devices() if not one.device.startswith(CARD)]
+    seen = without_cards(read_devices())
     pairs += [("device", f"{one.backend} {one.device} {' '.join(one.types)}".strip()) for one in seen]
     return "\n".join([short(), *(f"{name} {value}" for name, value in pairs)])
 

@@ -13,10 +13,6 @@ BUCKETS: Final = 240
 """Of the whole run, in the first of two questions to the record; the second is about one of them."""
 
 
-MOST_COLUMNS: Final = 2000
-"""Most buckets of a question to the record."""
-
-
 class Compilation(msgspec.Struct, frozen=True):
     """The compiler's time in a step, the longest of `first` to `last`."""
 
