@@ -16,7 +16,10 @@ MESH: tuple[Cable, ...] = (
 
 def group(*cables: Cable, names: str = "abcd", interface: str = "") -> list[JacclNode]:
     """Macs in one LAN and with these cables, whose networks MLX's script would set up."""
-    found = {name: {"lo0": ["127.0.0.1/8"], "en0": [f"10.0.7.{ord(name)}/24"]} for name in names}
+    found = {
+        name: {"lo0": ["127.0.0.1/8"], "bridge0": ["169.254.1.2/16"], "en0": [f"10.0.7.{ord(name)}/24"]}
+        for name in names
+    }
     for number, (one, left, other, right) in enumerate(cables):
         found[one].setdefault(left, []).append(f"192.168.0.{4 * number + 1}/30")
         found[other].setdefault(right, []).append(f"192.168.0.{4 * number + 2}/30")

@@ -97,7 +97,8 @@ def _coordinator(first: JacclNode) -> str:
     if not usable:
         problem = f"{first.name}, which has rank 0, has no IPv4 address on {first.interface or 'any interface'}"
         raise InvalidInputError("jaccl", f"{problem}; all ranks must reach one")
-    return str(min(usable, key=lambda one: one.network.prefixlen).ip)
+    # a self-assigned address last; a cable's network has only two hosts
+    return str(min(usable, key=lambda one: (one.is_link_local, one.network.prefixlen)).ip)
 
 
 def _json(names: tuple[str, ...]) -> str | list[str] | None:
