@@ -1,6 +1,5 @@
 """A few updates of one rank alone, on the same samples: what the self-test's checks compare."""
 
-import dataclasses
 import tempfile
 import time
 from pathlib import Path
@@ -40,7 +39,8 @@ def learn(config: RunFile, node: str, folder: Path) -> Learned:
                 runner.close()
     finally:
         data.close()
-    return Learned(losses, f"{backend.name} {backend.device}", seconds, *dataclasses.astuple(backend.compile_meter))
+    meter = backend.compile_meter
+    return Learned(losses, f"{backend.name} {backend.device}", seconds, meter.seconds, meter.graphs)
 
 
 def _train(runner: StepRunner, config: RunFile) -> tuple[list[float], list[float]]:
