@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -362,6 +363,26 @@ def test_reducers_share_what_their_server_has_imported(fork_servers: ForkServers
     assert memory.uss < 40e6 < memory.rss
     for reducer in (first, second):
         reducer.close()
+
+
+def test_each_reducer_imports_mlx_for_cuda_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked process can't use CUDA; the build for it is known by its distribution's name."""
+    made = tmp_path / "mlx_cuda_13-0.1.dist-info"
+    made.mkdir()
+    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx-cuda-13\nVersion: 0.1\n")
+    paths = [str(tmp_path), *filter(None, sys.path)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+    def has_mlx(pid: int) -> bool:
+        return any("libmlx" in mapped.path for mapped in psutil.Process(pid).memory_maps())
+
+    with one_reducer(ForkStandby, "ring") as reducer:
+        reducer.prepare("ring")
+        deadline = time.monotonic() + HANG_SECONDS
+        while not has_mlx(pid_of(reducer)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not has_mlx(psutil.Process(pid_of(reducer)).ppid())
 
 
 def test_a_reducer_says_what_ended_it() -> None:

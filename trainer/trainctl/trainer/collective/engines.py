@@ -5,6 +5,7 @@ other Python thread runs; a process that may not wait forever needs a timer of t
 """
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -27,6 +28,8 @@ _SLOWEST_STEP = timedelta(days=1)
 _HEAD_START_SECONDS = 0.015
 _RETRY_SECONDS = 0.005
 _MODULES: dict[Engine, str] = {"gloo": "torch", "ring": "mlx"}
+_MLX_FOR_CUDA = ("mlx-cuda-12", "mlx-cuda-13")
+"""Distributions of MLX's library for NVIDIA GPUs."""
 
 
 class Collective(Protocol):
@@ -164,6 +167,19 @@ def _yielding() -> Iterator[None]:
 def load(engine: Engine) -> Collective:
     """Import an engine. Raises ImportError if it isn't installed."""
     return Gloo() if engine == "gloo" else Ring()
+
+
+def survives_fork(engine: Engine) -> bool:
+    """Whether a process that is forked can use the engine that its parent has imported. CUDA can't be used in one, and
+    MLX's build for CUDA takes all its memory from it."""
+    return engine != "ring" or not any(map(_is_distribution, _MLX_FOR_CUDA))
+
+
+def _is_distribution(name: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def installed() -> tuple[Engine, ...]:

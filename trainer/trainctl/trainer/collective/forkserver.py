@@ -56,7 +56,7 @@ class ForkServer:
                 close_all(descriptors)
 
     def _prepare(self, engine: Engine) -> None:
-        if engine not in self._engines:
+        if engine not in self._engines and engines.survives_fork(engine):  # else each reducer imports it itself
             gc.disable()  # what is imported stays
             with contextlib.suppress(Exception):  # a reducer that tries it again says what is wrong
                 self._engines[engine] = engines.load(engine)
