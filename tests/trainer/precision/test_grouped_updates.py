@@ -43,7 +43,7 @@ def updated(kind: Callable[..., TorchWeights], monkeypatch: pytest.MonkeyPatch) 
     weights = kind(parameters)
     optimizer = torch_adamw.adamw(weights, OptimizerTable(learning_rate=1e-2, weight_decay=0.1))
     for _ in range(3):
-        optimizer.update(1e-2, [torch.randn(shape, generator=draw) for shape in SHAPES])
+        optimizer.update(1e-2, [torch.randn(shape, generator=draw) for shape in SHAPES], 0.5)
     moments = [moment for slot in ("exp_avg", "exp_avg_sq") for moment in optimizer.moments(slot)]
     return [*(p.detach() for p in parameters), *(weights.values(at) for at in range(len(SHAPES))), *moments]
 

@@ -9,6 +9,7 @@ only a piece's float32 weights, and its moments, are on the device. Small parame
 weights allow it, as a GPU takes longer to start on one than to update it.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,9 +18,11 @@ import torch
 
 from trainctl.protocol.config.run_tables import OptimizerTable
 from trainctl.protocol.errors import InvalidInputError, check_installed
+from trainctl.protocol.machine.compilers import lacking
 from trainctl.trainer.backends.base import ADAMW_SLOTS
 from trainctl.trainer.precision.torch_weights import TorchWeights
 
+log = logging.getLogger(__name__)
 _BLOCK_VALUES = 256
 """Values that share a largest magnitude: bitsandbytes' constant."""
 _FEWEST_VALUES = 4096
@@ -39,8 +42,8 @@ class AdamW(ABC):
     shows at load."""
 
     @abstractmethod
-    def update(self, learning_rate: float, gradients: Gradients) -> None:
-        """By float32 gradients in the order of the weights."""
+    def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
+        """By `factor` times float32 gradients in the order of the weights; what they hold afterwards is undefined."""
 
     @property
     @abstractmethod
@@ -102,7 +105,8 @@ class _Fused(AdamW):
             self._optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
         self._states = [self._optimizer.state[parameter] for parameter in masters]
 
-    def update(self, learning_rate: float, gradients: Gradients) -> None:
+    def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
+        torch._foreach_mul_([*gradients], factor)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         for master, gradient in zip(self._masters, gradients, strict=True):
@@ -149,10 +153,15 @@ class _Pieces(AdamW):
         }
         self._groups = [*_grouped([p.numel() for p in parameters], min(self._size, weights.group_values))]
         """Of parameters that are updated together."""
+        self._kernel = None if self._offloaded else _triton_update(weights)
 
     @torch.no_grad()
-    def update(self, learning_rate: float, gradients: Gradients) -> None:
+    def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
         self.updates += 1
+        if self._kernel is not None:
+            self._update_all(self._kernel, learning_rate, gradients, factor)
+            return
+        torch._foreach_mul_([*gradients], factor)
         step = torch.full((), float(self.updates), device=self._device)
         for indices in self._groups:
             is_alone = self._offloaded or len(indices) == 1
@@ -164,6 +173,13 @@ class _Pieces(AdamW):
                 flat = gradients[index].reshape(-1)
                 for start in range(0, flat.numel(), self._size):
                     self._update_piece(index, start, flat[start : start + self._size], learning_rate, step)
+
+    def _update_all(self, kernel: Any, learning_rate: float, gradients: Gradients, factor: float) -> None:
+        """By one kernel of CUDA."""
+        table, parts = self._table, self._weights.kernel_parts(self.updates)
+        values = learning_rate, table.beta1, table.beta2, table.epsilon, table.weight_decay
+        moments = (self._moments[slot] for slot in ADAMW_SLOTS)
+        kernel(parts, gradients, *moments, factor, values, self.updates)
 
     def _update_group(
         self, indices: range, values: torch.Tensor, gradients: Gradients, learning_rate: float, step: torch.Tensor
@@ -212,6 +228,20 @@ class _Pieces(AdamW):
 
     def set_moments(self, slot: str, values: Sequence[torch.Tensor]) -> None:
         torch._foreach_copy_(self._moments[slot], [*values])
+
+
+def _triton_update(weights: TorchWeights) -> Any:
+    """One kernel that updates all parameters of a CUDA device; None where there is none, or Triton can't compile it."""
+    parts = weights.kernel_parts(1)
+    if parts is None or parts[0].weights.device.type != "cuda" or lacking("cuda"):
+        return None
+    from trainctl.trainer.precision.triton_update import TritonUpdate
+
+    try:
+        return TritonUpdate.tried(parts)
+    except Exception as error:  # noqa: BLE001  whatever the library raises
+        log.warning("AdamW takes one operation at a time, as Triton can't compile its kernel: %s", error)
+        return None
 
 
 def _grouped(sizes: Sequence[int], most: int) -> Iterator[range]:
@@ -264,7 +294,8 @@ class _BitsAndBytes(AdamW):
                 parameter.data = parameter.data.new_empty(0, dtype=torch.float32)
 
     @torch.no_grad()
-    def update(self, learning_rate: float, gradients: Gradients) -> None:
+    def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
+        torch._foreach_mul_([*gradients], factor)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         for at, ((index, start, stop), master) in enumerate(zip(self._pieces, self._masters, strict=True)):

@@ -230,10 +230,8 @@ class TorchBackend(Backend):
         return float(begun.elapsed_time(ended)) / 1000
 
     def update(self, learning_rate: float, factor: float) -> None:
-        totals = self._gradients()
-        torch._foreach_mul_(totals, factor)
         assert self._optimizer is not None, _NO_OPTIMIZER
-        self._optimizer.update(learning_rate, totals)
+        self._optimizer.update(learning_rate, self._gradients(), factor)
         self.wait()
 
     @contextmanager

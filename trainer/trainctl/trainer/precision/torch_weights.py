@@ -7,7 +7,7 @@ A piece is `start:stop` of the flat parameter.
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,14 @@ _HALF = 0x8000
 """Half of a bfloat16's last place, in the bits of a float32."""
 _BLOCK_VALUES, _BLOCK_VALUES_ON_CPU = 1 << 22, 1 << 16
 """Values rounded at a time: on a CPU as many as stay in its cache. A GPU needs more to be worth a launch."""
+
+
+class KernelParts(NamedTuple):
+    """What one kernel for all parameters reads and writes of a parameter's weights (triton_update.py)."""
+
+    weights: torch.Tensor  # bfloat16
+    rests: torch.Tensor | None  # int16, flat: of a split weight; None: it is rounded stochastically
+    key: tuple[int, int] = (0, 0)  # the words of that rounding
 
 
 class TorchWeights(ABC):
@@ -55,6 +63,10 @@ class TorchWeights(ABC):
 
     def store_group(self, indices: range, values: torch.Tensor, update: int) -> None:  # noqa: B027
         """Take over what became of a group in an update; `values` are used up."""
+
+    def kernel_parts(self, update: int) -> list[KernelParts] | None:
+        """Of each parameter, for its update of this number; None: these weights have no such kernel."""
+        return None
 
     def values(self, index: int) -> torch.Tensor:
         """Float32 values of a whole parameter."""
@@ -165,6 +177,11 @@ class SplitWeights(TorchWeights):
         bits >>= 16
         torch._foreach_copy_(self._upper_bits(indices), self._parts(bits, indices))
 
+    def kernel_parts(self, update: int) -> list[KernelParts]:
+        sizes = [p.numel() for p in self.parameters]
+        rests = torch.split(self._rests, sizes)
+        return [KernelParts(p.detach(), rest) for p, rest in zip(self.parameters, rests, strict=True)]
+
     def _parts(self, bits: torch.Tensor, indices: range) -> list[torch.Tensor]:
         return [*torch.split(bits, [self.parameters[index].numel() for index in indices])]
 
@@ -208,6 +225,10 @@ class RoundedWeights(TorchWeights):
         sizes = [self.parameters[index].numel() for index in indices]
         rounded = self._rounding.of_several(values, keys, sizes)
         torch._foreach_copy_(self._upper_bits(indices), [*torch.split(rounded, sizes)])
+
+    def kernel_parts(self, update: int) -> list[KernelParts]:
+        keys = (key_of(self._seed, update, index) for index in range(len(self.parameters)))
+        return [KernelParts(p.detach(), None, key) for p, key in zip(self.parameters, keys, strict=True)]
 
 
 class Rounding:

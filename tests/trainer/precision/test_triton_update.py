@@ -1,0 +1,97 @@
+"""One Triton kernel for all parameters on an NVIDIA GPU: weights and moments of torch's AdamW. Left out without one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.trainer.support.curves import losses, worst
+
+from trainctl.protocol.config.run_tables import OptimizerTable
+from trainctl.trainer.backends import torch_adamw
+from trainctl.trainer.backends.base import ADAMW_SLOTS
+from trainctl.trainer.precision.stochastic_rounding import key_of, rounded
+from trainctl.trainer.precision.torch_weights import RoundedWeights, SplitWeights, TorchWeights
+
+pytestmark = pytest.mark.needs("cuda", "cuda-compiler")
+ALIGNED = ((64, 48), (128,), (3, 4096), (16,), (1000, 16))
+ODD = ((7, 5), (11,), (3, 1000), (2,), (300, 7))
+TABLE = OptimizerTable(learning_rate=1e-2, weight_decay=0.1)
+SEED, UPDATES, FACTOR = 3, 5, 0.5
+
+
+def given(shapes: tuple[tuple[int, ...], ...], seed: int) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=draw).cuda() for shape in shapes]
+
+
+def reference(values: list[torch.Tensor]) -> tuple[list[torch.nn.Parameter], torch.optim.AdamW]:
+    """Float32 weights and torch's optimizer."""
+    held = [torch.nn.Parameter(value.clone()) for value in values]
+    groups: list[dict[str, Any]] = [{"params": [p for p in held if p.ndim > 1]}]
+    groups.append({"params": [p for p in held if p.ndim < 2], "weight_decay": 0.0})
+    betas = (TABLE.beta1, TABLE.beta2)
+    return held, torch.optim.AdamW(
+        groups, lr=TABLE.learning_rate, betas=betas, eps=TABLE.epsilon, weight_decay=TABLE.weight_decay
+    )
+
+
+def step(optimizer: torch.optim.AdamW, held: list[torch.nn.Parameter], gradients: list[torch.Tensor]) -> None:
+    for p, gradient in zip(held, gradients, strict=True):
+        p.grad = gradient * FACTOR
+    optimizer.step()
+
+
+def with_kernel(weights: TorchWeights) -> torch_adamw.AdamW:
+    made = torch_adamw.adamw(weights, TABLE)
+    assert isinstance(made, torch_adamw._Pieces) and made._kernel is not None
+    return made
+
+
+@pytest.mark.parametrize("shapes", [ALIGNED, ODD], ids=["aligned", "odd"])
+def test_split_weights_and_moments_are_those_of_torch(shapes: tuple[tuple[int, ...], ...]) -> None:
+    values = given(shapes, 1)
+    held, plain = reference(values)
+    weights = SplitWeights([torch.nn.Parameter(value) for value in values])
+    optimizer = with_kernel(weights)
+    for update in range(UPDATES):
+        step(plain, held, given(shapes, 10 + update))
+        optimizer.update(TABLE.learning_rate, given(shapes, 10 + update), FACTOR)
+    assert optimizer.updates == UPDATES
+    for index, p in enumerate(held):
+        master, computed = weights.values(index), weights.parameters[index].detach().float()
+        torch.testing.assert_close(master, p.detach(), rtol=1e-6, atol=1e-6)
+        assert torch.equal((computed - master).abs(), (master.bfloat16().float() - master).abs()), "as near as can be"
+        for slot in ADAMW_SLOTS:
+            torch.testing.assert_close(optimizer.moments(slot)[index], plain.state[p][slot], rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shapes", [ALIGNED, ODD], ids=["aligned", "odd"])
+def test_weights_are_rounded_by_the_specified_generator(shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Bits differ only where a value differs in its last place, by torch's order of operations."""
+    weights = RoundedWeights([torch.nn.Parameter(value) for value in given(shapes, 1)], SEED)
+    optimizer, differing, count = with_kernel(weights), 0, 0
+    held, plain = reference([p.detach().float() for p in weights.parameters])
+    for update in range(1, UPDATES + 1):
+        for p, computed in zip(held, weights.parameters, strict=True):
+            p.data = computed.detach().float()
+        step(plain, held, given(shapes, 10 + update))
+        optimizer.update(TABLE.learning_rate, given(shapes, 10 + update), FACTOR)
+        for index, p in enumerate(held):
+            expected = rounded(p.detach().cpu().numpy().ravel(), key_of(SEED, update, index))
+            found = weights.parameters[index].detach().view(torch.int16).cpu().numpy().ravel().view(np.uint16)
+            differing, count = differing + int((found != expected).sum()), count + found.size
+    assert differing <= 1e-3 * count
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "bf16-sr"])
+def test_a_run_learns_as_without_the_kernel(
+    new_rig: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    found = losses(new_rig("torch", node={"device": "cuda"}, model__dtype=dtype), True, 20)
+    monkeypatch.setattr(torch_adamw, "_triton_update", lambda weights: None)
+    plain = losses(new_rig("torch", node={"device": "cuda"}, model__dtype=dtype), True, 20)
+    print(f"{dtype}: {worst(found, plain):.2g}")
+    assert worst(found, plain) < (1e-4 if dtype == "bfloat16" else 1e-3)
+    assert plain[-1] < 0.99 * plain[0], "it has to learn for this to mean anything"
