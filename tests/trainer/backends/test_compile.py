@@ -241,6 +241,20 @@ def test_padding_changes_no_number(run_file: Callable[..., Any]) -> None:
     assert backend.token_log_probabilities(wide)[:, 13:].any() is np.False_
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_graphs_are_not_recorded_with_adapters(mode: Any, kind: str) -> None:
+    device = torch.device(kind)
+    if kind == "cpu" or mode == "default":
+        torch_compile.check_graphs(mode, device, "run.toml")
+        return
+    with pytest.raises(InvalidInputError) as refusal:
+        torch_compile.check_graphs(mode, device, "run.toml")
+    assert str(refusal.value) == (
+        f'run.toml: model.compile: "{mode}" records CUDA graphs, with which adapters crash; set "default"'
+    )
+
+
 @pytest.mark.parametrize("keeps_graphs", [True, False])
 def test_gradients_that_a_later_pass_overwrites_are_copied(run_file: Callable[..., Any], keeps_graphs: bool) -> None:
     config = run_file(nodes__here={"backend": "torch", "device": "cpu", "threads": 1})

@@ -33,11 +33,11 @@ PASSES = 3
 def compare(run: Path, sizes: Sequence[str], cache: Path, **environment: str) -> dict[str, Any]:
     """What this module prints of a run file, in a process of its own that keeps compiled code in a folder."""
     words = [sys.executable, "-m", "tests.trainer.support.compiled_losses", str(run), *sizes]
-    variables = {**os.environ, "XDG_CACHE_HOME": str(cache), **environment}
+    variables = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONFAULTHANDLER": "1", **environment}
     done = subprocess.run(
         words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=3 * HANG_SECONDS, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

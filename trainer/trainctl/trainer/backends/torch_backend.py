@@ -38,7 +38,7 @@ from trainctl.trainer.backends.base import (
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
 from trainctl.trainer.backends.torch_adamw import adamw, check_optimizer
-from trainctl.trainer.backends.torch_compile import CompiledLayers, uncompiled
+from trainctl.trainer.backends.torch_compile import CompiledLayers, check_graphs, uncompiled
 from trainctl.trainer.backends.torch_device import (
     choose_device,
     choose_kernels,
@@ -131,6 +131,8 @@ class TorchBackend(Backend):
         checkpoint_torch(model, config.model.gradient_checkpointing, where)
         compiled, mode = None, config.model.compile
         if mode != "off" and parts.optimizer is not None:
+            if parts.adapter is not None:
+                check_graphs(mode, device, where)
             compiled = CompiledLayers(model, mode, device, config.data, where)
         return cls(model, parts, dtype=dtype, device=device, compiled=compiled)
 

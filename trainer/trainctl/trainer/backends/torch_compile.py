@@ -16,6 +16,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,8 @@ from trainctl.trainer.data.batch import Batch
 log = logging.getLogger(__name__)
 MOST_LENGTHS: Final = 8
 """Lengths to which rows are padded where CUDA graphs are recorded: the longest, and each a root of 2 shorter."""
+IGNORED: Final = -100
+"""Target of a token that doesn't count."""
 _GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
 _THREADS: Final = "TORCHINDUCTOR_COMPILE_THREADS"
 """One where the environment has none: more are processes, which would outlive a trainer that is killed."""
@@ -52,20 +55,40 @@ class CompiledLayers:
         self.mode, self._lengths = mode, lengths_up_to(data.sequence_length)
         self.keeps_graphs = device.type == "cuda" and mode in _GRAPH_MODES  # results are overwritten by the next pass
         _configure(where)
-        self.meter, self._passes = _meter(), 0
+        self._passes = self._graphs_of_losses = 0
+        self.meter, dynamic = _meter(self._graphs), None if data.kind == "text" else True
         for layer in layers:
-            layer.compile(mode=mode, dynamic=None if data.kind == "text" else True)
+            layer.compile(mode=mode, dynamic=dynamic)
+        self._cross_entropy: Any = token_losses
+        if device.type == "cuda":  # in no mode that records: the logits are in memory of their own
+            self._cross_entropy = torch.compile(token_losses, dynamic=dynamic)
 
     def prepared(self, batch: Batch) -> Batch:
         """The batch as a pass takes it; a pass begins. Warns once if the first pass compiled nothing."""
         self._passes += 1
-        if self._passes == 2 and not _graphs():
+        if self._passes == 2 and not self._graphs():
             log.warning("%s", _no_effect())
         if not self.keeps_graphs:
             return batch
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         longest = batch.inputs.shape[1]
         return padded(batch, next((length for length in self._lengths if length >= longest), longest))
+
+    def token_losses(self, logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
+        """As the function of this name; on CUDA in one pass over the logits, without a float32 copy of them."""
+        before = _graphs()
+        losses: torch.Tensor = self._cross_entropy(logits, targets, reduction)
+        self._graphs_of_losses += _graphs() - before
+        return losses
+
+    def _graphs(self) -> int:
+        """Those of layers."""
+        return _graphs() - self._graphs_of_losses
+
+
+def token_losses(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
+    """[N] ("none") or their "sum", in float32: cross-entropies of logits [N, V] and targets [N], `IGNORED` ones 0."""
+    return torch.nn.functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction=reduction)
 
 
 def uncompiled(layers: CompiledLayers | None) -> AbstractContextManager[object]:
@@ -82,6 +105,15 @@ def check_compiler(device: torch.device, where: str) -> None:
     for name in lacking(device.type)[:1]:
         raise InvalidInputError(
             f"{where}: model.compile", f"this machine has no {name}: install what is missing, {_INSTEAD}"
+        )
+
+
+def check_graphs(mode: Compile, device: torch.device, where: str) -> None:
+    """Raises InvalidInputError for a mode that records CUDA graphs. With adapters, the first backward pass after a
+    recording crashed the process (torch 2.11, an H200)."""
+    if device.type == "cuda" and mode in _GRAPH_MODES:
+        raise InvalidInputError(
+            f"{where}: model.compile", f'"{mode}" records CUDA graphs, with which adapters crash; set "default"'
         )
 
 
@@ -177,18 +209,18 @@ def _counters() -> Any:
     return counters
 
 
-def _meter() -> CompileMeter:
-    """One that counts all compilations; those within another one are part of it."""
+def _meter(graphs: Callable[[], int]) -> CompileMeter:
+    """One that counts the seconds of all compilations, those within another one as part of it, and layers' graphs."""
     from torch._dynamo.callback import callback_handler
 
-    meter, begun, before = CompileMeter(), [0.0], _graphs()
+    meter, begun, before = CompileMeter(), [0.0], graphs()
 
     def start(_: Any) -> None:
         begun[0] = time.perf_counter()
 
     def end(_: Any) -> None:
         meter.seconds += time.perf_counter() - begun[0]
-        meter.graphs = _graphs() - before
+        meter.graphs = graphs() - before
 
     callback_handler.register_start_callback(start)
     callback_handler.register_end_callback(end)

@@ -14,11 +14,9 @@ from trainctl.trainer.attention import torch_masks, torch_varlen
 from trainctl.trainer.attention.document_bounds import VARLEN, document_bounds
 from trainctl.trainer.backends.base import NO_REFERENCE, SUREST, VOCABULARY_FLOATS, BatchOutputs, Functions
 from trainctl.trainer.backends.chunked_loss import TorchChunks
-from trainctl.trainer.backends.torch_compile import CompiledLayers, uncompiled
+from trainctl.trainer.backends.torch_compile import IGNORED, CompiledLayers, token_losses, uncompiled
 from trainctl.trainer.data.batch import Batch, Tokens
 from trainctl.trainer.objectives.objective import Vocabulary
-
-_IGNORED = -100
 
 
 class TorchOutputs:
@@ -82,9 +80,13 @@ class TorchOutputs:
         return nullcontext() if self._adapter is None else self._model.disable_adapter()
 
     def _logits(self, batch: Batch) -> torch.Tensor:
+        return self._own_logits(batch).float()
+
+    def _own_logits(self, batch: Batch) -> torch.Tensor:
+        """[B, L, V], in the model's data type."""
         with self._documents(batch) as documents:
             logits: torch.Tensor = self._model(**self._inputs(batch), use_cache=False, **documents).logits
-        return logits.float()
+        return logits
 
     def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The model's arguments; for an encoder also the mask of its padding."""
@@ -99,14 +101,15 @@ class TorchOutputs:
         """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already; of counted targets, or
         of `every` one."""
         wanted = batch.every_target if every else batch.counted
-        targets = self._integers(np.where(wanted > 0, batch.targets, _IGNORED))
+        targets = self._integers(np.where(wanted > 0, batch.targets, IGNORED))
         if logits is None and self.chunks is not None and (size := self.chunks.chunk_tokens(targets.numel())):
             with self._documents(batch) as documents:
                 inputs = self._integers(batch.inputs)
-                losses: torch.Tensor = self.chunks.token_losses(inputs, targets, size, _IGNORED, **documents)
+                losses: torch.Tensor = self.chunks.token_losses(inputs, targets, size, IGNORED, **documents)
             return losses.sum() if reduction == "sum" else losses.view(targets.shape)
-        flat = (self._logits(batch) if logits is None else logits).flatten(0, 1)
-        losses = torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction=reduction)
+        flat = (self._own_logits(batch) if logits is None else logits).flatten(0, 1)
+        compute = token_losses if self.compiled is None else self.compiled.token_losses
+        losses = compute(flat, targets.flatten(), reduction)
         return losses if reduction == "sum" else losses.view(targets.shape)
 
     @contextmanager
