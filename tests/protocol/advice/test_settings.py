@@ -131,7 +131,7 @@ def test_the_peak_micro_batch_has_its_command() -> None:
 
 def test_commands_set_what_a_run_file_has() -> None:
     """Each changes a run file that can be read."""
-    settings = ("dtype=auto", "dtype=bfloat16", "gradient_checkpointing=all", "compile=default")
+    settings = ("dtype=auto", "dtype=bfloat16", "dtype=float16", "gradient_checkpointing=all", "compile=default")
     for setting in (*(f"model.{one}" for one in settings), "data.packing=best-fit"):
         table, _, rest = setting.partition(".")
         name, _, value = rest.partition("=")
@@ -187,7 +187,8 @@ def test_a_processor_beside_a_card_needs_measured_products(bfloat16: float | Non
     box = node_of("box", 1.0, device="cpu", profiles=(profile_of(matmul=rates),))
     both = msgspec.structs.replace(FACTS, nodes=(node_of("new", 2.0, device="NVIDIA A100"), box))
     found = point("precision", both, model={"dtype": "float32"})
-    assert (found.state, found.command.endswith("model.dtype=auto")) == (state, state == "change")
+    assert found.state == state
+    assert found.command == ("trainctl run run.toml --set model.dtype=bfloat16" if state == "change" else "")
 
 
 def test_float16_is_fine_where_the_device_is_as_fast_in_it() -> None:

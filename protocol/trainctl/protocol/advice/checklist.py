@@ -82,8 +82,7 @@ def _precision(config: RunFile, facts: AdviceFacts) -> Check:
     text = f"products in {narrow} are {ratios[slowest]:.2g} x as fast as in {dtype} on {slowest}"
     if ratios[slowest] < FASTER_PRODUCTS:
         return Check("precision", "ok", f"{dtype}: {text}")
-    all_measured = len(ratios) == len(facts.nodes)
-    return Check("precision", "change", text, _set(facts, f"model.dtype={narrow}") if all_measured else auto)
+    return Check("precision", "change", text, _set(facts, f"model.dtype={narrow}"))
 
 
 def _preset(config: RunFile, facts: AdviceFacts) -> Iterator[Check]:
