@@ -33,6 +33,8 @@ from trainctl.trainer.data import batch as batches
 from trainctl.trainer.step.stopwatch import Stopwatch
 
 ALL = os.environ.get("TRAINCTL_COMPILE") == "all"
+HEADERS = "( and no header files of Python)?"
+"""At the end of what is missing, on a machine that has none."""
 LORA = {"adapter": {"kind": "lora", "rank": 4, "dropout": 0.1}}
 SAVING = {"model__gradient_checkpointing": "all", "model__chunked_loss": "on"}
 RAGGED = ("4x20", "3x17", "2x9", "1x8", "1x20")
@@ -137,7 +139,9 @@ def test_a_machine_without_a_compiler_is_refused(
     monkeypatch.delenv("CXX", raising=False)
     assert compiler_of("C++") is compiler_of("C") is None
     config = run_file(model__compile="default", nodes__here={"backend": "torch", "device": "cpu"})
-    with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.compile: this machine has no C\+\+ compiler: "):
+    with pytest.raises(
+        InvalidInputError, match=rf"^run\.toml: model\.compile: this machine has no C\+\+ compiler{HEADERS}: "
+    ):
         load(config, config.nodes["here"], "run.toml")
     load(config, config.nodes["here"], "run.toml", trains=False)  # nothing to compile
 
@@ -148,9 +152,7 @@ def test_what_a_cuda_device_lacks_is_named_too(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert lacking("cuda")[:2] == ("triton", "C compiler")
     assert lacking("cpu")[0] == "C++ compiler" and "triton" not in lacking("cpu")
-    with pytest.raises(
-        InvalidInputError, match=r"this machine has no triton: install what is missing, or set compile = \"off\""
-    ):
+    with pytest.raises(InvalidInputError, match=rf"this machine has no triton and no C compiler{HEADERS}: "):
         torch_compile.check_compiler(torch.device("cuda"), "run.toml")
     found = {"cuda": ("triton",), "cpu": ()}
     assert [lacks_of(found, device) for device in ("auto", "cuda:1", "cpu", "mps")] == [
@@ -160,6 +162,19 @@ def test_what_a_cuda_device_lacks_is_named_too(tmp_path: Path, monkeypatch: pyte
         None,
     ]
     assert lacks_of({}, "auto") is lacks_of(None, "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("lacks", "says"), [(("triton",), "no triton"), (("triton", "C compiler"), "no triton and no C compiler")]
+)
+def test_all_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, lacks: tuple[str, ...], says: str) -> None:
+    monkeypatch.setattr(torch_compile, "lacking", lambda kind: lacks)
+    with pytest.raises(InvalidInputError) as refused:
+        torch_compile.check_compiler(torch.device("cuda"), "run.toml")
+    assert str(refused.value) == (
+        f"run.toml: model.compile: this machine has {says}: install what is missing, "
+        'or set compile = "off" in [nodes.NAME] of this machine'
+    )
 
 
 @pytest.mark.needs("compiler")

@@ -102,10 +102,9 @@ def uncompiled(layers: CompiledLayers | None) -> AbstractContextManager[object]:
 
 def check_compiler(device: torch.device, where: str) -> None:
     """Raises InvalidInputError if this machine lacks what compiles for the device."""
-    for name in lacking(device.type)[:1]:
-        raise InvalidInputError(
-            f"{where}: model.compile", f"this machine has no {name}: install what is missing, {_INSTEAD}"
-        )
+    if names := lacking(device.type):
+        problem = f"this machine has no {' and no '.join(names)}: install what is missing, {_INSTEAD}"
+        raise InvalidInputError(f"{where}: model.compile", problem)
 
 
 def check_graphs(mode: Compile, device: torch.device, where: str) -> None:
