@@ -5,16 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.run_tables import Compile, RunFile
+from trainctl.protocol.config.run_tables import Compile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, judged
 from trainctl.protocol.machine.devices import resolve_alone
 from trainctl.trainer.backends.torch_compile import check_compiler
 from trainctl.trainer.backends.torch_device import choose_device
-from trainctl.trainer.selftest.short_training import Learned, largest_difference, learn
+from trainctl.trainer.selftest.short_training import Learned, changed, largest_difference, learn
 
 TOLERANCES: Final[Mapping[str, float]] = {"float32": 1e-4, "bfloat16": 5e-3, "float16": 2e-3}
 """Largest relative difference of a loss from that without compilation, in the same data type."""
@@ -33,22 +31,14 @@ def check_compile(file: Path, node: str) -> CheckOutcome:
     faults, said, figures = list[str](), list[str](), dict[str, Any]()
     for mode, dtype in _MODES.items():
         if mode == "default" or device.type == "cuda":
-            resolved = _with(config, node, dtype)
-            plain, compiled = (learn(_compiling(resolved, one), node, file.parent) for one in ("off", mode))
+            resolved = resolve_alone(changed(config, {"model": {"dtype": dtype}}), node, "self-test")
+            settings = [changed(resolved, {"model": {"compile": one}}) for one in ("off", mode)]
+            plain, compiled = (learn(one, node, file.parent) for one in settings)
             found = _compared(plain, compiled, TOLERANCES[resolved.model.computed])
             figures[mode] = {"dtype": resolved.model.dtype, **found}
             said.append(f"{mode} {found['difference']:.1e}, first step {found['first_step_seconds']:.1f} s")
             faults += _faults(mode, found)
     return judged(faults, f"torch {device}: losses differ from those uncompiled by {'; '.join(said)}", modes=figures)
-
-
-def _with(config: RunFile, node: str, dtype: Any) -> RunFile:
-    model = msgspec.structs.replace(config.model, dtype=dtype)
-    return resolve_alone(msgspec.structs.replace(config, model=model), node, "self-test")
-
-
-def _compiling(config: RunFile, mode: Any) -> RunFile:
-    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, compile=mode))
 
 
 def _compared(plain: Learned, compiled: Learned, tolerance: float) -> dict[str, Any]:

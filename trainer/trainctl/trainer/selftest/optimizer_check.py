@@ -4,16 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import torch
 
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, combined, failed, judged
 from trainctl.trainer.backends.torch_device import choose_device
 from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.selftest.short_training import Learned, largest_difference, learn
+from trainctl.trainer.selftest.short_training import Learned, changed, largest_difference, learn
 
 LORA: Final = {"adapter": {"kind": "lora", "rank": 4}}
 
@@ -44,7 +42,7 @@ def check_optimizers(file: Path, node: str) -> CheckOutcome:
     def learned(tables: Mapping[str, Mapping[str, Any]]) -> Learned:
         key = repr(tables)
         if key not in known:
-            known[key] = learn(_changed(config, tables), node, file.parent)
+            known[key] = learn(changed(config, tables), node, file.parent)
         return known[key]
 
     return combined([(name, _tried(name, trial, device, learned)) for name, trial in TRIALS.items()])
@@ -70,8 +68,3 @@ def _tried(name: str, trial: Trial, device: torch.device, learned: Any) -> Check
         faults, f"{found.device}: losses differ by {apart:.1e} from those without", difference=apart,
         tolerance=trial.tolerance, losses=found.losses, losses_without=exact.losses, step_seconds=found.step_seconds,
     )  # fmt: skip
-
-
-def _changed(config: RunFile, tables: Mapping[str, Mapping[str, Any]]) -> RunFile:
-    replaced = {name: msgspec.structs.replace(getattr(config, name), **fields) for name, fields in tables.items()}
-    return msgspec.structs.replace(config, **replaced)

@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from trainctl.protocol.config import run_file
 from trainctl.protocol.machine.check_outcome import CheckOutcome, judged
-from trainctl.trainer.selftest.short_training import Learned, largest_difference, learn
+from trainctl.trainer.selftest.short_training import Learned, changed, largest_difference, learn
 
 TOLERANCES: Final[Mapping[str, float]] = {"bfloat16": 1e-2, "bf16-sr": 2e-2, "float16": 2e-3}
 """Largest relative difference of a loss from that in float32."""
@@ -20,9 +18,8 @@ def check_precision(file: Path, node: str) -> CheckOutcome:
     """The losses of a few steps in each data type, on the backend and device of `node` in a run file."""
     config = run_file.read(file)
 
-    def learned(dtype: Any) -> Learned:
-        model = msgspec.structs.replace(config.model, dtype=dtype)
-        return learn(msgspec.structs.replace(config, model=model), node, file.parent)
+    def learned(dtype: str) -> Learned:
+        return learn(changed(config, {"model": {"dtype": dtype}}), node, file.parent)
 
     exact, device, *_ = learned("float32")
     faults = [] if exact[-1] < exact[0] * (1 - LEAST_DECLINE) else [f"float32: the loss doesn't fall: {exact}"]

@@ -2,8 +2,11 @@
 
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.trainer.backends.load import load
@@ -24,6 +27,12 @@ class Learned(NamedTuple):
     step_seconds: list[float]  # wall time of each step
     compile_seconds: float  # of the model's compiler, over all steps
     graphs: int  # that it compiled
+
+
+def changed(config: RunFile, tables: Mapping[str, Mapping[str, Any]]) -> RunFile:
+    """The run file with other values in some tables, by their names."""
+    replaced = {name: msgspec.structs.replace(getattr(config, name), **fields) for name, fields in tables.items()}
+    return msgspec.structs.replace(config, **replaced)
 
 
 def learn(config: RunFile, node: str, folder: Path) -> Learned:

@@ -1,9 +1,8 @@
 """Whether packed samples learn by torch's varlen_attn as they do with a mask."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import torch
 
 from trainctl.protocol.config import run_file
@@ -11,7 +10,7 @@ from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, judged
 from trainctl.trainer.attention import torch_varlen
 from trainctl.trainer.attention.document_bounds import VARLEN
 from trainctl.trainer.backends.torch_device import choose_device
-from trainctl.trainer.selftest.short_training import Learned, largest_difference, learn
+from trainctl.trainer.selftest.short_training import Learned, changed, largest_difference, learn
 from trainctl.trainer.selftest.small_assets import make_rows
 
 TOLERANCE: Final = 2e-3
@@ -25,11 +24,11 @@ def check_varlen(file: Path, node: str) -> CheckOutcome:
     if (fault := torch_varlen.device_fault(device, torch.bfloat16)) is not None:
         return absent(f'attention = "{VARLEN}" {fault}')
     rows = make_rows(file.parent / "rows")
-    data = msgspec.structs.replace(config.data, path=str(rows), kind="rows", packing="best-fit")
+    data = {"path": str(rows), "kind": "rows", "packing": "best-fit"}
 
-    def learned(attention: Any) -> Learned:
-        model = msgspec.structs.replace(config.model, dtype="bfloat16", attention=attention)
-        return learn(msgspec.structs.replace(config, data=data, model=model), node, file.parent)
+    def learned(attention: str) -> Learned:
+        tables = {"data": data, "model": {"dtype": "bfloat16", "attention": attention}}
+        return learn(changed(config, tables), node, file.parent)
 
     found, masked = learned(VARLEN), learned("auto")
     apart = largest_difference(found.losses, masked.losses)
