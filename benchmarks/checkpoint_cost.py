@@ -33,6 +33,8 @@ from trainctl.trainer.step.progress import Progress
 MOST_COPY, MOST_STEP, MOST_LATE_STEP = 1.1, 1.05, 1.2
 """Bars: the copy over a memcpy, and the median and the 95th percentile of steps while a checkpoint is written, over the
 median of the other steps."""
+CACHE_BYTES = 256 << 20
+"""More than a processor's cache."""
 LONGEST_SECONDS = 120.0
 """After this the steps measured so far are what counts."""
 
@@ -76,16 +78,19 @@ class Rank:
 
 
 def copies(rank: Rank, pairs: int) -> list[float]:
-    """The copy over a memcpy of the same arrays into memory that was touched before."""
+    """The copy over a memcpy of the same arrays into memory that was touched before. Each begins with a cache that holds
+    neither its arrays nor the other's: what the copy writes is what the memcpy reads."""
     state = rank.saver.copy().state
     arrays = [array for part in (state.weights, *state.slots.values()) for array in part.values()]
-    into = [array.copy() for array in arrays]
+    into, others = [array.copy() for array in arrays], np.ones(CACHE_BYTES, np.uint8)
     ratios = []
     for _ in range(pairs):
+        others += 1
         begun = time.perf_counter()
         for array, other in zip(arrays, into, strict=True):
             np.copyto(other, array)
         plain = time.perf_counter() - begun
+        others += 1
         ratios.append(rank.saver.copy().loop_seconds / plain)
     return ratios
 
