@@ -41,7 +41,8 @@ Compute = Callable[..., Any]
 
 def by_document(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor,
-    longest: int, longest_key: int, *, scale: float | None, window_size: tuple[int, int], enable_gqa: bool,
+    longest: int, longest_key: int, *, scale: float | None, window_size: tuple[int, int],
+    enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """What torch documents of `varlen_attn` with the window of causal attention."""
     assert starts is ends
@@ -162,6 +163,25 @@ def test_it_stands_with_adapters_and_what_saves_memory(
     assert kernel.calls == SMALL["num_hidden_layers"] * (2 if settings else 1), "checkpointed layers twice"
 
 
+def test_heads_are_repeated_for_a_kernel_that_takes_no_groups(
+    saved: Callable[[str], Path], load_model: Callable[..., Backend], kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.11's. Its function has no argument for them."""
+    heads = []
+
+    def ungrouped(query: torch.Tensor, key: torch.Tensor, *given: Any, **how: Any) -> torch.Tensor:
+        heads.append((query.shape[1], key.shape[1]))
+        assert "enable_gqa" not in how
+        return kernel(query, key, *given, **how)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.11.0"))
+    monkeypatch.setattr(varlen, "varlen_attn", ungrouped)
+    backend, masked = (load_model(saved("llama"), attention, kernel.device) for attention in ("varlen", "auto"))
+    assert_one_model(backend, masked, kernel.device)
+    assert {*heads} == {(SMALL["num_attention_heads"], SMALL["num_attention_heads"])}
+    assert SMALL["num_key_value_heads"] < SMALL["num_attention_heads"], "or there is nothing to repeat"
+
+
 def test_no_mask_is_made_for_packs(
     saved: Callable[[str], Path], load_model: Callable[..., Backend], kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +259,8 @@ def test_mlx_is_refused_with_the_reason(run_file: Callable[..., Any], assets: Pa
     [
         ("2.13.0", (8, 0), torch.bfloat16, None),
         ("2.14.1", (12, 0), torch.float16, None),
-        ("2.12.1", (8, 0), torch.bfloat16, "needs torch 2.13 or newer, and 2.12.1 is installed"),
+        ("2.11.0", (8, 0), torch.bfloat16, None),
+        ("2.10.1", (8, 0), torch.bfloat16, "needs torch 2.11 or newer, and 2.10.1 is installed"),
         ("2.13.0", (7, 5), torch.float16, "needs an NVIDIA GPU of the Ampere generation or newer"),
         ("2.13.0", (9, 0), torch.float32, "computes in 16 bits"),
     ],

@@ -3,7 +3,7 @@
 transformers calls it through its attention interface. It gets the documents' bounds as the arguments that transformers
 has for FlashAttention. Batches without packs are computed as by transformers' "sdpa".
 
-The kernel is FlashAttention 2 (Dao 2023). Its limits are those of torch 2.13's documentation and source.
+The kernel is FlashAttention 2 (Dao 2023). Its limits are those of torch's documentation and source, 2.11 to 2.13.
 """
 
 import importlib.util
@@ -16,8 +16,10 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.attention import torch_masks
 from trainctl.trainer.attention.document_bounds import VARLEN, DocumentBounds
 
-_TORCH: Final = (2, 13)
-"""The first version with the arguments that are used here."""
+_TORCH: Final = (2, 11)
+"""The first version with `scale` and `window_size`."""
+_GROUPED_HEADS: Final = (2, 12)
+"""The first version whose kernel takes fewer key and value heads than query heads."""
 _CAPABILITY: Final = (8, 0)
 """Least compute capability of FlashAttention 2: Ampere."""
 _DTYPES: Final = (torch.float16, torch.bfloat16)
@@ -139,9 +141,12 @@ def _kernel(
     """[tokens, heads, size]: causal attention within each document."""
     from torch.nn.attention.varlen import varlen_attn
 
-    found = varlen_attn(
-        query, key, value, starts, starts, longest, longest,
-        scale=scale, window_size=_CAUSAL, enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
+    groups, version, how = query.shape[1] // key.shape[1], torch.__version__, {"scale": scale, "window_size": _CAUSAL}
+    if version >= _GROUPED_HEADS:  # type: ignore[operator]
+        how["enable_gqa"] = groups > 1
+    elif groups > 1:
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    kernel: Any = varlen_attn  # its arguments differ by version
+    found = kernel(query, key, value, starts, starts, longest, longest, **how)
     assert isinstance(found, torch.Tensor), "no auxiliary outputs were requested"
     return found
