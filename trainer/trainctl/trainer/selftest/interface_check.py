@@ -1,8 +1,9 @@
 """Whether two ranks of this machine sum through a network interface. Nothing of it leaves the machine."""
 
 import contextlib
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, cast
 
@@ -38,14 +39,28 @@ def check_interfaces(names: Sequence[str]) -> CheckOutcome:
 
 
 def _checked(engine: m.Engine, interface: str, standby: Standby) -> CheckOutcome:
-    try:
-        sums, seconds = _summed(engine, interface, standby)
-    except (TrainctlError, OSError) as error:
-        return failed(first_line(error))
+    with _logged() as warnings:
+        try:
+            sums, seconds = _summed(engine, interface, standby)
+        except (TrainctlError, OSError) as error:
+            return failed("; ".join([first_line(error), *warnings]))
     right = all(np.array_equal(one, _values(0) + _values(1)) for one in sums)
     size = ROWS * COLUMNS * 4
     said = f"two ranks summed {size:,} bytes in {seconds * 1000:.1f} ms"
     return judged([] if right else ["a sum of two ranks is wrong"], said, bytes=size, seconds=seconds)
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """The warnings of this process's ranks: what an engine said itself is there alone."""
+    said: list[str] = []
+    handler, source = logging.Handler(logging.WARNING), logging.getLogger("trainctl.trainer.collective")
+    handler.emit = lambda record: said.append(record.getMessage().splitlines()[0])  # type: ignore[method-assign]
+    source.addHandler(handler)
+    try:
+        yield said
+    finally:
+        source.removeHandler(handler)
 
 
 def _values(rank: int) -> Array:
