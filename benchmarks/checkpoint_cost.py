@@ -78,8 +78,8 @@ class Rank:
 
 
 def copies(rank: Rank, pairs: int) -> list[float]:
-    """The copy over a memcpy of the same arrays into memory that was touched before. Each begins with a cache that holds
-    neither its arrays nor the other's: what the copy writes is what the memcpy reads."""
+    """The copy over a memcpy of the same arrays into memory that was touched before. The cache is emptied before each,
+    as the memcpy reads what the copy has written."""
     state = rank.saver.copy().state
     arrays = [array for part in (state.weights, *state.slots.values()) for array in part.values()]
     into, others = [array.copy() for array in arrays], np.ones(CACHE_BYTES, np.uint8)

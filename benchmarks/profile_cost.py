@@ -2,12 +2,12 @@
 
     python benchmarks/profile_cost.py [--backend torch|mlx] [--pairs N] [--steps N] [--threads N]
 
-Two agents each host the same run; one trains while the other is paused, in turns. The first pairs are before any
-profile. Then each turn of the profiled run begins with a profile of 3 steps, and its steps count from the first one
-after the last recorded one: the loop waits for the profiler in it, and the trace is written during those that follow.
-A pair's ratio is the median step of the profiled run over that of the other; what is reported is the ratio after
-profiles over the ratio before, and the worst step over the other run's median. Prints a table, then one JSON object;
-exits 1 if the median is over the bar.
+Two agents each host the same run, both at once, so that what slows the machine slows both. Every other turn begins with
+a profile of 3 steps of one of them, and counts the steps that end after the last recorded one: the loop waits for the
+profiler in the first of these, and the trace is written during those that follow. A turn's ratio is the median step of
+the profiled run over that of the other in the same time. A pair is a turn with a profile and one without, in either
+order, and its figure the one's ratio over the other's. Prints a table, then one JSON object; exits 1 if the median is
+over the bar. It needs a core for each run.
 """
 
 import argparse
@@ -33,19 +33,21 @@ from trainctl.trainer import demo_assets
 BAR = 0.02
 """Largest part by which the steps after a profile may be longer or shorter."""
 PROFILED_STEPS = 3
-WARM_STEPS = 3
-"""Steps after a pause that are not counted: caches settle."""
+WARM_STEPS = 6
+"""Steps of both runs before the first turn."""
+POLL_SECONDS = 0.5
+"""Seldom, for asking takes time from what is measured."""
 
 
-class Pair(NamedTuple):
-    """The profiled run's steps over the median step of the other."""
+class Turn(NamedTuple):
+    """Steps of the profiled run over the median step of the other."""
 
     median: float
     worst: float
 
 
 class Side:
-    """A run under an agent of its own, paused but while its steps are measured."""
+    """A run under an agent of its own."""
 
     def __init__(self, config: dict[str, Any], state: Path) -> None:
         command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", NODE]
@@ -55,26 +57,23 @@ class Side:
         assert self._agent.stdout is not None
         self._client = BlockingClient(json.loads(self._agent.stdout.readline())["listen"]).__enter__()
         self._client.send("start-run", {"config": config}, timeout_seconds=120)
-        self._client.send("pause", {})
 
     @property
-    def _step(self) -> int:
+    def step(self) -> int:
+        """The last one."""
         run = self._client.snapshot(0).run
         assert run is not None
         return run.step
 
-    def steps(self, steps: int, *, profiled: bool) -> list[float]:
-        """Seconds of each step, by the times of the commits."""
+    def profile(self) -> int:
+        """The last step of a profile, once its trace is there."""
         known = self._newest_id
-        if profiled:
-            self._client.send("profile", {"steps": PROFILED_STEPS})
-        self._client.send("resume", {})
-        first = self._last_profiled(known) if profiled else self._step + WARM_STEPS
-        while self._step < first + steps:
-            time.sleep(0.1)
-        self._client.send("pause", {})
-        rows = self._client.steps(after_step=first - 1, limit=steps + 1).steps
-        return [after.committed_at - before.committed_at for before, after in itertools.pairwise(rows)]
+        self._client.send("profile", {"steps": PROFILED_STEPS})
+        while self._newest_id == known:
+            time.sleep(POLL_SECONDS)
+        done = self._client.traces(None, 1).profiles[-1].data
+        assert isinstance(done, Profiled), done.text
+        return done.last_step
 
     @property
     def _newest_id(self) -> int:
@@ -82,18 +81,14 @@ class Side:
         found = self._client.traces(None, 1).profiles
         return found[-1].id if found else 0
 
-    def _last_profiled(self, known: int) -> int:
-        """The last step of the profile after event `known`, once its trace is written."""
-        while self._newest_id == known:
-            time.sleep(0.1)
-        done = self._client.traces(None, 1).profiles[-1].data
-        assert isinstance(done, Profiled), done.text
-        return done.last_step
+    def commits(self, first: int) -> list[float]:
+        """Times of the commits from a step on."""
+        return [row.committed_at for row in self._client.steps(after_step=first - 1, limit=500).steps]
 
     def close(self) -> None:
         self._client.send("stop", {"checkpoint": False})
         while (run := self._client.snapshot(0).run) is not None and run.state in m.ACTIVE_RUN_STATES:
-            time.sleep(0.1)
+            time.sleep(POLL_SECONDS)
         self._client.__exit__(None, None, None)
         self._agent.terminate()
         self._agent.wait(20)
@@ -112,41 +107,51 @@ def main() -> int:
             before, after = measure(Path(folder), options)
         finally:
             kill_left(Path(folder))  # trainers outlive their agents
-    medians = [pair.median for pair in before]
-    base = statistics.median(medians)
-    found = interval([pair.median / base for pair in after])
-    worst = {"before": max(pair.worst for pair in before), "after": max(pair.worst for pair in after)}
-    print(f"{'pair':>4} {'before':>8} {'worst':>8} {'after a profile':>16} {'worst':>8}")
-    for number, (was, now) in enumerate(zip(before, after, strict=True), 1):
-        print(f"{number:>4} {was.median:>8.3f} {was.worst:>8.3f} {now.median:>16.3f} {now.worst:>8.3f}")
-    said = {"backend": options.backend, "bar": BAR, "before": interval(medians), "worst": worst, **found}
-    print(json.dumps(said))
+    ratios = [now.median / was.median for was, now in zip(before, after, strict=True)]
+    found, usual = interval(ratios), interval([turn.median for turn in before])
+    worst = {"before": max(turn.worst for turn in before), "after": max(turn.worst for turn in after)}
+    print(f"{'pair':>4} {'without':>8} {'worst':>8} {'after a profile':>16} {'worst':>8} {'ratio':>8}")
+    for number, (was, now, ratio) in enumerate(zip(before, after, ratios, strict=True), 1):
+        print(f"{number:>4} {was.median:>8.3f} {was.worst:>8.3f} {now.median:>16.3f} {now.worst:>8.3f} {ratio:>8.3f}")
+    print(json.dumps({"backend": options.backend, "bar": BAR, "without": usual, "worst": worst, **found}))
     return 0 if abs(found["median"] - 1) <= BAR else 1
 
 
-def measure(folder: Path, options: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
-    """The ratios of pairs before any profile, and of those after one."""
+def measure(folder: Path, options: argparse.Namespace) -> tuple[list[Turn], list[Turn]]:
+    """By pair, the turn without a profile and the one with it."""
     demo_assets.make_model(folder / "model")
     demo_assets.make_text(folder / "data")
     config = write_config(folder, options)
-    sides = [Side(config, folder / name) for name in ("profiled", "other")]
+    one, other = sides = tuple(Side(config, folder / name) for name in ("profiled", "other"))
     try:
-        return tuple(  # type: ignore[return-value]
-            [_pair(*sides, options.steps, number, profiled=profiled) for number in range(options.pairs)]
-            for profiled in (False, True)
-        )
+        for side in sides:
+            while side.step < WARM_STEPS:
+                time.sleep(POLL_SECONDS)
+        found: tuple[list[Turn], list[Turn]] = ([], [])
+        for number in range(options.pairs):
+            for profiled in (False, True) if number % 2 == 0 else (True, False):
+                found[profiled].append(_turn(one, other, options.steps, profiled=profiled))
+        return found
     finally:
         for side in sides:
             side.close()
 
 
-def _pair(one: Side, other: Side, steps: int, number: int, *, profiled: bool) -> Pair:
-    """The order alternates."""
-    turns = [lambda: one.steps(steps, profiled=profiled), lambda: other.steps(steps, profiled=False)]
-    order = (0, 1) if number % 2 == 0 else (1, 0)
-    found = {place: turns[place]() for place in order}
-    usual = statistics.median(found[1])
-    return Pair(statistics.median(found[0]) / usual, max(found[0]) / usual)
+def _turn(one: Side, other: Side, steps: int, *, profiled: bool) -> Turn:
+    first, beside = (one.profile() if profiled else one.step), other.step
+    while one.step < first + steps:
+        time.sleep(POLL_SECONDS)
+    commits = one.commits(first)[: steps + 1]
+    earlier = max(1, beside - 2 * steps)  # the other's steps began before the trace was there
+    meanwhile = [at for at in other.commits(earlier) if commits[0] <= at <= commits[-1]]
+    own, usual = (_seconds(times) for times in (commits, meanwhile))
+    middle = statistics.median(usual)
+    return Turn(statistics.median(own) / middle, max(own) / middle)
+
+
+def _seconds(commits: list[float]) -> list[float]:
+    """Of each step."""
+    return [after - before for before, after in itertools.pairwise(commits)]
 
 
 if __name__ == "__main__":
