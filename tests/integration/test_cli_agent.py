@@ -184,7 +184,7 @@ def test_status(agent: Agent) -> None:
     assert {"python", "torch", "numpy"} <= {name for name, _ in compute.pop("versions")}
     assert compute == {
         "dtype": "float32", "tf32": None, "compile": "off", "attention": "sdpa", "weights": "float32",
-        "deterministic": None, "cudnn_benchmark": None,
+        "deterministic": None, "cudnn_benchmark": None, "update": "",
     }  # fmt: skip
 
 

@@ -152,6 +152,7 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     (2, "2026-11-26", "Added Facts.compiler: the C++ compiler that torch.compile uses."),
     (2, "2026-11-27", "Added Facts.compile_lacks: what torch.compile needs for each kind of device and isn't there."),
     (2, "2026-11-27", "Added Compute.versions: the versions of what a rank computes with."),
+    (2, "2026-11-27", "Added Compute.update: the library whose kernel updates the weights on CUDA."),
     (2, "2026-11-27", "Added PeerBeat.late and PeerPing.taken: events for the record of a run that another node led."),
 )
 """(version, date, what it added), oldest first."""

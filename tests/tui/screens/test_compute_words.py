@@ -19,10 +19,10 @@ from trainctl.tui.text.styled_line import plain
 
 FOUR = run_view(4)
 FORGE = 2
-LONGEST = m.Compute("float16", True, "reduce-overhead", "varlen", "float32 adapters", True, False)
+LONGEST = m.Compute("float16", True, "reduce-overhead", "varlen", "float32 adapters", True, False, "triton")
 WORDS = {
     "dtype": "float16", "weights": "float32 adapters", "tf32": "on", "compile": "reduce-overhead",
-    "attention": "varlen", "deterministic": "on", "cudnn_benchmark": "off",
+    "attention": "varlen", "deterministic": "on", "cudnn_benchmark": "off", "update": "triton",
 }  # fmt: skip
 
 

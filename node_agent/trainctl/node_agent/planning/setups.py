@@ -60,5 +60,6 @@ def _words(setup: RankSetup) -> dict[str, str]:
             "attention": f"attention {compute.attention or 'unknown'}",
             "deterministic": "deterministic kernels" if compute.deterministic else "any kernels",
         }  # fmt: skip
+        words |= {"update": f"updates by {compute.update}"} if compute.update else {}
         words |= {f"version of {name}": f"{name} {version}" for name, version in compute.versions}
     return words

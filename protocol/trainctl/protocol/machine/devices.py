@@ -26,7 +26,8 @@ _CPU_FLAGS = ("avx512_bf16", "amx_bf16")
 """Of /proc/cpuinfo: torch's matrix library computes products in bfloat16 with these instructions."""
 SYSCTL_SECONDS: Final = 2.0
 """Longest that macOS may take to say the name of its chip."""
-_MLX_ON_CUDA = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
+MLX_FOR_CUDA: Final = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
+"""Distributions of MLX's library for NVIDIA GPUs."""
 
 
 @functools.cache
@@ -125,10 +126,10 @@ def _of_mlx() -> Iterator[DeviceTypes]:
         return
     if sys.platform == "darwin" and platform.machine() == "arm64":
         yield DeviceTypes("mlx", "gpu", _of_apple_gpu(apple_chip()))
-    elif any(installed_version(name) for name in _MLX_ON_CUDA):
+    elif any(installed_version(name) for name in MLX_FOR_CUDA):
         yield from (DeviceTypes("mlx", "gpu", one.types) for one in _of_cuda("mlx"))
     yield DeviceTypes("mlx", "cpu", ())
-    if any(installed_version(name) for name in _MLX_ON_CUDA):
+    if any(installed_version(name) for name in MLX_FOR_CUDA):
         yield from _hidden("mlx")
 
 

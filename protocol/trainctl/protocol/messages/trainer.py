@@ -185,6 +185,9 @@ class Compute(msgspec.Struct, frozen=True):
         None  # whether all kernels give the same bits each time; None: not chosen on the device
     )
     cudnn_benchmark: bool | None = None  # whether cuDNN times its algorithms; None: not a CUDA device
+    update: str = (
+        ""  # library whose kernel updates the weights: torch, triton or bitsandbytes; empty: not a CUDA device
+    )
     versions: tuple[tuple[str, str], ...] = ()  # pairs (name, version) of python, torch, numpy, cuda, driver ...
 
 

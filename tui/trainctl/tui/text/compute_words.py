@@ -12,7 +12,7 @@ def settings(compute: m.Compute) -> dict[str, str]:
     found = {
         "dtype": compute.dtype, "weights": compute.weights, "tf32": _switch(compute.tf32), "compile": compute.compile,
         "attention": compute.attention, "deterministic": _switch(compute.deterministic),
-        "cudnn_benchmark": _switch(compute.cudnn_benchmark),
+        "cudnn_benchmark": _switch(compute.cudnn_benchmark), "update": compute.update,
     }  # fmt: skip
     return {name: clean(value) for name, value in found.items() if value}
 
