@@ -23,6 +23,7 @@ from tests.waiting import HANG_SECONDS, slowness
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.protocol.machine import process_title
+from trainctl.protocol.machine.devices import MLX_FOR_CUDA
 from trainctl.trainer.collective.channel import Reduce
 from trainctl.trainer.collective.fork_client import ForkStandby
 from trainctl.trainer.collective.group import ReducerGroup
@@ -369,7 +370,7 @@ def test_each_reducer_imports_mlx_for_cuda_itself(tmp_path: Path, monkeypatch: p
     """A forked process can't use CUDA; the build for it is known by its distribution's name."""
     made = tmp_path / "mlx_cuda_13-0.1.dist-info"
     made.mkdir()
-    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx-cuda-13\nVersion: 0.1\n")
+    (made / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {MLX_FOR_CUDA[-1]}\nVersion: 0.1\n")
     paths = [str(tmp_path), *filter(None, sys.path)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 

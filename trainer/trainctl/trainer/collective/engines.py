@@ -5,7 +5,6 @@ other Python thread runs; a process that may not wait forever needs a timer of t
 """
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -28,8 +27,6 @@ _SLOWEST_STEP = timedelta(days=1)
 _HEAD_START_SECONDS = 0.015
 _RETRY_SECONDS = 0.005
 _MODULES: dict[Engine, str] = {"gloo": "torch", "ring": "mlx"}
-_MLX_FOR_CUDA = ("mlx-cuda-12", "mlx-cuda-13")
-"""Distributions of MLX's library for NVIDIA GPUs."""
 
 
 class Collective(Protocol):
@@ -169,17 +166,13 @@ def load(engine: Engine) -> Collective:
     return Gloo() if engine == "gloo" else Ring()
 
 
-def survives_fork(engine: Engine) -> bool:
+def usable_after_fork(engine: Engine) -> bool:
     """Whether a process that is forked can use the engine that its parent has imported. CUDA can't be used in one, and
-    MLX's build for CUDA takes all its memory from it."""
-    return engine != "ring" or not any(map(_is_distribution, _MLX_FOR_CUDA))
+    MLX's library for CUDA allocates all its memory through it."""
+    from trainctl.protocol.machine.devices import MLX_FOR_CUDA
+    from trainctl.protocol.machine.facts import installed_version
 
-
-def _is_distribution(name: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return False
+    return engine != "ring" or not any(map(installed_version, MLX_FOR_CUDA))
 
 
 def installed() -> tuple[Engine, ...]:

@@ -1,4 +1,5 @@
 """The process that makes a trainer's reducers on Linux: it imports an engine once, and forks when a group is formed.
+MLX for CUDA is imported by each reducer instead.
 
     python -m trainctl.trainer.collective.forkserver --channel FD
 
@@ -56,7 +57,7 @@ class ForkServer:
                 close_all(descriptors)
 
     def _prepare(self, engine: Engine) -> None:
-        if engine not in self._engines and engines.survives_fork(engine):  # else each reducer imports it itself
+        if engine not in self._engines and engines.usable_after_fork(engine):  # else each reducer imports it itself
             gc.disable()  # what is imported stays
             with contextlib.suppress(Exception):  # a reducer that tries it again says what is wrong
                 self._engines[engine] = engines.load(engine)
