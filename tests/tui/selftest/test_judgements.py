@@ -12,6 +12,7 @@ from trainctl.tui.selftest.training_checks import (
     AFTER,
     BEFORE,
     FORK,
+    JUDGED,
     STEPS,
     TwoRanks,
     judge_checkpoint,
@@ -67,6 +68,14 @@ def test_two_ranks_must_have_one_ranks_losses() -> None:
     assert judge_losses(run).status == "ok"
     assert judge_losses(run._replace(losses={**CURVE, 3: CURVE[3] * (1 + 1e-5)})).status == "failed"
     assert judge_losses(run._replace(alone={})).status == "failed"
+
+
+@pytest.mark.parametrize(("step", "status"), [(JUDGED, "failed"), (JUDGED + 1, "ok")])
+def test_losses_after_those_judged_are_only_reported(step: int, status: str) -> None:
+    curve = {number: 5.0 - number / 50 for number in range(1, 101)}
+    found = judge_losses(two_ranks()._replace(losses={**curve, step: curve[step] * (1 + 1e-4)}, alone=curve))
+    assert found.status == status
+    assert found.figures["difference_of_all"] == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize(

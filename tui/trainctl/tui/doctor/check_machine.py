@@ -108,6 +108,7 @@ def _compiler(look: Look, facts: m.Facts) -> Iterator[Finding]:
         text += f"; [model] compile can be used on {' and '.join(able)}"
     for kind, lacks in known.items():
         text += f"; [model] compile can't be used on {kind}: no {' and no '.join(lacks)}" if lacks else ""
+        text += ", and updates in bfloat16 take several times as long" if lacks and kind == "cuda" else ""
     if facts.compile_lacks is None and not facts.compiler:  # of an agent that doesn't say it by device
         text += ": torch needs one for compile in [model], which is off by default"
     yield Finding("ok", look.name, "compiler", text)
