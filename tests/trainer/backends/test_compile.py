@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -256,6 +257,38 @@ def test_padding_changes_no_number(run_file: Callable[..., Any]) -> None:
     assert backend.token_log_probabilities(wide)[:, 13:].any() is np.False_
 
 
+@pytest.mark.needs("compiler")
+@pytest.mark.timeout(HANG_SECONDS)
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_a_compiled_loss_is_that_uncompiled(
+    run_file: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reduction: str
+) -> None:
+    """As on CUDA, by a compiler that runs its graphs as they are: sums and losses of single tokens, of varying sizes;
+    no others are compiled, and none are counted as layers'."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch_compile, "_LOSS_DEVICES", ("cpu",))
+    torch._dynamo.reset()
+    counters.clear()
+    config = run_file(model__compile="default", data__kind="rows")
+    compiled, plain = (
+        load(one, one.nodes["here"], "run.toml")
+        for one in (config, msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, compile="off")))
+    )
+    layers = compiled._compiled
+    stance: Any = torch.compiler.set_stance
+    with stance("default", force_backend="eager"):
+        for rows, length in ((3, 20), (2, 17), (4, 9), (1, 9)):
+            given = batch(rows, length)
+            found, expected = (one._outputs.losses(given, None, reduction) for one in (compiled, plain))
+            assert found.requires_grad
+            torch.testing.assert_close(found, expected)
+        losses = layers._graphs_of_losses
+        assert 1 <= losses <= 3, "sizes are symbolic"
+        assert compiled.compile_meter.graphs == layers._graphs() > 0
+        assert compiled.evaluate(batch(5, 11)).losses == plain.evaluate(batch(5, 11)).losses
+        assert layers._graphs_of_losses == losses
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_graphs_are_not_recorded_with_adapters(mode: Any, kind: str) -> None:
@@ -266,7 +299,7 @@ def test_graphs_are_not_recorded_with_adapters(mode: Any, kind: str) -> None:
     with pytest.raises(InvalidInputError) as refusal:
         torch_compile.check_graphs(mode, device, "run.toml")
     assert str(refusal.value) == (
-        f'run.toml: model.compile: "{mode}" records CUDA graphs, with which adapters crash; set "default"'
+        f'run.toml: model.compile: "{mode}" records CUDA graphs, and adapters crash with them; set "default"'
     )
 
 

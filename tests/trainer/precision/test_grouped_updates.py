@@ -1,14 +1,17 @@
 """Parameters that are updated together get the bits that each gets by itself."""
 
 import functools
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from trainctl.protocol.config.run_tables import OptimizerTable
 from trainctl.trainer.backends import torch_adamw
-from trainctl.trainer.precision.torch_weights import RoundedWeights, SplitWeights, TorchWeights
+from trainctl.trainer.precision.torch_weights import KernelParts, OwnWeights, RoundedWeights, SplitWeights, TorchWeights
 
 SHAPES = ((7, 5), (11,), (3, 40), (2,), (300, 7), (4, 4), (9,))
 """The fifth is larger than a piece."""
@@ -65,3 +68,41 @@ def test_a_group_has_the_bits_of_its_parameters_alone(
 def test_groups_hold_neighbours_up_to_the_size_of_a_piece(most: int, found: list[tuple[int, int]]) -> None:
     groups = torch_adamw._grouped([2, 3, 9, 1, 2, 2], most)
     assert [(group.start, group.stop) for group in groups] == found
+
+
+def owned(parameters: list[torch.nn.Parameter]) -> OwnWeights:
+    return OwnWeights(parameters)
+
+
+@pytest.mark.parametrize("weights", [owned, SplitWeights, ROUNDED[0]], ids=["float32", "split", "rounded"])
+@pytest.mark.parametrize("kind", ["adamw", "adamw-8bit"])
+def test_gradients_are_multiplied_by_the_factor(weights: Callable[..., TorchWeights], kind: Any) -> None:
+    """Weights hardly depend on it with AdamW, but the moments do."""
+    draw = torch.Generator().manual_seed(1)
+    values, gradients = ([torch.randn(shape, generator=draw) for shape in SHAPES] for _ in range(2))
+    found = []
+    for factor, scale in ((0.5, 1.0), (1.0, 0.5), (1.0, 1.0)):
+        made = weights([torch.nn.Parameter(value.clone()) for value in values])
+        optimizer = torch_adamw.adamw(made, OptimizerTable(kind=kind, learning_rate=1e-2))
+        optimizer.update(1e-2, [gradient * scale for gradient in gradients], factor)
+        found.append(torch.cat([moment.flatten() for moment in optimizer.moments("exp_avg")]))
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2] / 2)
+
+
+@pytest.mark.parametrize("missing", [("C compiler",), ()], ids=["no compiler", "no triton"])
+def test_without_a_kernel_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: tuple[str, ...]
+) -> None:
+    """Parameters of a CUDA device, as far as the choice looks at them."""
+    weights = SplitWeights([torch.nn.Parameter(torch.zeros(8))])
+    on_cuda = KernelParts(SimpleNamespace(device=torch.device("cuda")), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(weights, "kernel_parts", lambda update: [on_cuda])
+    monkeypatch.setattr(torch_adamw, "lacking", lambda kind: missing)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert torch_adamw._triton_update(weights) is None
+    (said,) = caplog.messages
+    assert said.startswith("AdamW takes one operation at a time, several times as long as one kernel: ")
+    assert said.endswith(
+        "this machine has no C compiler" if missing else "import of triton halted; None in sys.modules"
+    )

@@ -217,7 +217,7 @@ class Backend(ABC):
 
     @abstractmethod
     def update(self, learning_rate: float, factor: float) -> None:
-        """AdamW with the accumulators times `factor` as gradient."""
+        """AdamW with the accumulators times `factor` as gradient; what they hold is undefined afterwards."""
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> Sums:

@@ -10,6 +10,7 @@ weights allow it, as a GPU takes longer to start on one than to update it.
 """
 
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,9 +21,12 @@ from trainctl.protocol.config.run_tables import OptimizerTable
 from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.protocol.machine.compilers import lacking
 from trainctl.trainer.backends.base import ADAMW_SLOTS
+from trainctl.trainer.common.code_cache import code_cache
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.precision.torch_weights import TorchWeights
 
 log = logging.getLogger(__name__)
+_ONE_BY_ONE = "AdamW takes one operation at a time, several times as long as one kernel"
 _BLOCK_VALUES = 256
 """Values that share a largest magnitude: bitsandbytes' constant."""
 _FEWEST_VALUES = 4096
@@ -41,9 +45,12 @@ class AdamW(ABC):
     """The update of some weights; decay on matrices only. Its moments are allocated at once, so that a lack of memory
     shows at load."""
 
+    kernel = "torch"
+    """The library whose kernels compute it."""
+
     @abstractmethod
     def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
-        """By `factor` times float32 gradients in the order of the weights; what they hold afterwards is undefined."""
+        """By `factor` times float32 gradients in the order of the weights, whose contents are undefined afterwards."""
 
     @property
     @abstractmethod
@@ -154,6 +161,8 @@ class _Pieces(AdamW):
         self._groups = [*_grouped([p.numel() for p in parameters], min(self._size, weights.group_values))]
         """Of parameters that are updated together."""
         self._kernel = None if self._offloaded else _triton_update(weights)
+        if self._kernel is not None:
+            self.kernel = "triton"
 
     @torch.no_grad()
     def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
@@ -233,14 +242,20 @@ class _Pieces(AdamW):
 def _triton_update(weights: TorchWeights) -> Any:
     """One kernel that updates all parameters of a CUDA device; None where there is none, or Triton can't compile it."""
     parts = weights.kernel_parts(1)
-    if parts is None or parts[0].weights.device.type != "cuda" or lacking("cuda"):
+    if parts is None or parts[0].weights.device.type != "cuda":
         return None
-    from trainctl.trainer.precision.triton_update import TritonUpdate
-
+    if names := lacking("cuda"):
+        log.warning("%s: this machine has no %s", _ONE_BY_ONE, " and no ".join(names))
+        return None
     try:
-        return TritonUpdate.tried(parts)
+        os.environ.setdefault("TRITON_CACHE_DIR", str(code_cache("triton")))
+        from trainctl.trainer.precision.triton_update import TritonUpdate
+
+        return TritonUpdate.compiled(parts)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # noqa: BLE001  whatever the library raises
-        log.warning("AdamW takes one operation at a time, as Triton can't compile its kernel: %s", error)
+        log.warning("%s: Triton can't compile its kernel: %s", _ONE_BY_ONE, first_line(error))
         return None
 
 
@@ -260,6 +275,8 @@ class _BitsAndBytes(AdamW):
     """bitsandbytes', on a piece of a parameter at a time: on a CPU it takes several float32 values for each one that it
     updates. A piece is whole blocks, so each value is updated as in the whole. Of a parameter with fewer than 4,096
     values, the moments stay in float32."""
+
+    kernel = "bitsandbytes"
 
     def __init__(self, weights: TorchWeights, table: OptimizerTable) -> None:
         import bitsandbytes

@@ -114,6 +114,8 @@ class TorchBackend(Backend):
         device, dtype = choose_device(node.device, where), _DTYPES[config.model.computed]
         if parts.optimizer is not None:
             check_optimizer(parts.optimizer, device, where)
+        if parts.adapter is not None and parts.optimizer is not None:
+            check_graphs(config.model.compile, device, where)
         choose_kernels(device, node, tf32=config.model.tf32)
         warn_of_slow_type(device, config.model.computed)
         torch.manual_seed(config.run.seed)
@@ -131,8 +133,6 @@ class TorchBackend(Backend):
         checkpoint_torch(model, config.model.gradient_checkpointing, where)
         compiled, mode = None, config.model.compile
         if mode != "off" and parts.optimizer is not None:
-            if parts.adapter is not None:
-                check_graphs(mode, device, where)
             compiled = CompiledLayers(model, mode, device, config.data, where)
         return cls(model, parts, dtype=dtype, device=device, compiled=compiled)
 
@@ -186,7 +186,8 @@ class TorchBackend(Backend):
     def _widened(self) -> list[torch.Tensor]:
         """The scratch in float32; each of its tensors in 16 bits is dropped once it has been copied."""
         if self._compiled is not None and self._compiled.keeps_graphs:
-            return [gradient.to(torch.float32, copy=True) for gradient in self._scratch]
+            whole = torch.contiguous_format
+            return [gradient.to(torch.float32, copy=True, memory_format=whole) for gradient in self._scratch]
         if all(gradient.dtype == torch.float32 for gradient in self._scratch):
             return _owned([*self._scratch])
         waiting, self._scratch = deque(self._scratch), ()
@@ -275,6 +276,7 @@ class TorchBackend(Backend):
             weights=self.parts.weights_in(dtype),
             deterministic=torch.are_deterministic_algorithms_enabled() if on_cuda else None,
             cudnn_benchmark=torch.backends.cudnn.benchmark if on_cuda else None,
+            update=self._optimizer.kernel if on_cuda and self._optimizer is not None else "",
             versions=in_use(self.device),
         )
 

@@ -1,4 +1,5 @@
-"""torch.compile of a model's decoder layers (`[model] compile`), and what it needs of the machine.
+"""torch.compile of a model's decoder layers (`[model] compile`), on CUDA also of its loss, and what it needs of the
+machine.
 
 Each layer is compiled in place, so names, adapters, gradient checkpointing and chunked losses stay as they are, and one
 compilation serves all layers of a kind. Where lengths vary, they are symbolic from the first micro-batch on. Blocks of
@@ -13,11 +14,9 @@ form.
 
 import logging
 import os
-import stat
-import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +28,7 @@ from trainctl.protocol.config.run_tables import Compile, DataTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.compilers import lacking
 from trainctl.trainer.backends.compile_meter import CompileMeter
+from trainctl.trainer.common.code_cache import code_cache
 from trainctl.trainer.data.batch import Batch
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ MOST_LENGTHS: Final = 8
 """Lengths to which rows are padded where CUDA graphs are recorded: the longest, and each a root of 2 shorter."""
 IGNORED: Final = -100
 """Target of a token that doesn't count."""
+_LOSS_DEVICES = ("cuda",)
+"""Kinds of devices on which losses are compiled too."""
 _GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
 _THREADS: Final = "TORCHINDUCTOR_COMPILE_THREADS"
 """One where the environment has none: more are processes, which would outlive a trainer that is killed."""
@@ -55,12 +57,12 @@ class CompiledLayers:
         self.mode, self._lengths = mode, lengths_up_to(data.sequence_length)
         self.keeps_graphs = device.type == "cuda" and mode in _GRAPH_MODES  # results are overwritten by the next pass
         _configure(where)
-        self._passes = self._graphs_of_losses = 0
-        self.meter, dynamic = _meter(self._graphs), None if data.kind == "text" else True
+        self.is_active, self._passes, self._graphs_of_losses, self._graphs_before = True, 0, 0, _graphs()
+        self.meter, dynamic = _meter(self._count), None if data.kind == "text" else True
         for layer in layers:
             layer.compile(mode=mode, dynamic=dynamic)
-        self._cross_entropy: Any = token_losses
-        if device.type == "cuda":  # in no mode that records: the logits are in memory of their own
+        self._cross_entropy: Any = None
+        if device.type in _LOSS_DEVICES:  # in no mode that records: the logits are in memory of their own
             self._cross_entropy = torch.compile(token_losses, dynamic=dynamic)
 
     def prepared(self, batch: Batch) -> Batch:
@@ -74,16 +76,26 @@ class CompiledLayers:
         longest = batch.inputs.shape[1]
         return padded(batch, next((length for length in self._lengths if length >= longest), longest))
 
+    @property
+    def compiles_losses(self) -> bool:
+        """Whether `token_losses` is compiled, and now to be used so."""
+        return self.is_active and self._cross_entropy is not None
+
     def token_losses(self, logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
-        """As the function of this name; on CUDA in one pass over the logits, without a float32 copy of them."""
+        """`token_losses`, compiled: without a float32 copy of the logits."""
+        assert self._cross_entropy is not None, "see compiles_losses"
         before = _graphs()
         losses: torch.Tensor = self._cross_entropy(logits, targets, reduction)
         self._graphs_of_losses += _graphs() - before
+        self._count()
         return losses
 
     def _graphs(self) -> int:
-        """Those of layers."""
+        """Graphs of the model's layers compiled so far."""
         return _graphs() - self._graphs_of_losses
+
+    def _count(self) -> None:
+        self.meter.graphs = self._graphs() - self._graphs_before
 
 
 def token_losses(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -91,13 +103,19 @@ def token_losses(logits: torch.Tensor, targets: torch.Tensor, reduction: str) ->
     return torch.nn.functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction=reduction)
 
 
-def uncompiled(layers: CompiledLayers | None) -> AbstractContextManager[object]:
-    """Within, layers are computed as if they had not been compiled."""
+@contextmanager
+def uncompiled(layers: CompiledLayers | None) -> Iterator[None]:
+    """Within, layers and losses are computed as if they had not been compiled."""
     if layers is None:
-        return nullcontext()
+        yield
+        return
     stance: Any = torch.compiler.set_stance
-    made: AbstractContextManager[object] = stance("force_eager")
-    return made
+    was, layers.is_active = layers.is_active, False
+    try:
+        with stance("force_eager"):
+            yield
+    finally:
+        layers.is_active = was
 
 
 def check_compiler(device: torch.device, where: str) -> None:
@@ -108,11 +126,11 @@ def check_compiler(device: torch.device, where: str) -> None:
 
 
 def check_graphs(mode: Compile, device: torch.device, where: str) -> None:
-    """Raises InvalidInputError for a mode that records CUDA graphs. With adapters, the first backward pass after a
-    recording crashed the process (torch 2.11, an H200)."""
+    """Raises InvalidInputError for a mode that records CUDA graphs. Training with adapters crashed with them, in the
+    first backward passes (torch 2.11, an H200)."""
     if device.type == "cuda" and mode in _GRAPH_MODES:
         raise InvalidInputError(
-            f"{where}: model.compile", f'"{mode}" records CUDA graphs, with which adapters crash; set "default"'
+            f"{where}: model.compile", f'"{mode}" records CUDA graphs, and adapters crash with them; set "default"'
         )
 
 
@@ -163,29 +181,12 @@ def _threads(where: str) -> int:
 
 
 def _own_cache(where: str) -> Path:
-    """Where compiled code is kept: in a folder to which only this user can write, since what is in it is run. It is
-    made where it isn't there. Raises InvalidInputError."""
-    default = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or default) / "trainctl" / "torchinductor"
-    for one in (folder.parent, folder):
-        if fault := _fault(one):
-            reason = f"{one}, where compiled code is kept, {fault}; set {_CACHE} to a folder of your own, {_INSTEAD}"
-            raise InvalidInputError(f"{where}: model.compile", reason)
-    return folder
-
-
-def _fault(folder: Path) -> str | None:
-    """Why code from a folder can't be run."""
+    """Raises InvalidInputError if the folder isn't this user's own."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        link, found = folder.lstat(), folder.stat()
+        return code_cache("torchinductor")
     except OSError as error:
-        return f"can't be made: {error.strerror}"
-    if {link.st_uid, found.st_uid} != {os.geteuid()}:
-        return "belongs to another user"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "can be written to by other users (chmod go-w)"
-    return None if os.access(folder, os.W_OK | os.X_OK) else "can't be written to"
+        reason = f"{error}; set {_CACHE} to a folder of your own, {_INSTEAD}"
+        raise InvalidInputError(f"{where}: model.compile", reason) from None
 
 
 def _graphs() -> int:
@@ -208,18 +209,18 @@ def _counters() -> Any:
     return counters
 
 
-def _meter(graphs: Callable[[], int]) -> CompileMeter:
-    """One that counts the seconds of all compilations, those within another one as part of it, and layers' graphs."""
+def _meter(count: Callable[[], None]) -> CompileMeter:
+    """One that counts the seconds of all compilations, those within another one as part of it; `count` follows each."""
     from torch._dynamo.callback import callback_handler
 
-    meter, begun, before = CompileMeter(), [0.0], graphs()
+    meter, begun = CompileMeter(), [0.0]
 
     def start(_: Any) -> None:
         begun[0] = time.perf_counter()
 
     def end(_: Any) -> None:
         meter.seconds += time.perf_counter() - begun[0]
-        meter.graphs = graphs() - before
+        count()
 
     callback_handler.register_start_callback(start)
     callback_handler.register_end_callback(end)

@@ -107,9 +107,11 @@ class TorchOutputs:
                 inputs = self._integers(batch.inputs)
                 losses: torch.Tensor = self.chunks.token_losses(inputs, targets, size, IGNORED, **documents)
             return losses.sum() if reduction == "sum" else losses.view(targets.shape)
-        flat = (self._own_logits(batch) if logits is None else logits).flatten(0, 1)
-        compute = token_losses if self.compiled is None else self.compiled.token_losses
-        losses = compute(flat, targets.flatten(), reduction)
+        if logits is None and self.compiled is not None and self.compiled.compiles_losses:
+            losses = self.compiled.token_losses(self._own_logits(batch).flatten(0, 1), targets.flatten(), reduction)
+        else:  # the logits in the model's data type are freed before the loss is computed
+            flat = (self._logits(batch) if logits is None else logits).flatten(0, 1)
+            losses = token_losses(flat, targets.flatten(), reduction)
         return losses if reduction == "sum" else losses.view(targets.shape)
 
     @contextmanager

@@ -1,7 +1,7 @@
 """AdamW of bfloat16 weights on CUDA, all parameters in one Triton kernel (`_update`).
 
-Each value is read and written once: 16 and 12 bytes of a split weight, where a pass per operation moves 88. The
-formula is that of torch.optim.AdamW (Loshchilov and Hutter 2019); results differ from its in the last place.
+It reads 16 bytes of a split weight and writes 12; with a pass for each operation, 88 bytes are moved. The formula is
+that of torch.optim.AdamW (Loshchilov and Hutter 2019); results differ from its in the last place.
 
 Triton is imported with this module, which therefore is imported only where it is used.
 """
@@ -18,7 +18,8 @@ from trainctl.trainer.precision.torch_weights import KernelParts
 BLOCK_VALUES = 2048
 """Values of a parameter that a program of the kernel updates."""
 _VECTOR_BYTES = 16
-"""Of which addresses and counts are multiples where whole vectors are loaded."""
+"""Addresses in bytes, and counts of values, must be multiples of this for loads of whole vectors. One parameter whose
+aren't makes the kernel load single values of all."""
 
 
 Tensors = Sequence[torch.Tensor]
@@ -45,25 +46,29 @@ class TritonUpdate:
         self._places = torch.stack((owners, blocks), 1).to(torch.int32).to(device)
 
     @classmethod
-    def tried(cls, parts: Sequence[KernelParts]) -> "TritonUpdate":
-        """Of these parameters. The kernel is compiled now, for a small one. Raises what Triton raises if it can't."""
+    def compiled(cls, parts: Sequence[KernelParts]) -> "TritonUpdate":
+        """Of these parameters, with the kernel compiled and run once. Raises what Triton raises if it can't."""
         device = parts[0].weights.device
-        zeros = torch.zeros(BLOCK_VALUES, device=device)
-        rests = None if parts[0].rests is None else zeros.to(torch.int16)
-        small = KernelParts(zeros.to(torch.bfloat16), rests)
+        made = cls([each.weights.numel() for each in parts], device)
+        is_aligned = _are_aligned([_row(each) for each in parts])
+        zeros = [torch.zeros(BLOCK_VALUES if is_aligned else 1, device=device) for _ in range(4)]
+        rests = None if parts[0].rests is None else zeros[0].to(torch.int16)
+        small = KernelParts(zeros[0].to(torch.bfloat16), rests)
         values = Hyperparameters(1.0, 0.9, 0.999, 1e-8, 0.0)
-        cls([BLOCK_VALUES], device)([small], [zeros], [zeros.clone()], [zeros.clone()], 1.0, values, 1)
-        return cls([each.weights.numel() for each in parts], device)
+        _, gradient, first, second = zeros
+        cls([len(first)], device)([small], [gradient], [first], [second], 1.0, values, 1)
+        torch.cuda.synchronize(device)
+        return made
 
     def __call__(
         self, parts: Sequence[KernelParts], gradients: Tensors, first: Tensors, second: Tensors, factor: float,
         values: Hyperparameters, update: int,
     ) -> None:  # fmt: skip
-        """Update contiguous parameters, and their float32 moments, by gradients times `factor`; `update` counts from
-        1."""
+        """Update contiguous parameters, and their float32 moments, by gradients times `factor`; `update` counts from 1.
+        Raises ValueError for a tensor that isn't contiguous or on the device, or has another size or type."""
         rows = [_row(*each) for each in zip(parts, gradients, first, second, strict=True)]
         table = torch.tensor(rows, dtype=torch.int64).to(self._device, non_blocking=True)
-        is_aligned = all(number % _VECTOR_BYTES == 0 for row in rows for number in row[:6])
+        is_aligned = _are_aligned(rows)
         rate, beta1, beta2, epsilon, decay = values
         kernel: Any = _update
         with torch.cuda.device(self._device):
@@ -74,9 +79,21 @@ class TritonUpdate:
             )  # fmt: skip
 
 
+def _are_aligned(rows: Sequence[Sequence[int]]) -> bool:
+    """Whether whole vectors can be loaded, of all parameters."""
+    return all(number % _VECTOR_BYTES == 0 for row in rows for number in row[:-3])
+
+
 def _row(parts: KernelParts, *tensors: torch.Tensor) -> list[int]:
     """What the kernel reads of a parameter: addresses, the count of its values, whether it decays, and the key."""
     weights, rests, key = parts
+    for tensor, dtype in ((weights, torch.bfloat16), *((each, torch.float32) for each in tensors)):
+        if (tensor.dtype, tensor.device, tensor.numel()) != (dtype, weights.device, weights.numel()):
+            raise ValueError(
+                f"{dtype} values of {weights.numel()} were expected, and {tensor.dtype} of {tensor.numel()} came"
+            )
+        if not tensor.is_contiguous():
+            raise ValueError("a tensor of the update is not contiguous")
     held = (weights, weights if rests is None else rests, *tensors)
     return [*(tensor.data_ptr() for tensor in held), weights.numel(), int(weights.ndim >= 2), *key]
 
@@ -93,11 +110,11 @@ def _mix(x: tl.tensor) -> tl.tensor:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _update(
-    table: tl.tensor, places: tl.tensor, factor: tl.tensor, lost: tl.tensor, beta1: tl.tensor, rest1: tl.tensor,
-    beta2: tl.tensor, rest2: tl.tensor, epsilon: tl.tensor, step_size: tl.tensor, root_correction: tl.tensor,
+    table: tl.tensor, places: tl.tensor, factor: tl.tensor, decay_part: tl.tensor, beta1: tl.tensor, new1: tl.tensor,
+    beta2: tl.tensor, new2: tl.tensor, epsilon: tl.tensor, step_size: tl.tensor, root_correction: tl.tensor,
     is_split: tl.constexpr, is_aligned: tl.constexpr, size: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One block of one parameter. `lost`: the part of a matrix that weight decay takes."""
+    """One block of one parameter. `new1` and `new2` are 1 less the betas; `decay_part` of a matrix decays."""
     program = tl.program_id(0)
     row = table + tl.load(places + 2 * program).to(tl.int64) * 9
     block = tl.load(places + 2 * program + 1).to(tl.int64)
@@ -119,9 +136,9 @@ def _update(
         bits += tl.load(rests + at, mask=inside, other=0).to(tl.int32)
     value = bits.to(tl.float32, bitcast=True)
     gradient = tl.load(gradients + at, mask=inside, other=0.0) * factor
-    first = tl.load(firsts + at, mask=inside, other=0.0) * beta1 + gradient * rest1
-    second = tl.load(seconds + at, mask=inside, other=0.0) * beta2 + gradient * gradient * rest2
-    value -= tl.where(tl.load(row + 6) != 0, value * lost, 0.0)
+    first = tl.load(firsts + at, mask=inside, other=0.0) * beta1 + gradient * new1
+    second = tl.load(seconds + at, mask=inside, other=0.0) * beta2 + gradient * gradient * new2
+    value -= tl.where(tl.load(row + 6) != 0, value * decay_part, 0.0)
     value -= step_size * tl.div_rn(first, tl.div_rn(tl.sqrt_rn(second), root_correction) + epsilon)
 
     tl.store(firsts + at, first, mask=inside)
