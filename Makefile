@@ -127,26 +127,38 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# All of them, also after one that misses its bar or fails. `advise.py`, `links.py` and `simulate.py --real` need root.
 bench: $(VENV)/.ready-dev
-	$(BIN)/python benchmarks/report_cost.py
-	$(BIN)/python benchmarks/run_report.py
-	$(BIN)/python benchmarks/hosted_overhead.py
-	$(BIN)/python benchmarks/key_press.py
-	$(BIN)/python benchmarks/equal.py
-	$(BIN)/python benchmarks/unequal.py
-	$(BIN)/python benchmarks/rebalance.py
-	$(BIN)/python benchmarks/score_speed.py
-	$(BIN)/python benchmarks/advise.py
-	$(BIN)/python benchmarks/reference_speed.py
-	$(BIN)/python benchmarks/data_wait.py
-	$(BIN)/python benchmarks/checkpoint_cost.py
-	$(BIN)/python benchmarks/profile_cost.py
-	$(BIN)/python benchmarks/recovery.py
-	$(BIN)/python benchmarks/terminal_cost.py
-	$(BIN)/python benchmarks/own_metrics.py
-	$(BIN)/python benchmarks/attached_metrics.py
-	$(BIN)/python benchmarks/conductor.py
-	$(BIN)/python benchmarks/simulate.py --real
+	@codes=; failed=0; \
+	measure() { \
+	  echo "benchmarks/$$*"; $(BIN)/python benchmarks/"$$@"; code=$$?; \
+	  codes="$$codes$$code  $$*\n"; [ $$code -eq 0 ] || failed=1; \
+	}; \
+	measure report_cost.py; \
+	measure run_report.py; \
+	measure hosted_overhead.py; \
+	measure key_press.py; \
+	measure equal.py; \
+	measure unequal.py; \
+	measure rebalance.py; \
+	measure finetune_speed.py --backends torch; \
+	measure finetune_speed.py --backends mlx --batch 1 --steps 1; \
+	measure cuda_speed.py; \
+	measure batching_speed.py; \
+	measure score_speed.py; \
+	measure advise.py; \
+	measure reference_speed.py; \
+	measure data_wait.py; \
+	measure checkpoint_cost.py; \
+	measure profile_cost.py; \
+	measure links.py; \
+	measure recovery.py; \
+	measure terminal_cost.py; \
+	measure own_metrics.py; \
+	measure attached_metrics.py; \
+	measure conductor.py; \
+	measure simulate.py --real; \
+	printf "exit codes:\n$$codes"; exit $$failed
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,8 @@ compared with a memcpy of the same arrays.
 
 Prints a line for each figure, with the part of the device's peak in its datasheet, then one JSON object; exits 1 if a
 bar is missed. Each bar compares like with like: ours compiled with the compiled loop and the best Trainer, ours at its
-defaults with Trainer at its own. `--sizes tiny --device cpu` tries the benchmark itself, and no bar applies.
+defaults with Trainer at its own. `--sizes tiny --device cpu` tries the benchmark itself, and no bar applies. Without a
+GPU it says so and exits 0.
 """
 
 import argparse
@@ -153,6 +154,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5, help="steps of each contender in a round")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        print("no NVIDIA GPU: nothing is measured")
+        return 0
     device = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else options.device
     options.peak_tflops = datasheet_tflops(device, "bfloat16")
     results: dict[str, Any] = {"device": device, "peak_tflops": options.peak_tflops, "torch": torch.__version__}
