@@ -105,7 +105,10 @@ def test_tolerances():
             "weights (a parameter's norm has a relative difference of 0.001",
         ),
         ({"values": moved(0.016, 1, 3), "norms": (1.0,)}, "the weights"),
-        ({"values": moved(7e-4, 0, 1), "tf32": True}, "MLX_ENABLE_TF32=0 (MLX) on odd"),
+        (
+            {"values": moved(7e-4, 0, 1), "tf32": True},
+            "set tf32 = false in [model], and unset MLX_ENABLE_TF32 and NVIDIA_TF32_OVERRIDE on odd",
+        ),
         ({"values": moved(0.2, 0, 1), "tf32": True}, "the model's code"),
         ({"values": moved(0.016, 0), "tokens_digest": "u"}, "tokenizer"),
         ({"values": BASE[:3], "lengths": (2, 1)}, "tokenizer"),

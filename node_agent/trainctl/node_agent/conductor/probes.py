@@ -84,7 +84,7 @@ def likely_cause(own: Probed, other: Probed, names: tuple[str, str]) -> str:
         return f"the weights (a parameter's norm has a relative difference of {apart:.1g}); compare the model's files"
     if (own.tf32 or other.tf32) and largest <= TF32_DIFFERENCE:
         on = " and ".join(name for name, probed in zip(names, (own, other), strict=True) if probed.tf32)
-        return f"TF32 is on; set NVIDIA_TF32_OVERRIDE=0 (torch) or MLX_ENABLE_TF32=0 (MLX) on {on}"
+        return f"TF32 is on; set tf32 = false in [model], and unset MLX_ENABLE_TF32 and NVIDIA_TF32_OVERRIDE on {on}"
     first = [gaps[start] for start in itertools.accumulate(own.lengths[:-1], initial=0)]
     if math.isfinite(largest) and max(first) <= FIRST_TOKENS_PART * largest:
         return "the RoPE settings (only tokens after a sample's first differ); compare config.json's rope_parameters"

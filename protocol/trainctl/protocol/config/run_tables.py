@@ -80,7 +80,7 @@ class ModelTable(_Table, frozen=True):
     double_quantization: bool = False  # nf4: the scales are quantized too
     compute_dtype: Literal["", "float32", "bfloat16", "float16"] = ""  # nf4: of products with packed weights; "": dtype
     chunked_loss: ChunkedLoss = "auto"  # logits of some tokens at a time; auto: if all take over 10 % of free memory
-    tf32: bool = False  # float32 products may use TF32 on CUDA devices, with 10 bits of fraction; sums don't
+    tf32: bool = False  # float32 products may use TF32 (10 bits of fraction) on CUDA and, with MLX, on M5; sums don't
     compile: Compile = "off"  # mode of torch.compile for decoder layers; no effect on MLX
     attention: Attention = "auto"  # auto: as the library chooses; varlen: torch's varlen_attn for packs, on CUDA
 
