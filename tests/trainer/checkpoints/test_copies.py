@@ -1,6 +1,7 @@
 """Copies of checkpoints elsewhere: only complete ones, continued where a try broke off, and never removed meanwhile."""
 
 import contextlib
+import getpass
 import json
 import os
 import shutil
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from tests.conftest import SHARED_PIDS
+from tests.integration.support.sshd import LoopbackSshd
 from tests.node_agent.support.processes import wait_for
 from tests.waiting import HANG_SECONDS
 
@@ -189,6 +192,103 @@ def test_rsync_gets_the_same_folders(
     assert checkpoints.verify(copied) == checkpoints.read_manifest(folder)
     with pytest.raises(CopyError, match="rsync exited with"):
         to_rsync(f"{target}-of-another", folder)
+
+
+class Backup:
+    """A machine behind sshd that `ssh` of the PATH finds by the name `there`, with nothing in its home."""
+
+    def __init__(self, folder: Path, sshd: LoopbackSshd, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.home, self.target = sshd.home, f"{getpass.getuser()}@there:kept"
+        self.asked, self._calls, self._keys = folder / "asked", folder / "calls", sshd.config.parent
+        self.config = folder / "ssh_config"
+        self.config.write_text(sshd.config.read_text().replace(f"{self._keys}/", f"{folder}/"))
+        for name in ("user_key", "user_key.pub", "known_hosts"):
+            shutil.copy(self._keys / name, folder / name)
+        self.key, self.known_hosts = folder / "user_key", folder / "known_hosts"
+        self.admit(self._keys / "user_key.pub")
+        shutil.rmtree(self.home / "kept", ignore_errors=True)
+        (folder / "bin").mkdir()
+        program = shutil.which("ssh")
+        self._script(folder / "bin" / "ssh", f'echo "$*" >> {self._calls}; exec {program} -F {self.config} "$@"')
+        self._script(folder / "bin" / "ask", f'echo "$*" >> {self.asked}; exit 1')
+        monkeypatch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
+        monkeypatch.setenv("SSH_ASKPASS", str(folder / "bin" / "ask"))
+        monkeypatch.setenv("SSH_ASKPASS_REQUIRE", "force")  # whatever ssh would ask, also without a terminal
+        monkeypatch.delenv("RSYNC_RSH", raising=False)
+
+    @staticmethod
+    def _script(path: Path, text: str) -> None:
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def admit(self, public_key: Path | None) -> None:
+        """Let only who has this key log in, in the home that is the other machine's."""
+        options = f'command="cd {self.home} && eval \\"$SSH_ORIGINAL_COMMAND\\""'
+        line = f"{options} {public_key.read_text()}" if public_key is not None else ""
+        (self._keys / "authorized_keys").write_text(line)
+
+    @property
+    def calls(self) -> list[str]:
+        return self._calls.read_text().splitlines() if self._calls.exists() else []
+
+    def copy_of(self, step: int) -> Path:
+        return self.home / "kept" / "run-1" / "checkpoints" / f"step-{step}"
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSshd]:
+    with LoopbackSshd(tmp_path_factory.mktemp("sshd")) as server:
+        SHARED_PIDS.add(server.pid)
+        yield server
+
+
+@pytest.fixture
+def backup(sshd: LoopbackSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backup:
+    (tmp_path / "ssh").mkdir()
+    return Backup(tmp_path / "ssh", sshd, monkeypatch)
+
+
+@pytest.mark.needs("sshd", "rsync")
+def test_by_ssh_a_copy_arrives_whole_and_a_refused_key_is_a_failure_with_the_reason(run: Path, backup: Backup) -> None:
+    """The try that is refused is repeated until there is a newer checkpoint, which is copied once the key is known."""
+    backup.admit(None)
+    trainer = Trainer(run, backup.target)
+    trainer.writes(run, 3)
+    wait_for(lambda: backup.calls)
+    written(run, 4)
+    wait_for(lambda: trainer.has((3, "copying"), (3, "failed"), (4, "copying")))
+    backup.admit(backup.key.with_suffix(".pub"))
+    failed = trainer.said[1]
+    assert failed.to == backup.target
+    assert failed.problem.startswith("rsync exited with ")
+    assert "@127.0.0.1: Permission denied (publickey" in failed.problem
+    wait_for(lambda: trainer.has((3, "copying"), (3, "failed"), (4, "copying"), (4, "copied")))
+    trainer.copies.close()
+    assert checkpoints.verify(backup.copy_of(4)) == checkpoints.read_manifest(run / "checkpoints" / "step-4")
+    assert not backup.copy_of(3).exists()
+    assert not backup.asked.exists()
+
+
+def encrypt(key: Path) -> None:
+    words = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "a passphrase", "-f", str(key)]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.needs("sshd", "rsync")
+@pytest.mark.parametrize("what", ["a key with a passphrase", "a host that is not known"])
+def test_by_ssh_nothing_is_asked_and_the_reason_is_ssh_s_own(run: Path, backup: Backup, what: str) -> None:
+    folder, why = written(run, 3), "Host key verification failed"
+    if what == "a key with a passphrase":
+        encrypt(backup.key)
+        why = "Permission denied (publickey"
+    else:
+        backup.known_hosts.write_text("")
+        backup.config.write_text(f"Host *\n  StrictHostKeyChecking ask\n{backup.config.read_text()}")
+    with pytest.raises(CopyError, match=r"^rsync exited with \d+: .") as failed:
+        to_rsync(backup.target, folder)
+    assert str(failed.value).partition(": ")[2].startswith((why, f"{getpass.getuser()}@127.0.0.1: {why}"))
+    assert not backup.asked.exists(), backup.asked.read_text()
+    assert not (backup.home / "kept").exists()
 
 
 def test_a_command_gets_the_folder_and_an_error_is_tried_again_until_the_next_checkpoint(
