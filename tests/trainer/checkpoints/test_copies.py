@@ -274,13 +274,21 @@ def encrypt(key: Path) -> None:
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
 
+def change_host_key(known_hosts: Path, other: Path) -> None:
+    host, kind, _ = known_hosts.read_text().split()
+    known_hosts.write_text(f"{host} {kind} {other.read_text().split()[1]}\n")
+
+
 @pytest.mark.needs("sshd", "rsync")
-@pytest.mark.parametrize("what", ["a key with a passphrase", "a host that is not known"])
+@pytest.mark.parametrize("what", ["a key with a passphrase", "a host that is not known", "another host key"])
 def test_by_ssh_nothing_is_asked_and_the_reason_is_ssh_s_own(run: Path, backup: Backup, what: str) -> None:
+    """Before its reason come warnings, and after it what rsync says."""
     folder, why = written(run, 3), "Host key verification failed"
     if what == "a key with a passphrase":
         encrypt(backup.key)
         why = "Permission denied (publickey"
+    elif what == "another host key":
+        change_host_key(backup.known_hosts, backup.key.with_suffix(".pub"))
     else:
         backup.known_hosts.write_text("")
         backup.config.write_text(f"Host *\n  StrictHostKeyChecking ask\n{backup.config.read_text()}")
@@ -289,6 +297,29 @@ def test_by_ssh_nothing_is_asked_and_the_reason_is_ssh_s_own(run: Path, backup: 
     assert str(failed.value).partition(": ")[2].startswith((why, f"{getpass.getuser()}@127.0.0.1: {why}"))
     assert not backup.asked.exists(), backup.asked.read_text()
     assert not (backup.home / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            ("Property of the institute", 'rsync: [Receiver] mkdir "/x/y" failed: No such file or directory (2)',
+             "rsync error: error in file IO (code 11) at main.c(808) [Receiver=3.5.0]"),
+            'rsync: [Receiver] mkdir "/x/y" failed: No such file or directory (2)',
+        ),
+        (
+            ("** WARNING: connection is not using a post-quantum key exchange algorithm.",
+             "bash: rsync: command not found",
+             "rsync: [sender] safe_write failed to write 4 bytes to socket: Broken pipe (32)",
+             "rsync error: remote command not found (code 127) at io.c(387) [sender=3.5.0]"),
+            "bash: rsync: command not found",
+        ),
+        (("rsync error: timeout in data send/receive (code 30) at io.c(1)",) * 2, None),
+    ],
+)  # fmt: skip
+def test_the_reason_is_found_among_the_lines_of_rsync(lines: Sequence[str], reason: str | None) -> None:
+    assert copy_process._reason("rsync", "\n".join(lines)) == (reason or lines[0])
+    assert copy_process._reason("cp", "\n".join(lines)) == lines[0]
 
 
 def test_a_command_gets_the_folder_and_an_error_is_tried_again_until_the_next_checkpoint(

@@ -44,6 +44,8 @@ RSYNC: Final = ("rsync", "-aR", "--partial", "--ignore-times", "--timeout=120")
 the same size and be written in the same second, so rsync compares what is in them."""
 SSH: Final = "ssh -oBatchMode=yes -oConnectTimeout=20"
 """What rsync reaches other machines by: it asks for no password."""
+_CONSEQUENCES: Final = re.compile(r"rsync error: |rsync: .*(connection unexpectedly closed|Broken pipe|reset by peer)")
+"""How lines begin that rsync ends with whatever the reason was."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -182,8 +184,17 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> None:
             child.kill()
         raise
     if done.returncode:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise CopyError(f"{command[0]} exited with {done.returncode}: {lines[0][:200] if lines else 'no error text'}")
+        reason = _reason(command[0], done.stderr.decode("utf-8", "replace"))
+        raise CopyError(f"{command[0]} exited with {done.returncode}: {reason}")
+
+
+def _reason(program: str, said: str) -> str:
+    """What a program that failed said, on one line: the first one of a node's own command. With rsync, warnings of ssh
+    and the other machine's banner come before the reason, so it is the last line that names one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if program == RSYNC[0]:
+        lines = [line for line in lines if not _CONSEQUENCES.match(line)][-1:] or lines
+    return lines[0][:200] if lines else "no error text"
 
 
 @contextlib.contextmanager
