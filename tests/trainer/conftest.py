@@ -1,6 +1,7 @@
 """A small model, small data, and one rank whose plans a test hands out itself."""
 
 import functools
+import gc
 import json
 import os
 import random
@@ -186,6 +187,19 @@ def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Pa
         executor._prefetch.close()
     for page in pages:
         page.close()
+
+
+@pytest.fixture
+def gpu_as_found() -> Iterator[None]:
+    """What a rank sets on CUDA holds for the whole process: set it back. Without a use of CUDA it does nothing."""
+    import torch
+
+    yield
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()
+        torch.use_deterministic_algorithms(False)
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ Left out where there is none.
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.base import Decoding
 from trainctl.trainer.data.permutation import samples_at
 
-pytestmark = pytest.mark.needs("cuda")
+pytestmark = [pytest.mark.needs("cuda"), pytest.mark.usefixtures("gpu_as_found")]
 GPU = {"device": "cuda"}
 STEPS = 20
 LORA = {"kind": "lora", "rank": 4, "dropout": 0.1}
@@ -32,16 +32,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 VARLEN = KINDS["packed"] | {"model__dtype": "bfloat16", "model__attention": "varlen"}
 NewRig = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def settings_as_found() -> Iterator[None]:
-    """Those of torch hold for the whole process."""
-    yield
-    gc.collect()
-    torch.use_deterministic_algorithms(False)
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    torch.cuda.empty_cache()
 
 
 def both(new_rig: NewRig, **changes: Any) -> tuple[list[float], list[float]]:
