@@ -7,12 +7,13 @@ import json
 import threading
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 from tests.trainer.conftest import Rig
 from tests.waiting import until
 
@@ -22,6 +23,7 @@ from trainctl.trainer.profiling import trace_process
 from trainctl.trainer.profiling.metal_recorder import CAPTURE, NO_CAPTURE, VARIABLE, MetalRecorder
 from trainctl.trainer.profiling.phase_recorder import PhaseRecorder
 from trainctl.trainer.profiling.profiler import Profiler
+from trainctl.trainer.profiling.torch_recorder import TorchRecorder
 
 PHASES = {"data", "forward", "backward", "sync", "optimizer"}
 
@@ -60,6 +62,25 @@ class Profiled:
         until(lambda: self.said, what="the trace")
         return self.said.pop()
 
+    def profile(self) -> list[float]:
+        """Record steps 3 and 4 of six; gives the losses of all."""
+        losses = self.train(1)
+        assert self.arm(2) is None
+        assert "is in progress" in (self.arm(2) or "")
+        return losses + self.train(5)
+
+    def events(self, done: m.ProfileWritten) -> list[dict[str, Any]]:
+        """Those of the trace, which has steps 3 and 4 with their phases, and no other step."""
+        assert (done.problem, done.first_step, done.last_step) == ("", 3, 4)
+        content = (self.folder / done.file).read_bytes()
+        assert (hashlib.sha256(content).hexdigest(), len(content)) == (done.digest, done.size_bytes)
+        events: list[dict[str, Any]] = json.loads(gzip.decompress(content))["traceEvents"]
+        ranges = {event["name"] for event in events if event.get("cat") == "user_annotation"}
+        assert PHASES | {"step 3", "step 4"} <= ranges
+        assert not {"step 2", "step 5"} & ranges
+        assert {phase.name for phase in done.phases} == PHASES
+        return events
+
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_the_steps_after_one_that_warms_up_are_in_the_trace(
@@ -67,19 +88,9 @@ def test_the_steps_after_one_that_warms_up_are_in_the_trace(
 ) -> None:
     plain = Profiled(new_rig(backend), tmp_path / "other").train(6)
     at = Profiled(new_rig(backend), tmp_path / "profiles")
-    losses = at.train(1)
-    assert at.arm(2) is None
-    assert "is in progress" in (at.arm(2) or "")
-    losses += at.train(5)
-    assert losses == plain
+    assert at.profile() == plain
     done = at.outcome()
-    assert (done.problem, done.first_step, done.last_step) == ("", 3, 4)
-    content = (at.folder / done.file).read_bytes()
-    assert (hashlib.sha256(content).hexdigest(), len(content)) == (done.digest, done.size_bytes)
-    names = [event.get("name") for event in json.loads(gzip.decompress(content))["traceEvents"]]
-    assert PHASES | {"step 3", "step 4"} <= set(names)
-    assert not {"step 2", "step 5"} & set(names)
-    assert {phase.name for phase in done.phases} == PHASES
+    assert at.events(done)
     assert all(bool(phase.operators) == (backend == "torch") for phase in done.phases if phase.name == "forward")
     assert at.rig.executor.ranges is None
     assert [path.name for path in at.folder.iterdir()] == [done.file], "nothing half-written is left"
@@ -232,6 +243,97 @@ def test_a_trace_that_cannot_be_read_is_kept_without_a_table(tmp_path: Path) -> 
     assert (made.phases, made.problem) == ((), "")
     assert made.lacks.startswith("no table of operators")
     assert gzip.decompress((tmp_path / "a.trace.json.gz").read_bytes()).startswith(b'{"traceEvents"')
+
+
+# ---------------------------------------------------------------- CUDA
+
+
+@pytest.mark.needs("cuda")
+@pytest.mark.usefixtures("gpu_as_found")
+def test_on_cuda_the_trace_has_kernels_and_the_phases_the_time_of_those_that_they_launched(
+    new_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvtx = NvtxRanges(monkeypatch)
+    at = Profiled(new_rig("torch", node={"device": "cuda"}), tmp_path / "profiles")
+    at.profile()
+    done = at.outcome()
+    assert done.lacks == ""
+    assert [event for event in at.events(done) if event.get("cat") == "kernel"]
+    by_phase = {phase.name: phase for phase in done.phases}
+    for name in ("forward", "backward", "optimizer"):
+        phase = by_phase[name]
+        assert phase.device_seconds > 0, name
+        assert any(one.device_seconds > 0 and one.name.startswith("aten::") for one in phase.operators), phase
+    assert_nested(nvtx, (2, 3, 4))
+    at.profiler.close()
+
+
+class NvtxRanges:
+    """Notes the ranges that torch pushes and pops, as paths of those that are open. Without CUDA, it stands for the
+    library, which is no part of torch there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.all = list[str](), list[str]()
+        nvtx = torch.cuda.nvtx
+        has_library = torch.cuda.is_available()
+        self._library = (nvtx.range_push, nvtx.range_pop) if has_library else (lambda _: 0, lambda: 0)
+        monkeypatch.setattr(nvtx, "range_push", self.push)
+        monkeypatch.setattr(nvtx, "range_pop", self.pop)
+
+    def push(self, name: str) -> int:
+        self.open.append(name)
+        self.all.append("/".join(self.open))
+        return int(self._library[0](name))
+
+    def pop(self) -> int:
+        self.open.pop()
+        return int(self._library[1]())
+
+
+def assert_nested(nvtx: NvtxRanges, steps: Sequence[int]) -> None:
+    """Each of these steps, of three micro-batches, has a range with those of its phases in it, and none is left
+    open."""
+    assert nvtx.open == []
+    phases = [*3 * ["/data", "/forward", "/backward"], "/sync", "/optimizer"]
+    assert nvtx.all == [f"step {step}{phase}" for step in steps for phase in ("", *phases)]
+
+
+@pytest.fixture
+def nvtx(monkeypatch: pytest.MonkeyPatch) -> NvtxRanges:
+    """What a recorder for CUDA does with the library, on a CPU."""
+    monkeypatch.setattr(profiling, "make_recorder", lambda _, steps, folder: TorchRecorder("cuda:0", steps))
+    return NvtxRanges(monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_phases_are_ranges_of_nvtx_within_their_step(
+    nvtx: NvtxRanges, new_rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    at = Profiled(new_rig("torch"), tmp_path / "profiles")
+    at.profile()
+    assert at.events(at.outcome())
+    assert_nested(nvtx, (2, 3, 4))
+    at.profiler.close()
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_step_that_raises_leaves_no_range_of_nvtx_open(
+    nvtx: NvtxRanges, new_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        open_ranges.append("/".join(nvtx.open))
+        raise RuntimeError("a bug of the library")
+
+    open_ranges: list[str] = []
+    at = Profiled(new_rig("torch"), tmp_path / "profiles")
+    assert at.arm(2) is None
+    at.train(1)
+    monkeypatch.setattr(at.rig.backend, "backward", fail)
+    with pytest.raises(RuntimeError, match="a bug of the library"):
+        at.train(1)
+    assert open_ranges == ["step 2/backward"]
+    assert nvtx.open == []
+    at.profiler.close()
 
 
 # ---------------------------------------------------------------- Metal, whose library is not at hand
