@@ -1,5 +1,5 @@
 """A run that continues from a checkpoint is the run without a break, to the bit: of each objective, adapter and data
-type, on either backend.
+type, on either backend, and on torch also on an NVIDIA GPU where there is one.
 
 `make test` takes a few of the combinations, in which each choice is met; TRAINCTL_RESUMES=all takes all of them.
 """
@@ -86,6 +86,12 @@ def some() -> Iterator[Case]:
 
 
 CASES = ALL if os.environ.get("TRAINCTL_RESUMES") == "all" else [*some()]
+NODES: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {"device": "cuda", "deterministic": True}}
+"""What is set in the node's table, by device."""
+
+
+def id_of(case: Case, *more: str) -> str:
+    return "-".join((*case, *more)).replace(" ", "-")
 
 
 def test_every_choice_of_a_run_file_is_among_them() -> None:
@@ -154,12 +160,19 @@ def parts(rig: Any) -> dict[str, dict[str, Any]]:
     return {"weights": state.weights, **state.slots, "random": state.random, "counts": counts}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case).replace(" ", "-"))
+@pytest.mark.parametrize(
+    ("case", "device"),
+    [pytest.param(case, "cpu", id=id_of(case)) for case in CASES]
+    + [pytest.param(case, "cuda", id=id_of(case, "cuda"), marks=pytest.mark.needs("cuda"))
+       for case in CASES if case.backend == "torch"],
+)  # fmt: skip
+@pytest.mark.usefixtures("gpu_as_found")
 def test_a_resumed_run_is_the_run_to_the_bit(
-    new_rig: NewRig, inputs: Path, tmp_path: Path, same_bits: SameBits, case: Case
+    new_rig: NewRig, inputs: Path, tmp_path: Path, same_bits: SameBits, case: Case, device: str
 ) -> None:
-    paths, settings = RunPaths(tmp_path), run_settings(case, inputs)
+    paths, settings = RunPaths(tmp_path), {"node": NODES[device], **run_settings(case, inputs)}
     straight = new_rig(case.backend, **settings)
+    assert straight.backend.device.partition(":")[0] == device
     train(straight, range(1, BREAK + 1))
     written, weights = saver_of(straight, paths).write(), straight.backend.copy_of("weights")
     expected = train(straight, range(BREAK + 1, STEPS + 1))
