@@ -62,8 +62,8 @@ image: $(VENV)/.ready
 # memory of ten models; bytes per parameter of full training; five calibrations of the demo's model; real runs with each
 # cause of a diagnosis that can be planted; the example run file of each objective; the whole self-test; compiled
 # layers with adapters, ragged rows and what saves memory; ranks that hold another model; images, built, and run as
-# three pods; all cases marked `long`, of which `make test` has some: peaks of memory, mixes of ranks and engines, and
-# losses of preferences.
+# three pods; all cases marked `long`, of which `make test` has some: peaks of memory, mixes of ranks and engines, losses
+# of preferences, and branches at 50 of 100 steps.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end
-from tests.integration.support.clusters import Cluster, on, on_mlx
+from tests.integration.support.clusters import TORCH, Cluster, on, on_mlx
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -24,14 +25,19 @@ def changes_of(client: BlockingClient, run: str) -> list[SetupChanged]:
     return [event.data for event in client.events(run, limit=500).events if isinstance(event.data, SetupChanged)]
 
 
-def branched(client: BlockingClient, branch: str, **args: Any) -> m.RunView:
-    """A branch that has run to its end."""
-    begun = client.send("start-run", {"branch": branch, **args})
+def finished(client: BlockingClient, first_step: int | None = None, **args: Any) -> m.RunView:
+    """A run that has been started and has run to its end."""
+    begun = client.send("start-run", args)
     assert begun.state == "applied", begun.reason
-    assert begun.step == FORK + 1
+    assert first_step in (None, begun.step)
     view = wait_for_end(client)
     assert view.state == "finished", view.reason
     return view
+
+
+def branched(client: BlockingClient, branch: str, **args: Any) -> m.RunView:
+    """A branch that has run to its end."""
+    return finished(client, FORK + 1, branch=branch, **args)
 
 
 def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: AgentProcess, run_config: Any) -> None:
@@ -42,10 +48,7 @@ def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: Ag
     }  # else one that is due may wait for another
     with agent.client() as client:
         config = run_config(run__steps=STEPS, nodes=on_mlx(NODE), checkpoint=table)
-        begun = client.send("start-run", {"config": config})
-        assert begun.state == "applied", begun.reason
-        parent = wait_for_end(client)
-        assert parent.state == "finished", parent.reason
+        parent = finished(client, config=config)
         curve = losses(client, parent.run)
         view = branched(client, f"{parent.run}@{FORK}")
         assert losses(client, view.run) == {step: loss for step, loss in curve.items() if step > FORK}
@@ -80,6 +83,25 @@ def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: Ag
         )
         over = client.send("start-run", {"branch": f"{parent.run}"})
         assert (over.state, over.field) == ("rejected", "config: run.steps")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", [{NODE: TORCH}, on_mlx(NODE)], ids=["torch", "mlx"])
+def test_a_branch_at_50_of_100_from_a_background_checkpoint_has_the_same_losses_bit_for_bit(
+    agent: AgentProcess, run_config: Any, nodes: dict[str, Any]
+) -> None:
+    """The first checkpoint waits for no other, so it is of the step at which it falls due."""
+    steps, fork = 100, 50
+    config = run_config(run__steps=steps, nodes=nodes, checkpoint={"every_steps": fork, "background": True})
+    with agent.client() as client:
+        parent = finished(client, config=config)
+        branch = finished(client, fork + 1, branch=f"{parent.run}@{fork}")
+        curve = losses(client, parent.run)
+        assert [*curve] == [*range(1, steps + 1)]
+        first, last = curve[1], curve[steps]
+        assert first and last and last < 0.9 * first, "it has to learn for this to mean anything"
+        assert losses(client, branch.run) == {step: loss for step, loss in curve.items() if step > fork}
+        assert not changes_of(client, branch.run)
 
 
 def branches_in(cluster: Cluster, node: str, run: str) -> list[RunBranched]:
