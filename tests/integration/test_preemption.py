@@ -56,7 +56,9 @@ def test_nodes_that_are_terminated_leave_without_a_lost_step_and_come_back(spot_
         assert begun.state == "applied", begun.reason
     preempted = Preempted(spot_nodes, begun.run)
     preempted.goes_on(3)
-    for preemption in schedule(SEED, COUNT):
+    planned = schedule(SEED, COUNT)
+    assert {preemption.in_sum for preemption in planned} == {True, False}
+    for preemption in planned:
         with naming(f"TRAINCTL_PREEMPTION_SEED={SEED}, {preemption}"):
             preempted.whole()
             _preempt(preempted, preemption)

@@ -33,17 +33,18 @@ class Preemption:
 
 
 def schedule(seed: int, count: int) -> list[Preemption]:
-    """`count` preemptions of one, two and all nodes each, in mixed order. The same for the same arguments."""
+    """`count` preemptions of one, two and all nodes each, in mixed order, every other one in a sum. The same for the
+    same arguments."""
     chance = random.Random(seed)
     sizes = [size for size in range(1, len(NODES) + 1) for _ in range(count)]
     chance.shuffle(sizes)
-    return [_one(chance, size) for size in sizes]
+    return [_one(chance, size, in_sum=at % 2 == 0) for at, size in enumerate(sizes)]
 
 
-def _one(chance: random.Random, size: int) -> Preemption:
+def _one(chance: random.Random, size: int, *, in_sum: bool) -> Preemption:
     spread = chance.choice((0.0, MOST_SPREAD_SECONDS))
     pauses = tuple(chance.uniform(0.0, spread / size) for _ in range(size))
-    return Preemption(tuple(chance.sample(NODES, size)), pauses, chance.random() < 0.5)
+    return Preemption(tuple(chance.sample(NODES, size)), pauses, in_sum)
 
 
 class Preempted:
@@ -72,12 +73,12 @@ class Preempted:
 
     def strike(self, preemption: Preemption) -> None:
         """Terminate the agents, and wait until they have exited."""
-        if preemption.in_sum:
-            self._meet_sum(preemption.nodes[0])
         for node, pause in zip(preemption.nodes, preemption.pauses, strict=True):
-            time.sleep(pause)
             process = self._cluster[node].process
             assert process is not None
+            time.sleep(pause)
+            if preemption.in_sum and node == preemption.nodes[0]:
+                self._meet_sum(node)
             process.send_signal(signal.SIGTERM)
         begun = time.monotonic()
         for node in preemption.nodes:
