@@ -9,16 +9,21 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
+
+import pytest
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
 from trainctl.trainer.checkpoints import files
+from trainctl.trainer.checkpoints.chunked_tensors import ZSTD_SUFFIX
 
 RunPython = Callable[[str], str]
 STAGES = (
     "files.write_tensors", "files._seal", "files.read_back", "files._publish", "retention.tidy", "retention._remove",
 )  # fmt: skip
 POINTS = tuple((stage, when) for stage in STAGES for when in ("before", "after"))
+COMPRESSIONS = get_args(files.Compression)
 KILLS = int(os.environ.get("TRAINCTL_CHECKPOINT_KILLS", "3"))
 """How many of these points are tried, some more than once. With more than three it is each prefix, not each 12th."""
 
@@ -35,7 +40,8 @@ def write(folder, step):
     loop = files.LoopState(step=step, cursor=step, updates=step, loss_scale=1.0, loss_scale_good_steps=0, seed=0,
                            samples=9, layout_digest="l", data_digest="d")
     state = State(array, {{"exp_avg": array, "exp_avg_sq": array}}, step)
-    files.write(folder / f"step-{{step}}", "r", loop, state, model, files.About(meter=lambda _: passed()))
+    about = files.About(meter=lambda _: passed(), compression={compression!r})
+    files.write(folder / f"step-{{step}}", "r", loop, state, model, about)
     retention.prune(folder, 2, [folder / f"step-{{step}}"])
 
 def passed():
@@ -90,7 +96,7 @@ def child(folder, prepare):
 """
 
 
-def check(folder: Path) -> None:
+def check(folder: Path, compression: str) -> None:
     """Step 4 or the one before it loads, and two are complete; the next start clears the rest away."""
     complete = [path for path in checkpoints.listed(folder) if is_complete(path)]
     assert len(complete) >= 2, sorted(path.name for path in folder.iterdir())
@@ -98,6 +104,8 @@ def check(folder: Path) -> None:
     assert newest is not None
     step = files.read(newest).loop.step
     assert step in (3, 4)
+    packed = newest / (files.OPTIMIZER + ZSTD_SUFFIX)
+    assert packed.exists() == (compression == "zstd")
     assert {checkpoints.read_manifest(path).step for path in complete} >= ({3, 4} if step == 4 else {2, 3})
     files.tidy(folder)
     assert all(path.name.startswith("step-") for path in folder.iterdir())
@@ -111,10 +119,11 @@ def is_complete(folder: Path) -> bool:
     return True
 
 
-def test_killed_at_named_stages(run_python: RunPython, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_killed_at_named_stages(run_python: RunPython, tmp_path: Path, compression: str) -> None:
     chosen = random.Random(11).sample(POINTS, 3) if KILLS <= 3 else [POINTS[n % len(POINTS)] for n in range(KILLS)]
     said = run_python(
-        _PROGRAM.format(root=str(tmp_path))
+        _PROGRAM.format(root=str(tmp_path), compression=compression)
         + f"""
 for number, (stage, when) in enumerate({chosen!r}):
     folder = root / f"stage-{{number}}"
@@ -124,13 +133,14 @@ print("done")
     )
     assert "done" in said
     for number in range(len(chosen)):
-        check(tmp_path / f"stage-{number}")
+        check(tmp_path / f"stage-{number}", compression)
 
 
-def test_killed_after_each_prefix_of_operations(run_python: RunPython, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_killed_after_each_prefix_of_operations(run_python: RunPython, tmp_path: Path, compression: str) -> None:
     every = 12 if KILLS <= 3 else 1
     said = run_python(
-        _PROGRAM.format(root=str(tmp_path))
+        _PROGRAM.format(root=str(tmp_path), compression=compression)
         + f"""
 assert not child(root / "whole", lambda: at_operation(0, root / "whole"))
 count = int((root / "count").read_text())
@@ -145,4 +155,4 @@ print(json.dumps(made))
     numbers = json.loads(said.splitlines()[-1])
     assert len(numbers) >= 4
     for number in numbers:
-        check(tmp_path / f"prefix-{number}")
+        check(tmp_path / f"prefix-{number}", compression)

@@ -4,6 +4,7 @@ type, on either backend, and on torch also on an NVIDIA GPU where there is one.
 `make test` takes a few of the combinations, in which each choice is met; TRAINCTL_RESUMES=all takes all of them.
 """
 
+import functools
 import itertools
 import os
 import random
@@ -30,7 +31,8 @@ from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.precision.loss_scale import LossScale
 
 STEPS, BREAK, MICRO = 4, 2, 5
-NewRig, SameBits = Callable[..., Any], Callable[[dict[str, Any], dict[str, Any]], bool]
+NewRig = Callable[..., Any]
+SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]
 ROUND_TRIPS = ("llama",)
 """Families whose runs `make test` moves between backends; `make families` moves those of all."""
 LORA: dict[str, Any] = {"kind": "lora", "rank": 4, "alpha": 16.0}
@@ -170,20 +172,35 @@ def parts(rig: Any) -> dict[str, dict[str, Any]]:
 def test_a_resumed_run_is_the_run_to_the_bit(
     new_rig: NewRig, inputs: Path, tmp_path: Path, same_bits: SameBits, case: Case, device: str
 ) -> None:
-    paths, settings = RunPaths(tmp_path), {"node": NODES[device], **run_settings(case, inputs)}
-    straight = new_rig(case.backend, **settings)
+    settings = {"node": NODES[device], **run_settings(case, inputs)}
+    check_resumes(functools.partial(new_rig, case.backend, **settings), RunPaths(tmp_path), same_bits, device)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_run_is_resumed_from_a_compressed_checkpoint(
+    new_rig: NewRig, tmp_path: Path, same_bits: SameBits, backend: str
+) -> None:
+    make = functools.partial(new_rig, backend, checkpoint__compression="zstd")
+    written = check_resumes(make, RunPaths(tmp_path), same_bits)
+    assert sorted(path.name for path in written.glob("optimizer.*")) == ["optimizer.safetensors.zst"]
+
+
+def check_resumes(make: Callable[[], Any], paths: RunPaths, same_bits: SameBits, device: str = "cpu") -> Path:
+    """A second rig of `make` goes on from the first one's checkpoint, to the bit. Returns that checkpoint."""
+    straight = make()
     assert straight.backend.device.partition(":")[0] == device
     train(straight, range(1, BREAK + 1))
-    written, weights = saver_of(straight, paths).write(), straight.backend.copy_of("weights")
+    written, weights = Path(saver_of(straight, paths).write().path), straight.backend.copy_of("weights")
     expected = train(straight, range(BREAK + 1, STEPS + 1))
     assert None in {skipped for _, skipped in expected}
     assert not same_bits(straight.backend.copy_of("weights"), weights), "it has to learn for this to mean anything"
     whole = parts(straight)
-    resumed = new_rig(case.backend, **settings)
-    saver_of(resumed, paths).resume(Path(written.path))
+    resumed = make()
+    saver_of(resumed, paths).resume(written)
     assert train(resumed, range(BREAK + 1, STEPS + 1)) == expected
     for name, part in parts(resumed).items():
         assert same_bits(part, whole[name]), name
+    return written
 
 
 def test_float16_from_another_type_begins_with_a_loss_scale_of_its_own(new_rig: NewRig, tmp_path: Path) -> None:

@@ -274,6 +274,16 @@ def kept(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     return TrainedRun(folder, model, "torch", LORA, saved=(1, 2, 4), held_out={1: 2.5, 2: 0.25, 3: 0.5})
 
 
+def test_a_checkpoint_with_a_compressed_optimizer_is_exported(model: Path, export: Export, tmp_path: Path) -> None:
+    table = {"compression": "zstd"}
+    run = TrainedRun(tmp_path / "runs" / "run-1", model, "torch", LORA, steps=1, saved=(1,), checkpoint=table)
+    assert (run.paths.checkpoint(1) / "optimizer.safetensors.zst").is_file()
+    made = export(run.paths, "peft", "--verify")
+    assert (made["status"], made["step"]) == (0, 1)
+    assert made["difference"] <= EXACT
+    assert difference(by_torch(tmp_path / "out", run), run) <= EXACT
+
+
 @pytest.mark.parametrize(("options", "step"), [((), 4), (("--step=1",), 1), (("--best",), 2)])
 def test_a_checkpoint_is_chosen(
     kept: TrainedRun, export: Export, options: tuple[str, ...], step: int, tmp_path: Path
