@@ -1,0 +1,113 @@
+"""The power goes at any moment while a checkpoint is written and older ones are removed: what is left loads."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.trainer.support.chat_model import make_chat_model
+from tests.trainer.support.synced_disk import ALSO, SyncedDisk, Tree, lay
+from tests.trainer.support.trained_run import TrainedRun
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record import checkpoints
+from trainctl.trainer.backends.base import State
+from trainctl.trainer.checkpoints import files
+
+
+def loaded(folder: Path) -> dict[int, float]:
+    """Steps of the complete checkpoints in a folder, each with its first weight."""
+    found = {}
+    for path in checkpoints.listed(folder):
+        try:
+            read = files.read(path)
+        except InvalidInputError:
+            continue
+        found[read.loop.step] = float(next(iter(read.state.weights.values())).flat[0])
+    return found
+
+
+def cut_anywhere(disk: SyncedDisk, place: Path) -> list[dict[int, float]]:
+    """`loaded` of each state that a power cut may leave; the last ones are those after the last call."""
+    place.mkdir()
+    trees = list[Tree]()
+    for moment in disk.moments:
+        for also in ALSO:
+            tree = moment.after_a_cut(also)
+            if tree not in trees or moment is disk.moments[-1]:
+                trees.append(tree)
+    found = []
+    for number, tree in enumerate(trees):
+        lay(tree, place / str(number))
+        found.append(loaded(place / str(number)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> SyncedDisk:
+    """A run keeps two checkpoints: step 4's is written beside those of 2 and 3."""
+    folder = tmp_path_factory.mktemp("written")
+    run = TrainedRun(
+        folder / "run-1", make_chat_model(folder / "model"), "torch", {"kind": "lora", "rank": 2},
+        saved=(1, 2, 3), checkpoint={"keep_last": 2},
+    )  # fmt: skip
+    assert [path.name for path in checkpoints.listed(run.paths.checkpoints)] == ["step-3", "step-2"]
+    disk = SyncedDisk(run.paths.checkpoints)
+    with disk.recorded():
+        run._saver.write()
+    assert [path.name for path in checkpoints.listed(run.paths.checkpoints)] == ["step-4", "step-3"]
+    return disk
+
+
+def test_all_of_a_checkpoint_is_synced_before_its_name_and_its_name_before_older_ones_go(written: SyncedDisk) -> None:
+    calls = [(moment.call, moment.path) for moment in written.moments]
+    published = next(at for at, moment in enumerate(written.moments) if moment.target == "step-4")
+    part = calls[published][1]
+    node = written.moments[published].names[written.moments[published].root]["step-4"]
+    names = written.moments[published].names[node]
+    assert {"manifest.json", "state.json", "optimizer.safetensors", "adapter_model.safetensors"} < {*names}
+    synced = [path for call, path in calls[:published] if call == "sync"]
+    assert {*synced} >= {f"{part}/{name}" for name in names}
+    assert synced[-2:] == [f"{part}/manifest.json", part]
+    named = calls.index(("sync", "."), published)
+    gone = [at for at, (call, path) in enumerate(calls) if call in ("rename", "remove") and "step-2" in path]
+    assert len(gone) > len(names)
+    assert published < named < min(gone)
+
+
+def test_two_checkpoints_are_left_and_once_it_is_written_the_new_one(written: SyncedDisk, tmp_path: Path) -> None:
+    left = cut_anywhere(written, tmp_path / "cuts")
+    assert all({2, 3} <= {*steps} or {3, 4} <= {*steps} for steps in left), left
+    assert 4 not in left[0]
+    assert [max(steps) for steps in left[-len(ALSO) :]] == [4] * len(ALSO)
+
+
+Write = Callable[[int, float], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, assets: Path) -> Write:
+    """Write a checkpoint of one weight."""
+
+    def write(step: int, value: float) -> Path:
+        array = {"w": np.full(1, value, np.float32)}
+        loop = files.LoopState(
+            step=step, cursor=step, updates=step, loss_scale=1.0, loss_scale_good_steps=0, seed=0, samples=9,
+            layout_digest="l", data_digest="d",
+        )  # fmt: skip
+        folder = tmp_path / "run-1" / "checkpoints" / f"step-{step}"
+        files.write(folder, "r", loop, State(array, {"exp_avg": array}, step), assets / "model")
+        return folder
+
+    return write
+
+
+def test_a_step_that_is_done_again_has_one_checkpoint_or_the_other(write: Write, tmp_path: Path) -> None:
+    write(3, 3.0)
+    disk = SyncedDisk(write(4, 4.0).parent)
+    with disk.recorded():
+        write(4, 5.0)
+    left = cut_anywhere(disk, tmp_path / "cuts")
+    assert all(steps in ({3: 3.0, 4: 4.0}, {3: 3.0, 4: 5.0}) for steps in left), left
+    assert left[0][4] == 4.0
+    assert [steps[4] for steps in left[-len(ALSO) :]] == [5.0] * len(ALSO)
