@@ -12,7 +12,7 @@ from tests.trainer.support.trained_run import TrainedRun
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
 from trainctl.trainer.backends.base import State
-from trainctl.trainer.checkpoints import files
+from trainctl.trainer.checkpoints import files, retention
 
 
 def loaded(folder: Path) -> dict[int, float]:
@@ -111,3 +111,34 @@ def test_a_step_that_is_done_again_has_one_checkpoint_or_the_other(write: Write,
     assert all(steps in ({3: 3.0, 4: 4.0}, {3: 3.0, 4: 5.0}) for steps in left), left
     assert left[0][4] == 4.0
     assert [steps[4] for steps in left[-len(ALSO) :]] == [5.0] * len(ALSO)
+
+
+def test_one_that_is_there_already_is_on_the_disk_before_older_ones_go(write: Write, tmp_path: Path) -> None:
+    """Its writer was killed between the rename and the sync."""
+    for step in (2, 3, 4):
+        folder = write(step, float(step))
+    disk = SyncedDisk(folder.parent)
+    disk.holds({"step-2": "step-2", "step-3": "step-3"})
+    with disk.recorded():
+        write(4, 4.0)
+        retention.prune(folder.parent, 2, [folder])
+    left = cut_anywhere(disk, tmp_path / "cuts")
+    assert [path.name for path in checkpoints.listed(folder.parent)] == ["step-4", "step-3"]
+    assert all({2, 3} <= {*steps} or {3, 4} <= {*steps} for steps in left), left
+
+
+def test_one_that_was_set_aside_goes_once_its_successor_is_on_the_disk(
+    write: Write, tmp_path: Path, dead_pid: int
+) -> None:
+    """Its writer was killed between the renames and the sync."""
+    folder = write(4, 4.0)
+    before = folder.rename(tmp_path / "before")
+    write(4, 5.0)
+    aside = before.rename(folder.with_name(f".step-4.{dead_pid}.old"))
+    disk = SyncedDisk(folder.parent)
+    disk.holds({"step-4": aside.name})
+    with disk.recorded():
+        files.tidy(folder.parent)
+    assert [path.name for path in folder.parent.iterdir()] == ["step-4"]
+    left = cut_anywhere(disk, tmp_path / "cuts")
+    assert all(steps in ({4: 4.0}, {4: 5.0}) for steps in left), left

@@ -101,6 +101,8 @@ def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, ab
         there = _same(folder, manifest)
         if there is None:
             _publish(work, folder)
+        else:
+            sync(folder.parent)  # who gave it its name may have died before this
     return there or manifest
 
 
@@ -152,9 +154,13 @@ def tidy(checkpoints: Path) -> None:
     remove_parts(checkpoints)
     for path in [*checkpoints.glob(".step-*")]:
         aside = SET_ASIDE.match(path.name)
-        if aside and is_left_by_dead(int(aside[3])) and not (checkpoints / aside[1]).exists():
-            path.rename(checkpoints / aside[1])
-        elif path.suffix == ".gone" or (aside and is_left_by_dead(int(aside[3]))):
+        if aside and is_left_by_dead(int(aside[3])):
+            if not (checkpoints / aside[1]).exists():
+                path.rename(checkpoints / aside[1])
+                continue
+            sync(checkpoints)  # the writer may have died before its successor's name was on the disk
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.suffix == ".gone":
             shutil.rmtree(path, ignore_errors=True)
 
 
