@@ -12,7 +12,8 @@ from tests.trainer.support.trained_run import TrainedRun
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
 from trainctl.trainer.backends.base import State
-from trainctl.trainer.checkpoints import files, retention
+from trainctl.trainer.checkpoints import copy_process, files, retention
+from trainctl.trainer.common.atomic_folder import sync
 
 
 def loaded(folder: Path) -> dict[int, float]:
@@ -142,3 +143,38 @@ def test_one_that_was_set_aside_goes_once_its_successor_is_on_the_disk(
     assert [path.name for path in folder.parent.iterdir()] == ["step-4"]
     left = cut_anywhere(disk, tmp_path / "cuts")
     assert all(steps in ({4: 4.0}, {4: 5.0}) for steps in left), left
+
+
+class EndedError(Exception):
+    """In place of a kill."""
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_copy_that_is_done_is_on_its_disk(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """At once; or after a try that ended before one of its syncs."""
+    folder, count = write(4, 4.0), [0]
+
+    def counted(path: Path) -> None:
+        count[0] -= 1
+        if count[0] == 0:
+            raise EndedError
+        sync(path)
+
+    monkeypatch.setattr(copy_process, "sync", counted)
+    syncs = len(checkpoints.read_manifest(folder).files) + 3  # of the manifest, of the folder, and of its name
+    for number in range(1, syncs + 1) if again else [0]:
+        target = tmp_path / f"there-{number}"
+        place = target / "run-1" / "checkpoints"
+        place.mkdir(parents=True)
+        disk = SyncedDisk(place)
+        with disk.recorded():
+            if again:
+                count[0] = number
+                with pytest.raises(EndedError):
+                    copy_process.to_path(target, folder)
+            copy_process.to_path(target, folder)
+        left = cut_anywhere(disk, tmp_path / f"cuts-{number}")
+        assert left[0] == {}
+        assert left[-len(ALSO) :] == [{4: 4.0}] * len(ALSO), number

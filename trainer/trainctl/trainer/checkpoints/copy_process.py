@@ -112,11 +112,14 @@ def to_path(target: Path, folder: Path) -> None:
     final, part = place / folder.name, place / f".{folder.name}.part"
     manifest = checkpoints.read_manifest(folder)
     if final.is_dir() and _holds(final, manifest):
+        sync(place)  # the process that gave it its name may have died before this
         return
     part.mkdir(parents=True, exist_ok=True)
     for name, entry in manifest.files.items():
         _copy_file(folder / name, part / name, entry)
     shutil.copyfile(folder / MANIFEST_NAME, part / MANIFEST_NAME)
+    sync(part / MANIFEST_NAME)
+    sync(part)
     checkpoints.verify(part)
     shutil.rmtree(final, ignore_errors=True)  # of a step that was done again
     part.rename(final)
@@ -126,14 +129,11 @@ def to_path(target: Path, folder: Path) -> None:
 def _copy_file(source: Path, target: Path, entry: FileEntry) -> None:
     """Append what `target` lacks; if its beginning isn't the source's, copy all of it. Raises OSError."""
     size_bytes = target.stat().st_size if target.is_file() else 0
-    if size_bytes == entry.size_bytes and checkpoints.digest_of(target) == entry.sha256:
-        return
     if 0 < size_bytes < entry.size_bytes:
         _append(source, target, size_bytes)
-        if checkpoints.digest_of(target) == entry.sha256:
-            sync(target)
-            return
-    shutil.copyfile(source, target)
+        size_bytes = entry.size_bytes
+    if size_bytes != entry.size_bytes or checkpoints.digest_of(target) != entry.sha256:
+        shutil.copyfile(source, target)
     sync(target)
 
 
