@@ -25,8 +25,7 @@ def make_folder(folder: Path, write: Callable[[Path], None]) -> None:
         return
     with part_of(folder) as work:
         write(work)
-        for path in work.iterdir():
-            sync(path)
+        sync_all(work)
         try:
             work.rename(folder)
         except OSError:
@@ -53,6 +52,14 @@ def remove_parts(parent: Path) -> None:
         match = _PART.match(path.name)
         if match and is_left_by_dead(int(match[1])):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def sync_all(folder: Path) -> None:
+    """Have the disk keep a folder and all that is in it. Raises OSError."""
+    for path in folder.rglob("*"):
+        if not path.is_symlink():  # what it leads to isn't ours
+            sync(path)
+    sync(folder)
 
 
 def sync(path: Path) -> None:

@@ -13,7 +13,7 @@ from trainctl.protocol.config.objectives import caches_reference
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.record.reference_files import VALUES_NAME, stored_digest
 from trainctl.trainer.backends.base import Backend
-from trainctl.trainer.common.atomic_folder import part_of, remove_parts, sync
+from trainctl.trainer.common.atomic_folder import part_of, remove_parts, sync, sync_all
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.common.reference_cache import DTYPE, ReferenceKey, compute_of, read_values, write_notes
 from trainctl.trainer.data.dataset import Dataset
@@ -104,8 +104,7 @@ def _compute_together(
         if digest == stored_digest(target):
             return  # as before, or another rank with the same folder was first
         write_notes(work, key)
-        for path in work.iterdir():
-            sync(path)
+        sync_all(work)
         shutil.rmtree(target, ignore_errors=True)
         try:
             work.rename(target)
