@@ -105,7 +105,7 @@ def as_dict(step: m.StepCommitted) -> dict[str, Any]:
 def test_the_unit_of_the_weight_is_a_label() -> None:
     view = msgspec.structs.replace(VIEW, weight_unit="pairs", loss_unit="nats per pair")
     found = said(snapshot(LiveRun(view, records.step(1), (), None)))
-    assert found["trainctl_run_info", "run-1", "x", "a", "gloo", "pairs", "nats per pair", *[""] * 7] == 1
+    assert found["trainctl_run_info", "run-1", "x", "a", "gloo", "pairs", "nats per pair", *[""] * 8] == 1
     assert found["trainctl_weight_per_second", "run-1"] == 2 * 3072
 
 
@@ -117,7 +117,7 @@ def test_what_ranks_compute_in_is_a_label_with_every_value_once() -> None:
     ranks = tuple(msgspec.structs.replace(RANK, rank=rank, compute=compute) for rank, compute in enumerate(kinds))
     found = said(snapshot(LiveRun(msgspec.structs.replace(VIEW, ranks=ranks), None, (), None)))
     ((labels, value),) = ((labels, value) for labels, value in found.items() if labels[0] == "trainctl_run_info")
-    assert labels[-7:] == ("bfloat16,float32", "off,on", "off", "mx.fast,sdpa", "bf16-sr", "", "") and value == 1
+    assert labels[-8:] == ("bfloat16,float32", "off,on", "off", "mx.fast,sdpa", "bf16-sr", "", "", "") and value == 1
 
 
 def test_what_a_guest_does_not_say_is_absent() -> None:
@@ -161,7 +161,7 @@ def test_what_is_not_known_is_absent() -> None:
 def test_a_run_is_shown_with_its_ranks_and_alerts() -> None:
     last = records.step(2, loss=math.nan)
     found = said(snapshot(LiveRun(VIEW, last, (records.part(2),), ALERTS)))
-    assert found["trainctl_run_info", "run-1", "x", "a", "gloo", "tokens", "nats per token", *[""] * 7] == 1
+    assert found["trainctl_run_info", "run-1", "x", "a", "gloo", "tokens", "nats per token", *[""] * 8] == 1
     assert found["trainctl_run_state", "run-1", "running"] == 1
     assert math.isnan(found["trainctl_loss", "run-1"])
     assert found["trainctl_generation_number", "run-1"] == 3
