@@ -40,6 +40,7 @@ def run(tmp_path: Path) -> Path:
     """A run directory."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}", "utf-8")
+    (tmp_path / "model" / "merges.txt").touch()  # an empty file is copied too
     return tmp_path / "runs" / "run-1"
 
 
@@ -70,6 +71,7 @@ def test_the_newest_complete_one_is_copied_to_a_path(run: Path, tmp_path: Path) 
     assert (status, [(line.step, line.state) for line in lines]) == (0, [(3, "copying"), (3, "copied")])
     place = tmp_path / "there" / "run-1" / "checkpoints"
     assert [path.name for path in place.iterdir()] == ["step-3"]
+    assert (place / "step-3" / "merges.txt").is_file()
     assert files.read(place / "step-3").loop.step == 3
     assert not (run / "checkpoints" / COPYING).exists()
 

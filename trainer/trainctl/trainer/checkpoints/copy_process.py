@@ -30,7 +30,7 @@ from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.checkpoints import MANIFEST_NAME, FileEntry, Manifest
 from trainctl.protocol.record.copy_mark import COPYING
-from trainctl.trainer.common.atomic_folder import sync
+from trainctl.trainer.common.atomic_folder import make_durable, sync
 from trainctl.trainer.common.errors import first_line
 
 PIECE_BYTES: Final = 1024**2
@@ -114,7 +114,7 @@ def to_path(target: Path, folder: Path) -> None:
     if final.is_dir() and _holds(final, manifest):
         sync(place)  # the process that gave it its name may have died before this
         return
-    part.mkdir(parents=True, exist_ok=True)
+    make_durable(part)
     for name, entry in manifest.files.items():
         _copy_file(folder / name, part / name, entry)
     shutil.copyfile(folder / MANIFEST_NAME, part / MANIFEST_NAME)
@@ -128,7 +128,7 @@ def to_path(target: Path, folder: Path) -> None:
 
 def _copy_file(source: Path, target: Path, entry: FileEntry) -> None:
     """Append what `target` lacks; if its beginning isn't the source's, copy all of it. Raises OSError."""
-    size_bytes = target.stat().st_size if target.is_file() else 0
+    size_bytes = target.stat().st_size if target.is_file() else -1
     if 0 < size_bytes < entry.size_bytes:
         _append(source, target, size_bytes)
         size_bytes = entry.size_bytes

@@ -102,7 +102,7 @@ def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, ab
         if there is None:
             _publish(work, folder)
         else:
-            sync(folder.parent)  # who gave it its name may have died before this
+            sync(folder.parent)  # the process that gave it its name may have died before this
     return there or manifest
 
 
