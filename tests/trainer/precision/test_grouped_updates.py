@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,19 +91,34 @@ def test_gradients_are_multiplied_by_the_factor(weights: Callable[..., TorchWeig
     torch.testing.assert_close(found[0], found[2] / 2)
 
 
-@pytest.mark.parametrize("missing", [("C compiler",), ()], ids=["no compiler", "no triton"])
+@pytest.mark.parametrize(
+    ("missing", "cache", "says"),
+    [
+        (("C compiler", "triton"), "own", "this machine has no C compiler and no triton; install what is missing"),
+        ((), "open", "can be written to by other users (chmod go-w); set TRITON_CACHE_DIR to a folder of your own"),
+        ((), "own", "Triton can't compile its kernel: import of triton halted; None in sys.modules"),
+        ((), "chosen", "Triton can't compile its kernel: import of triton halted; None in sys.modules"),
+    ],
+)
 def test_without_a_kernel_the_log_says_why(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: tuple[str, ...]
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, missing: tuple[str, ...],
+    cache: str, says: str,
+) -> None:  # fmt: skip
     """Parameters of a CUDA device, as far as the choice looks at them."""
     weights = SplitWeights([torch.nn.Parameter(torch.zeros(8))])
     on_cuda = KernelParts(SimpleNamespace(device=torch.device("cuda")), None)  # type: ignore[arg-type]
     monkeypatch.setattr(weights, "kernel_parts", lambda update: [on_cuda])
     monkeypatch.setattr(torch_adamw, "lacking", lambda kind: missing)
     monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "trainctl.trainer.precision.triton_update", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # so that it is put back
+    if cache != "chosen":
+        monkeypatch.delenv("TRITON_CACHE_DIR")
+    if cache != "own":
+        (tmp_path / "trainctl").mkdir()
+        (tmp_path / "trainctl").chmod(0o777)
     assert torch_adamw._triton_update(weights) is None
     (said,) = caplog.messages
-    assert said.startswith("AdamW takes one operation at a time, several times as long as one kernel: ")
-    assert said.endswith(
-        "this machine has no C compiler" if missing else "import of triton halted; None in sys.modules"
-    )
+    assert said.startswith("AdamW runs one operation at a time, which takes several times as long: ")
+    assert said.endswith(says)

@@ -45,7 +45,7 @@ def step(optimizer: torch.optim.AdamW, held: list[torch.nn.Parameter], gradients
 
 def with_kernel(weights: TorchWeights) -> torch_adamw.AdamW:
     made = torch_adamw.adamw(weights, TABLE)
-    assert made.kernel == "triton"
+    assert made.library == "triton"
     return made
 
 

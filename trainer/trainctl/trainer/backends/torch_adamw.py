@@ -26,7 +26,7 @@ from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.precision.torch_weights import TorchWeights
 
 log = logging.getLogger(__name__)
-_ONE_BY_ONE = "AdamW takes one operation at a time, several times as long as one kernel"
+_CACHE = "TRITON_CACHE_DIR"
 _BLOCK_VALUES = 256
 """Values that share a largest magnitude: bitsandbytes' constant."""
 _FEWEST_VALUES = 4096
@@ -45,8 +45,8 @@ class AdamW(ABC):
     """The update of some weights; decay on matrices only. Its moments are allocated at once, so that a lack of memory
     shows at load."""
 
-    kernel = "torch"
-    """The library whose kernels compute it."""
+    library = "torch"
+    """That whose kernels compute it."""
 
     @abstractmethod
     def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
@@ -162,7 +162,7 @@ class _Pieces(AdamW):
         """Of parameters that are updated together."""
         self._kernel = None if self._offloaded else _triton_update(weights)
         if self._kernel is not None:
-            self.kernel = "triton"
+            self.library = "triton"
 
     @torch.no_grad()
     def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
@@ -245,18 +245,24 @@ def _triton_update(weights: TorchWeights) -> Any:
     if parts is None or parts[0].weights.device.type != "cuda":
         return None
     if names := lacking("cuda"):
-        log.warning("%s: this machine has no %s", _ONE_BY_ONE, " and no ".join(names))
-        return None
+        return _one_by_one(f"this machine has no {' and no '.join(names)}; install what is missing")
     try:
-        os.environ.setdefault("TRITON_CACHE_DIR", str(code_cache("triton")))
+        if _CACHE not in os.environ:  # torch.compile's kernels for CUDA go there too then
+            os.environ[_CACHE] = str(code_cache("triton"))
+    except OSError as error:
+        return _one_by_one(f"{error}; set {_CACHE} to a folder of your own")
+    try:
         from trainctl.trainer.precision.triton_update import TritonUpdate
 
         return TritonUpdate.compiled(parts)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001  whatever the library raises
-        log.warning("%s: Triton can't compile its kernel: %s", _ONE_BY_ONE, first_line(error))
-        return None
+        return _one_by_one(f"Triton can't compile its kernel: {first_line(error)}")
+
+
+def _one_by_one(reason: str) -> None:
+    log.warning("AdamW runs one operation at a time, which takes several times as long: %s", reason)
 
 
 def _grouped(sizes: Sequence[int], most: int) -> Iterator[range]:
@@ -276,7 +282,7 @@ class _BitsAndBytes(AdamW):
     updates. A piece is whole blocks, so each value is updated as in the whole. Of a parameter with fewer than 4,096
     values, the moments stay in float32."""
 
-    kernel = "bitsandbytes"
+    library = "bitsandbytes"
 
     def __init__(self, weights: TorchWeights, table: OptimizerTable) -> None:
         import bitsandbytes

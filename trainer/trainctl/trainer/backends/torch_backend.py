@@ -276,7 +276,7 @@ class TorchBackend(Backend):
             weights=self.parts.weights_in(dtype),
             deterministic=torch.are_deterministic_algorithms_enabled() if on_cuda else None,
             cudnn_benchmark=torch.backends.cudnn.benchmark if on_cuda else None,
-            update=self._optimizer.kernel if on_cuda and self._optimizer is not None else "",
+            update=self._optimizer.library if on_cuda and self._optimizer is not None else "",
             versions=in_use(self.device),
         )
 

@@ -92,10 +92,10 @@ class CompiledLayers:
 
     def _graphs(self) -> int:
         """Graphs of the model's layers compiled so far."""
-        return _graphs() - self._graphs_of_losses
+        return _graphs() - self._graphs_of_losses - self._graphs_before
 
     def _count(self) -> None:
-        self.meter.graphs = self._graphs() - self._graphs_before
+        self.meter.graphs = self._graphs()
 
 
 def token_losses(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:

@@ -40,7 +40,7 @@ class TritonUpdate:
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         counts = [-(-size // BLOCK_VALUES) for size in sizes]
-        self._device, self._programs = device, sum(counts)
+        self._device, self._sizes, self._programs = device, [*sizes], sum(counts)
         owners = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(counts))
         blocks = torch.cat([torch.arange(count) for count in counts])
         self._places = torch.stack((owners, blocks), 1).to(torch.int32).to(device)
@@ -67,6 +67,8 @@ class TritonUpdate:
         """Update contiguous parameters, and their float32 moments, by gradients times `factor`; `update` counts from 1.
         Raises ValueError for a tensor that isn't contiguous or on the device, or has another size or type."""
         rows = [_row(*each) for each in zip(parts, gradients, first, second, strict=True)]
+        if [each.weights.numel() for each in parts] != self._sizes or parts[0].weights.device != self._device:
+            raise ValueError("an update takes the parameters that it was made for")
         table = torch.tensor(rows, dtype=torch.int64).to(self._device, non_blocking=True)
         is_aligned = _are_aligned(rows)
         rate, beta1, beta2, epsilon, decay = values
@@ -87,13 +89,11 @@ def _are_aligned(rows: Sequence[Sequence[int]]) -> bool:
 def _row(parts: KernelParts, *tensors: torch.Tensor) -> list[int]:
     """What the kernel reads of a parameter: addresses, the count of its values, whether it decays, and the key."""
     weights, rests, key = parts
-    for tensor, dtype in ((weights, torch.bfloat16), *((each, torch.float32) for each in tensors)):
-        if (tensor.dtype, tensor.device, tensor.numel()) != (dtype, weights.device, weights.numel()):
-            raise ValueError(
-                f"{dtype} values of {weights.numel()} were expected, and {tensor.dtype} of {tensor.numel()} came"
-            )
-        if not tensor.is_contiguous():
-            raise ValueError("a tensor of the update is not contiguous")
+    halves = [] if rests is None else [(rests, torch.int16)]
+    for tensor, dtype in ((weights, torch.bfloat16), *halves, *((each, torch.float32) for each in tensors)):
+        found, wanted = ((tensor.dtype, tensor.device, tensor.numel()), (dtype, weights.device, weights.numel()))
+        if found != wanted or not tensor.is_contiguous():
+            raise ValueError(f"an update takes contiguous tensors of {wanted}, not {found} of stride {tensor.stride()}")
     held = (weights, weights if rests is None else rests, *tensors)
     return [*(tensor.data_ptr() for tensor in held), weights.numel(), int(weights.ndim >= 2), *key]
 
