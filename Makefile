@@ -127,7 +127,7 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# All of them, also after one that misses its bar or fails. `advise.py`, `links.py` and `simulate.py --real` need root.
+# All of them, also after one that misses its bar or fails. `advise.py` and `links.py` need root.
 bench: $(VENV)/.ready-dev
 	@codes=; failed=0; \
 	measure() { \

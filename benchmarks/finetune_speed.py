@@ -6,7 +6,7 @@
 One Llama of 56 M parameters in float32 and rows of unlike lengths, prompts masked. The torch backend is compared with
 transformers' Trainer and TRL's SFTTrainer, the MLX backend with mlx_lm's trainer. With `--adapters qlora` the base has
 4 bits. On torch it is in MLX's format or in bitsandbytes' nf4, and the peer is transformers' Trainer on nf4; on MLX it
-is mlx_lm's trainer on the same model. There is no bar for these. All contenders of a backend are alive at once and
+is mlx_lm's trainer on the same model. There is no bar for QLoRA. All contenders of a backend are alive at once and
 train in turns, so that whatever else the machine does weighs on all. Prints a table and one JSON object; exits 1 if a
 bar is missed.
 """
