@@ -102,7 +102,7 @@ def _tail(log: Path, start: int, most: int = 100_000) -> str:
 
 
 class Progress:
-    """The line of a stage: rewritten in place on a terminal, else told at the start, seldom in between, and the end."""
+    """The line of a stage: rewritten in place on a terminal, else printed at the start, seldom, and at the end."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream, self._due = f"setup: {title}", stream, PLAIN_TICK_SECONDS

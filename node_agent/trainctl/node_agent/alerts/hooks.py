@@ -216,7 +216,7 @@ def _post(address: str, body: bytes, seconds: float) -> str:
             return ""
     except urllib.error.HTTPError as error:
         return f"{address} answered {error.code} {error.reason}"
-    except (OSError, ValueError) as error:  # URLError and http.client's are of these, or told by their reason
+    except (OSError, ValueError) as error:  # of these are URLError and http.client's errors
         reason = getattr(error, "reason", error)
         return _no_answer(address, seconds) if isinstance(reason, TimeoutError) else f"{address}: {reason}"
     except Exception as error:  # noqa: BLE001  what a broken server makes the library raise must not end the agent

@@ -14,7 +14,7 @@ from trainctl.protocol import messages as m
 
 
 class Failures:
-    """Told by the conductor of what ranks and their nodes say, or don't."""
+    """The conductor reports here what ranks and their nodes say, or don't."""
 
     def __init__(
         self, state: ConductorState, rendezvous: Rendezvous, deadlines: Deadlines, restarts: Restarts,

@@ -11,7 +11,7 @@ from trainctl.protocol import messages as m
 
 
 class Regroup:
-    """Told by the conductor of what a generation ends by; what it was at is taken up in the next one."""
+    """The conductor reports here what ends a generation; the next one continues its work."""
 
     def __init__(self, state: ConductorState, rendezvous: Rendezvous, pipeline: Pipeline, restarts: Restarts) -> None:
         self._state, self._rendezvous, self._pipeline, self._restarts = state, rendezvous, pipeline, restarts

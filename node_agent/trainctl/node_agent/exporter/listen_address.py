@@ -32,8 +32,8 @@ def parse(text: str, where: str) -> ListenAddress:
 
 
 def check(listen: ListenAddress, where: str, trusted: Sequence[str], *, anyone: bool = False) -> None:
-    """Refuse an address that untrusted machines can reach: the endpoint asks no one for a key. `anyone`: whoever runs
-    the agent has said that this is meant. Raises InvalidInputError."""
+    """Refuse an address that untrusted machines can reach: the endpoint asks no one for a key. `anyone`: an option
+    of the agent says that this is meant. Raises InvalidInputError."""
     if anyone or addresses.is_loopback(listen.host):
         return
     address = ipaddress.ip_address(listen.host)

@@ -200,7 +200,7 @@ class Follower:
                     hosted = self.followed.hosted if self.followed is not None and not field else None
                     said = m.PeerHosted(link="", seq=0, run=order.run, rank=order.rank, field=field, problem=problem)
                     await self._links.answer(lead, msgspec.structs.replace(said, hosted=hosted))
-                    if self.followed is not None and not field:  # an exit told before is taken for an older one's
+                    if self.followed is not None and not field:  # an exit reported before is taken for an older one's
                         self.followed.told_ending = False
                 case m.PeerRelay():
                     await self._relay(lead, order)

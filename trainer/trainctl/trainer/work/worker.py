@@ -39,7 +39,7 @@ AGAIN_SECONDS = 1.0
 
 
 def main() -> int:
-    """Work until told to leave; returns the exit status."""
+    """Work until the agent says to leave; returns the exit status."""
     wanted = _parser().parse_args()
     set_title("worker", f"work {wanted.work}")
     logs.configure()

@@ -1,4 +1,4 @@
-"""A command on its way from the screen: sent, followed to its end, and its end told if nothing shows it any more."""
+"""A command on its way from the screen: sent, followed to its end, and its end reported if nothing else shows it."""
 
 import dataclasses
 

@@ -124,7 +124,7 @@ class RunFile(NamedTuple):
 
 def run_file(path: Path, overrides: dict[str, str], *, local: bool, cluster: ClusterFile | None = None) -> RunFile:
     """A run file resolved and checked. Raises InvalidInputError naming the file and the field; with several
-    wrong that can be told at once, all of them.
+    wrong that can be said at once, all of them.
 
     With `cluster`, its nodes must be there, and the files of those that are this machine; without one, those of the
     node that is this machine if `local` says that the agent is on it. Of a node that may be this machine or another,

@@ -1,4 +1,4 @@
-"""What can be told only of nodes together: how they are reached, versions that differ, clocks, interfaces."""
+"""What only nodes together show: how they are reached, versions that differ, clocks, interfaces."""
 
 import shlex
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What the doctor judges, all immutable: what each node's agent told, how it was reached, the run file asked about."""
+"""What the doctor judges, all immutable: what each agent reported, how it was reached, the run file asked about."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network

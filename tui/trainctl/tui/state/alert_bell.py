@@ -8,7 +8,7 @@ class AlertBell:
 
     def __init__(self, *, on: bool = True) -> None:
         self.on = on
-        self._known: set[tuple[str, float]] | None = None  # None until the agent has first told
+        self._known: set[tuple[str, float]] | None = None  # None until the agent has first reported
 
     def rings(self, state: ViewState) -> bool:
         """Whether an alert that calls for somebody is new since the last time this was asked."""

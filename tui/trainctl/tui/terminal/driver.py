@@ -25,7 +25,7 @@ _OPENERS = frozenset("[OP]^_")
 
 @runtime_checkable
 class Leaves(Protocol):
-    """A program that can be told that its terminal is gone."""
+    """A program that can be notified that its terminal is gone."""
 
     def hang_up(self) -> None: ...
 

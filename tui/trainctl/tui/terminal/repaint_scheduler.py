@@ -55,7 +55,7 @@ class RepaintThrottle:
         self._first = self._prompt = math.inf
 
     def after(self, cpu_seconds: float, now: float) -> None:
-        """Told after each repaint: by the processor time taken so far, and a monotonic clock."""
+        """Called after each repaint with the processor time taken so far, and a monotonic clock."""
         if self._before is not None and now > self._before[1]:
             share = (cpu_seconds - self._before[0]) / (now - self._before[1])
             if share > DEAR:

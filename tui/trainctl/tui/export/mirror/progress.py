@@ -101,7 +101,7 @@ class MirrorProgress(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, sessions=(*self.sessions, session)) if session else self
 
     def without_events_after(self, id: int) -> "MirrorProgress":
-        """With the events above `id` to be told again: others have taken their numbers."""
+        """With the events above `id` to be reported again: others have taken their numbers."""
         return msgspec.structs.replace(self, events=tuple(told for told in self.events if told.id <= id))
 
 
