@@ -65,6 +65,7 @@ image: $(VENV)/.ready
 # three pods; all cases marked `long`, of which `make test` has some: peaks of memory, mixes of ranks and engines, losses
 # of preferences, and branches at 50 of 100 steps.
 soak: $(VENV)/.ready-dev
+	$(BIN)/python -m tools.real_model build/real-model
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
 	TRAINCTL_SOAK=600 $(BIN)/python -m pytest -s tests/integration/test_soak.py $(PYTEST_ARGS)

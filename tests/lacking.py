@@ -144,6 +144,7 @@ _FOUND: dict[str, Callable[[], object]] = {
     "cuda-compiler": _has_cuda_compiler,
     "mlx-cuda": _has_mlx_on_cuda,
     "disk-limit": _has_disk_limit,
+    "real-model": lambda: (ROOT / "build" / "real-model" / "model" / "model.safetensors").is_file(),
     "compiler": _has_compiler,
     "chromium": _has_chromium,
     "mmdebstrap": lambda: shutil.which("mmdebstrap") and os.geteuid() == 0,

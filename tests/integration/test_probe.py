@@ -107,7 +107,8 @@ def test_a_run_is_refused_where_one_rank_holds_another_model(cluster, run_config
         view = wait_for_end(client)
         assert (view.state, view.step, reply.state) == ("failed", 0, "failed"), reply
         assert view.reason.startswith("probe: gamma differs from "), view.reason
-        assert "(tolerance 0.0001); likely cause: " + cause in view.reason
+        assert f"likely cause: {cause}" in view.reason
+        assert cause.startswith("the weights") or "from layer 0 of 2 on" in view.reason, view.reason
         assert view.reason in reply.reason
 
 
@@ -183,3 +184,24 @@ def test_a_rank_with_another_quantization_of_the_model_is_refused(cluster, run_c
             assert reply.state == "failed"
             assert reply.reason.startswith(f"the run failed: {says}"), reply.reason
             assert bool(probes_of(cluster, reply.run)) == probes
+
+
+@pytest.mark.timeout(400)
+def test_a_rank_with_another_model_is_refused_before_any_calibrates(tmp_path, site, run_config, wish):
+    wish("theta")
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    calibrates = {"TRAINCTL_CALIBRATION": "missing"}
+    environment = {"alpha": calibrates, "gamma": {**calibrates, "PYTHONPATH": path}}
+    calibration = {"at_start": "missing", "seconds": 60}
+    config = run_config(run__steps=FOREVER, nodes=on(*PAIR), calibration=calibration)
+    own = Cluster(tmp_path, environment=environment)
+    try:
+        with own.client(timeout_seconds=120) as client:
+            reply = client.send("start-run", {"config": config}, timeout_seconds=120)
+            assert reply.state == "failed"
+            assert reply.reason.startswith("the run failed: probe: "), reply.reason
+            assert "the RoPE settings" in reply.reason
+            assert probes_of(own, reply.run) == []
+        assert not [*tmp_path.rglob("profiles/*")], "a calibration had ended"
+    finally:
+        own.stop()

@@ -154,5 +154,10 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     (2, "2026-11-27", "Added Compute.versions: the versions of what a rank computes with."),
     (2, "2026-11-27", "Added Compute.update: the library whose kernel updates the weights on CUDA."),
     (2, "2026-11-27", "Added PeerBeat.late and PeerPing.taken: events for the record of a run that another node led."),
+    (
+        2,
+        "2026-11-28",
+        "Added Probed.noise, layers and layer_noise, and Alive.preflight: ranks are judged by their own noise.",
+    ),
 )
 """(version, date, what it added), oldest first."""

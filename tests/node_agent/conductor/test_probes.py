@@ -16,11 +16,12 @@ from trainctl.node_agent.planning.durable import Durable
 from trainctl.protocol import messages as m
 
 LIMIT = 1e-4
+NOISE = LIMIT / probes.NOISE_MULTIPLE
 BASE = [-5.0, -1.0, -2.0, -0.5]
 
 
 def said(values=BASE, norms=(1.0, 2.0), lengths=(2, 2), **fields) -> m.Probed:
-    figures = {"family": "llama", "tokens_digest": "t", "lengths": lengths, **fields}
+    figures = {"family": "llama", "tokens_digest": "t", "lengths": lengths, "noise": NOISE, **fields}
     return m.Probed(
         run="r", rank=0, generation=m.Generation(1, 1), seq=1, kind="probe", step=0, loss_sum=0.0, weight=0.0,
         own_weight=0.0, own_samples=0, log_probabilities=pack(values), weight_norms=pack(norms), **figures,
@@ -86,10 +87,43 @@ def test_what_is_no_number_differs_from_a_number_and_not_from_its_like():
         assert probes.compare({0: said(alike), 1: said(alike)}, ())[0].largest == 0.0
 
 
-def test_tolerances():
-    assert probes.tolerance("llama", "float32") == probes.tolerance("new", "float32") == LIMIT
-    assert probes.tolerance("gemma", "float32") > LIMIT
-    assert probes.tolerance("gemma", "bfloat16") == probes.tolerance("llama", "bfloat16") > LIMIT
+@pytest.mark.parametrize(
+    ("own", "other", "tf32", "limit"),
+    [
+        (3e-5, 5e-5, False, 1e-3),  # the larger noise counts
+        (1e-8, 0.0, False, probes.LEAST_TOLERANCE),
+        (1.0, 0.0, False, probes.MOST_TOLERANCE[False]),
+        (math.nan, 0.0, False, probes.MOST_TOLERANCE[False]),
+        (0.04, 0.01, True, 0.8),
+    ],
+)
+def test_the_tolerance_is_a_multiple_of_the_noise(own, other, tf32, limit):
+    for pair in ((own, other), (other, own)):
+        ranks = [said(noise=noise) for noise in pair]
+        assert probes.tolerance(*ranks, "bfloat16", tf32=tf32) == pytest.approx(limit)
+
+
+def test_a_rank_of_version_0_2_is_compared_by_its_data_type():
+    old, new = said(noise=None), said()
+    assert probes.tolerance(old, new, "float32", tf32=False) == LIMIT
+    assert probes.tolerance(new, old, "bfloat16", tf32=False) > LIMIT
+
+
+# ---------------------------------------------------------------- where
+
+
+def layered(*layers, noise=(1e-6, 1e-5)) -> m.Probed:
+    return said(layers=pack([value for layer in layers for value in layer]), layer_noise=pack(noise))
+
+
+def test_the_first_layer_beyond_its_own_noise_is_named():
+    usual = layered((1.0, 2.0), (3.0, 4.0))
+    assert probes.first_layer(usual, layered((1.0, 2.0001), (9.0, 4.0))) == (0, 2)
+    assert probes.first_layer(usual, layered((1.0, 2.00001), (3.0, 4.1))) == (1, 2)
+    assert probes.first_layer(usual, layered((1.0, 2.0), (3.0, math.nan))) == (1, 2)
+    assert probes.first_layer(usual, layered((1.0, 2.00001), (3.0, 4.0001))) == (2, 2)  # only what follows them
+    assert probes.first_layer(usual, said()) is None
+    assert probes.first_layer(usual, layered((1.0,), (3.0,))) is None
 
 
 # ---------------------------------------------------------------- why
@@ -154,7 +188,7 @@ def test_a_run_that_is_to_begin_with_unlike_models_is_refused_by_name():
     simulation = group(c=0.016).run()
     assert (simulation.ended.state, simulation.commits) == ("failed", [])
     assert simulation.ended.reason.startswith(
-        "probe: c differs from a by 0.016 in a token's log-probability (tolerance 0.0001); likely cause: "
+        "probe: c differs from a by 0.016 in a token's log-probability (tolerance 0.0001; from layer 1 of 2 on); "
     )
 
 
@@ -265,10 +299,46 @@ def test_a_run_taken_up_from_the_record_of_a_version_without_probes_is_probed():
     assert probed_steps(simulation) == [0]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_weights_that_are_one_per_cent_apart_are_refused_at_any_precision(dtype):
+def test_weights_that_are_one_per_cent_apart_are_refused():
     (found,) = probes.compare({0: said(), 1: said(norms=(1.0, 2.02))}, ())
     assert found.largest == 0.0
-    assert found.exceeds(probes.tolerance("llama", dtype))
+    assert found.exceeds(LIMIT)
     (alike,) = probes.compare({0: said(), 1: said()}, ())
-    assert not alike.exceeds(probes.tolerance("llama", dtype))
+    assert not alike.exceeds(LIMIT)
+
+
+# ---------------------------------------------------------------- before a calibration
+
+
+def preflight(simulation: Simulation, rank: int, **fields) -> None:
+    """A heartbeat of a rank that is going to calibrate."""
+    ready = msgspec.structs.replace(simulation.ranks[rank].ready(), **fields.pop("ready", {}))
+    report = m.Preflight(ready, said(**fields))
+    alive = m.Alive(run="r", rank=rank, generation=None, step=0, phase="starting", preflight=report)
+    simulation.feed(alive)
+
+
+def test_ranks_are_judged_before_they_calibrate():
+    simulation = Simulation(config(20, 12), durable(("a", "b", "c"), 12))
+    preflight(simulation, 0)
+    preflight(simulation, 1, values=moved(0.016, 2))
+    assert simulation.conductor.stage == "loading"  # of three, the odd one out is still to be found
+    preflight(simulation, 2)
+    assert simulation.conductor.stage == "leaving"
+    assert simulation.run().ended.reason.startswith("probe: b differs from a by 0.016 ")
+
+
+def test_files_that_differ_are_named_before_all_ranks_have_loaded():
+    simulation = Simulation(config(20, 12), durable(("a", "b", "c"), 12))
+    preflight(simulation, 0)
+    preflight(simulation, 1, ready={"model_digest": "other"})
+    assert simulation.conductor.stage == "leaving"
+    assert simulation.run().ended.reason.startswith("model digests of b and a differ")
+
+
+def test_preflights_that_agree_change_nothing():
+    simulation = Simulation(config(5, 12), durable(("a", "b"), 12))
+    for rank in (0, 1, 0):
+        preflight(simulation, rank)
+    assert simulation.begin().finish().ended.state == "finished"
+    assert probed_steps(simulation) == [0]

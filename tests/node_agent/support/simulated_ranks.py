@@ -402,7 +402,11 @@ class SimRank:
         assert plan.step == self.last_step and self.state != TORN
         self.probed = True
         said = struct.pack("<3f", -3.0, -1.0 + self.model, -2.0 + self.model)
-        more = {"family": "llama", "tokens_digest": "t", "lengths": (2, 1), "weight_norms": struct.pack("<f", 1.0)}
+        more = {
+            "family": "llama", "tokens_digest": "t", "lengths": (2, 1), "weight_norms": struct.pack("<f", 1.0),
+            "noise": 5e-6, "layers": struct.pack("<2f", 1.0, 1.0 + self.model),
+            "layer_noise": struct.pack("<2f", 1e-6, 1e-6),
+        }  # fmt: skip
         report = self._report(plan, mine, 0)
         self.up[-1] = m.Probed(**msgspec.structs.asdict(report), **more, log_probabilities=said)
 

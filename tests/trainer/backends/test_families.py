@@ -129,8 +129,7 @@ def test_both_backends_train_the_model_that_transformers_saved(saved: Saved, loa
     torch, mlx = (load_model(saved(name), backend) for backend in ("torch", "mlx"))
     plain, allowed = plain_torch(saved(name)), TESTED[FAMILIES[name].kind]
     assert furthest(logs_of(torch), plain) < 1e-4
-    assert furthest(logs_of(mlx), plain) < allowed.log_probability
-    assert furthest(logs_of(mlx), logs_of(torch)) < allowed.log_probability
+    assert furthest(logs_of(mlx), plain) < 1e-4
     one, other = two_losses(torch), two_losses(mlx)
     assert one[0] == pytest.approx(-plain.sum(), rel=1e-5)
     assert other == pytest.approx(one, rel=allowed.gradient)
@@ -167,18 +166,17 @@ def assert_close(one: dict[str, Any], other: dict[str, Any], limit: float) -> No
 def test_each_tested_family_is_tried_here_and_on_the_page() -> None:
     assert {family.kind for family in FAMILIES.values()} == TESTED.keys()
     page = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([^|]+) \| `(\w+)` \| ([-\de.]+) \| ([-\de.]+) \|$", page, re.MULTILINE)
-    assert {kind: (float(one), float(other)) for _, kind, one, other in rows} == {
-        kind: (family.log_probability, family.gradient) for kind, family in TESTED.items()
+    rows = re.findall(r"^\| ([^|]+) \| `(\w+)` \| ([-\de.]+) \|$", page, re.MULTILINE)
+    assert {kind: float(gradient) for _, kind, gradient in rows} == {
+        kind: family.gradient for kind, family in TESTED.items()
     }
-    assert all(TESTED[kind].title in title for title, kind, _, _ in rows)
+    assert all(TESTED[kind].title in title for title, kind, _ in rows)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gradients_agree_within_the_family_s_tolerance(saved: Saved, load_model: Loader, name: str) -> None:
     family = TESTED[FAMILIES[name].kind]
     torch, mlx = (load_model(saved(name), backend) for backend in ("torch", "mlx"))
-    assert furthest(logs_of(mlx), logs_of(torch)) <= family.log_probability
     expected = eager_gradient(saved(name))
     for backend in (torch, mlx):
         assert_close(gradient_of(backend), expected, family.gradient)
@@ -205,8 +203,7 @@ def test_a_chunked_loss_and_checkpointed_layers_give_the_same_gradient(
 def test_the_layout_of_transformers_4_is_the_same_model(
     saved: Saved, old_layout: Saved, load_model: Loader, name: str, backend: str
 ) -> None:
-    allowed = 1e-4 if backend == "torch" else TESTED[FAMILIES[name].kind].log_probability
-    assert furthest(logs_of(load_model(old_layout(name), backend)), plain_torch(saved(name))) < allowed
+    assert furthest(logs_of(load_model(old_layout(name), backend)), plain_torch(saved(name))) < 1e-4
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -226,7 +223,8 @@ def test_a_checkpoint_is_the_same_model_in_plain_transformers_and_plain_mlx_lm(
         read = json.loads((tmp_path / "step-1" / "config.json").read_text(encoding="utf-8"))["rope_scaling"]
         assert read == {"type": "longrope", "rope_type": "longrope", "original_max_position_embeddings": 64, **FACTORS}
     else:
-        assert furthest(plain_mlx(tmp_path / "step-1"), plain) < TESTED[FAMILIES[name].kind].log_probability
+        limit = 2e-3 if FAMILIES[name].kind in ("gemma", "starcoder2") else 1e-4  # mlx-lm's own GELU is another one
+        assert furthest(plain_mlx(tmp_path / "step-1"), plain) < limit
     assert (saved(name) / "config.json").read_bytes() == before
     mlx = load_model(saved(name), "mlx")
     mlx.import_state(files.read(tmp_path / "step-1").state)
@@ -318,7 +316,7 @@ def test_adapters_of_a_quantized_base_have_one_gradient_on_both_backends(
         config = run_file(model__path=str(model), **settings)
         found.append(load(config, config.nodes["here"], "run.toml"))
     torch, mlx = found
-    assert furthest(*(one.token_log_probabilities(batch()) for one in found)) <= family.log_probability
+    assert furthest(*(one.token_log_probabilities(batch()) for one in found)) <= 1e-4
     expected = {part: values for part, values in gradient_of(torch).items() if values.any()}
     assert len(expected) == len(torch.shapes) // 2, "those of B, as B is 0"
     other = gradient_of(mlx)

@@ -54,13 +54,13 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
     standby = early_standby(likely_engine(paths, who.node))
     with Control(who, arguments.endpoint, progress, status) as control:
         if arguments.resume_from is None:
-            calibrate_at_start(paths, who.node, who.rank, _saying(progress, status, control))
+            calibrate_at_start(paths, who, _saying(progress, status, control), control.take_preflight)
             control.detail = ""
         import_library(run_file.on_this_machine(run_file.read(paths.run_file), who.node), who.node, "run file")
         trainer = load_trainer(who, paths, progress, status, control, standby)
         trainer.resume(arguments.resume_from)
         termination.leave_by(control.leave_by_signal, lambda: trainer.written_bytes)
-        trainer.announce(os.getpid())
+        trainer.announce()
         keep_what_is_loaded()
         trainer.serve()
 

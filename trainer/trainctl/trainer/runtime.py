@@ -1,6 +1,5 @@
 """A rank's main loop: load, report ready, carry out plans one after another, and leave."""
 
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +43,7 @@ from trainctl.trainer.data.token_cache import Report
 from trainctl.trainer.data.training_data import Look, TrainingData
 from trainctl.trainer.profiling.profiler import Profiler
 from trainctl.trainer.references.preparation import Company, ReferenceSettings, prepare_reference, wants_reference
-from trainctl.trainer.step import state_transfer
+from trainctl.trainer.step import preflight, state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.pair_texts import PairTexts
 from trainctl.trainer.step.progress import Progress
@@ -96,16 +95,12 @@ class Trainer:
         fit."""
         self._saver.resume(folder, _ended_by(self._progress, self._status, self._control))
 
-    def announce(self, pid: int) -> m.Ready:
+    def announce(self) -> m.Ready:
         """Tell the agent what has been loaded; heartbeats repeat it from here on."""
-        model, backend, data, progress = self._model_files, self._backend, self._dataset, self._progress
-        ready = m.Ready(
-            run=self._who.run, rank=self._who.rank, pid=pid, backend=backend.name, device=backend.device,
-            parameters=self._layout.elements, samples=data.samples, held_out=data.held_out,
-            mean_weight=data.mean_weight, layout_digest=self._layout.digest, model_digest=model.whole,
-            data_digest=data.digest, last_step=progress.last_step, cursor=progress.cursor,
-            memory_cap_bytes=backend.memory().cap_bytes, system=platform.system(), engines=engines.installed(),
-            model_files=model.files, data_files=data.files, compute=backend.compute,
+        progress = self._progress
+        ready = preflight.ready(
+            self._who, self._backend, self._dataset, self._model_files,
+            last_step=progress.last_step, cursor=progress.cursor,
         )  # fmt: skip
         self._stand_by()
         self._control.groups.membership = self._membership
@@ -345,6 +340,8 @@ def load_trainer(
     _warn_of_fit(config, where)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     model_files = file_digests.model_digests(Path(config.model.path))
+    if control.preflight is None and _wants_preflight(config, paths, who.rank):
+        control.take_preflight(preflight.preflight(who, config, backend, dataset, model_files))
     if wants_reference(config):
         assert isinstance(dataset, Dataset), "pairs are whole files"
         settings = ReferenceSettings.of(config, who.node, caches, model_files.whole)
@@ -352,6 +349,12 @@ def load_trainer(
         prepare_reference(settings, dataset, backend, _computing_reference(status, control, progress), company)
         control.detail = ""
     return Trainer(who, config, paths, backend, dataset, progress, status, control, model_files, standby)
+
+
+def _wants_preflight(config: run_tables.RunFile, paths: RunPaths, rank: int) -> bool:
+    """Whether a rank of a new group has something long to do before it is ready, or another one may have."""
+    is_new = len(config.nodes) > 1 and not paths.rank_record(rank).exists() and not run_file.grows(config)
+    return is_new and (preflight.calibrates_at_start(config) or wants_reference(config))
 
 
 def _warn_of_fit(config: run_tables.RunFile, where: str) -> None:

@@ -240,6 +240,9 @@ class Conductor:
                     self.ranks[event.rank].doing = f"{event.phase} of step {event.step}"
                     self.ranks[event.rank].loading = event.detail
                     self._pipeline.deadlines.stalls.heard(event, now)
+                if event.preflight is not None:
+                    found = self._rendezvous.take_preflight(event.rank, event.preflight)
+                    side_plans.check_preflights(self._state, found or {})
                 if event.ready is not None:
                     self._on_loaded(event.rank, event.ready, event.generation, now)
             case m.Sealed():

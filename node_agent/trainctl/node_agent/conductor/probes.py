@@ -11,17 +11,21 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from trainctl.protocol.config.families import TESTED
 from trainctl.protocol.messages import Probed
 
-DTYPE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
-"""Largest difference in nats. Measured over 512 tokens, torch against MLX on CPUs, random models of 15 families: at
-most 1.8e-5 in float32, 0.19 in bfloat16 and 0.023 in float16 with large weights; 5e-6, 0.014 and 0.002 with a new
-model's small ones."""
+NOISE_MULTIPLE = 20.0
+"""Multiple of the larger of two ranks' rounding noise by which they may differ. Two ranks that hold one model were
+apart by 0.6 to 6 times their noise; the least fault that was tried, another epsilon of the norms, by 100 times."""
+LEAST_TOLERANCE = 1e-5
+"""Nats: of a model so small that its noise says little."""
+MOST_TOLERANCE = {False: 0.05, True: 1.0}
+"""Nats, by whether the run allows TF32. A model with more noise than that can't be compared."""
+UNMEASURED_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
+"""Nats, by the run's data type, where a rank of version 0.2 reports no noise."""
 WEIGHTS_APART = 1e-4
 """Relative difference of a parameter's norms above which weights differ; rounding stays below 1e-6."""
-TF32_DIFFERENCE = 5e-3
-"""Largest difference in nats that TF32 alone explains: 3e-4 to 8e-4 were measured."""
+TF32_RATIO = 2.0**13
+"""Rounding of TF32 over rounding of float32: 10 bits of mantissa against 23."""
 FIRST_TOKENS_PART = 0.1
 """Fraction of the largest difference below which first tokens count as equal. RoPE doesn't change a sample's first
 token, which attends only to itself."""
@@ -37,18 +41,35 @@ class Difference(NamedTuple):
     weights: float = 0.0  # the largest relative difference of a parameter's norm
 
     def exceeds(self, limit: float) -> bool:
-        """Whether the two hold unlike models. Weights count by their norms too: at 16 bits a tolerance of the
-        log-probabilities that rounding needs would let weights pass that are some per cent apart."""
+        """Return whether the two hold unlike models. Norms count too: one weight that is off moves few tokens."""
         return not (self.largest <= limit and self.weights <= WEIGHTS_APART)
 
 
-def tolerance(family: str, dtype: str, *, tf32: bool = False) -> float:
-    """The largest difference, in nats, that two ranks of one model may show."""
-    if dtype == "float32" and tf32:
-        return TF32_DIFFERENCE
-    if dtype == "float32" and family in TESTED:
-        return TESTED[family].log_probability
-    return DTYPE_TOLERANCE[dtype]
+def tolerance(own: Probed, other: Probed, dtype: str, *, tf32: bool) -> float:
+    """Return the largest difference, in nats, that two ranks of one model may show."""
+    if own.noise is None or other.noise is None:
+        return UNMEASURED_TOLERANCE[dtype]
+    most = MOST_TOLERANCE[tf32]
+    wanted = (LEAST_TOLERANCE, NOISE_MULTIPLE * own.noise, NOISE_MULTIPLE * other.noise)
+    return max(limit if limit <= most else most for limit in wanted)  # of NaN, the most
+
+
+def first_layer(own: Probed, other: Probed) -> tuple[int, int] | None:
+    """Return the first decoder layer, from 0, whose hidden states differ by more than rounding, and the number of
+    layers. The first layer past the last means that only the final norm or the head differs; None: layers weren't
+    reported, or not the same."""
+    noise, others_noise = _values(own.layer_noise), _values(other.layer_noise)
+    count = len(noise)
+    if not count or count != len(others_noise) or len(own.layers) != len(other.layers):
+        return None
+    values, others = _values(own.layers), _values(other.layers)
+    width = len(values) // count
+    for layer in range(count):
+        span = slice(layer * width, (layer + 1) * width)
+        gap = max(_gap(*pair) for pair in zip(values[span], others[span], strict=True))
+        if not gap <= NOISE_MULTIPLE * max(noise[layer], others_noise[layer]):
+            return layer, count
+    return count, count
 
 
 def compare(probes: Mapping[int, Probed], passed: Collection[int]) -> list[Difference]:
@@ -82,7 +103,7 @@ def likely_cause(own: Probed, other: Probed, names: tuple[str, str]) -> str:
     apart = _weights_apart(own, other)
     if not apart <= WEIGHTS_APART:
         return f"the weights (a parameter's norm has a relative difference of {apart:.1g}); compare the model's files"
-    if (own.tf32 or other.tf32) and largest <= TF32_DIFFERENCE:
+    if (own.tf32 or other.tf32) and largest <= max(own.noise or 0.0, other.noise or 0.0) * TF32_RATIO:
         on = " and ".join(name for name, probed in zip(names, (own, other), strict=True) if probed.tf32)
         return f"TF32 is on; set tf32 = false in [model], and unset MLX_ENABLE_TF32 and NVIDIA_TF32_OVERRIDE on {on}"
     first = [gaps[start] for start in itertools.accumulate(own.lengths[:-1], initial=0)]

@@ -45,6 +45,7 @@ class Rank:
     doing: str = ""  # what it was at then
     loading: str = ""  # how far that has come, while it loads
     sealed: m.Sealed | None = None  # what it has of a growing file
+    preflight: m.Preflight | None = None  # of its first start
 
     def forget(self) -> None:
         """It is lost: what it said counts no more."""
@@ -144,9 +145,23 @@ class Rendezvous:
         lost = (rank for rank in sorted(away) if settings.ranks[rank].out == "lost")
         return [rank for rank in lost if (at := self.ranks[rank]).ready is not None and not at.ended]
 
+    def take_preflight(self, rank: int, preflight: m.Preflight) -> dict[int, m.Probed] | None:
+        """While others may calibrate, judge what the ranks have loaded. Return the probes once all ranks have one.
+        Raises CannotGoOnError."""
+        at = self.live.get(rank)
+        if at is None or at.preflight is not None or self._state.stage != "loading":
+            return None
+        at.preflight = preflight
+        preflights = {rank: at.preflight for rank, at in self.live.items() if at.preflight is not None}
+        self._check_agreement({rank: each.ready for rank, each in preflights.items()})
+        if preflights.keys() != self.live.keys():
+            return None
+        self._choose_engine({rank: each.ready for rank, each in preflights.items()})
+        return {rank: each.probe for rank, each in preflights.items()}
+
     def begin(self, now: float) -> None:
         """All live ranks are there: form, or if they are in some generation, leave it first. Raises CannotGoOnError."""
-        self._check_agreement()
+        self._check_agreement(self.ready)
         if self._left_behind:
             self._state.happen(e.Notice("reconnected to trainers that had continued on their own", "agent"), "warning")
             self.fence(now)
@@ -155,8 +170,8 @@ class Rendezvous:
         step = self._state.progress.step
         self.form({rank for rank, at in self.live.items() if at.ready is not None and at.ready.last_step == step}, now)
 
-    def _check_agreement(self) -> None:
-        settings, ready = self._state.settings, self.ready
+    def _check_agreement(self, ready: Mapping[int, m.Ready]) -> None:
+        settings = self._state.settings
         loaded = {settings.label(rank): ready[rank] for rank in self.live if rank in ready}
         difference = compatibility.disagreement(loaded)
         if difference is not None:
@@ -229,7 +244,7 @@ class Rendezvous:
         # A rank that is being given a state may be left with parts of two.
         self._state.keep(members=tuple(rank for rank in self._state.durable.members if rank not in self._behind))
         divisor = ranges.divisor(self._state.settings.global_batch, self.any_ready().mean_weight)
-        self.engine = self._choose_engine()
+        self.engine = self._choose_engine(self.ready)
         self._state.persist(generation=self._state.durable.generation.next(), divisor=divisor)
         for at in self.ranks.values():
             at.fenced, at.endpoints, at.formed = None, None, False
@@ -241,10 +256,10 @@ class Rendezvous:
         for rank in self.live:
             self._state.decide(d.Tell(rank, offer))
 
-    def _choose_engine(self) -> Literal["none", "gloo", "ring"]:
+    def _choose_engine(self, ready: Mapping[int, m.Ready]) -> Literal["none", "gloo", "ring"]:
         if len(self.live) == 1:
             return "none"
-        settings, ready = self._state.settings, self.ready
+        settings = self._state.settings
         try:
             return compatibility.choose(
                 self._state.config.group, {settings.label(rank): ready[rank] for rank in self.live if rank in ready}

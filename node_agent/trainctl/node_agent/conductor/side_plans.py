@@ -198,26 +198,48 @@ def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int
         raise CannotGoOnError(
             f"no answer to the probe from {silent}; install the same version of trainctl on all nodes"
         )
-    model = state.config.model
-    limit = probes.tolerance(next(iter(found.values())).family, model.computed, tf32=model.tf32)
-    differences = probes.compare(found, passed)
-    refused = {each.rank: _refusal(state, each, found, limit) for each in differences if each.exceeds(limit)}
+    refused: dict[int, str] = {}
+    seconds = max(report.step_seconds - report.phases.wait for report in reports.values())
+    for each in probes.compare(found, passed):
+        limit = _tolerance(state, each, found)
+        if each.exceeds(limit):
+            refused[each.rank] = _refusal(state, each, found, limit)
+            continue
+        names = state.settings.label(each.rank), state.settings.label(each.other)
+        state.happen(e.ProbePassed(*names, each.largest, limit, each.tokens, seconds), "good", plan.step)
     if refused and not passed:
         raise CannotGoOnError(next(iter(refused.values())))
-    seconds = max(report.step_seconds - report.phases.wait for report in reports.values())
-    for each in differences:
-        if each.rank not in refused:
-            names = state.settings.label(each.rank), state.settings.label(each.other)
-            state.happen(e.ProbePassed(*names, each.largest, limit, each.tokens, seconds), "good", plan.step)
     state.persist(probed=tuple(rank for rank in found if rank not in refused))  # not before it, as an evaluation
     return refused
 
 
+def check_preflights(state: ConductorState, found: Mapping[int, m.Probed]) -> None:
+    """Compare the ranks of a new group before they have formed one. Raises CannotGoOnError."""
+    for each in probes.compare(found, ()) if len(found) > 1 else ():
+        limit = _tolerance(state, each, found)
+        if each.exceeds(limit):
+            raise CannotGoOnError(_refusal(state, each, found, limit))
+
+
+def _tolerance(state: ConductorState, each: Difference, found: Mapping[int, m.Probed]) -> float:
+    model = state.config.model
+    return probes.tolerance(found[each.rank], found[each.other], model.computed, tf32=model.tf32)
+
+
 def _refusal(state: ConductorState, each: Difference, found: Mapping[int, m.Probed], limit: float) -> str:
     names = rank, other = state.settings.label(each.rank), state.settings.label(each.other)
-    cause = probes.likely_cause(found[each.rank], found[each.other], names)
+    pair = found[each.rank], found[each.other]
     text = f"probe: {rank} differs from {other} by {each.largest:.2g} in a token's log-probability"
-    return f"{text} (tolerance {limit:g}); likely cause: {cause}"
+    return f"{text} (tolerance {limit:.2g}{_where(pair)}); likely cause: {probes.likely_cause(*pair, names)}"
+
+
+def _where(pair: tuple[m.Probed, m.Probed]) -> str:
+    """The first layer that differs, as the continuation of a sentence."""
+    first = probes.first_layer(*pair)
+    if first is None:
+        return ""
+    layer, layers = first
+    return f"; from layer {layer} of {layers} on" if layer < layers else "; after the last layer"
 
 
 def checkpoint(writes: BackgroundWrites, plan: m.StepPlan, reports: Reports) -> str:

@@ -152,7 +152,7 @@ def side_report(
     }  # fmt: skip
     match plan.kind:
         case "probe":
-            alike: dict[str, Any] = {"family": _DIGEST, "tokens_digest": _DIGEST, "lengths": (1,)}
+            alike: dict[str, Any] = {"family": _DIGEST, "tokens_digest": _DIGEST, "lengths": (1,), "noise": 0.0}
             norms, said = struct.pack("<f", 1.0), struct.pack("<f", -1.0)
             return m.Probed(**same, **alike, weight_norms=norms, log_probabilities=said)
         case "measure":

@@ -236,6 +236,7 @@ class Alive(Message, tag="alive", frozen=True):
     progress: Count | None = None  # counter of the main thread's phases and micro-batches
     ready: Ready | None = None  # repeated so that a restarted agent receives it
     detail: str = ""  # progress within the phase, for example tokenizing 45% of 1.2 GB; empty: none
+    preflight: "Preflight | None" = None  # until the first group is formed, of ranks that have something long to do
 
 
 class Sealed(Message, tag="sealed", frozen=True):
@@ -362,6 +363,16 @@ class Probed(Report, tag="probed", kw_only=True, frozen=True):
     log_probabilities: bytes  # natural logarithms, one per target: little-endian float32
     weight_norms: bytes  # norms of the first 4,096 trainable parameters by name: little-endian float32
     tf32: bool = False  # whether float32 matrix products may use TF32
+    noise: float | None = None  # nats: how far rounding moves a log-probability; None: not measured, before 0.3
+    layers: bytes = b""  # [layers, first targets], one value of the hidden states each: little-endian float32
+    layer_noise: bytes = b""  # how far rounding moves the values of each layer: little-endian float32
+
+
+class Preflight(msgspec.Struct, frozen=True):
+    """All that a group of ranks is judged by, before a calibration or a reference pass."""
+
+    ready: Ready
+    probe: Probed
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -118,6 +118,27 @@ class Parts:
         return "bf16-sr" if self.rounding_seed is not None else "float32"
 
 
+@dataclass(frozen=True)
+class ProbePass:
+    """One forward pass of the probe."""
+
+    log_probabilities: Array  # [B, L], as `token_log_probabilities`
+    layers: Array  # [layers, B, L], by `layer_values`
+
+    @classmethod
+    def of(cls, log_probabilities: Array, layers: Sequence[Array]) -> "ProbePass":
+        """Put a pass together from each layer's values, of which some models have none."""
+        empty = np.empty((0, *log_probabilities.shape), np.float32)
+        return cls(log_probabilities, np.stack(layers) if layers else empty)
+
+
+def layer_values(hidden: Array) -> Array:
+    """Return one value per token of hidden states [B, L, H]: their sum with signs that depend on the channel. States
+    that differ in any channel differ in it."""
+    signs = 1.0 - 2.0 * (np.arange(hidden.shape[-1], dtype=np.uint64) * 0x9E3779B1 >> 31 & 1)
+    return (hidden @ signs).astype(np.float32)
+
+
 class Totals(NamedTuple):
     """What the micro-batches since `clear` came to."""
 
@@ -228,6 +249,11 @@ class Backend(ABC):
     def token_log_probabilities(self, batch: Batch) -> Array:
         """[B, L] natural logarithms of the probabilities of the counted targets, 0 elsewhere; as `evaluate`. Raises
         DeviceMemoryError."""
+
+    @abstractmethod
+    def probe(self, batch: Batch, flips: int) -> ProbePass:
+        """Run the model in float32, whatever the run's data type, on the weights as they are. `flips`: bits of each
+        linear layer's input that are flipped; 0: none. Raises DeviceMemoryError."""
 
     @abstractmethod
     def reference_log_probabilities(self, batch: Batch) -> Array:

@@ -44,10 +44,12 @@ from trainctl.trainer.backends.base import (
     Memory,
     Part,
     Parts,
+    ProbePass,
 )
 from trainctl.trainer.backends.chunked_loss import MlxChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.mlx_model import flat, read_model, set_dtype
+from trainctl.trainer.backends.mlx_probe import probing
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.common.versions import in_use
 from trainctl.trainer.data.batch import Batch
@@ -212,6 +214,11 @@ class MlxBackend(Backend):
     def token_log_probabilities(self, batch: Batch) -> Array:
         with self._evaluating():
             return -np.array(self._losses(batch, None, "none"))
+
+    def probe(self, batch: Batch, flips: int) -> ProbePass:
+        with probing(self._model, flips) as layers:
+            log_probabilities = self.token_log_probabilities(batch)
+        return ProbePass.of(log_probabilities, layers)
 
     def reference_log_probabilities(self, batch: Batch) -> Array:
         with self._without_adapter():

@@ -1,5 +1,6 @@
 """Models of mlx-lm, from a Hugging Face directory."""
 
+import dataclasses
 import functools
 import os
 import shutil
@@ -22,9 +23,16 @@ _NO_SLIDING_WINDOW = ("gemma2", "ministral3", "mistral", "mixtral", "phi3", "qwe
 
 _DIFFERENCES = {"glm": "rotates all dimensions of its heads"}
 """By family, what mlx-lm computes differently from transformers."""
+_TANH_GELU = "gelu_pytorch_tanh"
+"""The activation of Gemma and StarCoder2, which mlx-lm computes without the approximation by tanh."""
+_SCALED_EMBEDDINGS = ("gemma", "gemma2", "gemma3_text")
+"""Families that multiply embeddings by the root of their width. transformers rounds the root to the embeddings' type;
+mlx-lm to bfloat16 in Gemma 3, and not at all in Gemma and Gemma 2."""
 _CONSTANTS = {"gemma4_text": ["layer_scalar"]}
 """Arrays that a family isn't trained on, though mlx-lm has them among its parameters."""
 
+_layers: Any = nn  # whose stubs lack some of them
+_QUANTIZED_EMBEDDING = _layers.QuantizedEmbedding
 _LOAD_ERRORS = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError)
 
 
@@ -44,7 +52,7 @@ def read_model(path: Path, where: str, longest: int, *, with_weights: bool = Tru
             with tempfile.TemporaryDirectory() as folder:
                 shutil.copyfile(path / "config.json", Path(folder) / "config.json")
                 new, _ = load_model(Path(folder), strict=False, model_config=rope_config.changed(config, path))
-            return _without_constants(new)
+            return _put_right(new, config)
         stated = {"quantization": config[key]} if (key := quantization_key(config)) else {}
         model, _ = load_model(path, model_config=rope_config.changed(config, path) | stated)
         files: list[Any] = [mx.load(str(file)) for file in sorted(path.glob("model*.safetensors"))]
@@ -53,7 +61,7 @@ def read_model(path: Path, where: str, longest: int, *, with_weights: bool = Tru
     except SystemExit:  # of a module whose own dependencies are missing
         problem = f"mlx-lm has no {config.get('model_type')} models here; train this architecture with torch"
         raise InvalidInputError(f"{where}: model.path", problem) from None
-    _without_constants(model)
+    _put_right(model, config)
     stored = {name: tuple(array.shape) for file in files for name, array in file.items()}
     for name, parameter in flat(model.trainable_parameters()):
         if stored.get(name) != tuple(parameter.shape):
@@ -68,26 +76,59 @@ def set_dtype(model: Any, dtype: Any) -> None:
     """Compute in `dtype`. Embeddings of the floating-point formats too, which mlx-lm always unpacks to bfloat16: models
     that scale them would round the product."""
     model.set_dtype(dtype)
-    layers: Any = nn
     for module in model.modules():
-        if type(module) is layers.QuantizedEmbedding:
-            module.__class__ = _embedding_in(dtype)
+        if isinstance(module, _QUANTIZED_EMBEDDING):
+            module.__class__ = _embedding(_QUANTIZED_EMBEDDING, dtype, getattr(module, "embedding_scale", 1.0))
 
 
 @functools.cache
-def _embedding_in(dtype: Any) -> Any:
-    class Embedding(nn.QuantizedEmbedding):  # type: ignore[misc, name-defined]
+def _embedding(kind: Any, dtype: Any, scale: float) -> Any:
+    """A class of embeddings that gives them in `dtype` (None: as they are), times `scale` rounded to their type."""
+
+    class Embedding(kind):  # type: ignore[misc]
         def __call__(self, x: Any) -> Any:
-            return super().__call__(x).astype(dtype)
+            rows = super().__call__(x)
+            if dtype is not None:
+                rows = rows.astype(dtype)
+            return rows if scale == 1.0 else rows * mx.array(scale, mx.float32).astype(rows.dtype)
 
     return Embedding
 
 
-def _without_constants(model: Any) -> Any:
-    """The model with its constants frozen, which torch ranks don't train either."""
+def _put_right(model: Any, config: dict[str, Any]) -> Any:
+    """The model as transformers computes it, its constants frozen, which torch ranks don't train either."""
     if keys := _CONSTANTS.get(model.model_type):
         model.freeze(keys=keys)
+    if model.model_type == "gemma" or (model.model_type == "starcoder2" and _activation(config) == _TANH_GELU):
+        for layer in model.layers:
+            kind: Any = type(layer.mlp)
+            layer.mlp.__class__ = _tanh_mlp(kind)
+    if model.model_type in _SCALED_EMBEDDINGS:
+        body, embeddings = model.model, model.model.embed_tokens
+        kind = type(embeddings)
+        embeddings.embedding_scale = body.args.hidden_size**0.5
+        embeddings.__class__ = _embedding(kind, None, embeddings.embedding_scale)
+        body.args = dataclasses.replace(
+            body.args, hidden_size=1
+        )  # of which the body reads the width for its scale only
     return model
+
+
+def _activation(config: dict[str, Any]) -> str:
+    return str(config.get("hidden_act", _TANH_GELU))
+
+
+@functools.cache
+def _tanh_mlp(kind: Any) -> Any:
+    """A feed-forward class with the names and parameters of `kind`, of Gemma or StarCoder2."""
+
+    class TanhMLP(kind):  # type: ignore[misc]
+        def __call__(self, x: Any) -> Any:
+            if "gate_proj" in self:
+                return self.down_proj(_layers.gelu_approx(self.gate_proj(x)) * self.up_proj(x))
+            return self.c_proj(_layers.gelu_approx(self.c_fc(x)))
+
+    return TanhMLP
 
 
 def _check_family(config: dict[str, Any], where: str) -> None:

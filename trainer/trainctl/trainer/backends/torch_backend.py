@@ -34,6 +34,7 @@ from trainctl.trainer.backends.base import (
     Memory,
     Part,
     Parts,
+    ProbePass,
 )
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
@@ -48,6 +49,7 @@ from trainctl.trainer.backends.torch_device import (
 )
 from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.backends.torch_outputs import TorchOutputs
+from trainctl.trainer.backends.torch_probe import probing
 from trainctl.trainer.common.versions import in_use
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums
@@ -255,6 +257,11 @@ class TorchBackend(Backend):
         with self._evaluating(), torch.inference_mode():
             losses: Array = self._outputs.losses(batch, None, "none").cpu().numpy()
             return -losses
+
+    def probe(self, batch: Batch, flips: int) -> ProbePass:
+        with probing(self._model, flips, batch.inputs.shape) as layers:
+            log_probabilities = self.token_log_probabilities(batch)
+        return ProbePass.of(log_probabilities, layers)
 
     def reference_log_probabilities(self, batch: Batch) -> Array:
         with self._outputs.without_adapter():

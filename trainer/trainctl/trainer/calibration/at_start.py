@@ -1,9 +1,7 @@
 """The calibration before a rank's first start in a run, if its node has no profile that fits."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -13,21 +11,26 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine.file_digests import model_digests
+from trainctl.protocol.messages import Preflight
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.backends.load import backend_of
+from trainctl.trainer.calibration.measuring_process import NewGroup
 from trainctl.trainer.calibration.node_profile import node_profile
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
+from trainctl.trainer.step.executor import Identity
+from trainctl.trainer.step.preflight import calibrates_at_start
 
-NEVER: Final = "TRAINCTL_CALIBRATION"
-"""Environment variable: with the value `never`, no start calibrates, whatever the run file says."""
 
-
-def calibrate_at_start(paths: RunPaths, node: str, rank: int, say: Callable[[str], None]) -> None:
-    """Measure and store a profile, where the run file wants one and none fits. A failure only costs the profile.
-    Raises TrainctlError for a run file that can't be used, and what `say` does."""
+def calibrate_at_start(
+    paths: RunPaths, who: Identity, say: Callable[[str], None], take: Callable[[Preflight], None]
+) -> None:
+    """Measure and store a profile, where the run file wants one and none fits. `take` gets a group's preflight before
+    anything is measured. A failure only costs the profile. Raises TrainctlError for a run file that can't be used, and
+    what `say` does."""
+    node = who.node
     config = run_file.on_this_machine(run_file.read(paths.run_file), node)
-    if not _is_wanted(config) or paths.rank_record(rank).exists() or run_file.grows(config):
+    if not calibrates_at_start(config) or paths.rank_record(who.rank).exists() or run_file.grows(config):
         return  # a rank with a record has trained before
     run_file.check_paths(config, "run file", node)
     profiles = paths.node_data.parent / "profiles"
@@ -36,16 +39,13 @@ def calibrate_at_start(paths: RunPaths, node: str, rank: int, say: Callable[[str
         if _fits(config, node, profiles, model):
             return
         caches = run_file.cache_folder(config, node, paths.node_data)
-        profile = node_profile(config, paths.run_file, node, caches, say, model_digest=model)
+        group = NewGroup(who.run, who.rank, take) if len(config.nodes) > 1 else None
+        profile = node_profile(config, paths.run_file, node, caches, say, model_digest=model, group=group)
         profile_file.write(profiles, profile)
     except (TrainctlError, OSError) as error:
         log.warning("not calibrated: %s", first_line(error))
         return
     log.info("calibrated in %.0f s; the profile is in %s", profile.duration_seconds, profiles)
-
-
-def _is_wanted(config: RunFile) -> bool:
-    return config.calibration.at_start == "missing" and os.environ.get(NEVER) != "never"
 
 
 def _fits(config: RunFile, node: str, profiles: Path, model: str) -> bool:

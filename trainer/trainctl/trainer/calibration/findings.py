@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.calibration.profile import DataRate, DiskRate, GridPoint, MatmulRate, Pass
+from trainctl.protocol.messages import Preflight
 
 Part = Literal["data", "passes", "grid", "forward", "matmul", "memory", "disk"]
 PARTS: tuple[Part, ...] = ("data", "passes", "grid", "forward", "matmul", "memory", "disk")
@@ -60,6 +61,12 @@ class Said(msgspec.Struct, frozen=True, tag_field="type", tag="said"):
     text: str
 
 
+class Preflighted(msgspec.Struct, frozen=True, tag_field="type", tag="preflight"):
+    """What the group of a new run is judged by; it comes before anything is measured."""
+
+    preflight: Preflight
+
+
 class Found(msgspec.Struct, frozen=True, tag_field="type", tag="found"):
     """All findings so far."""
 
@@ -78,4 +85,4 @@ class Waits(msgspec.Struct, frozen=True, tag_field="type", tag="waits"):
     stage: int
 
 
-Line = Trying | Said | Found | OutOfMemory | Waits
+Line = Trying | Said | Preflighted | Found | OutOfMemory | Waits

@@ -23,13 +23,24 @@ from trainctl.protocol.calibration.profile import DiskRate, Pass
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.machine import disk_speed
+from trainctl.protocol.machine import disk_speed, file_digests
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.backends.import_library import import_library
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.calibration import device_speed
 from trainctl.trainer.calibration.data_rate import data_rate
-from trainctl.trainer.calibration.findings import PARTS, Findings, Found, Line, OutOfMemory, Part, Said, Trying, Waits
+from trainctl.trainer.calibration.findings import (
+    PARTS,
+    Findings,
+    Found,
+    Line,
+    OutOfMemory,
+    Part,
+    Preflighted,
+    Said,
+    Trying,
+    Waits,
+)
 from trainctl.trainer.calibration.pass_sweep import SWEEP_SECONDS, Sweep
 from trainctl.trainer.calibration.stages import BEGINS, QUIET, REST, Stages
 from trainctl.trainer.calibration.step_grid import GRID_SECONDS, grid
@@ -37,6 +48,8 @@ from trainctl.trainer.calibration.step_runner import StepRunner, give_back_memor
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.step import preflight
+from trainctl.trainer.step.executor import Identity
 
 LEAST_SWEPT: Final = 64
 """Micro-batch up to which the sweep goes at least, even if the global batch is smaller: it may grow."""
@@ -51,14 +64,18 @@ class _Measuring:
     """One process's work: parts in order, each reported before it begins."""
 
     def __init__(
-        self, config: RunFile, node: str, caches: Path, known: Findings, stages: Stages, where: str, folder: Path
+        self, config: RunFile, node: str, caches: Path, known: Findings, stages: Stages, where: str, folder: Path,
+        group: Identity | None,
     ) -> None:  # fmt: skip
-        """Loads data and model. Raises TrainctlError."""
+        """Loads data and model. `group`: a rank that owes a preflight. Raises TrainctlError."""
         self._config, self._node, self._caches, self._found, self._stages = config, node, caches, known, stages
         self._trying: Trying = Trying()
         _tell(self._trying)
         self._dataset = open_dataset(config, caches, where)
         self._backend = load(config, config.nodes.get(node, NodeTable()), where)
+        if group is not None:
+            files = file_digests.model_digests(Path(config.model.path))
+            _tell(Preflighted(preflight.preflight(group, config, self._backend, self._dataset, files)))
         self._runner = StepRunner(config, node, self._backend, self._dataset, folder)
         self._found = msgspec.structs.replace(
             known, backend=self._backend.name, device=self._backend.device,
@@ -199,6 +216,7 @@ def main() -> int:
     parser.add_argument("run_file", type=Path)
     parser.add_argument("--node", default="")
     parser.add_argument("--caches", type=Path, required=True)
+    parser.add_argument("--preflight", nargs=2, metavar=("RUN", "RANK"))
     given: Any = parser.parse_args()
     set_title("calibration", given.node)
     _first_to_go()
@@ -210,7 +228,12 @@ def main() -> int:
         config = run_file.on_this_machine(run_file.read(given.run_file), given.node)
         import_library(config, given.node, str(given.run_file))
         with tempfile.TemporaryDirectory(prefix="trainctl-calibration-") as folder:
-            measuring = _Measuring(config, given.node, given.caches, known, stages, str(given.run_file), Path(folder))
+            group = (
+                None if given.preflight is None else Identity(given.preflight[0], given.node, int(given.preflight[1]))
+            )
+            measuring = _Measuring(
+                config, given.node, given.caches, known, stages, str(given.run_file), Path(folder), group
+            )  # fmt: skip
             try:
                 measuring.run()
             finally:

@@ -48,6 +48,7 @@ class Control:
         self.orders: SimpleQueue[Order] = SimpleQueue()
         self.orphan_seconds = float("inf")  # until the run file has been read
         self.ready: m.Ready | None = None
+        self.preflight: m.Preflight | None = None
         self.detail = ""  # how far the phase has come
         self._sealed: m.Sealed | None = None  # of a growing file
         self.checkpoint_state: Callable[[], m.FromTrainer | None] = lambda: None
@@ -96,6 +97,10 @@ class Control:
             return self._reference_slices.get(timeout=seconds)
         except Empty:
             return None
+
+    def take_preflight(self, preflight: m.Preflight) -> None:
+        """Tell the agent, with every heartbeat until the first group is formed; from any thread."""
+        self.preflight = preflight
 
     def seal(self, sealed: m.Sealed) -> None:
         """Tell the agent how far a growing file is sealed, now and with every heartbeat; from any thread."""
@@ -248,6 +253,7 @@ class Control:
         return m.Alive(
             run=self._who.run, rank=self._who.rank, generation=self._progress.highest, step=self._status.step,
             phase=self._status.phase, progress=self._signs_of_life(), ready=ready, detail=self.detail,
+            preflight=self.preflight if self._progress.highest is None else None,
         )  # fmt: skip
 
     def _signs_of_life(self) -> int:

@@ -22,7 +22,6 @@ from trainctl.protocol.messages import (
     EvaluationReport,
     FromTrainer,
     Probed,
-    Range,
     RankWork,
     Report,
     Soon,
@@ -30,7 +29,7 @@ from trainctl.protocol.messages import (
 )
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.adapters.dropout import token_keys
-from trainctl.trainer.backends.base import Array, Backend
+from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.collective.group import Group, Reduced, Solo, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.permutation import Indices
@@ -38,6 +37,7 @@ from trainctl.trainer.data.prefetch import Prefetch
 from trainctl.trainer.data.training_data import TrainingData
 from trainctl.trainer.objectives.objective import Sums
 from trainctl.trainer.precision.loss_scale import LossScale
+from trainctl.trainer.step import probe
 from trainctl.trainer.step.held_out_sums import HeldOutSums
 from trainctl.trainer.step.memory_trend import MemoryTrend
 from trainctl.trainer.step.micro_batches import MicroBatches, PlanSums
@@ -48,7 +48,6 @@ from trainctl.trainer.step.update_ratio import UpdateRatio
 
 _CLIP_EPSILON = 1e-6
 """Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
-_MOST_NORMS = 4096
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
@@ -72,6 +71,7 @@ class Settings:
     prefetch: int = 0
     workers: int = 1
     update_ratio_every: int = 0
+    tf32: bool = False
 
     @classmethod
     def of(cls, config: RunFile, node: str) -> "Settings":
@@ -81,7 +81,7 @@ class Settings:
         data, optimizer = config.data, config.optimizer
         return cls(
             config.run.seed, config.model.computed, optimizer.clip_norm, tokens, data.prefetch, data.workers,
-            optimizer.update_ratio_every,
+            optimizer.update_ratio_every, config.model.tf32,
         )  # fmt: skip
 
 
@@ -217,26 +217,14 @@ class Executor:
         return msgspec.structs.replace(self._report(plan, PlanSums(), watch, 0.0), drift=drift)
 
     def probe(self, plan: StepPlan, started: float, family: str) -> Probed:
-        """The log-probabilities of the data's first tokens, by a forward pass; `family` is the model's. Raises as
+        """The log-probabilities of the data's first tokens, by forward passes; `family` is the model's. Raises as
         `train`."""
-        watch, batch, sums = Stopwatch(self._status, started), self._dataset.probe_batch(), PlanSums()
-        whole, found = RankWork(self._who.rank, (Range(0, len(batch)),), len(batch)), list[Array]()
-
-        def once(rows: Indices, _: Iterator[Indices]) -> None:
-            self._progress.check(plan.generation)
-            part = batch.rows(rows)
-            found.append(self._backend.token_log_probabilities(part)[part.counted > 0])
-
+        watch, batch = Stopwatch(self._status, started), self._dataset.probe_batch()
         with watch.phase("probe"):
-            self._micro_batches.each(plan, whole, sums, once)
-        report = self._report(plan, PlanSums(), watch, 0.0)
-        return Probed(
-            **msgspec.structs.asdict(report), family=family, tf32=bool(self._backend.compute.tf32),
-            tokens_digest=batch.digest,
-            lengths=tuple(int(length) for length in batch.counted.sum(axis=1)),
-            log_probabilities=_packed(np.concatenate(found)),
-            weight_norms=_packed(self._backend.weight_norms()[:_MOST_NORMS]),
-        )  # fmt: skip
+            found = probe.probe(
+                self._backend, batch, tf32=self._settings.tf32, check=lambda: self._progress.check(plan.generation)
+            )
+        return probe.probed(self._report(plan, PlanSums(), watch, 0.0), self._backend, batch, family, *found)
 
     def defragment(self, plan: StepPlan, started: float) -> Report:
         """Give what the allocator keeps unused back to the device. State and accumulators are left alone."""
@@ -380,7 +368,3 @@ def _skip_reason(tail: Tail, norm: float) -> str | None:
 
 def _clip_scale(norm: float, limit: float) -> float:
     return min(1.0, limit / (norm + _CLIP_EPSILON)) if limit > 0 else 1.0
-
-
-def _packed(values: Array) -> bytes:
-    return values.astype(np.dtype("<f4")).tobytes()

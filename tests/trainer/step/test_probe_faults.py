@@ -1,0 +1,260 @@
+"""The probe refuses a rank that computes another model, and never one that differs by rounding.
+
+Real weights: `python -m tools.real_model build/real-model`, and `pytest -m long` with TRAINCTL_LONG=all.
+"""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import tests.lacking
+import transformers
+from safetensors.torch import load_file, save_file
+from tests.trainer.support.families import EACH, SMALL, save
+
+from trainctl.node_agent.conductor import probes
+from trainctl.protocol import messages as m
+from trainctl.trainer.backends import torch_backend
+from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.data import batch as batches
+from trainctl.trainer.step import probe
+
+Load = Callable[..., Backend]
+REAL = tests.lacking.ROOT / "build" / "real-model"
+real = [pytest.mark.long, pytest.mark.needs("real-model"), pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def load_model(run_file: Callable[..., Any]) -> Load:
+    def make(model: Path, backend: str, dtype: str = "float32", **changes: Any) -> Backend:
+        there = {"backend": backend, "device": "cpu", "threads": 1}
+        config = run_file(
+            model__path=str(model), model__dtype=dtype, data__sequence_length=64, nodes__here=there, **changes
+        )
+        return load(config, config.nodes["here"], "run.toml")
+
+    return make
+
+
+def batch(vocabulary: int = SMALL["vocab_size"], rows: int = 3, length: int = 30) -> batches.Batch:
+    tokens = np.random.default_rng(3).integers(1, vocabulary, (rows, length + 1), dtype=np.int32)
+    return batches.from_blocks(tokens)
+
+
+def probed(backend: Backend, tokens: batches.Batch | None = None) -> m.Probed:
+    tokens = tokens or batch()
+    report = m.Report(
+        run="r", rank=0, generation=m.Generation(1, 1), seq=1, kind="probe", step=0, loss_sum=0.0, weight=0.0,
+        own_weight=0.0, own_samples=0,
+    )  # fmt: skip
+    found = probe.probe(backend, tokens, tf32=False, check=lambda: None)
+    return probe.probed(report, backend, tokens, "", *found)
+
+
+def judged(one: m.Probed, other: m.Probed, dtype: str = "float32") -> tuple[bool, float, float]:
+    """Whether the pair is refused, by how much it differs, and the tolerance."""
+    (difference,) = probes.compare({0: one, 1: other}, ())
+    limit = probes.tolerance(one, other, dtype, tf32=False)
+    return difference.exceeds(limit), difference.largest, limit
+
+
+# ---------------------------------------------------------------- rounding
+
+
+def larger(model: Path, factor: float) -> Path:
+    """Its matrices times `factor`, so that rounding grows as in a trained model."""
+    file = model / "model.safetensors"
+    tensors = {name: tensor * factor if tensor.ndim == 2 else tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    return model
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("float32", 1), ("float32", 12), ("bfloat16", 12), ("float16", 1)])
+@pytest.mark.parametrize("name", EACH)
+def test_two_libraries_differ_by_rounding(load_model: Load, tmp_path: Path, name: str, dtype: str, factor: int) -> None:
+    model = larger(save(name, tmp_path / "model"), factor)
+    one, other = (probed(load_model(model, backend, dtype)) for backend in ("torch", "mlx"))
+    refused, largest, limit = judged(one, other, dtype)
+    assert not refused and largest < limit / 2, (largest, limit)
+    assert probes.first_layer(one, other) == (len(one.layer_noise) // 4, len(one.layer_noise) // 4)
+    assert one.noise and other.noise
+
+
+@pytest.mark.parametrize("width", [32, 48])
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
+def test_embeddings_are_scaled_as_transformers_does(load_model: Load, tmp_path: Path, name: str, width: int) -> None:
+    """The root of these widths is no bfloat16 number."""
+    model = save(name, tmp_path / "model", hidden_size=width)
+    for dtype in ("float32", "bfloat16"):
+        refused, largest, limit = judged(*(probed(load_model(model, kind, dtype)) for kind in ("torch", "mlx")), dtype)
+        assert not refused, (dtype, largest, limit)
+
+
+def test_sixteen_bits_show_as_little_noise_as_float32(load_model: Load, tmp_path: Path) -> None:
+    """The probe computes in float32 from the weights as they are, and leaves the model as it was."""
+    model = save("llama", tmp_path / "model")
+    for kind in ("torch", "mlx"):
+        loaded = load_model(model, kind, "bfloat16")
+        before = loaded.token_log_probabilities(batch())
+        found = np.frombuffer(probed(loaded).log_probabilities, "<f4")
+        after = loaded.token_log_probabilities(batch())
+        assert (before == after).all()
+        assert 1e-4 < np.abs(found - before.ravel()).max() < 0.1
+        assert probed(loaded).noise < 1e-5
+
+
+# ---------------------------------------------------------------- faults
+
+
+def rope_base(model: Any) -> None:
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq**1.02
+
+
+def norm_epsilon(model: Any) -> None:
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 1e-6 if module.variance_epsilon > 5e-6 else 1e-5
+
+
+def swapped_gate(model: Any) -> None:
+    mlp = model.model.layers[1].mlp
+    mlp.gate_proj, mlp.up_proj = mlp.up_proj, mlp.gate_proj
+
+
+def dropped_bias(model: Any) -> None:
+    model.model.layers[1].self_attn.q_proj.bias.data.zero_()
+
+
+def wrong_expert(model: Any) -> None:
+    experts = model.model.layers[1].mlp.experts
+    experts.down_proj.data[0] = experts.down_proj.data[1]
+
+
+FAULTS = {"rope_base": 0, "norm_epsilon": 0, "swapped_gate": 1, "dropped_bias": 1, "wrong_expert": 1}
+"""The first layer that each changes."""
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 16}
+
+
+def faulty_model(fault: str, folder: Path) -> Path:
+    """A random model that can have the fault."""
+    if fault == "wrong_expert":
+        config = transformers.AutoConfig.for_model("qwen3_moe", **{**SMALL, **MOE})
+        loader: Any = transformers.AutoModelForCausalLM
+        loader.from_config(config).save_pretrained(folder)
+        return folder
+    return with_biases(save("qwen2", folder))
+
+
+def with_biases(model: Path) -> Path:
+    """A Qwen2's biases, which are new ones' zeros, are given values."""
+    tensors = load_file(model / "model.safetensors")
+    values = np.random.default_rng(5)
+    for name, tensor in tensors.items():
+        if name.endswith("proj.bias"):
+            tensor.copy_(tensor.new_tensor(values.normal(0, 0.1, tensor.shape)))
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+@pytest.fixture
+def load_faulty(load_model: Load, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Backend]:
+    """Load a model with torch, as if the library had a fault in its code: the files and weights are the same."""
+
+    def make(fault: str, *args: Any, **changes: Any) -> Backend:
+        read = torch_backend.read_model
+
+        def read_and_change(*read_args: Any, **options: Any) -> Any:
+            model = read(*read_args, **options)
+            globals()[fault](model)
+            return model
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch_backend, "read_model", read_and_change)
+            return load_model(*args, **changes)
+
+    return make
+
+
+def check_refused(usual: m.Probed, faulty: m.Probed, fault: str, dtype: str) -> None:
+    faulty = msgspec.structs.replace(faulty, weight_norms=usual.weight_norms)  # not by its weights
+    refused, largest, limit = judged(usual, faulty, dtype)
+    assert refused and largest > 2 * limit, (largest, limit)
+    first = probes.first_layer(usual, faulty)
+    assert first is not None and first[0] == FAULTS[fault]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_refused_by_the_layer(
+    load_model: Load, load_faulty: Callable[..., Backend], tmp_path: Path, fault: str, dtype: str
+) -> None:
+    model = faulty_model(fault, tmp_path / "model")
+    usual = load_model(model, "torch" if fault == "wrong_expert" else "mlx", dtype)  # mlx-lm renames experts
+    check_refused(probed(usual), probed(load_faulty(fault, model, "torch", dtype)), fault, dtype)
+
+
+# ---------------------------------------------------------------- real weights
+
+
+def real_batch() -> batches.Batch:
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(REAL / "model")
+    rows = (json.loads(line)["messages"] for line in (REAL / "rows.jsonl").read_text("utf-8").splitlines())
+    tokens = (tokenizer.apply_chat_template(row, tokenize=True, return_dict=False) for row in rows)
+    long = [row[:33] for row in tokens if len(row) >= 33]
+    return batches.from_blocks(np.array(long[:2], np.int32))
+
+
+def real_model(folder: Path) -> Path:
+    """SmolLM2's weights as a Qwen2, which is a Llama with biases in attention."""
+    shutil.copytree(REAL / "model", folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config |= {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    tensors = load_file(folder / "model.safetensors")
+    values = np.random.default_rng(5)
+    for name in [name for name in tensors if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
+        weight = tensors[name]
+        tensors[name.replace("weight", "bias")] = weight.new_tensor(values.normal(0, 0.1, len(weight)))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("base", "dtype"),
+    [
+        pytest.param(*case, marks=real)
+        for case in itertools.product(("whole", "mlx-4bit", "nvfp4"), ("float32", "bfloat16", "float16"))
+    ],
+)
+def test_a_real_model_differs_by_rounding(load_model: Load, tmp_path: Path, base: str, dtype: str) -> None:
+    from trainctl.trainer.exports.quantize_model import quantize
+
+    model, adapter = REAL / "model", {"kind": "lora", "rank": 8}
+    if base != "whole":
+        quantize(str(model), base, None, tmp_path / base)
+        model = tmp_path / base
+    tokens = real_batch()
+    one, other = (probed(load_model(model, kind, dtype, adapter=adapter), tokens) for kind in ("torch", "mlx"))
+    refused, largest, limit = judged(one, other, dtype)
+    assert not refused, (largest, limit)
+    assert 1e-6 < one.noise < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", [pytest.param(fault, marks=real) for fault in FAULTS if fault != "wrong_expert"])
+def test_each_fault_of_a_real_model_is_refused(
+    load_model: Load, load_faulty: Callable[..., Backend], tmp_path: Path, fault: str, dtype: str
+) -> None:
+    """By another torch rank, which costs a minute less than MLX on a CPU."""
+    model, tokens, adapter = real_model(tmp_path / "model"), real_batch(), {"kind": "lora", "rank": 8}
+    usual = probed(load_model(model, "torch", dtype, adapter=adapter), tokens)
+    faulty = probed(load_faulty(fault, model, "torch", dtype, adapter=adapter), tokens)
+    check_refused(usual, faulty, fault, dtype)
