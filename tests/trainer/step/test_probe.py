@@ -89,15 +89,15 @@ def test_another_rope_base_shows_and_leaves_first_tokens_and_the_mean_alone(new_
 def test_what_memory_does_not_suffice_for_is_done_in_halves(new_rig, monkeypatch):
     rig = new_rig("torch")
     whole, asked = probe(rig), []
-    original = rig.backend.token_log_probabilities
+    original = rig.backend.probe
 
-    def limited(batch):
+    def limited(batch, flips):
         asked.append(len(batch))
         if len(batch) > 4:
             raise DeviceMemoryError("no")
-        return original(batch)
+        return original(batch, flips)
 
-    monkeypatch.setattr(rig.backend, "token_log_probabilities", limited)
+    monkeypatch.setattr(rig.backend, "probe", limited)
     halved = probe(rig)
     assert asked[:3] == [13, 6, 3]
     assert halved.lengths == whole.lengths

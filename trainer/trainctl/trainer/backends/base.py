@@ -31,7 +31,7 @@ from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends.compile_meter import CompileMeter
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
-from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.data.batch import Batch, Tokens
 from trainctl.trainer.objectives.objective import Objective, Outputs, Sums, Vocabulary
 
 Array = NDArray[np.float32]
@@ -122,14 +122,23 @@ class Parts:
 class ProbePass:
     """One forward pass of the probe."""
 
-    log_probabilities: Array  # [B, L], as `token_log_probabilities`
-    layers: Array  # [layers, B, L], by `layer_values`
+    log_probabilities: Array  # [targets] of the counted targets, nats
+    layers: Array  # [layers, targets], by `layer_values`
 
     @classmethod
-    def of(cls, log_probabilities: Array, layers: Sequence[Array]) -> "ProbePass":
-        """Put a pass together from each layer's values, of which some models have none."""
-        empty = np.empty((0, *log_probabilities.shape), np.float32)
-        return cls(log_probabilities, np.stack(layers) if layers else empty)
+    def of(cls, batch: Batch, pieces: Iterable[tuple[Array, Tokens]], layers: Sequence[Array]) -> "ProbePass":
+        """Put a pass together from pieces of the counted targets' logits [n, V] with the targets [n], and the values
+        [B, L] of each layer, of which some models have none. The logarithms are taken in float64: libraries that sum
+        50,000 exponentials in float32 differ by 2e-4."""
+        log_probabilities = list[np.float32]()
+        for logits, targets in pieces:
+            for row, target in zip(logits, targets, strict=True):
+                wide = row.astype(np.float64) - row.max()
+                log_probabilities.append(np.float32(wide[target] - np.log(np.exp(wide).sum())))
+        counted = batch.counted > 0
+        empty = np.empty((0, int(counted.sum())), np.float32)
+        values = np.stack([layer[counted] for layer in layers]) if layers else empty
+        return cls(np.array(log_probabilities, np.float32), values)
 
 
 def layer_values(hidden: Array) -> Array:

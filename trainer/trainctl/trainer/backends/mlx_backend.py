@@ -216,9 +216,10 @@ class MlxBackend(Backend):
             return -np.array(self._losses(batch, None, "none"))
 
     def probe(self, batch: Batch, flips: int) -> ProbePass:
-        with probing(self._model, flips) as layers:
-            log_probabilities = self.token_log_probabilities(batch)
-        return ProbePass.of(log_probabilities, layers)
+        with self._evaluating(), probing(self._model, flips) as layers:
+            vocabulary = self._vocabulary(batch, with_reference=False)
+            pieces = ((np.array(piece.logits), np.array(piece.targets)) for piece in vocabulary)
+            return ProbePass.of(batch, pieces, layers)
 
     def reference_log_probabilities(self, batch: Batch) -> Array:
         with self._without_adapter():

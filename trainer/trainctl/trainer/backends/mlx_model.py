@@ -32,7 +32,6 @@ _CONSTANTS = {"gemma4_text": ["layer_scalar"]}
 """Arrays that a family isn't trained on, though mlx-lm has them among its parameters."""
 
 _layers: Any = nn  # whose stubs lack some of them
-_QUANTIZED_EMBEDDING = _layers.QuantizedEmbedding
 _LOAD_ERRORS = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError)
 
 
@@ -73,23 +72,35 @@ def read_model(path: Path, where: str, longest: int, *, with_weights: bool = Tru
 
 
 def set_dtype(model: Any, dtype: Any) -> None:
-    """Compute in `dtype`. Embeddings of the floating-point formats too, which mlx-lm always unpacks to bfloat16: models
-    that scale them would round the product."""
+    """Compute in `dtype`. The rows of quantized embeddings are rounded to it once, as on torch; mlx-lm unpacks affine
+    ones in `dtype`, which rounds twice, and others always to bfloat16."""
     model.set_dtype(dtype)
     for module in model.modules():
-        if isinstance(module, _QUANTIZED_EMBEDDING):
-            module.__class__ = _embedding(_QUANTIZED_EMBEDDING, dtype, getattr(module, "embedding_scale", 1.0))
+        if isinstance(module, _layers.QuantizedEmbedding):
+            module.__class__ = _embedding(_unpacked_in(dtype), getattr(module, "embedding_scale", 1.0))
 
 
 @functools.cache
-def _embedding(kind: Any, dtype: Any, scale: float) -> Any:
-    """A class of embeddings that gives them in `dtype` (None: as they are), times `scale` rounded to their type."""
+def _unpacked_in(dtype: Any) -> Any:
+    class Embedding(_layers.QuantizedEmbedding):  # type: ignore[misc]
+        def __call__(self, x: Any) -> Any:
+            scales, biases = self.scales[x], None
+            if "biases" in self:
+                scales, biases = scales.astype(mx.float32), self.biases[x].astype(mx.float32)
+            how = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
+            rows = mx.dequantize(self.weight[x], scales=scales, biases=biases, **how)
+            return rows.astype(dtype)
+
+    return Embedding
+
+
+@functools.cache
+def _embedding(kind: Any, scale: float) -> Any:
+    """A class of embeddings whose rows are multiplied by `scale` rounded to their type."""
 
     class Embedding(kind):  # type: ignore[misc]
         def __call__(self, x: Any) -> Any:
             rows = super().__call__(x)
-            if dtype is not None:
-                rows = rows.astype(dtype)
             return rows if scale == 1.0 else rows * mx.array(scale, mx.float32).astype(rows.dtype)
 
     return Embedding
@@ -107,7 +118,7 @@ def _put_right(model: Any, config: dict[str, Any]) -> Any:
         body, embeddings = model.model, model.model.embed_tokens
         kind = type(embeddings)
         embeddings.embedding_scale = body.args.hidden_size**0.5
-        embeddings.__class__ = _embedding(kind, None, embeddings.embedding_scale)
+        embeddings.__class__ = _embedding(kind, embeddings.embedding_scale)
         body.args = dataclasses.replace(
             body.args, hidden_size=1
         )  # of which the body reads the width for its scale only

@@ -259,9 +259,10 @@ class TorchBackend(Backend):
             return -losses
 
     def probe(self, batch: Batch, flips: int) -> ProbePass:
-        with probing(self._model, flips, batch.inputs.shape) as layers:
-            log_probabilities = self.token_log_probabilities(batch)
-        return ProbePass.of(log_probabilities, layers)
+        with self._evaluating(), torch.inference_mode(), probing(self._model, flips, batch.inputs.shape) as layers:
+            vocabulary = self._outputs(batch).vocabulary(with_reference=False)
+            pieces = ((piece.logits.cpu().numpy(), piece.targets.cpu().numpy()) for piece in vocabulary)
+            return ProbePass.of(batch, pieces, layers)
 
     def reference_log_probabilities(self, batch: Batch) -> Array:
         with self._outputs.without_adapter():

@@ -59,9 +59,8 @@ def _pass(backend: Backend, batch: Batch, flips: int, check: Callable[[], None])
                 raise TrainctlError(f"out of memory with one sample of the probe: {error}") from None
             size = len(part) // 2
             continue
-        counted = part.counted > 0
-        log_probabilities.append(passed.log_probabilities[counted])
-        layers.append(passed.layers[:, counted])
+        log_probabilities.append(passed.log_probabilities)
+        layers.append(passed.layers)
         done += len(part)
     return np.concatenate(log_probabilities), np.concatenate(layers, axis=1)
 
