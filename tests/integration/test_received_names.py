@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,16 @@ import zmq
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess
 from tests.integration.support.file_watch import FileWatch
+from tests.integration.support.known_run import make_known
 from tests.integration.support.ports import free_addresses
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, slowness, until
 from tools.protocol_docs import examples
 
-from trainctl.node_agent.records.agent_db import AgentDb
-from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.machine.file_digests import file_digest
-from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import codec, sockets
@@ -91,10 +90,8 @@ class Scene:
             (self.root / name).mkdir()
         (self.root / "model" / "config.json").write_text("{}")
         (self.root / "data" / "a.txt").write_text("text")
-        paths = RunPaths(self.state / "box" / "runs" / RUN)
-        paths.logs.mkdir(parents=True)
+        paths = make_known(self.state / "box", RUN, RUN_FILE.format(self.root))
         paths.profiles.mkdir()
-        paths.run_file.write_text(RUN_FILE.format(self.root))
         (paths.logs / "rank-7.log").symlink_to(self.canary / "secret.txt")
         (paths.profiles / "link").symlink_to(self.canary / "secret.txt")
         (paths.profiles / "folder").symlink_to(self.canary)
@@ -102,9 +99,6 @@ class Scene:
         (paths.directory.parent / "outside").symlink_to(self.canary)
         (self.state / "box" / "work").mkdir()
         (self.state / "box" / "work" / "outside").symlink_to(self.canary)
-        RunDb(paths).close()
-        with AgentDb(self.state / "box" / "agent.db") as db:
-            db.add_run(RUN, "r", paths.directory, 1.0, "finished")
 
     def start(self) -> None:
         self.agent.start()
@@ -296,8 +290,6 @@ def test_no_message_of_a_lead_reaches_a_file_that_is_not_the_agents(scene: Scene
 
 
 def config_of(scene: Scene) -> dict[str, Any]:
-    import tomllib
-
     return tomllib.loads(RUN_FILE.format(scene.root))
 
 
@@ -341,7 +333,7 @@ def false_lead(scene: Scene, content: bytes) -> Iterator[list[m.ClientRequest]]:
 @pytest.mark.parametrize("place", ["absolute", "relative", "in a linked folder"])
 def test_a_nodes_key_writes_no_file_beside_the_works_folder(scene: Scene, place: str) -> None:
     content, before = b"from another node", scene.others()
-    target = scene.root / f"written {place}"
+    target = scene.root / "written.safetensors"
     name = {
         "absolute": str(target),
         "relative": os.path.relpath(target, scene.state / "box" / "work" / WORK / "checkpoint"),

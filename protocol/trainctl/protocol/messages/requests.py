@@ -152,9 +152,7 @@ class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown
 class DiskRequest(Request, tag="disk-request", frozen=True, forbid_unknown_fields=True):
     """Requests the speed of the disk that holds token caches, measured with a temporary file of up to 32 MiB."""
 
-    folder: Annotated[str, Meta(max_length=4096)] = (
-        ""  # `cache_path` of a run file there; empty: the agent's
-    )
+    folder: Annotated[str, Meta(max_length=4096)] = ""  # `cache_path` of a run file there; empty: the agent's
 
 
 class CalibrateRequest(Request, tag="calibrate-request", frozen=True, forbid_unknown_fields=True):

@@ -182,8 +182,11 @@ async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
 
 def _read_here(what: Asset, path: str, kind: DataKind) -> m.Digests:
     """Before a run names them to the agent of this machine, its user may read them."""
+    here = model_folder(path) if what == "model" else Path(path)
+    if not here.is_absolute():
+        return m.Digests(rid="", digest="", problem="not in the Hugging Face cache")
     try:
-        found = model_digests(model_folder(path)) if what == "model" else data_digests(Path(path), kind)
+        found = model_digests(here) if what == "model" else data_digests(here, kind)
     except OSError as error:
         return m.Digests(rid="", digest="", problem=f"{error.filename or path}: {error.strerror or error}")
     return m.Digests(rid="", digest=found.whole, files=found.files)
