@@ -356,7 +356,7 @@ def test_a_nodes_key_writes_no_file_beside_the_works_folder(scene: Scene, place:
 
 
 def test_a_right_name_is_copied_into_the_works_folder(scene: Scene) -> None:
-    """The same order with a file name that a checkpoint has: the worker is started, and ends for want of a model."""
+    """The same order with a file name that a checkpoint has: the worker is started, and ends for lack of a model."""
     content, name = b"from another node", "adapter_model.safetensors"
     digests = {name: hashlib.sha256(content).hexdigest()}
     order = m.HostWork(
