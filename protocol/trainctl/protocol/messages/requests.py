@@ -318,7 +318,7 @@ class WorkFileRequest(Request, tag="work-file-request", frozen=True, forbid_unkn
     """A node requests part of a file of the checkpoint from the lead's agent."""
 
     work: WorkId
-    name: FileName
+    name: FileName  # name of the file
     offset_bytes: Count
 
 
