@@ -54,7 +54,8 @@ image: $(VENV)/.ready
 # What takes too long for every change: ten times as many transitions of the conductor's model; more faults on all
 # engines and mixes of backends, counted by victim and phase; 600 steps with a fault every 10 s on average, on torch
 # and on a mix; a token cache of 3 GB; fine-tuning of 300 steps, disturbed, and preferences of 100; agents killed
-# between a command's journal and its effect; mutated frames by the million at each socket; spikes, divergence and
+# between a command's journal and its effect; mutated frames by the million at each socket; 2,000 names in each kind of
+# message by each role's key; spikes, divergence and
 # plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
 # left of 200 simulated runs; a checkpoint's writer killed 100 times, and after each of its operations; a run resumed
 # with each combination of objective, adapter, data type, optimizer and backend; a rank that trains alone ended 30 times
@@ -85,6 +86,7 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_PROBES=all $(BIN)/python -m pytest -s tests/integration/test_probe.py $(PYTEST_ARGS)
 	TRAINCTL_FRAMES=1000000 TRAINCTL_EVENTS=500000 $(BIN)/python -m pytest -s tests/integration/test_floods.py \
 	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
+	TRAINCTL_NAMES=2000 $(BIN)/python -m pytest tests/integration/test_received_names.py $(PYTEST_ARGS)
 	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
 	TRAINCTL_PLANTED=all $(BIN)/python -m pytest -s tests/integration/test_diagnosis.py $(PYTEST_ARGS)
 	TRAINCTL_EXAMPLES=all $(BIN)/python -m pytest tests/integration/test_objective_examples.py --timeout=900 $(PYTEST_ARGS)

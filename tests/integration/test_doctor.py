@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess
+from tests.integration.support.known_run import make_known
 from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import call, call_json
-
-from trainctl.protocol.errors import RefusedError
 
 RUN = """
 [run]
@@ -40,6 +39,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     tables = [f'[nodes.{name}]\naddress = "{at}"\n' for name, at in addresses.items()]
     (folder / "cluster.toml").write_text("".join(tables))
     (folder / "run.toml").write_text(RUN.format(folder))
+    own = RUN.format(folder).replace("[nodes.alpha]", f'[nodes.alpha]\ncache_path = "{folder}/new"')
+    make_known(folder / "state" / "alpha", "one", own)
+    other = own.replace(f"{folder}/new", f"{folder}/no/new").replace(f'"{folder}/model"', '"org/not-cached"')
+    make_known(folder / "state" / "alpha", "two", other)
     agents = [AgentProcess(folder / "state", name, folder / "cluster.toml").start() for name in names[:2]]
     SHARED_PIDS.update(agent.process.pid for agent in agents if agent.process is not None)
     yield folder, agents
@@ -90,13 +93,15 @@ def test_digests_are_of_models_and_data_alone(pair: Any) -> None:
     with alpha.client() as client:
         files = client.digests("model", str(folder / "model")).files
         assert [file.name for file in files] == ["config.json", "model.safetensors"]
-        assert "no such file" in client.digests("model", str(folder / "data")).problem.lower()
         assert client.digests("model", "org/not-cached").problem == "not in the Hugging Face cache"
-        for path in ("model", f"{folder}/data/../model"):
-            with pytest.raises(RefusedError, match="absolute path"):
-                client.digests("model", path)
-            with pytest.raises(RefusedError, match="absolute path"):
-                client.disk(path)
+        (folder / "model" / "config.json").unlink()
+        assert "no such file" in client.digests("model", str(folder / "model")).problem.lower()
+        for path in ("model", f"{folder}/data/../model", "/etc/shadow", "/dev/zero", "org/other", str(folder)):
+            for what in ("model", "data"):
+                reply = client.digests(what, path)
+                assert (reply.digest, reply.files, reply.named) == ("", (), False)
+            disk = client.disk(path)
+            assert (disk.write_bytes_per_second, disk.named) == (None, False)
 
 
 def test_the_disk_of_token_caches_is_measured(pair: Any) -> None:

@@ -203,6 +203,7 @@ class Agent:
         return self._exporter.url if self._exporter is not None else None
 
     async def __aexit__(self, *_: object) -> None:
+        self._query_context.doctor.close()
         await self._calibrations.close()
         await self._worker_host.close()
         self._work_lead.close()

@@ -13,15 +13,16 @@ REQUEST = m.TraceRequest(rid="r", run="r", node="a", file=NAME, offset_bytes=2)
 
 
 def test_a_trace_is_read_from_an_offset(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_bytes(b"content")
-    part = _read_trace(REQUEST, tmp_path / NAME)
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / NAME).write_bytes(b"content")
+    part = _read_trace(REQUEST, tmp_path)
     assert (part.data, part.size_bytes, part.offset_bytes) == (b"ntent", 7, 2)
 
 
 def test_a_trace_that_is_gone_or_no_file_is_refused_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=f"a no longer has {NAME}"):
-        _read_trace(REQUEST, tmp_path / NAME)
-    (tmp_path / NAME).mkdir()
+        _read_trace(REQUEST, tmp_path)
+    (tmp_path / "profiles" / NAME).mkdir(parents=True)
     with pytest.raises(InvalidInputError) as refused:
-        _read_trace(REQUEST, tmp_path / NAME)
-    assert refused.value.problem == f"a can't read {NAME}: Is a directory"
+        _read_trace(REQUEST, tmp_path)
+    assert refused.value.problem == f"a can't read {NAME}: not a regular file"

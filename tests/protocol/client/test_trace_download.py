@@ -83,6 +83,6 @@ def test_two_programs_do_not_write_one_copy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("odd", [{"file": "../../.bashrc"}, {"node": "../x"}, {"file": "a/b"}, {"node": ""}])
 def test_names_that_lead_elsewhere_are_refused(odd: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="no names"):
+    with pytest.raises(InvalidInputError, match="is not a name"):
         fetch(Node(), tmp_path, msgspec.structs.replace(TRACE, **odd))
     assert names(tmp_path) == []

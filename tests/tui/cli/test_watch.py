@@ -4,7 +4,7 @@ import json
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from trainctl.protocol.messages.events import NoteWritten
 from trainctl.tui.cli import watch
 
 SHOWN: dict[str, Any] = examples.EXAMPLES["published by an agent"]
-VIEW, STEP, EVENT = SHOWN["run-view"], SHOWN["step-committed"], SHOWN["event"]
+VIEW, STEP, EVENT, SAMPLE = (SHOWN[kind] for kind in ("run-view", "step-committed", "event", "sample"))
 
 
 class Run:
@@ -32,6 +32,7 @@ class Run:
         self.agent: Scripted | None = None
         self.asked: list[m.SnapshotRequest] = []
         self.is_attached = threading.Event()
+        self.published: dict[int, m.Live] = {}  # what a gap is filled from
 
     def answer(self, request: m.ClientRequest) -> list[Any]:
         assert self.agent is not None
@@ -43,13 +44,22 @@ class Run:
             events = tuple(event for event in self.events if event.id > request.after_id)
             return [m.Events(rid="", run=VIEW.run, events=events, more=False)]
         if isinstance(request, m.GapRequest):
-            return [m.GapFill(rid="", complete=False, messages=())]
+            wanted = range(request.first_seq, request.last_seq + 1)
+            lost = tuple(self.published[seq] for seq in wanted if seq in self.published)
+            return [m.GapFill(rid="", complete=len(lost) == len(wanted), messages=lost)]
         if isinstance(request, m.AttendRequest):
             return [m.Viewers(rid="", viewers=())]
         if isinstance(request, m.SnapshotRequest):
             self.asked.append(request)
         view = msgspec.structs.replace(VIEW, step=self.steps[-1].step)
         return [self.agent.snapshot(run=view, last_step=self.steps[-1], events=tuple(self.events))]
+
+    def publish(self, message: Any) -> None:
+        """Also to a client whose subscription has not reached the agent yet."""
+        assert self.agent is not None
+        seq = self.agent.seq + 1
+        self.published[seq] = msgspec.structs.replace(message, boot=self.agent.boot, seq=seq)
+        self.agent.publish(message)
 
     def commit(self, step: int) -> m.StepCommitted:
         self.steps.append(msgspec.structs.replace(STEP, step=step))
@@ -74,7 +84,7 @@ DOCUMENTED = re.compile(r"^\| `([a-z-]+)` \| .* \| ((?:`\w+` ?)+) \|$", re.MULTI
 def test_the_lines_have_the_fields_that_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[3] / "docs" / "scripting.md").read_text("utf-8")
     documented = {kind: set(fields.replace("`", "").split()) for kind, fields in DOCUMENTED.findall(page)}
-    for item in (STEP, EVENT, VIEW, watch.Restarted()):
+    for item in (STEP, EVENT, VIEW, SAMPLE, watch.Restarted()):
         watch.show_item(item, None, json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {line.pop("type"): {*line} for line in lines} == documented
@@ -129,6 +139,38 @@ def test_a_line_for_all_that_happens_and_for_a_restart_of_the_agent(watched: tup
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=DEADLINE_SECONDS) == ("", "")
     assert process.returncode == 130
+
+
+SAYS = {"step-committed": "step 122", "event": "a note", "sample": f"→ {SAMPLE.answer.strip()}"}
+
+
+@pytest.mark.parametrize("options", [("--json",), ()], ids=" ".join)
+@pytest.mark.parametrize("kind", [kind.__struct_config__.tag for kind in m.TOPICS])
+def test_it_goes_on_after_each_message_that_an_agent_publishes(
+    watched: tuple[Run, Scripted], kind: str, options: tuple[str, ...]
+) -> None:
+    run, agent = watched
+    news: dict[str, Callable[[], Any]] = {
+        "step-committed": lambda: run.commit(122),
+        "event": lambda: run.happens("a note"),
+        "run-view": lambda: msgspec.structs.replace(VIEW, state="paused"),
+        "sample": lambda: msgspec.structs.replace(SAMPLE, run=VIEW.run),
+    }
+    with started("watch", *options, "--connect", agent.address) as process:
+        assert process.stdout is not None
+        assert run.is_attached.wait(DEADLINE_SECONDS)
+        if kind != "heartbeat":  # the agent sends those by itself
+            run.publish(news.get(kind, lambda: SHOWN[kind])())
+        run.publish(run.commit(123))
+        lines: list[str] = []
+        while not any("step 123" in line or '"step":123' in line for line in lines):
+            lines.append(process.stdout.readline())
+            assert lines[-1], process.communicate(timeout=DEADLINE_SECONDS)
+    if options:
+        of_kind = [line for line in lines if json.loads(line)["type"] == kind]
+        assert bool(of_kind) is (kind in news)
+    else:
+        assert SAYS.get(kind, "") in "".join(lines)
 
 
 @pytest.mark.parametrize("words", [("watch", "--json"), ("events", "-f", "-n", "1", "--json")], ids=" ".join)

@@ -235,6 +235,19 @@ def test_files_that_differ_are_named_with_the_line_that_fixes_it() -> None:
     assert next(one.text for one in found if one.level == "ok").startswith("identical on studio, mini")
 
 
+def test_what_no_run_on_a_node_names_yet_is_a_warning_and_no_difference() -> None:
+    unread = m.Digests(rid="", digest="", problem="no run on mbp has this model", named=False)
+    looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
+    found = [*of_files(ClusterFacts(WELL, looks, hashed=(
+        hashed("studio", "/models/mine", "a" * 64, config_json="1"), Hashed("mbp", "model", "/models/mine", unread),
+    )))]  # fmt: skip
+    assert [(one.level, one.node) for one in found] == [("warn", "mbp"), ("ok", "")]
+    assert "cluster sync" in found[0].do
+    disk = m.Disk(rid="", folder="/d", problem="no run on mbp has this cache_path", named=False)
+    (measured,) = of_disks(ClusterFacts(WELL, (), measured=(Measured("mbp", "/d", disk),)))
+    assert (measured.level, measured.text) == ("ok", "/d isn't measured: no run on mbp has this cache_path")
+
+
 def test_held_out_data_are_compared_too() -> None:
     line = the_failure(
         hashed("studio", "/d/eval.jsonl", "c" * 64, "held-out data", eval_jsonl="7"),

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from trainctl.node_agent.alerts.conditions import RunSnapshot
-from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
+from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, Raised
 from trainctl.node_agent.alerts.hooks import HookCall, Hooks
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.keys import ALERTS_KEY
@@ -167,13 +167,14 @@ class AlertService:
             self._show()
 
     def _tell(self, change: Change) -> None:
-        raised, alert = isinstance(change, Raised), change.alert
-        if raised:
-            self._note(alert.severity, e.AlertRaised(alert.id, alert.node, alert.text))
-        else:
-            seconds = time.time() - alert.raised_at
-            self._note("good", e.AlertCleared(alert.id, alert.node, alert.kind, seconds))
-        self._call("raised" if raised else "cleared", alert)
+        match change:
+            case Raised(alert):
+                self._note(alert.severity, e.AlertRaised(alert.id, alert.node, alert.text))
+                self._call("raised", alert)
+            case Cleared(alert):
+                seconds = time.time() - alert.raised_at
+                self._note("good", e.AlertCleared(alert.id, alert.node, alert.kind, seconds))
+                self._call("cleared", alert)
 
     def _call(self, event: Literal["raised", "cleared"], alert: m.AlertView) -> None:
         if not self._is_muted(alert):

@@ -9,12 +9,6 @@ from trainctl.protocol.security.keys import Authorized, KeyFolder, Role
 
 REQUESTS, LIVE = "requests", "live"
 """The authenticator's domains: the socket for requests and the one that publishes."""
-_AgentRequest = m.HostWork | m.WorkFileRequest | m.SliceRequest | m.LinkRequest
-"""Requests that only agents send."""
-_OF_OPERATORS = (
-    m.Command, m.AuditRequest, m.DigestsRequest, m.DiskRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork,
-    m.WorkRows, m.WorkResultsRequest, m.EndWork, m.CalibrateRequest,
-)  # fmt: skip
 
 
 class Rights(NamedTuple):
@@ -26,17 +20,30 @@ class Rights(NamedTuple):
 
     def objection(self, message: m.ClientRequest | m.ToPeer) -> str:
         """Why it may not say this, empty if it may."""
-        if isinstance(message, m.ToPeer | _AgentRequest):
-            return "" if self.role == "node" else f"{self.name} has the role {self.role}; only agents may send this"
-        if self.role == "node":
-            return (
-                ""
-                if isinstance(message, m.LogRequest | m.TraceRequest | m.WorksRequest)
-                else f"{self.name} is a node's agent; agents send no requests"
-            )
-        if self.role == "viewer" and isinstance(message, _OF_OPERATORS):
-            return f"{self.name} is a viewer here; only an operator may send {what(message)}"
-        return ""
+        is_node, allowed = self.role == "node", ""
+        of_agents = f"{self.name} is a node's agent; agents send no requests"
+        match message:
+            case (
+                m.PeerHello() | m.PeerHost() | m.PeerRelay() | m.PeerEnd() | m.PeerTrainer() | m.PeerKeep()
+                | m.PeerClaim() | m.PeerPing()
+                | m.HostWork() | m.WorkFileRequest() | m.SliceRequest() | m.LinkRequest()
+            ):  # fmt: skip
+                return allowed if is_node else f"{self.name} has the role {self.role}; only agents may send this"
+            case m.LogRequest() | m.TraceRequest() | m.WorksRequest():
+                return allowed
+            case (
+                m.Command() | m.AuditRequest() | m.DigestsRequest() | m.DiskRequest() | m.AttachRun() | m.RunSteps()
+                | m.EndRun() | m.OpenWork() | m.WorkRows() | m.WorkResultsRequest() | m.EndWork() | m.CalibrateRequest()
+            ):  # fmt: skip
+                if self.role == "viewer":
+                    return f"{self.name} is a viewer here; only an operator may send {what(message)}"
+                return of_agents if is_node else allowed
+            case (
+                m.SnapshotRequest() | m.HistoryRequest() | m.GapRequest() | m.RunsRequest() | m.EventsRequest()
+                | m.StepsRequest() | m.HostsRequest() | m.SamplesRequest() | m.PairsRequest() | m.PoliciesRequest()
+                | m.DiagnosisRequest() | m.AttendRequest() | m.FactsRequest() | m.TracesRequest() | m.ProfilesRequest()
+            ):  # fmt: skip
+                return of_agents if is_node else allowed
 
 
 class AccessList:

@@ -250,7 +250,8 @@ class CalibrationHost:
         async for line in process.stdout:
             calibration.check_client()
             with contextlib.suppress(msgspec.DecodeError):  # what a library prints
-                match msgspec.json.decode(line, type=CalibrationLine):
+                said: CalibrationLine = msgspec.json.decode(line, type=CalibrationLine)
+                match said:
                     case CalibrationProgress(text):
                         calibration.progress.append(text)
                     case CalibrationWaits(stage):

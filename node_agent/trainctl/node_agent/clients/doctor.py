@@ -1,11 +1,21 @@
-"""Facts for `trainctl doctor` about this node: its machine's, digests of a run's files, and the speed of its disk."""
+"""Facts for `trainctl doctor` about this node: its machine's, digests of a run's files, and the speed of its disk.
+
+Of files it reads, and measures, only what a run file of a run on this node names.
+"""
 
 import asyncio
+import contextlib
+import errno
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file
 from trainctl.protocol.config.hub_models import is_hub_id, model_folder
 from trainctl.protocol.config.run_file import data_files, lacks_files
+from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import disk_speed, facts
 from trainctl.protocol.machine.devices import read_devices
@@ -13,16 +23,28 @@ from trainctl.protocol.machine.file_digests import FileDigests, data_digests, mo
 
 _Stamp = tuple[tuple[str, int, int], ...]
 """Path, size and modification time of each file."""
+_Named = tuple[str, str, str]
+"""A path that a run file names: `model`, `data` or `cache`, the path, and the kind of data."""
+T = TypeVar("T")
 MAX_KEPT = 16
 
 
 class Doctor:
     """Digests are made once for files that don't change, however often and by how many they are asked for."""
 
-    def __init__(self, node: str, keys_folder: Path, state_folder: Path) -> None:
+    def __init__(
+        self, node: str, keys_folder: Path, state_folder: Path, run_files: Callable[[], Iterable[Path]] = lambda: ()
+    ) -> None:
+        """`run_files` returns the run files of this node's runs, newest first."""
         self._node, self._keys_folder, self._state_folder = node, keys_folder, state_folder
+        self._run_files = run_files
         self._made: dict[_Stamp, asyncio.Task[FileDigests]] = {}
         self._one_at_a_time = asyncio.Lock()  # two readers make one disk slower than either
+        self._is_closed = threading.Event()
+
+    def close(self) -> None:
+        """End what is read."""
+        self._is_closed.set()
 
     async def facts(self, request: m.FactsRequest) -> m.Facts:
         devices = await asyncio.to_thread(read_devices)
@@ -30,27 +52,37 @@ class Doctor:
         return await asyncio.to_thread(facts.gather, self._node, *folders, rid=request.rid, devices=devices)
 
     async def digests(self, request: m.DigestsRequest) -> m.Digests:
-        """Raises InvalidInputError for a path that could be anywhere."""
-        path = Path(request.path)
+        """Only of what a run file here names: nothing else is looked at."""
+        path, problem = Path(request.path), ""
+        kind = request.kind if request.what == "data" else ""
+        if not await self._is_named((request.what, str(path), kind)):
+            problem = f"no run on {self._node} has this {request.what}: it is read there from the first run on"
+            return m.Digests(rid=request.rid, digest="", problem=problem, named=False)
         if request.what == "model" and is_hub_id(request.path):
             path = await asyncio.to_thread(model_folder, request.path)
             if not path.is_absolute():
                 return m.Digests(rid=request.rid, digest="", problem="not in the Hugging Face cache")
-        _check_absolute(path)
         try:
-            files = await asyncio.to_thread(_files, request, path)
-            found = await asyncio.shield(self._digests(request, path, _stamp(files)))
+            stamp = await _apart(lambda: _stamp(_files(request, path)))
+            found = await asyncio.shield(self._digests(request, path, stamp))
         except OSError as error:
             problem = f"{error.filename or path}: {error.strerror or error}"
             return m.Digests(rid=request.rid, digest="", problem=problem)
         return m.Digests(rid=request.rid, digest=found.whole, files=found.files)
 
     async def disk(self, request: m.DiskRequest) -> m.Disk:
-        """Raises InvalidInputError for a path that could be anywhere."""
+        """Only of the agent's folder, and of those for token caches that a run file here names."""
         folder = Path(request.folder) if request.folder else self._state_folder.absolute()
-        _check_absolute(folder)
+        if request.folder and not await self._is_named(("cache", str(folder), "")):
+            problem = f"no run on {self._node} has this cache_path: it is measured there from the first run on"
+            return m.Disk(rid=request.rid, folder=request.folder, problem=problem, named=False)
         async with self._one_at_a_time:
             return await asyncio.to_thread(_disk, request.rid, folder)
+
+    async def _is_named(self, wanted: _Named) -> bool:
+        """Whether a run file on this node names the path, newest first."""
+        files = tuple(self._run_files())  # here: the db is this thread's
+        return await asyncio.to_thread(lambda: any(wanted in _named(file, self._node) for file in files))
 
     def _digests(self, request: m.DigestsRequest, path: Path, stamp: _Stamp) -> "asyncio.Task[FileDigests]":
         if stamp not in self._made:
@@ -63,16 +95,52 @@ class Doctor:
         try:
             async with self._one_at_a_time:
                 if request.what == "model":
-                    return await asyncio.to_thread(model_digests, path)
-                return await asyncio.to_thread(data_digests, path, request.kind)
+                    return await _apart(lambda: model_digests(path, self._check))
+                return await _apart(lambda: data_digests(path, request.kind, self._check))
         except OSError:
             self._made.pop(stamp, None)
             raise
 
+    def _check(self) -> None:
+        if self._is_closed.is_set():
+            raise InterruptedError(errno.EINTR, "the agent stops")
 
-def _check_absolute(path: Path) -> None:
-    if not path.is_absolute() or ".." in path.parts:
-        raise InvalidInputError("path", f"{str(path)!r} must be an absolute path without '..'")
+
+def _named(file: Path, node: str) -> Iterator[_Named]:
+    """The paths that a run file names for this node; none where it can't be read."""
+    try:
+        config = run_file.read(file)
+    except InvalidInputError:
+        return
+    own, table = run_file.on_node(config, node), config.nodes.get(node, NodeTable())
+    yield "model", str(Path(own.model.path)), ""
+    yield "data", str(Path(own.data.path)), own.data.kind
+    if own.data.held_out_path:
+        yield "data", str(Path(own.data.held_out_path)), own.data.kind
+    if table.cache_path:
+        yield "cache", str(Path(table.cache_path)), ""
+
+
+async def _apart(work: Callable[[], T]) -> T:
+    """Return what `work` returns, from a thread for which the end of this process doesn't wait: its disk may hang."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(method: Callable[[Any], None], outcome: object) -> None:
+        if not done.done():
+            method(outcome)
+
+    def run() -> None:
+        outcome: tuple[Callable[[Any], None], object]
+        try:
+            outcome = done.set_result, work()
+        except Exception as error:  # noqa: BLE001  raised where it is waited for
+            outcome = done.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name="digests", daemon=True).start()
+    return await done
 
 
 def _disk(rid: str, folder: Path) -> m.Disk:

@@ -23,6 +23,7 @@ from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.security import received_names
 
 R = TypeVar("R", bound=msgspec.Struct)
 ELSEWHERE_SECONDS = 3.0
@@ -33,13 +34,12 @@ async def trace(request: m.TraceRequest, source: QuerySource) -> m.TracePart:
     """From this node's disk, or from the agent of the node that has it."""
     if request.node != source.node:
         return await _trace_elsewhere(request, source)
-    path = run_paths(request.run, source).profiles / request.file
-    return await asyncio.to_thread(_read_trace, request, path)
+    return await asyncio.to_thread(_read_trace, request, run_paths(request.run, source).directory)
 
 
-def _read_trace(request: m.TraceRequest, path: Path) -> m.TracePart:
+def _read_trace(request: m.TraceRequest, directory: Path) -> m.TracePart:
     try:
-        with path.open("rb") as file:
+        with received_names.opened(directory, "profiles", request.file) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(min(request.offset_bytes, size))
             data = file.read(m.TRACE_PART_BYTES)
@@ -135,17 +135,18 @@ async def diagnosis(request: m.DiagnosisRequest, source: QuerySource) -> m.Diagn
 async def log(request: m.LogRequest, source: QuerySource) -> m.LogPart:
     paths = run_paths(request.run, source)
     file, run = paths.log(request.rank), paths.directory.name
-    if not file.is_file():
-        return await _log_elsewhere(msgspec.structs.replace(request, run=run), paths, source)
 
     def read() -> tuple[int, int, str]:
-        size = file.stat().st_size
-        offset = max(0, size + request.offset_bytes) if request.offset_bytes < 0 else min(request.offset_bytes, size)
-        with file.open("rb") as stream:
+        with received_names.opened(paths.directory, file.parent.name, file.name) as stream:
+            size, wanted = os.fstat(stream.fileno()).st_size, request.offset_bytes
+            offset = max(0, size + wanted) if wanted < 0 else min(wanted, size)
             stream.seek(offset)
             return offset, size, stream.read(request.limit_bytes).decode("utf-8", "replace")
 
-    offset, size, text = await asyncio.to_thread(read)
+    try:
+        offset, size, text = await asyncio.to_thread(read)
+    except FileNotFoundError:
+        return await _log_elsewhere(msgspec.structs.replace(request, run=run), paths, source)
     return m.LogPart(rid=request.rid, run=run, rank=request.rank, offset_bytes=offset, size_bytes=size, text=text)
 
 

@@ -16,6 +16,7 @@ from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import default_folder
 
@@ -30,7 +31,7 @@ class QueryContext:
         self._guests = guests
         self.publisher: Publisher = context.publisher
         self.presence = Presence()
-        self.doctor = Doctor(context.node, default_folder(), context.directory)
+        self.doctor = Doctor(context.node, default_folder(), context.directory, self._run_files)
         self.host_reading: m.HostReading | None = None
 
     @property
@@ -118,6 +119,10 @@ class QueryContext:
         """The node that leads a run of which this one, which did, has no rank; None if there is none."""
         known = self._context.db.followed(run)
         return known.lead if known is not None and known.rank == NO_RANK else None
+
+    def _run_files(self) -> tuple[Path, ...]:
+        known = (known for known in self._context.db.runs() if known.kind == "hosted")
+        return tuple(RunPaths(one.directory).run_file for one in known)
 
     def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]:
         """(run, name, directory, state, started at) of every run, newest first; the active one as it is now."""

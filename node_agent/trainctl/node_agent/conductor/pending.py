@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
+from typing import Literal, get_args
 
 from trainctl.node_agent.conductor.events import Commanded
 from trainctl.node_agent.planning import edits
@@ -12,7 +13,8 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 
 EXPIRED = "no step could apply the command in time"
-SIDE_KINDS = ("probe", "measure", "sync", "evaluate", "sample", "defragment", "profile", "checkpoint")
+SideKind = Literal["probe", "measure", "sync", "evaluate", "sample", "defragment", "profile", "checkpoint"]
+SIDE_KINDS: tuple[SideKind, ...] = get_args(SideKind)
 """Plans beside training: they don't move the cursor. In the order in which one boundary runs them, so that what is
 evaluated and written is the state that all ranks have been given."""
 
@@ -28,14 +30,14 @@ class Pending:
         self.stopping: list[Commanded] = []
         self.wants_pause = False  # a pause was asked for, and is or will be entered
 
-    def next_side(self, held: Collection[str] = ()) -> str | None:
+    def next_side(self, held: Collection[str] = ()) -> SideKind | None:
         """The kind of side plan that is due first, if any; none that is `held` back."""
         if not self.scheduled and not any(self.side.values()):
             return None
         due = (kind for kind in SIDE_KINDS if kind in self.scheduled or self.side[kind])
         return next((kind for kind in due if kind not in held), None)
 
-    def take_side(self, kind: str) -> list[Commanded]:
+    def take_side(self, kind: SideKind) -> list[Commanded]:
         """The commands that a side plan answers; whatever wanted that plan is satisfied by it. Each command to sample
         or to profile has a plan of its own."""
         if kind in ("sample", "profile") and self.side[kind]:

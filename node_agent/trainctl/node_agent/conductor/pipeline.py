@@ -19,7 +19,7 @@ from trainctl.node_agent.conductor.data_supply import DataSupply
 from trainctl.node_agent.conductor.deadlines import Deadlines
 from trainctl.node_agent.conductor.departures import Departures
 from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
-from trainctl.node_agent.conductor.pending import EXPIRED, Pending
+from trainctl.node_agent.conductor.pending import EXPIRED, Pending, SideKind
 from trainctl.node_agent.conductor.periodic import PeriodicPlans
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
@@ -198,7 +198,7 @@ class Pipeline:
         self._state.decide(d.Issue(plan, self._state.durable, held=True))
         self._state.conclude(plan.step)
 
-    def _issue_side(self, kind: str, now: float) -> None:
+    def _issue_side(self, kind: SideKind, now: float) -> None:
         commands = self._pending.take_side(kind)
         for command in commands:
             self._state.carry(command, self.planned_step)
@@ -222,7 +222,7 @@ class Pipeline:
                 asked = commands[0].args
                 assert isinstance(asked, verbs.Profile)
                 self._issue(plans.profile(*where, asked, ids), now)
-            case _:
+            case "checkpoint":
                 self._issue(plans.checkpoint(*where, ids, self.writes.failing), now)
 
     def _issue_sample(self, commands: list[d.Commanded], now: float) -> None:

@@ -56,7 +56,7 @@ class Regroup:
             case "fencing":
                 if self._rendezvous.all_fenced:
                     self._recover(now)
-            case _:
+            case "offering" | "forming" | "formed" | "leaving" | "over":
                 self.anew(now)
 
     def anew(self, now: float) -> None:

@@ -35,8 +35,6 @@ def conclude(
     reports: Reports,
 ) -> str:  # fmt: skip
     """Whatever the kind of `plan` asks for. Gives why a checkpoint that was to be written is missing, else nothing."""
-    if plan.kind in ("train", "probe"):
-        return ""
     reports = dict(sorted(reports.items()))  # whichever came first, sums and texts are the same
     match plan.kind:
         case "measure":
@@ -53,6 +51,8 @@ def conclude(
             profile(state, plan, reports)
         case "checkpoint":
             return checkpoint(writes, plan, reports)
+        case "train" | "probe":
+            pass  # concluded by the commit and by the probe's own rules
     return ""
 
 

@@ -54,8 +54,8 @@ def after(totals: Totals, message: m.Live) -> Totals:
             return msgspec.structs.replace(totals, ended=ended)
         case m.Event():
             return _happened(totals, message)
-        case _:
-            return totals
+        case m.HostReading() | m.Alerts() | m.Sample():
+            return totals  # gauges, or nothing to count
 
 
 def _of_run(totals: Totals, run: str) -> RunTotals:

@@ -22,6 +22,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.security import received_names
 
 MOST_GUESTS = 16
 """Most runs of other programs that may be live on one agent."""
@@ -275,7 +276,8 @@ class GuestRuns:
             raise RefusedError(f"{self._node} is being calibrated; attach the run again in about a minute")
         if len(self._live) >= MOST_GUESTS:
             raise RefusedError(f"{MOST_GUESTS} attached runs are already live on {self._node}: end one first")
-        paths = RunPaths(known.directory if known is not None else self._runs_directory / request.run)
+        own = known.directory if known is not None else received_names.below(self._runs_directory, request.run)
+        paths = RunPaths(own)
         paths.directory.mkdir(parents=True, exist_ok=True)
         generation = guest_rows.FIRST_GENERATION
         guest = GuestRun(

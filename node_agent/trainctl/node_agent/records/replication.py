@@ -230,3 +230,5 @@ def keep(recorder: RunDb, item: m.Kept) -> None:
         case m.KeptRetraction():
             recorder.retract_after(item.after_step, item.after_event)
             checkpoints.supersede(RunPaths(recorder.path.parent).checkpoints, item.after_step)
+        case m.KeptCommand():
+            pass  # in the agent's own journal

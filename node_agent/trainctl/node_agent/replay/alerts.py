@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from trainctl.node_agent.alerts.conditions import RunSnapshot
-from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
+from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, Raised
 from trainctl.node_agent.replay import readings
 from trainctl.node_agent.replay.format import RecordedEvent
 from trainctl.node_agent.replay.timeline import PlayedStep, Timeline
@@ -45,7 +45,8 @@ class PlayedAlerts:
 
 
 def _happened(change: Change, step: int) -> RecordedEvent:
-    alert = change.alert
-    if isinstance(change, Raised):
-        return RecordedEvent(step, alert.severity, "auto", e.AlertRaised(alert.id, alert.node, alert.text))
-    return RecordedEvent(step, "good", "auto", e.AlertCleared(alert.id, alert.node, alert.kind))
+    match change:
+        case Raised(alert):
+            return RecordedEvent(step, alert.severity, "auto", e.AlertRaised(alert.id, alert.node, alert.text))
+        case Cleared(alert):
+            return RecordedEvent(step, "good", "auto", e.AlertCleared(alert.id, alert.node, alert.kind))

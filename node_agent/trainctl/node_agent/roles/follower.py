@@ -27,6 +27,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.record.paths import RunPaths, runs_directory
+from trainctl.protocol.security import received_names
 
 Settle = Callable[[m.KeptCommand], Awaitable[None]]
 Reclaim = Callable[[int], Awaitable[None]]
@@ -162,7 +163,7 @@ class Follower:
         return True
 
     def _paths(self, run: str) -> RunPaths:
-        return RunPaths(runs_directory(self._context.directory) / run)
+        return RunPaths(received_names.below(runs_directory(self._context.directory), run))
 
     async def step_down(self, lead: str, address: str) -> None:
         """Follow another node's agent in the run that this one leads. Raises RefusedError if that can't be now."""

@@ -1,7 +1,6 @@
 """The rank that this node hosts for another node's agent: begun, resumed, let go of, and what is kept of it."""
 
 import asyncio
-import re
 import shutil
 import time
 from pathlib import Path
@@ -19,8 +18,8 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths, runs_directory
+from trainctl.protocol.security import received_names
 
-RUN_PATTERN = r"[a-z0-9][a-z0-9._-]{0,127}"
 NO_RANK = -1
 """Stands for the rank in a run that this node led without hosting one."""
 ENDING_SECONDS = 8.0
@@ -70,9 +69,8 @@ class RankHosting:
 
     def _begin(self, known: FollowedRun, config: RunFile, wanted: m.PeerHost) -> None:
         """Raises InvalidInputError or RefusedError; then it leaves no more than there was."""
-        if not re.fullmatch(RUN_PATTERN, known.run):
-            raise InvalidInputError("run", f"{known.run!r} is not a run id")
-        paths, row = RunPaths(runs_directory(self._context.directory) / known.run), self._db.known_run(known.run)
+        paths = RunPaths(received_names.below(runs_directory(self._context.directory), known.run))
+        row = self._db.known_run(known.run)
         own = row is not None and self._db.followed(known.run) is None
         if own and wanted.generation.term <= restore.kept_term(paths):
             raise InvalidInputError("resume", f"{known.run} was led by {self._node}; resume it there")

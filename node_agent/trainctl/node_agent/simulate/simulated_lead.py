@@ -91,7 +91,10 @@ class SimulatedLead:
             case _:
                 self._record(decision)
 
-    def _record(self, decision: d.Decision) -> None:
+    def _record(
+        self,
+        decision: d.Retract | d.Evaluated | d.Sampled | d.Drifted | d.Happened | d.Proposed | d.CommandEnded,
+    ) -> None:
         """What only the record and policies are about."""
         match decision:
             case d.Retract(step):
@@ -109,8 +112,6 @@ class SimulatedLead:
                 self._propose(decision)
             case d.CommandEnded():
                 self._end_command(decision)
-            case _:
-                raise AssertionError(decision)
 
     def _issue(self, plan: m.StepPlan, durable: Durable, *, held: bool) -> None:
         self._keep_durable(durable)

@@ -135,7 +135,7 @@ def side_seconds(
             return len(_prompts(plan)) * device.forward_seconds(1, 1)
         case "probe":
             return PROBE_SECONDS
-        case _:
+        case "train" | "sync" | "defragment" | "profile":
             return 0.0
 
 
@@ -167,7 +167,7 @@ def side_report(
             prompts = _prompts(plan)
             answers = tuple(m.Answer(prompt, ANSWER, 1, True, seconds / len(prompts)) for prompt in prompts)
             return m.SampleReport(**same, answers=answers)
-        case _:
+        case "train" | "evaluate" | "checkpoint" | "defragment":
             return m.Report(**same)
 
 

@@ -302,3 +302,5 @@ class PeerLink:
                 await self._lead.answered(self.node, message)
             case m.PeerExit():
                 await self._lead.exited(self.node, message)
+            case m.PeerRefusal():
+                pass  # ends the conversation: `Line.take`

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.best import best_checkpoint
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.security import received_names
 
 PART_BYTES = 60 * 1024
 """Size of the parts in which a file is copied."""
@@ -58,33 +60,47 @@ def choose(paths: RunPaths, step: int | None, *, best: bool) -> Chosen:
 
 def read_part(folder: Path, name: str, offset_bytes: int) -> bytes:
     """A part of one of the checkpoint's files."""
-    with (folder / name).open("rb") as file:
+    with received_names.opened(folder, name) as file:
         file.seek(offset_bytes)
         return file.read(PART_BYTES)
 
 
 async def copy(files: dict[str, str], folder: Path, step: int, run: str, read: ReadPart) -> None:
     """Copy files into `folder`, as a checkpoint with a manifest of these files. Files that are there already stay.
-    Raises RefusedError if a file arrives damaged, OSError, and what `read` raises."""
+    Raises InvalidInputError for what is no name, RefusedError if a file arrives damaged, OSError, and what `read`
+    raises."""
+    received_names.check(*files)
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    sizes = {}
     for name, digest in files.items():
-        path = folder / name
-        if not path.is_file() or await asyncio.to_thread(checkpoints.digest_of, path) != digest:
-            await _copy_file(path, digest, read)
-    entries = {name: checkpoints.FileEntry((folder / name).stat().st_size, digest) for name, digest in files.items()}
+        there = await asyncio.to_thread(_stored, folder, name)
+        sizes[name] = there[0] if there[1] == digest else await _copy_file(folder, name, digest, read)
+    entries = {name: checkpoints.FileEntry(sizes[name], digest) for name, digest in files.items()}
     manifest = checkpoints.Manifest(run=run, step=step, written_at=0.0, files=entries)
-    (folder / checkpoints.MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
+    with received_names.opened(folder, checkpoints.MANIFEST_NAME, to="write") as file:
+        file.write(msgspec.json.encode(manifest))
 
 
-async def _copy_file(path: Path, digest: str, read: ReadPart) -> None:
+def _stored(folder: Path, name: str) -> tuple[int, str]:
+    """Size and SHA-256 of a file that is there; no digest if it isn't."""
+    try:
+        with received_names.opened(folder, name) as file:
+            return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return 0, ""
+
+
+async def _copy_file(folder: Path, name: str, digest: str, read: ReadPart) -> int:
+    """Give the file's size."""
     found, offset, is_whole = hashlib.sha256(), 0, False
-    with path.open("wb") as file:
+    with received_names.opened(folder, name, to="write") as file:
         while not is_whole:
             places = [offset + number * PART_BYTES for number in range(AT_ONCE)]
-            for part in await asyncio.gather(*(read(path.name, place) for place in places)):
+            for part in await asyncio.gather(*(read(name, place) for place in places)):
                 file.write(part)
                 found.update(part)
                 offset += len(part)
                 is_whole = is_whole or len(part) < PART_BYTES
     if found.hexdigest() != digest:
-        raise RefusedError(f"{path.name} was damaged while it was copied")
+        raise RefusedError(f"{name} was damaged while it was copied")
+    return offset

@@ -20,6 +20,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.record.reference_files import VALUES_NAME, stored_digest
+from trainctl.protocol.security import received_names
 
 PART_VALUES = 12 * 1024
 """Values in one answer: what is relayed to another node's agent may have 64 KiB."""
@@ -84,10 +85,10 @@ class ReferenceLead:
 
     def _make(self, session: Session, ask: m.ReferenceAsk) -> _Values | None:
         caches = run_file.cache_folder(session.conductor.config, self._node, session.paths.node_data)
-        folder = caches / f".{ask.reference}.{self._node}"
-        if digest := stored_digest(caches / ask.reference):
+        stored, folder = received_names.below(caches, ask.reference), caches / f".{ask.reference}.{self._node}"
+        if digest := stored_digest(stored):
             shutil.rmtree(folder, ignore_errors=True)  # of an agent that was killed
-            return _StoredValues(caches / ask.reference / VALUES_NAME, digest)
+            return _StoredValues(stored / VALUES_NAME, digest)
         if (folder / SLICES_NAME).is_file():
             return _CollectedValues(ReferenceJournal(folder))
         return _CollectedValues(ReferenceJournal(folder, UnitSizes(ask.counts, ask.tokens))) if ask.counts else None

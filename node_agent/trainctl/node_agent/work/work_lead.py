@@ -23,6 +23,7 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages.requests import SLICE_ROWS
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.security import received_names
 
 LOOK_SECONDS = 0.5
 """Time between looks at which nodes are silent."""
@@ -134,7 +135,7 @@ class WorkLead:
 
     async def _open(self, request: m.OpenWork) -> OpenedWork:
         """New work, or that with the same ID. Raises InvalidInputError or RefusedError; then nothing has changed."""
-        folder = self._root / request.work
+        folder = received_names.below(self._root, request.work)
         is_known = self._work is not None and self._work.id == request.work
         if not is_known:
             self._check_free()

@@ -28,6 +28,7 @@ from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.security import received_names
 
 LEAD_SECONDS = 60.0
 """Time that a worker is kept while the lead's agent is unreachable."""
@@ -72,13 +73,18 @@ class WorkerHost:
         if self._task is not None and not self._task.done():
             is_same = self._work is not None and self._work.work == order.work
             return "" if is_same else f"{self._context.node} is still busy with other work"
-        if (problem := self._objection(order, is_own=ask_lead is not None)) or not isinstance(
-            config := _parsed(order), RunFile
-        ):
-            return problem or str(config)
+        if problem := self._objection(order, is_own=ask_lead is not None):
+            return problem
+        try:
+            received_names.check(*order.files)
+            directory = received_names.below(work_directory(self._context.directory), order.work)
+            config = run_file.parse(order.config, "config")
+        except InvalidInputError as error:
+            return str(error)
         self._work, self._asked = order, asyncio.Queue()
         self._role.worker = order.work
-        self._task = asyncio.create_task(self._serve(order, config, ask_lead, checkpoint), name="worker")
+        serving = self._serve(order, config, RunPaths(directory), ask_lead, checkpoint)
+        self._task = asyncio.create_task(serving, name="worker")
         return ""
 
     def _objection(self, order: m.HostWork, *, is_own: bool) -> str:
@@ -120,10 +126,9 @@ class WorkerHost:
     # ------------------------------------------------------------ the worker's life
 
     async def _serve(
-        self, order: m.HostWork, config: RunFile, ask_lead: AskLead | None, checkpoint: Path | None
+        self, order: m.HostWork, config: RunFile, paths: RunPaths, ask_lead: AskLead | None, checkpoint: Path | None
     ) -> None:
         """From the start of the worker to its end."""
-        paths = RunPaths(work_directory(self._context.directory) / order.work)
         try:
             if ask_lead is not None and checkpoint is not None:
                 await self._run(order, config, paths, checkpoint, ask_lead)
@@ -134,7 +139,7 @@ class WorkerHost:
             keys = authenticator.keyring if authenticator is not None else None
             shared = self._context.zmq_context
             async with Client(address, timeout_seconds=ASK_SECONDS, keys=keys, context=shared) as client:
-                folder = paths.directory / "checkpoint"
+                folder = received_names.below(paths.directory, "checkpoint")
                 ask = _asking(client)
                 await self._fetch(order, folder, client, ask)
                 if await self._run(order, config, paths, folder, ask):
@@ -244,14 +249,6 @@ def _asking(client: Client) -> AskLead:
         return await client.ask(request, m.SliceReply)
 
     return ask
-
-
-def _parsed(order: m.HostWork) -> RunFile | str:
-    """The run file, or what is wrong with it."""
-    try:
-        return run_file.parse(order.config, "config")
-    except InvalidInputError as error:
-        return str(error)
 
 
 def _write_run_file(paths: RunPaths, config: RunFile) -> None:

@@ -7,7 +7,6 @@ async with Client("tcp://127.0.0.1:7474") as client:
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -38,6 +37,7 @@ from trainctl.protocol.messages.verbs import VERBS
 from trainctl.protocol.security.keyring import Keyring, current
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.attachment import Attachment, Gap
+from trainctl.protocol.wire.attachment import Connection as Connection
 from trainctl.protocol.wire.handshake import HandshakeWatch
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
@@ -53,15 +53,6 @@ GAP_PAGE = 400
 """Most live messages fetched by one gap request."""
 
 _REFUSALS: dict[str, type[TrainctlError]] = {"version": VersionError, "not-authorised": NotAuthorisedError}
-
-
-@dataclasses.dataclass(frozen=True)
-class Connection:
-    """How the line to the agent is; `since_monotonic` is a reading of `time.monotonic`."""
-
-    state: Literal["connecting", "connected", "silent"]
-    since_monotonic: float
-    why: str = ""
 
 
 Attached = m.Snapshot | m.Live | m.Heartbeat | Connection

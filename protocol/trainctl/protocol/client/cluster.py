@@ -110,10 +110,14 @@ class _Cluster:
             self._is_active = self._is_active if view is None else view.state in m.ACTIVE_RUN_STATES
             self._term = self._term if view is None else view.generation.term
             return [item]
-        if isinstance(item, m.Snapshot):
-            told = item.alerts or m.Alerts(node=item.node.node)
-            return [item.node, told, *([item.node.host] if item.node.host is not None else [])]
-        return [item] if isinstance(item, m.HostReading | m.Heartbeat | m.Alerts | Connection) else []
+        match item:
+            case m.Snapshot():
+                told = item.alerts or m.Alerts(node=item.node.node)
+                return [item.node, told, *([item.node.host] if item.node.host is not None else [])]
+            case m.HostReading() | m.Heartbeat() | m.Alerts() | m.NodeView() | Connection():
+                return [item]
+            case m.RunView() | m.StepCommitted() | m.RankStep() | m.Event() | m.Sample():
+                return []  # the lead's to tell
 
     def _meet(self, address: str, snapshot: m.Snapshot) -> None:
         """Learn the names, and attach to agents that are new."""

@@ -3,15 +3,14 @@
 import asyncio
 import fcntl
 import hashlib
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.names import NAME_PATTERN
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.messages import events as e
+from trainctl.protocol.security import received_names
 
 AT_ONCE = 4
 """Parts of a file that are requested at a time."""
@@ -25,8 +24,7 @@ class TraceSource(Protocol):
 
 def path_of(trace: e.Profiled, folder: Path) -> Path:
     """Where the copy is. Raises InvalidInputError for names that no node gives."""
-    if not re.match(NAME_PATTERN, trace.node) or not re.match(m.TRACE_NAME, trace.file):
-        raise InvalidInputError("trace", f"{trace.node!r}, {trace.file!r} are no names of a node and a trace")
+    received_names.check(trace.node, trace.file)
     return folder / f"{trace.node}-{trace.file}"
 
 

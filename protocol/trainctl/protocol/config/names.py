@@ -1,9 +1,11 @@
-"""What runs and nodes may be called, and what this machine and its user are."""
+"""What runs, nodes and files may be called, and what this machine and its user are."""
 
 import getpass
 import socket
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
+FILE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z"
+"""Of a file or folder that another machine names: no path, no hidden file."""
 _NODE_NAME_CHARACTERS = 64
 
 

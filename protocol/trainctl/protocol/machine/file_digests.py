@@ -1,7 +1,10 @@
 """Digests by which ranks, and the doctor, know that nodes hold the same model and data files."""
 
+import errno
 import hashlib
-from collections.abc import Iterable, Iterator
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +12,7 @@ from trainctl.protocol.config.run_file import data_files, glob_root, is_glob
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.messages import FileDigest
 
+Check = Callable[[], None]
 MAX_FILES = 64
 _CHUNK_BYTES = 1 << 20
 
@@ -21,13 +25,14 @@ class FileDigests:
     files: tuple[FileDigest, ...]  # at most MAX_FILES: the last one counts for the rest
 
 
-def files_digests(files: Iterable[Path], root: Path) -> FileDigests:
+def files_digests(files: Iterable[Path], root: Path, check: Check = lambda: None) -> FileDigests:
     """SHA-256 over the name, size and content of each file, in the order given; in the list, files are named from
-    `root`."""
+    `root`. `check` is called before each part that is read; what it raises ends the reading."""
     whole, each = hashlib.sha256(), []
     for path in files:
         own = hashlib.sha256()
         for part in _parts(path):
+            check()
             whole.update(part)
             own.update(part)
         each.append(FileDigest(path.relative_to(root).as_posix(), own.hexdigest()))
@@ -42,22 +47,30 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def model_digests(model: Path) -> FileDigests:
+def model_digests(model: Path, check: Check = lambda: None) -> FileDigests:
     """Of a Hugging Face directory's configuration and weights."""
-    return files_digests([model / "config.json", *sorted(model.glob("*.safetensors"))], model)
+    return files_digests([model / "config.json", *sorted(model.glob("*.safetensors"))], model, check)
 
 
-def data_digests(path: Path, kind: DataKind) -> FileDigests:
+def data_digests(path: Path, kind: DataKind, check: Check = lambda: None) -> FileDigests:
     """Of the files that data of a kind are read from."""
     root = path if path.is_dir() else glob_root(path) if is_glob(path) else path.parent
-    return files_digests(data_files(path, kind), root)
+    return files_digests(data_files(path, kind), root, check)
 
 
 def _parts(path: Path) -> Iterator[bytes]:
-    yield f"{path.name} {path.stat().st_size}\n".encode()
-    with path.open("rb") as file:
+    """Raises OSError, also for what isn't a regular file: a pipe may wait, and a device may never end."""
+    with open(path, "rb", opener=_at_once) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield f"{path.name} {found.st_size}\n".encode()
         while chunk := file.read(_CHUNK_BYTES):
             yield chunk
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def listed(each: list[FileDigest]) -> tuple[FileDigest, ...]:

@@ -423,7 +423,12 @@ def nodes_of(data: AnyEvent) -> frozenset[str]:
             | NodeState() | AlertRaised() | AlertCleared() | Sampled() | SampleFailed() | Profiled() | ProfileFailed()
         ):  # fmt: skip
             found = {data.node}
-        case _:
+        case (
+            LearningRateChanged() | GlobalBatchChanged() | RunStateChanged() | RunBranched() | PolicyModeChanged()
+            | PolicyAdvised() | PolicyActed() | NoteWritten() | GenerationLeft() | StepSkipped() | StepRetracted()
+            | StepsStopped() | Evaluated() | CheckpointWritten() | AlertFailed() | RecordState() | Notice()
+            | SetupChanged()
+        ):  # fmt: skip
             found = set()
     return frozenset(map(_node_of, found)) - {""}
 

@@ -323,6 +323,7 @@ class Digests(Reply, tag="digests", frozen=True):
     digest: str  # digest of all files together; empty: see `problem`
     files: tuple[FileDigest, ...] = ()  # digests per file, at most 64; the last one covers the rest
     problem: str = ""  # reason why there is no digest; else empty
+    named: bool = True  # whether a run file on the node names the path; if not, nothing was read
 
 
 class Disk(Reply, tag="disk", frozen=True):
@@ -332,6 +333,7 @@ class Disk(Reply, tag="disk", frozen=True):
     write_bytes_per_second: float | None = None  # including the wait until the data is on the disk
     read_bytes_per_second: float | None = None  # without the system's cache; null: it can't be bypassed there
     problem: str = ""  # reason why there is no speed; else empty
+    named: bool = True  # whether a run file on the node names the folder; if not, nothing was written
 
 
 class Calibration(Reply, tag="calibration", frozen=True):

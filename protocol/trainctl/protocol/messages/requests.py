@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.config.names import FILE_PATTERN, NAME_PATTERN
 from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name, WorkId, WorkKind
@@ -141,17 +141,18 @@ class FactsRequest(Request, tag="facts-request", frozen=True, forbid_unknown_fie
 
 
 class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown_fields=True):
-    """Requests digests of a model folder or of data. The node reads every file, as fast as its disk allows."""
+    """Requests digests of a model folder or of data that a run file on the node names. The node reads every file, as
+    fast as its disk allows."""
 
     what: Literal["model", "data"]
-    path: Annotated[str, Meta(min_length=1, max_length=4096)]  # absolute path, or a cached model's Hugging Face id
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]  # as in the run file: a path or a Hugging Face id
     kind: DataKind = "text"  # kind of data, which selects the files of a folder
 
 
 class DiskRequest(Request, tag="disk-request", frozen=True, forbid_unknown_fields=True):
     """Requests the speed of the disk that holds token caches, measured with a temporary file of up to 32 MiB."""
 
-    folder: Annotated[str, Meta(max_length=4096)] = ""  # absolute path; empty: the agent's own folder
+    folder: Annotated[str, Meta(max_length=4096)] = ""  # `cache_path` of a run file there; empty: the agent's
 
 
 class CalibrateRequest(Request, tag="calibrate-request", frozen=True, forbid_unknown_fields=True):
@@ -242,6 +243,8 @@ SLICE_ROWS: dict[WorkKind, int] = {"log-probabilities": 250, "answers": 6}
 ANSWER_BYTES = 8 * 1024
 """Most bytes of an answer, encoded as JSON; a longer one is cut."""
 Sha256 = Annotated[str, Meta(max_length=64)]
+FileName = Annotated[str, Meta(pattern=FILE_PATTERN)]
+"""Name of a file of a checkpoint."""
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -307,7 +310,7 @@ class HostWork(Request, tag="host-work", frozen=True, forbid_unknown_fields=True
     lead: Name  # node that has the rows and the checkpoint
     config: dict[str, Any]  # parsed run file
     checkpoint: Count  # step of the checkpoint
-    files: dict[str, Sha256]  # files of the checkpoint that the worker needs, with their digests
+    files: dict[FileName, Sha256]  # files of the checkpoint that the worker needs, with their digests
     options: AnswerOptions = AnswerOptions()
 
 
@@ -315,7 +318,7 @@ class WorkFileRequest(Request, tag="work-file-request", frozen=True, forbid_unkn
     """A node requests part of a file of the checkpoint from the lead's agent."""
 
     work: WorkId
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]  # name of the file
+    name: FileName  # name of the file
     offset_bytes: Count
 
 

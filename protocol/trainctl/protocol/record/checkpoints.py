@@ -17,6 +17,7 @@ import msgspec
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata
+from trainctl.protocol.security import received_names
 
 MANIFEST_NAME: Final = "manifest.json"
 MANIFEST_FORMAT: Final = 1
@@ -61,9 +62,10 @@ def read_manifest(folder: Path) -> Manifest:
         raise InvalidInputError(str(path), f"cannot read the manifest: {error}") from None
     if manifest.format != MANIFEST_FORMAT:
         raise InvalidInputError(str(path), f"has format {manifest.format}; this program reads format {MANIFEST_FORMAT}")
-    for name in manifest.files:
-        if Path(name).name != name:
-            raise InvalidInputError(str(path), f"{name!r} is not a file name")
+    try:
+        received_names.check(*manifest.files)  # it may be a copy from another machine
+    except InvalidInputError as error:
+        raise InvalidInputError(str(path), error.problem) from None
     return manifest
 
 

@@ -7,6 +7,15 @@ from trainctl.protocol import messages as m
 
 
 @dataclasses.dataclass(frozen=True)
+class Connection:
+    """How the line to the agent is; `since_monotonic` is a reading of `time.monotonic`."""
+
+    state: Literal["connecting", "connected", "silent"]
+    since_monotonic: float
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Gap:
     """Messages first..last of this boot were published and not seen."""
 

@@ -128,7 +128,7 @@ class _Measured:
 
     def _hear(self, line: str, say: Callable[[str], None]) -> None:
         try:
-            heard = msgspec.json.decode(line, type=Line)
+            heard: Line = msgspec.json.decode(line, type=Line)
         except msgspec.DecodeError:
             return  # what a library prints
         match heard:

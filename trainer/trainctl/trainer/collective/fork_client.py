@@ -10,7 +10,7 @@ import threading
 import time
 
 from trainctl.protocol.messages import Engine
-from trainctl.trainer.collective.channel import Born, Channel, Fork, Gone, Prepare, Release
+from trainctl.trainer.collective.channel import Born, Channel, Done, Failed, Fork, Gone, Prepare, Release
 from trainctl.trainer.collective.fork_self import ForkedServer, fork_self
 from trainctl.trainer.collective.forkserver import ENVIRONMENT
 from trainctl.trainer.collective.reducer_process import REAP_SECONDS, ReducerProcess, is_stopped, start
@@ -103,10 +103,13 @@ class _Server:
                 self.process.kill()  # its end of the channel is closed, or no use any more
                 return False
             heard = True
-            if isinstance(answer, Born):
-                self._pids[answer.number] = answer.pid
-            elif isinstance(answer, Gone):
-                self._statuses[answer.number] = answer.status
+            match answer:
+                case Born():
+                    self._pids[answer.number] = answer.pid
+                case Gone():
+                    self._statuses[answer.number] = answer.status
+                case Done() | Failed():
+                    pass  # a reducer's, which this isn't
         return heard
 
     def close(self) -> None:

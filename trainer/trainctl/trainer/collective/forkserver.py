@@ -26,8 +26,10 @@ from trainctl.trainer.collective.channel import (
     Channel,
     Fork,
     Gone,
+    Join,
     Order,
     Prepare,
+    Reduce,
     Release,
     close_all,
     started_with,
@@ -53,8 +55,8 @@ class ForkServer:
                 self._fork(order.number, descriptors)
             case Release():
                 self._channel.send(Gone(order.number, self._reap(order.number)))
-            case _:
-                close_all(descriptors)
+            case Join() | Reduce():
+                close_all(descriptors)  # a reducer's orders, which this isn't
 
     def _prepare(self, engine: Engine) -> None:
         if engine not in self._engines and engines.usable_after_fork(engine):  # else each reducer imports it itself

@@ -14,7 +14,7 @@ import psutil
 
 from trainctl.protocol.machine.process_title import whose
 from trainctl.protocol.messages import Engine
-from trainctl.trainer.collective.channel import Channel, Failed, Join, Prepare, Reduce
+from trainctl.trainer.collective.channel import Born, Channel, Done, Failed, Gone, Join, Prepare, Reduce
 from trainctl.trainer.common.errors import AbandonedError, EngineError, GroupError
 
 REAP_SECONDS = 10.0
@@ -72,8 +72,13 @@ class ReducerProcess:
             answer = self._channel.next_answer(REAP_SECONDS)
         except EOFError:
             raise self._ended() from None
-        if isinstance(answer, Failed):
-            raise AbandonedError() if self.killed else EngineError(answer.reason, answer.peer)
+        match answer:
+            case Done():
+                pass
+            case Failed(reason=reason, peer=peer):
+                raise AbandonedError() if self.killed else EngineError(reason, peer)
+            case Born() | Gone():
+                raise GroupError("the reducer answered as a fork server")
 
     def kill(self) -> None:
         """End it now, wherever it is, and make a thread that waits for it give up."""

@@ -206,6 +206,8 @@ class RowTokenizer:
                     tokens = self._ended(next(whole))
                     start = common_length(next(before), tokens)
                     made[place] = tokens, [number >= start for number in range(len(tokens))]
+                case Conversation():
+                    pass  # all of them at once, below
         talks = {place: row for place, row in enumerate(rows) if isinstance(row, Conversation)}
         made |= dict(zip(talks, self._conversations([*talks.values()]), strict=True))
         return [made[place] for place in range(len(rows))]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError, installing
+from trainctl.protocol.wire.attachment import Connection
 from trainctl.tui.cli import agent_call, output, tables, watch
 from trainctl.tui.commands import command
 from trainctl.tui.demo.folder import Objective, Session, default_folder, run_config, write_run_file
@@ -204,12 +205,16 @@ async def _progress(client: Any, run: str, steps: int) -> m.RunView:
     every = max(1, steps // PROGRESS_LINES)
     view: m.RunView | None = None
     async for item in watch.lines(client, run=run, from_start=True, until_end=True):
-        if isinstance(item, m.StepCommitted) and (item.step % every == 0 or item.step in (1, steps)):
-            sys.stderr.write(f"{tables.step_line(item, view)}\n")
-        elif isinstance(item, m.Event):
-            sys.stderr.write(f"{tables.event_line(item)}\n")
-        elif isinstance(item, m.RunView):
-            view = item
+        match item:
+            case m.StepCommitted():
+                if item.step % every == 0 or item.step in (1, steps):
+                    sys.stderr.write(f"{tables.step_line(item, view)}\n")
+            case m.Event():
+                sys.stderr.write(f"{tables.event_line(item)}\n")
+            case m.RunView():
+                view = item
+            case m.Sample() | Connection() | watch.Restarted():
+                pass
     with contextlib.suppress(UnreachableError):  # an agent whose supervisor was killed leaves with the run
         view = (await client.snapshot(0, run)).run or view
     if view is None:

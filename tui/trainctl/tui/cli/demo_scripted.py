@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.wire.attachment import Connection
 from trainctl.tui.cli import agent_call, output, tables, watch
 from trainctl.tui.cli.demo import close_pipes, summary
 
@@ -59,10 +60,13 @@ def headless(wanted: ScriptedOptions) -> int:
 async def _followed(client: Any) -> m.RunView:
     view: m.RunView | None = None
     async for item in watch.lines(client, from_start=True, until_end=True):
-        if isinstance(item, m.Event):
-            sys.stderr.write(f"{tables.event_line(item)}\n")
-        elif isinstance(item, m.RunView):
-            view = item
+        match item:
+            case m.Event():
+                sys.stderr.write(f"{tables.event_line(item)}\n")
+            case m.RunView():
+                view = item
+            case m.StepCommitted() | m.Sample() | Connection() | watch.Restarted():
+                pass
     view = (await client.snapshot(0)).run or view
     if view is None:
         raise RefusedError("the recording's player has no run: start the demo again")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.security import received_names
 from trainctl.tui.cli import output, run_lookup
 from trainctl.tui.cli.options import ClusterFile, Connect, RunArgument, address_of, subcommands
 
@@ -43,7 +44,7 @@ def mirror(
             "--project" if project is not None else "--offline", "applies only to --to wandb: remove it"
         )
     with _source(ctx, run, connect, cluster) as source:
-        folder = output_folder / source.run
+        folder = received_names.below(output_folder, source.run)
         wanted = session.MirrorOptions(to, folder, follow, project or DEFAULT_PROJECT, offline, output.tell)
         place = session.run(source, wanted)
     output.tell(f"{folder}: mirrored to step {place.step:,}")

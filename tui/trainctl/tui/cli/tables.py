@@ -222,6 +222,12 @@ def event_line(event: m.Event) -> str:
     return clean(f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(event_text.words(event))}").rstrip()
 
 
+def sample_line(sample: m.Sample) -> str:
+    """A prompt and the model's answer as a line."""
+    prompt, answer = one_line(sample.prompt), one_line(sample.answer)
+    return arrowed(f"{time_of_day(sample.at)}  sample at step {sample.step:,}  {prompt} → {answer}")
+
+
 def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str:
     """How a command ended: its node and the step it took effect at, or why it failed."""
     if reply.state == "applied":

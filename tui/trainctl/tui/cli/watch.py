@@ -1,26 +1,29 @@
-"""A run followed line by line: steps and events in order, and what was missed while the agent was away fetched."""
+"""A run followed line by line: steps and events in order, and what was missed while the agent was away fetched. Answers
+to sample prompts are shown as they come."""
 
 import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
+from trainctl.protocol.wire.attachment import Connection
 from trainctl.tui.cli import broken_pipe, output, tables
 from trainctl.tui.state import event_text
 from trainctl.tui.state.lead_client import ATTEND_SECONDS, LeadClients, conducting
 
 if TYPE_CHECKING:
-    from trainctl.protocol.client.client import Client, Connection
+    from trainctl.protocol.client.client import Client
+    from trainctl.protocol.client.cluster import Item
 
 STEPS_PAGE = 500
 EVENTS_PAGE = 200
 
-Line = m.StepCommitted | m.Event | m.RunView
+Line = m.StepCommitted | m.Event | m.RunView | m.Sample
 
 
 @dataclass(frozen=True)
@@ -43,18 +46,21 @@ class RunCursor:
 
     def passes(self, item: Line) -> bool:
         """Whether `item` is newer than the last one shown; if so, remember it as shown."""
-        if isinstance(item, m.StepCommitted):
-            if item.step <= self.step and item.generation <= self.generation:
-                return False
-            self.step, self.generation = item.step, max(item.generation, self.generation)
-        elif isinstance(item, m.Event):
-            if item.run and item.id <= self.event:
-                return False
-            self.event = max(self.event, item.id) if item.run else self.event
-        elif item.state == self.state:
-            return False
-        else:
-            self.state = item.state
+        match item:
+            case m.StepCommitted():
+                if item.step <= self.step and item.generation <= self.generation:
+                    return False
+                self.step, self.generation = item.step, max(item.generation, self.generation)
+            case m.Event():
+                if item.run and item.id <= self.event:
+                    return False
+                self.event = max(self.event, item.id) if item.run else self.event
+            case m.RunView():
+                if item.state == self.state:
+                    return False
+                self.state = item.state
+            case m.Sample():
+                pass  # each is published once
         return True
 
     @property
@@ -80,7 +86,7 @@ async def lines(
     until_end: bool = False,
     after_event: int | None = None,
     everywhere: bool = False,
-) -> "AsyncIterator[Line | Connection | Restarted]":
+) -> AsyncIterator[Line | Connection | Restarted]:
     """News of `run` (default: whichever is active) as it comes, how the line to the agent is, and its restarts.
 
     A RunView comes when the run's state changes. `after_event` is the last event already shown; with `until_end` it
@@ -96,29 +102,30 @@ async def lines(
     for view in _own_view(place, first):  # the attachment below may be of another run and never tell it
         yield view
     connection, boots = "connecting", {first.node.node: first.boot}
-    attachment: Any = conducting(client) if everywhere else client.attach(0)
+    attachment: AsyncGenerator[Item, None] = conducting(client) if everywhere else client.attach(0)
     async with contextlib.aclosing(attachment), LeadClients(client, first.node.node) as clients:
         while not (until_end and place.ended):
             item = await anext(attachment)
-            if isinstance(item, m.Snapshot):
-                client = await clients.of(item.node)
-                if boots.setdefault(item.node.node, item.boot) != item.boot:
-                    boots[item.node.node] = item.boot
-                    yield Restarted()
-                if run is None and item.run is not None and item.run.run != place.run:
-                    place = RunCursor(item.run.run)  # begun while nobody listened: all of it is news
-                news: list[Line] = [*await missed(client, place), *_own_view(place, item)]
-            elif isinstance(item, m.StepCommitted | m.Event | m.RunView):
-                if run is None and isinstance(item, m.RunView) and place.gives_way_to(item):
-                    place = RunCursor(item.run)
-                news = [item] if _concerns(item, place.run) and place.passes(item) else []
-            elif isinstance(item, m.RankStep | m.HostReading | m.Heartbeat | m.Alerts | m.NodeView):
-                continue
-            else:
-                if item.state != connection:
-                    connection = item.state
-                    yield item
-                continue
+            news: list[Line] = []
+            match item:
+                case m.Snapshot():
+                    client = await clients.of(item.node)
+                    if boots.setdefault(item.node.node, item.boot) != item.boot:
+                        boots[item.node.node] = item.boot
+                        yield Restarted()
+                    if run is None and item.run is not None and item.run.run != place.run:
+                        place = RunCursor(item.run.run)  # begun while nobody listened: all of it is news
+                    news = [*await missed(client, place), *_own_view(place, item)]
+                case m.StepCommitted() | m.Event() | m.RunView() | m.Sample():
+                    if run is None and isinstance(item, m.RunView) and place.gives_way_to(item):
+                        place = RunCursor(item.run)
+                    news = [item] if _concerns(item, place.run) and place.passes(item) else []
+                case Connection():
+                    if item.state != connection:
+                        connection = item.state
+                        yield item
+                case m.RankStep() | m.HostReading() | m.Heartbeat() | m.Alerts() | m.NodeView():
+                    pass
             for piece in news:
                 yield piece
         for piece in await missed(client, place):
@@ -156,19 +163,25 @@ async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **
         async for item in lines(client, everywhere=True, **options):
             if isinstance(item, m.RunView):
                 view = item
-            if not isinstance(item, m.StepCommitted | m.Event | m.RunView) or keep(item):
+            if isinstance(item, Connection | Restarted) or keep(item):
                 show_item(item, view, json=json)
     return view
 
 
-def show_item(item: "Line | Connection | Restarted", view: m.RunView | None, *, json: bool) -> None:
+def show_item(item: Line | Connection | Restarted, view: m.RunView | None, *, json: bool) -> None:
     """Print one line. With `json`, it has the format in docs/scripting.md; without it, a run's state prints nothing."""
-    if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
-        _show_connection(item, json=json)
-    elif json:
-        output.emit(event_text.with_words(item) if isinstance(item, m.Event) else item)
-    elif not isinstance(item, m.RunView):  # its events say it in words
-        output.say(tables.step_line(item, view) if isinstance(item, m.StepCommitted) else tables.event_line(item))
+    match item:
+        case m.StepCommitted():
+            output.emit(item) if json else output.say(tables.step_line(item, view))
+        case m.Event():
+            output.emit(event_text.with_words(item)) if json else output.say(tables.event_line(item))
+        case m.Sample():
+            output.emit(item) if json else output.say(tables.sample_line(item))
+        case m.RunView():
+            if json:  # else its events say it in words
+                output.emit(item)
+        case Connection() | Restarted():
+            _show_connection(item, json=json)
 
 
 @contextlib.asynccontextmanager
@@ -219,10 +232,14 @@ def _concerns(item: Line, run: str) -> bool:
     return item.run == run or (isinstance(item, m.Event) and not item.run)
 
 
-def _show_connection(item: "Connection | Restarted", *, json: bool) -> None:
+def _show_connection(item: Connection | Restarted, *, json: bool) -> None:
     if json:
         output.emit({"type": "connection", "state": item.state, "why": item.why, "at": time.time()})
-    elif item.state == "silent":
-        output.tell(f"agent silent: {item.why}; waiting for it")
-    elif item.state == "restarted":
-        output.tell("agent restarted; the lines that it recorded in the meantime follow")
+        return
+    match item.state:
+        case "silent":
+            output.tell(f"agent silent: {item.why}; waiting for it")
+        case "restarted":
+            output.tell("agent restarted; the lines that it recorded in the meantime follow")
+        case "connecting" | "connected":
+            pass

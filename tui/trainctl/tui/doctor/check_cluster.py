@@ -75,7 +75,7 @@ def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple
             )
         case "version":
             return f"different protocol version: {trouble.text}", "install the same trainctl on all nodes"
-        case _:
+        case "protocol" | "other":
             return trouble.text, ""
 
 

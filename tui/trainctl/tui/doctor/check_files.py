@@ -22,6 +22,9 @@ def of_disks(scene: ClusterFacts) -> Iterator[Finding]:
     """The disks that hold token caches."""
     for node, path, disk in scene.measured:
         write, read = disk.write_bytes_per_second, disk.read_bytes_per_second
+        if not disk.named:
+            yield Finding("ok", node, "disk", f"{path} isn't measured: {disk.problem}")
+            continue
         if disk.problem or write is None:
             text = f"the speed of the disk for token caches can't be measured: {disk.problem}"
             do = f"set [nodes.{node}] cache_path to a folder where the agent can write" if path else ""
@@ -43,7 +46,10 @@ def of_files(scene: ClusterFacts) -> Iterator[Finding]:
     for what in get_args(Asset):
         hashed = [one for one in scene.hashed if one.what == what]
         for one in hashed:
-            if one.digests.problem:
+            if not one.digests.named:
+                yield Finding("warn", one.node, one.what, f"{one.path} isn't compared: {one.digests.problem}",
+                              "trainctl cluster sync RUN.toml --dry-run compares it over SSH")  # fmt: skip
+            elif one.digests.problem:
                 yield Finding("fail", one.node, one.what, f"{one.path} can't be read: {one.digests.problem}",
                               _fix(scene, _source(hashed), one))  # fmt: skip
         source = _source(hashed)

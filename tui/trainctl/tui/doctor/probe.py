@@ -10,10 +10,12 @@ from typing import NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import addresses, names, run_file
-from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.config.hub_models import model_folder
+from trainctl.protocol.config.run_tables import DataKind, RunFile
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, UnreachableError, VersionError
 from trainctl.protocol.machine import facts
 from trainctl.protocol.machine.devices import read_devices
+from trainctl.protocol.machine.file_digests import data_digests, model_digests
 from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 from trainctl.tui.doctor.findings import Asset, Hashed, Look, Measured, Trouble
@@ -172,5 +174,19 @@ async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
                 answer = await client.digests("model" if what == "model" else "data", str(Path(path)), own.data.kind)
             except TrainctlError as error:
                 answer = m.Digests(rid="", digest="", problem=str(error))
+            if not answer.named and look.is_here:
+                answer = await asyncio.to_thread(_read_here, what, path, own.data.kind)
             made.append(Hashed(look.name, what, path, answer))
         return made
+
+
+def _read_here(what: Asset, path: str, kind: DataKind) -> m.Digests:
+    """Before a run names them to the agent of this machine, its user may read them."""
+    here = model_folder(path) if what == "model" else Path(path)
+    if not here.is_absolute():
+        return m.Digests(rid="", digest="", problem="not in the Hugging Face cache")
+    try:
+        found = model_digests(here) if what == "model" else data_digests(here, kind)
+    except OSError as error:
+        return m.Digests(rid="", digest="", problem=f"{error.filename or path}: {error.strerror or error}")
+    return m.Digests(rid="", digest=found.whole, files=found.files)

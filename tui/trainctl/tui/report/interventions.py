@@ -49,8 +49,18 @@ def kind_of(event: m.Event) -> InterventionKind | None:
             return "note"
         case e.CheckpointWritten():
             return "checkpoint"
-        case _:
+        case (
+            e.RankChanged() | e.NodeState() | e.StepsStopped() | e.RecordState() | e.StepSkipped() | e.StepRetracted()
+            | e.CheckpointFailed()
+        ):  # fmt: skip
             return "fault" if is_fault(event) else None
+        case (
+            e.PolicyAdvised() | e.CommandFailed() | e.GenerationFormed() | e.GenerationLeft() | e.StateShared()
+            | e.ProbePassed() | e.Evaluated() | e.Sampled() | e.SampleFailed() | e.SharesUnmeasured()
+            | e.AlertRaised() | e.AlertCleared() | e.AlertFailed() | e.Notice() | e.CheckpointCopied() | e.Profiled()
+            | e.ProfileFailed()
+        ):  # fmt: skip
+            return None
 
 
 def is_fault(event: m.Event) -> bool:

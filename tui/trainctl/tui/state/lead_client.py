@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.wire.attachment import Connection
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -20,8 +21,7 @@ ATTEND_SECONDS = 5.0
 async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
     """What `Client.attach` gives, of the agent that `client` is connected to until another one conducts, then of that
     one, which a Snapshot begins; not that a line is being made, which says nothing once there was one."""
-    from trainctl.protocol.client.client import Connection  # ZeroMQ: not for `--help`
-    from trainctl.protocol.client.cluster import attach_cluster
+    from trainctl.protocol.client.cluster import attach_cluster  # ZeroMQ: not for `--help`
 
     conducts = ""
     items = attach_cluster(

@@ -94,21 +94,23 @@ def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> V
     line = state.agents.get(node)
     if line is None and len(state.agents) >= MAX_AGENTS:
         return state
-    if isinstance(message, Connection):
-        line = replace(line, connection=message) if line is not None else AgentLine(message)
-    else:
-        line = replace(line or AgentLine(Connection("connected", now)), heard_at=now)
-    if isinstance(message, m.NodeView):
-        line = replace(line, node=message)
-    elif isinstance(message, m.Heartbeat):
-        line = replace(line, lag_seconds=message.loop_lag_seconds)
-    state = _with(state, agents=_set(state.agents, {node: line}))
-    if isinstance(message, m.HostReading):
-        return _with(state, hosts=_set(state.hosts, {node: Seen(message, now)}))
-    if isinstance(message, m.Alerts) and (state.node is None or message.node != state.node.node):
-        # What the agent that conducts has raised is its own to tell, and to end.
-        return _with(state, alerts=_set(state.alerts, {message.node: message}))
-    return state
+    heard = replace(line or AgentLine(Connection("connected", now)), heard_at=now)
+    match message:
+        case Connection():
+            heard = replace(line, connection=message) if line is not None else AgentLine(message)
+        case m.NodeView():
+            heard = replace(heard, node=message)
+        case m.Heartbeat():
+            heard = replace(heard, lag_seconds=message.loop_lag_seconds)
+        case m.HostReading():
+            state = _with(state, hosts=_set(state.hosts, {node: Seen(message, now)}))
+        case m.Alerts():
+            if state.node is None or message.node != state.node.node:
+                # What the agent that conducts has raised is its own to tell, and to end.
+                state = _with(state, alerts=_set(state.alerts, {message.node: message}))
+        case m.Snapshot() | m.RunView() | m.StepCommitted() | m.RankStep() | m.Event() | m.Sample():
+            pass
+    return _with(state, agents=_set(state.agents, {node: heard}))
 
 
 def apply_history(state: ViewState, run: str, history: m.History) -> ViewState:
@@ -192,13 +194,13 @@ def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
             return _with(state, alerts=_set(state.alerts, {message.node: message}))
         case m.Event():
             return replace(state, events=(*state.events, message)[-MAX_EVENTS:])
-        case m.Sample() if _ours(state, message.run):
-            return _with(state, samples=(*state.samples, message)[-MAX_SAMPLES:])
-        case m.StepCommitted() if _ours(state, message.run):
-            return _step(state, message, now)
-        case m.RankStep() if _ours(state, message.run):
-            return _rank_step(state, message, now)
-    return state
+        case m.Sample():
+            ours = _ours(state, message.run)
+            return _with(state, samples=(*state.samples, message)[-MAX_SAMPLES:]) if ours else state
+        case m.StepCommitted():
+            return _step(state, message, now) if _ours(state, message.run) else state
+        case m.RankStep():
+            return _rank_step(state, message, now) if _ours(state, message.run) else state
 
 
 def _ours(state: ViewState, run: str) -> bool:

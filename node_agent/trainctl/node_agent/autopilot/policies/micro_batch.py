@@ -13,6 +13,8 @@ from typing import NamedTuple
 from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import (
     Assessment,
+    HeldOutLoss,
+    Measured,
     Memory,
     MemoryDeath,
     Policy,
@@ -57,6 +59,8 @@ class MicroBatch(Policy):
                 bars.go_back(memory.kept, facts.step, _table(facts).barred_steps)
                 if _observe(facts, memory, stepped) or facts.step % _table(facts).window == 0:
                     return next(_changes(facts, memory, stepped), None)
+            case Measured() | HeldOutLoss() | None:
+                pass  # nothing of memory
         return None
 
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:

@@ -202,5 +202,5 @@ def words_of(result: SyncResult) -> str:
             kept = result.bytes - result.sent_bytes
             already = f"; {gigabytes(kept)} of it was already there" if kept > 0 else ""
             return f"{what}copied {files}, to {result.folder}; hashes match{already}"
-        case _:
+        case "failed":
             return f"{what}{result.problem}"

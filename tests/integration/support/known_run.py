@@ -1,0 +1,18 @@
+"""A run that a node's next agent finds as one that has ended there."""
+
+from pathlib import Path
+
+from trainctl.node_agent.records.agent_db import AgentDb
+from trainctl.node_agent.records.run_db import RunDb
+from trainctl.protocol.record.paths import RunPaths
+
+
+def make_known(node: Path, run: str, run_file: str) -> RunPaths:
+    """In the folder `node`, with this text as its run file."""
+    paths = RunPaths(node / "runs" / run)
+    paths.logs.mkdir(parents=True)
+    paths.run_file.write_text(run_file)
+    RunDb(paths).close()
+    with AgentDb(node / "agent.db") as db:
+        db.add_run(run, run, paths.directory, 1.0, "finished")
+    return paths

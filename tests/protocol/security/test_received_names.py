@@ -1,0 +1,69 @@
+"""Names from other machines stand for files below a folder, or for none."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.security import received_names
+
+BAD = (
+    "", ".", "..", "/", "/etc/passwd", "a/b", "../a", "a/../b", "a\0", "\0", "a\n", "a\x1b[2J", ".hidden", "-rf", "~",
+    " a", "a b", "é", "a\\b", "x" * 129,
+)  # fmt: skip
+GOOD = ("a", "model.safetensors", "model-00001-of-00002.safetensors", "rank-0.steps-3-4.trace.json.gz", "r_1", "A.B")
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_no_name_is_refused_in_any_place(name: str, place: int, tmp_path: Path) -> None:
+    names = ["a", "b"]
+    names[place] = name
+    with pytest.raises(InvalidInputError, match="is not a name"):
+        received_names.below(tmp_path, *names)
+    for to in ("read", "write"):
+        with pytest.raises(InvalidInputError, match="is not a name"), received_names.opened(tmp_path, *names, to=to):  # type: ignore[arg-type]
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_file_is_written_and_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    assert received_names.below(tmp_path, "b", name) == tmp_path / "b" / name
+    for content in (b"longer content", b"content"):
+        with received_names.opened(tmp_path, "b", name, to="write") as file:
+            file.write(content)
+    with received_names.opened(tmp_path, "b", name) as file:
+        assert file.read() == b"content"
+
+
+def test_no_link_is_followed_below_the_folder(tmp_path: Path) -> None:
+    root, outside = tmp_path / "link to root", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    (tmp_path / "real").mkdir()
+    root.symlink_to(tmp_path / "real")
+    (root / "folder").symlink_to(outside)
+    (root / "file").symlink_to(outside / "secret")
+    (root / "dangling").symlink_to(outside / "new")
+    for names in (("folder", "secret"), ("file",), ("dangling",)):
+        with pytest.raises(InvalidInputError, match="is a link"):
+            received_names.below(root, *names)
+        for to in ("read", "write"):
+            with pytest.raises(OSError), received_names.opened(root, *names, to=to):  # type: ignore[arg-type]
+                pass
+    assert [path.name for path in outside.iterdir()] == ["secret"]
+    assert (outside / "secret").read_text() == "secret"
+
+
+def test_only_regular_files_are_opened_and_nothing_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        for to in ("read", "write"):
+            with pytest.raises(OSError), received_names.opened(tmp_path, name, to=to):  # type: ignore[arg-type]
+                pass
+    with pytest.raises(FileNotFoundError), received_names.opened(tmp_path, "none"):
+        pass
