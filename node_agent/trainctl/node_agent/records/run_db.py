@@ -23,7 +23,7 @@ from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation, add_missing_rollups
-from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing, refusing_damage, set_durable
+from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing, refusing_damage, set_durable, sync_commits
 from trainctl.protocol.wire.codec import decode_stored
 
 HOST_EVERY_SECONDS = 10.0
@@ -253,6 +253,10 @@ class RunDb:
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with refusing_damage(self._paths.record):
             return self._connection.execute(sql, values).fetchall()
+
+    def sync(self) -> None:
+        """Have the disk keep what has been written; may be called on any thread. Raises OSError."""
+        sync_commits(self._paths.record)
 
     @property
     def is_behind(self) -> bool:

@@ -40,6 +40,7 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import is_auto, micro_of
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths, runs_directory
@@ -110,8 +111,8 @@ def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) 
     """A run directory with its run file and record, as `RunDb` opens it. Raises RefusedError; leaves nothing then."""
     made = not paths.directory.exists()
     try:
-        paths.logs.mkdir(parents=True, exist_ok=not made)
-        paths.run_file.write_bytes(tomli_w.dumps(run_file.to_dict(config)).encode())
+        make_folder(paths.logs)
+        write_file(paths.run_file, tomli_w.dumps(run_file.to_dict(config)).encode())
         return RunDb(paths, resumable=resumable)
     except (OSError, InvalidInputError) as error:
         if made:

@@ -1,6 +1,7 @@
 """One run that this agent leads: carries the conductor's decisions out to the record, the ranks and the clients."""
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections import deque
@@ -81,6 +82,8 @@ class Session:
         self._pids: dict[int, int | None] = {}
         self._watched_monotonic = self._watching_since = time.monotonic()
         self._lacking = ""
+        self._unrecorded: m.StepPlan | None = None  # a checkpoint whose writers wait for the record
+        self._recording: asyncio.Task[None] | None = None
         self._unstarted: dict[int, str] = {}  # why, for ranks that could not be started again
         self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
         self.view = self._look({})
@@ -166,6 +169,7 @@ class Session:
             finally:
                 self._taker = None
             if not self.is_closed:
+                self._look_at_record()
                 self._show(event)
                 await self.copies.flush()
         if self.ended is not None:
@@ -204,6 +208,8 @@ class Session:
                 await self.copies.flush()  # so that no one has a plan without the settings it is made from
                 if not held:
                     await self._send_plan(plan)
+                if plan.kind == "checkpoint":
+                    self._unrecorded = plan
             case d.Persist(durable):
                 self._keep_durable(durable)
             case d.Tell(rank, message):
@@ -233,6 +239,21 @@ class Session:
                 self.note(decision)
             case d.Ended():
                 self.ended = decision
+
+    def _look_at_record(self) -> None:
+        """Once the step of a planned checkpoint is in the record, have the disk keep it and tell the writers so. No
+        step waits for that."""
+        plan = self._unrecorded
+        if plan is not None and self.conductor.progress.step >= plan.step and not self.recorder.is_behind:
+            self._unrecorded = None
+            self._recording = asyncio.create_task(self._record(plan), name=f"record up to step {plan.step}")
+
+    async def _record(self, plan: m.StepPlan) -> None:
+        with contextlib.suppress(OSError):  # then the writers hear nothing, and do what they can themselves
+            await asyncio.to_thread(self.recorder.sync)
+            if plan.generation == self.conductor.durable.generation:  # else other agents refuse it
+                for rank in plan.writers:
+                    await self.ports[rank].tell(msgspec.structs.replace(plan, recorded=True))
 
     async def _send_plan(self, plan: m.StepPlan) -> None:
         for work in plan.work:
@@ -358,6 +379,8 @@ class Session:
             self.is_closed = True
             self._keep_view()
             self._eta.close()
+            if self._recording is not None:
+                self._recording.cancel()
             self.recorder.close()
 
 

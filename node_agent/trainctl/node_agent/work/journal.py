@@ -14,6 +14,7 @@ import msgspec
 from trainctl.node_agent.work.dealer import Slice
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import make_folder
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.schema import open_for_writing
 
@@ -43,7 +44,7 @@ class Journal:
         self.folder, self.paths = folder, RunPaths(folder)
         self._rows_path = folder / "rows.jsonl"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._rows = self._rows_path.open("a+b")
         except OSError as error:
             raise InvalidInputError(str(folder), f"cannot be written: {error.strerror}") from None

@@ -11,6 +11,7 @@ from typing import IO, Any, Protocol
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.files.durable_files import rename
 from trainctl.protocol.messages import events as e
 
 AT_ONCE = 4
@@ -51,7 +52,7 @@ async def download(
         if await asyncio.to_thread(_digest, part) != trace.digest:
             part.unlink()
             raise RefusedError(f"{path.name} was damaged while it was copied, or {trace.node} has another: try again")
-        part.replace(path)
+        await asyncio.to_thread(rename, part, path)
     return path
 
 

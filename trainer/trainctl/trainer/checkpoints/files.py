@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import sync
 from trainctl.protocol.messages import Compute
 from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata
 from trainctl.protocol.record.checkpoints import (
@@ -37,7 +39,7 @@ from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints.chunked_tensors import ZSTD_SUFFIX, Meter, read_back, read_tensors, write_tensors
-from trainctl.trainer.common.atomic_folder import part_of, remove_parts, sync
+from trainctl.trainer.common.atomic_folder import part_of, remove_parts
 from trainctl.trainer.common.errors import first_line
 
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
@@ -85,6 +87,7 @@ class About:
     metadata: CheckpointMetadata | None = None
     compression: Compression = "none"
     meter: Meter = field(default=lambda _: None)  # receives the bytes written, then those read back
+    before_name: Callable[[], None] = field(default=lambda: None)  # what must be on its disk before the checkpoint is
 
 
 def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, about: About = About()) -> Manifest:
@@ -98,6 +101,7 @@ def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, ab
         manifest = _seal(work, run, loop.step, about, known)
         for name, entry in manifest.files.items():
             read_back(work / name, entry, about.meter)
+        about.before_name()
         there = _same(folder, manifest)
         if there is None:
             _publish(work, folder)
