@@ -55,8 +55,10 @@ def stands(paths: RunPaths, manifest: checkpoints.Manifest) -> bool:
     generation = manifest.metadata.lineage.generation if manifest.metadata is not None else None
     with RecordReader(paths) as reader:
         rows, _ = reader.steps(manifest.step - 1, 1)
-    row = rows[0] if rows and rows[0].step == manifest.step else None
-    return generation is None or row is None or row.generation == generation
+        row = rows[0] if rows and rows[0].step == manifest.step else None
+        if generation is None or row is not None:
+            return generation is None or row is None or row.generation == generation
+        return not reader.is_retracted(manifest.step, generation)  # else the record has lost the step
 
 
 def setups_of(paths: RunPaths, durable: Durable, step: int) -> Resumed | None:

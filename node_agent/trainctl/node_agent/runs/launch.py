@@ -128,6 +128,7 @@ class Launch:
         paths, cluster = RunPaths(known.directory), tuple(self._context.cluster.nodes)
         config = preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
         check_growing(config, self._context.cluster, str(paths.run_file))
+        await asyncio.to_thread(restore.complete_tables, paths)
         ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))
         for rank, node in ranks.items():
             if node == self._context.node and self._context.supervisor.find(paths, rank) is not None:
@@ -141,7 +142,7 @@ class Launch:
         try:
             return await asyncio.to_thread(
                 restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
-                placement=self._context.placement,
+                placement=self._context.placement, seen=self._db.generation,
             )  # fmt: skip
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))
@@ -196,7 +197,8 @@ class Launch:
     def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:
         """A run whose trainers live, from `term` on. Raises InvalidInputError if its record doesn't allow it."""
         carried, paths = frozenset(row.id for row in self._db.open_commands()), RunPaths(known.directory)
-        return restore.surviving_run(paths, carried, term, self._gone(paths))
+        restore.complete_tables(paths)
+        return restore.surviving_run(paths, carried, term, self._gone(paths), self._db.generation)
 
     def _gone(self, paths: RunPaths) -> set[str]:
         """This node, if it has ranks in the run and none of their trainers lives, as after a power cut."""

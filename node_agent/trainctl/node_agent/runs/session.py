@@ -1,11 +1,11 @@
 """One run that this agent leads: carries the conductor's decisions out to the record, the ranks and the clients."""
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -83,7 +83,7 @@ class Session:
         self._watched_monotonic = self._watching_since = time.monotonic()
         self._lacking = ""
         self._unrecorded: m.StepPlan | None = None  # a checkpoint whose writers wait for the record
-        self._recording: asyncio.Task[None] | None = None
+        self._telling: asyncio.Future[None] | None = None  # kept, or it could be collected before it is done
         self._unstarted: dict[int, str] = {}  # why, for ranks that could not be started again
         self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
         self.view = self._look({})
@@ -246,14 +246,19 @@ class Session:
         plan = self._unrecorded
         if plan is not None and self.conductor.progress.step >= plan.step and not self.recorder.is_behind:
             self._unrecorded = None
-            self._recording = asyncio.create_task(self._record(plan), name=f"record up to step {plan.step}")
+            synced = asyncio.get_running_loop().run_in_executor(None, self.recorder.sync)
+            synced.add_done_callback(partial(self._tell_recorded, plan))
 
-    async def _record(self, plan: m.StepPlan) -> None:
-        with contextlib.suppress(OSError):  # then the writers hear nothing, and do what they can themselves
-            await asyncio.to_thread(self.recorder.sync)
-            if plan.generation == self.conductor.durable.generation:  # else other agents refuse it
-                for rank in plan.writers:
-                    await self.ports[rank].tell(msgspec.structs.replace(plan, recorded=True))
+    def _tell_recorded(self, plan: m.StepPlan, synced: asyncio.Future[None]) -> None:
+        """If the disk fails, or other agents would refuse a plan of that generation, the writers hear nothing, and
+        make do with the records of their own nodes."""
+        is_synced = not synced.cancelled() and synced.exception() is None
+        if is_synced and not self.is_closed and plan.generation == self.conductor.durable.generation:
+            self._telling = asyncio.ensure_future(self._send_to(plan.writers, msgspec.structs.replace(plan, recorded=True)))
+
+    async def _send_to(self, ranks: Sequence[int], plan: m.StepPlan) -> None:
+        for rank in ranks:
+            await self.ports[rank].tell(plan)
 
     async def _send_plan(self, plan: m.StepPlan) -> None:
         for work in plan.work:
@@ -379,8 +384,6 @@ class Session:
             self.is_closed = True
             self._keep_view()
             self._eta.close()
-            if self._recording is not None:
-                self._recording.cancel()
             self.recorder.close()
 
 

@@ -28,6 +28,7 @@ from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata
 from trainctl.protocol.record.checkpoints import (
     MANIFEST_NAME,
     SET_ASIDE,
+    STATE_NAME,
     FileEntry,
     Manifest,
     digest_of,
@@ -129,7 +130,7 @@ def read(folder: Path) -> Checkpoint:
 def read_loop(folder: Path) -> LoopState:
     """A checkpoint's state.json. Raises InvalidInputError."""
     try:
-        return msgspec.json.decode((folder / "state.json").read_bytes(), type=LoopState)
+        return msgspec.json.decode((folder / STATE_NAME).read_bytes(), type=LoopState)
     except (OSError, msgspec.MsgspecError) as error:
         raise InvalidInputError(str(folder), f"not a readable checkpoint: {first_line(error)}") from None
 
@@ -189,7 +190,7 @@ def _write_files(work: Path, loop: LoopState, state: State, model: Path, about: 
         config.pop("torch_dtype", None)
     name = "config.json" if about.adapter is None else "adapter_config.json"
     (work / name).write_text(json.dumps(config, indent=2), encoding="utf-8")
-    (work / "state.json").write_bytes(msgspec.json.encode(loop))
+    (work / STATE_NAME).write_bytes(msgspec.json.encode(loop))
     for name in CARRIED_FILES:
         if (model / name).is_file():
             shutil.copyfile(model / name, work / name)
