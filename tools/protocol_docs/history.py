@@ -154,5 +154,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     (2, "2026-11-27", "Added Compute.versions: the versions of what a rank computes with."),
     (2, "2026-11-27", "Added Compute.update: the library whose kernel updates the weights on CUDA."),
     (2, "2026-11-27", "Added PeerBeat.late and PeerPing.taken: events for the record of a run that another node led."),
+    (
+        2,
+        "2026-11-28",
+        "Added StepPlan.recorded, by which checkpoints wait for the lead's disk, and PeerConsent.checkpoint and"
+        " checkpoint_generation: a claim in term 0 also asks for a node's newest checkpoint.",
+    ),
 )
 """(version, date, what it added), oldest first."""

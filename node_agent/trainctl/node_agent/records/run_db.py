@@ -239,9 +239,9 @@ class RunDb:
         self._host_read_at[reading.node] = reading.read_at
         self._write(writes.host(reading, reading.read_at - HOST_KEPT_SECONDS))
 
-    def set_meta(self, key: str, value: str, *, own: bool = False) -> None:
-        """Keep a value; `own`: of no use to the run's other nodes."""
-        self._write(writes.meta(key, value))
+    def set_meta(self, key: str, value: str, *, own: bool = False, durable: bool = False) -> None:
+        """Keep a value; `own`: of no use to the run's other nodes; `durable`: a power cut keeps it and all before."""
+        self._write(writes.meta(key, value), durable=durable)
         if not own:
             self.on_kept(m.KeptValue(key=key, value=value))
 

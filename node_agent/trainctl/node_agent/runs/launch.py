@@ -26,6 +26,8 @@ from trainctl.protocol.machine.devices import read_devices, resolve
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
+QUERY_SECONDS = 3.0
+"""Seconds another node may take to say which checkpoints it has."""
 COMMANDS_HANDED_ON = 50
 """Newest commands of a run whose outcome its other nodes know."""
 
@@ -138,7 +140,14 @@ class Launch:
         out = {ranks[rank] for rank in without}
         source = await asyncio.to_thread(_source, paths, self._context.node, out)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
-        await self._host(run, hosted, config, generation, source, call_off=known.state)
+        newer = await self._newer(paths, {*hosted.values()}, source)
+        try:
+            await self._host(run, hosted, config, generation, newer or source, call_off=known.state)
+            source = newer or source
+        except InvalidInputError:
+            if newer is None:
+                raise
+            await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:
             return await asyncio.to_thread(
                 restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
@@ -147,6 +156,16 @@ class Launch:
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))
             raise
+
+    async def _newer(self, paths: RunPaths, nodes: Collection[str], source: Source) -> Source | None:
+        """A newer checkpoint than `source` that another of these nodes has. A rollback names its own."""
+        if await asyncio.to_thread(restore.rollback_step, paths) is not None:
+            return None
+        links = {node: link for node, link in self._peers.links.items() if node in nodes and link.line.open}
+        query = m.HostedRank(paths.directory.name, 0, None)
+        said = await asyncio.gather(*(link.claim(0, query, QUERY_SECONDS) for link in links.values()))
+        answers = {node: answer for node, answer in zip(links, said, strict=True) if answer is not None}
+        return await asyncio.to_thread(checkpoint_source.newer, paths, source, answers)
 
     def _term(self, paths: RunPaths) -> int:
         """In which a run is resumed: the one that it was led in here, or a newer one of this node's own if nodes

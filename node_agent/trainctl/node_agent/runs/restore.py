@@ -509,8 +509,9 @@ def _kept(recorder: RunDb) -> Durable | None:
 
 
 def _keep(recorder: RunDb, durable: Durable) -> None:
-    """So that an agent that is killed before the first plan leaves a run that its successor can lead."""
-    recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
+    """So that an agent that is killed before the first plan, or has its power cut, leaves a run that its successor can
+    lead, and that doesn't stand where it has gone back from."""
+    recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode(), durable=True)
 
 
 def _highest(durable: Durable, state: LastState, seen: m.Generation | None) -> m.Generation:

@@ -254,7 +254,9 @@ class Session:
         make do with the records of their own nodes."""
         is_synced = not synced.cancelled() and synced.exception() is None
         if is_synced and not self.is_closed and plan.generation == self.conductor.durable.generation:
-            self._telling = asyncio.ensure_future(self._send_to(plan.writers, msgspec.structs.replace(plan, recorded=True)))
+            self._telling = asyncio.ensure_future(
+                self._send_to(plan.writers, msgspec.structs.replace(plan, recorded=True))
+            )
 
     async def _send_to(self, ranks: Sequence[int], plan: m.StepPlan) -> None:
         for rank in ranks:
