@@ -14,7 +14,7 @@ import msgspec
 from trainctl.node_agent.work.dealer import Slice
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.files.durable_files import make_folder
+from trainctl.protocol.files.durable_files import flush, make_folder
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.schema import open_for_writing
 
@@ -102,7 +102,12 @@ class Journal:
         return self.received_bytes == self.opened.request.size_bytes
 
     def seal(self) -> list[int]:
-        """All rows have arrived: the size of each. Raises InvalidInputError if they aren't those announced."""
+        """All rows have arrived, and the disk is to keep them. Returns the size of each. Raises InvalidInputError if they
+        aren't those announced, or the disk fails."""
+        try:
+            flush(self._rows.fileno())
+        except OSError as error:
+            raise InvalidInputError("data", f"the rows cannot be kept: {error.strerror}") from None
         digest, starts, place = hashlib.sha256(), [0], 0
         with self._rows_path.open("rb") as rows:
             for line in rows:

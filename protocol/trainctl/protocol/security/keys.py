@@ -21,7 +21,7 @@ from msgspec import Meta
 from trainctl.protocol.config import names, toml_file
 from trainctl.protocol.config.addresses import Key, check_public
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.files.durable_files import replaced
+from trainctl.protocol.files.durable_files import make_folder, replaced, sync
 
 Role = Literal["viewer", "operator", "node"]
 """viewer: reads. operator: reads and sends every verb. node: another node's agent, which sends no verbs."""
@@ -179,7 +179,10 @@ class KeyFolder:
     def _locked(self) -> Iterator[None]:
         """One writer at a time; the folder is made, for its owner alone."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not self.path.is_dir():
+                make_folder(self.path.parent)
+                self.path.mkdir(exist_ok=True, mode=0o700)
+                sync(self.path.parent)
             self.path.chmod(0o700)
             descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
