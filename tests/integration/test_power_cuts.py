@@ -7,6 +7,7 @@ replays their moments.
 import contextlib
 import os
 import random
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.integration.conftest import AgentProcess, all_steps, until
+from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, RING, Cluster, on
 from tests.integration.support.cut_disk import CutDisk, closed_in_the_end, cut, named_after
 from tests.integration.support.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.checkpoints import newest_complete, read_manifest
 
 CUTS = int(os.environ.get("TRAINCTL_POWER_CUTS", "3"))
@@ -62,23 +64,22 @@ class CutCluster:
     def checkpoints(self, node: str) -> Path:
         return self.cluster.run_paths(node, self.run).checkpoints
 
-    def power_off(self, node: str) -> None:
-        """End all processes of a node at once."""
+    def processes(self, node: str) -> list[psutil.Process]:
+        """All of a node: the agent, the shims, the trainers and their reducers."""
         agent: AgentProcess = self.cluster[node]
         assert agent.process is not None
-        found = [psutil.Process(pid) for pid in agent.trainer_pids() if psutil.pid_exists(pid)]
-        shims = [
-            parent
-            for process in found
-            if (parent := process.parent()) is not None and "shim" in "".join(parent.cmdline())
-        ]
-        below = [child for process in found for child in process.children(recursive=True)]
-        if agent.process.poll() is None:
-            agent.kill()
-        for process in (*shims, *found, *below):
+        found = [psutil.Process(pid) for pid in (agent.process.pid, *agent.trainer_pids()) if psutil.pid_exists(pid)]
+        shims = [shim for process in found[1:] if (shim := process.parent()) is not None and shim.pid > 1]
+        return [*shims, *found, *(child for process in found for child in process.children(recursive=True))]
+
+    def power_off(self, node: str) -> None:
+        """End all processes of a node at once."""
+        found = self.processes(node)
+        for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs([*shims, *found, *below], 30)
+        self.cluster[node].kill()
+        psutil.wait_procs(found, 30)
 
     def cut(self, victims: Sequence[str], after_seconds: float | None, chance: random.Random) -> int:
         """The power goes: `after_seconds` after a checkpoint of the first victim has its name, None: at any moment.
@@ -90,6 +91,9 @@ class CutCluster:
             folder = self.checkpoints(victims[0])
             named_after(folder, {int(path.name.removeprefix("step-")) for path in folder.glob("step-*")}, 120)
             time.sleep(after_seconds)
+        self._cut_at = time.time()
+        for process in [process for node in victims for process in self.processes(node)]:
+            process.suspend()  # from here on the others hear nothing of them
         held = cut([self.disks[node] for node in victims])
         for node in victims:
             self.power_off(node)
@@ -103,31 +107,41 @@ class CutCluster:
 
     def goes_on(self, victims: Sequence[str], least: int) -> tuple[int, list[m.StepCommitted]]:
         """Start the agents of the victims: the run must get on, and never go back behind the step `least`. Gives the
-        step that it went on from, and the steps of its record."""
+        step that it went back to, or stood at if it didn't go back, and the steps of its record."""
         for node in victims:
             self.cluster.start(node)
         self.cluster.in_touch()
         with self.cluster.client(LEAD) as client:
-            first = self._first_step(client)
-            until(lambda: _step(client) >= first + STEPS_AFTER, 120, "steps", lambda: _step(client))
+            newest = max((event.id for event in _events(client, self.run) if event.at < self._cut_at), default=0)
+            stood = self._stands_at(client)
+            until(lambda: _step(client) >= stood + STEPS_AFTER, 120, "steps", lambda: _step(client))
             steps = all_steps(client, self.run)
-        assert first - 1 >= least, f"went on from step {first - 1}, behind the checkpoint of step {least}"
-        return first - 1, steps
+            later = [event for event in _events(client, self.run) if event.id > newest]
+        back = [
+            event.step for event in later if getattr(event.data, "after", "") == "resumed" and event.step is not None
+        ]
+        at = min(back, default=stood)
+        assert at >= least, f"went back to step {at}, behind the checkpoint of step {least}"
+        return at, steps
 
-    def _first_step(self, client: BlockingClient) -> int:
-        """The first step that is made again or anew. A run that has ended is resumed."""
-        before = {(step.step, step.generation) for step in all_steps(client, self.run)}
+    def _stands_at(self, client: BlockingClient) -> int:
+        """The step of the run once it makes steps again. A run that has ended is resumed."""
 
-        def first() -> int | None:
+        def running() -> int | None:
             run = client.snapshot(0).run
             if run is None or run.state not in m.ACTIVE_RUN_STATES:
                 reply = client.send("start-run", {"resume": self.run})
                 assert reply.state == "applied", reply.reason
-            new = [step.step for step in all_steps(client, self.run) if (step.step, step.generation) not in before]
-            return min(new, default=None)
+                return None
+            return run.step if run.state == "running" else None
 
-        found: int = until(first, 180, "a step after the cut", lambda: client.snapshot(0).run)
+        found: int = until(running, 180, "the run after the cut", lambda: client.snapshot(0).run)
         return found
+
+
+def _events(client: BlockingClient, run: str) -> list[m.Event]:
+    """The newest ones."""
+    return list(client.events(run, limit=500, newest=True).events)
 
 
 def _step(client: BlockingClient) -> int:
@@ -172,3 +186,40 @@ def test_a_run_goes_on_from_its_newest_checkpoint_after_every_power_cut(run_conf
         worst = max(abs(step.loss - whole.loss) / whole.loss for step, whole in zip(steps, expected, strict=False))
         assert worst <= TOLERANCE, worst
     assert not failures, f"{len(failures)} of {CUTS} cuts: {failures}"
+
+
+def test_the_checkpoint_of_a_trainer_without_an_agent_is_resumed_from_after_a_power_cut(
+    run_config: Any, tmp_path: Path
+) -> None:
+    """The steps that its agent has never heard of come from the rank's own record."""
+    config = run_config(run__steps=FOREVER)
+    with CutDisk(tmp_path / "box.img", tmp_path / "state" / NODE) as disk:
+        agent = AgentProcess(tmp_path / "state").start()
+        try:
+            with agent.client() as client:
+                run = client.send("start-run", {"config": config}).run
+                wait_for_step(client, 20)
+            (trainer,) = agent.trainer_pids()
+            agent.kill()
+            os.kill(trainer, signal.SIGTERM)
+            (step,) = named_after(agent.run_paths(run).checkpoints, set(), 60)
+            held = cut([disk])
+            until(lambda: not agent.trainer_pids(), what="the trainer's end")
+            for content in held:
+                disk.restart(content)
+            agent.start()
+            with agent.client() as client:
+                until(lambda: any(found.step > step + 3 for found in all_steps(client, run)), 120, "its resume")
+                steps = all_steps(client, run)
+                assert not any("lost" in text for text in _notices(client, run))
+                client.send("stop", {"checkpoint": False})
+                wait_for_end(client)
+        finally:
+            agent.clean_up()
+    whole = one_rank_curve(config, steps[-1].step)
+    assert [found.step for found in steps] == list(range(1, len(whole) + 1))
+    assert max(abs(found.loss - one.loss) / one.loss for found, one in zip(steps, whole, strict=True)) <= TOLERANCE
+
+
+def _notices(client: BlockingClient, run: str) -> list[str]:
+    return [event.data.text for event in _events(client, run) if isinstance(event.data, Notice)]

@@ -19,7 +19,7 @@ class CutDisk:
     """An ext4 file system that is mounted at a folder; use it as a context manager, or `close` it."""
 
     def __init__(self, image: Path, folder: Path) -> None:
-        self.image, self.folder, self._device = image, folder, ""
+        self.image, self.folder, self._device, self._cuts = image, folder, "", 0
         folder.mkdir(parents=True, exist_ok=True)
         with image.open("wb") as file:
             file.truncate(SIZE_BYTES)
@@ -54,7 +54,9 @@ class CutDisk:
     def restart(self, content: bytes) -> None:
         """Mount what a cut has left in place of what is there. ext4 replays its journal, as after a power cut."""
         self.close()
-        self.image = self.image.with_name(f"{self.image.name}+")
+        self.image.unlink()
+        self._cuts += 1
+        self.image = self.image.with_suffix(f".{self._cuts}")
         with self.image.open("wb") as file:
             file.truncate(SIZE_BYTES)
             for start in range(0, SIZE_BYTES, 1 << 16):

@@ -102,8 +102,8 @@ class Journal:
         return self.received_bytes == self.opened.request.size_bytes
 
     def seal(self) -> list[int]:
-        """All rows have arrived, and the disk is to keep them. Returns the size of each. Raises InvalidInputError if they
-        aren't those announced, or the disk fails."""
+        """Have the disk keep all rows once they have arrived, and return the size of each. Raises InvalidInputError if
+        they aren't those announced, or the disk fails."""
         try:
             flush(self._rows.fileno())
         except OSError as error:
