@@ -31,17 +31,19 @@ class RecordSync:
             self._recorded.notify_all()
 
     def wait(self, plan: m.StepPlan | None) -> None:
-        """Have this node's disk keep the record as its agent has written it, and this rank's own; then wait until the
-        lead's disk has the record up to the checkpoint's step. Without an agent, or a plan that announces the lead's
-        word, what this node has must do. Raises OSError."""
-        sync_commits(self._paths.record)
-        self._metrics.sync()
-        if plan is None or plan.recorded is not False:
-            return
+        """Wait until the lead's disk has the record up to the checkpoint's step. Without an agent, or a plan that
+        announces the lead's word, have this node's disk keep the record as its agent has written it, and this rank's
+        own. Raises OSError."""
+        if plan is None or plan.recorded is not False or not self._is_recorded(plan):
+            sync_commits(self._paths.record)
+            self._metrics.sync()
+
+    def _is_recorded(self, plan: m.StepPlan) -> bool:
         until = time.monotonic() + RECORD_SECONDS
         with self._recorded:
             while self._newest is None or self._newest < (plan.generation, plan.seq):
                 if self._is_away() or time.monotonic() >= until:
                     log.warning("step %s: checkpoint without the lead's word on its record", f"{plan.step:,}")
-                    return
+                    return False
                 self._recorded.wait(_LOOK_SECONDS)
+        return True
