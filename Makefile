@@ -59,7 +59,8 @@ image: $(VENV)/.ready
 # plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
 # left of 200 simulated runs; a checkpoint's writer killed 100 times, and after each of its operations; a run resumed
 # with each combination of objective, adapter, data type, optimizer and backend; a rank that trains alone ended 30 times
-# by SIGTERM; 30 preemptions of one, two and all of three nodes each; diagnoses of 20 simulated runs with each cause;
+# by SIGTERM; 30 preemptions of one, two and all of three nodes each; 200 power cuts of a lead, a follower and both, as
+# root; diagnoses of 20 simulated runs with each cause;
 # memory of ten models; bytes per parameter of full training; five calibrations of the demo's model; real runs with each
 # cause of a diagnosis that can be planted; the example run file of each objective; the whole self-test; compiled
 # layers with adapters, ragged rows and what saves memory; ranks that hold another model; images, built, and run as
@@ -80,6 +81,7 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_CACHE_GB=3 $(BIN)/python -m pytest tests/trainer/test_large_cache.py $(PYTEST_ARGS)
 	TRAINCTL_TERMS=30 $(BIN)/python -m pytest -s tests/trainer/test_term_signal.py $(PYTEST_ARGS)
 	TRAINCTL_PREEMPTIONS=30 $(BIN)/python -m pytest -s tests/integration/test_preemption.py $(PYTEST_ARGS)
+	TRAINCTL_POWER_CUTS=200 $(BIN)/python -m pytest -s tests/integration/test_power_cuts.py $(PYTEST_ARGS)
 	TRAINCTL_KILLS=200 $(BIN)/python -m pytest -s tests/integration/test_agent_kills.py $(PYTEST_ARGS)
 	TRAINCTL_CURVES=all $(BIN)/python -m pytest -s tests/integration/test_finetuning.py \
 	  tests/integration/test_reference.py $(PYTEST_ARGS)

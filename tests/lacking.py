@@ -126,6 +126,13 @@ def _has_chromium() -> bool:
     return False
 
 
+def _has_loop_devices() -> bool:
+    """Whether a file can be a disk: it takes root and a free loop device."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("losetup", "mkfs.ext4", "mount", "umount"))):
+        return False
+    return subprocess.run(["losetup", "--find"], capture_output=True, timeout=10, check=False).returncode == 0
+
+
 _FOUND: dict[str, Callable[[], object]] = {
     "linux": lambda: sys.platform == "linux",
     "git": lambda: shutil.which("git"),
@@ -136,6 +143,7 @@ _FOUND: dict[str, Callable[[], object]] = {
     "systemd-analyze": lambda: shutil.which("systemd-analyze"),
     "sshd": lambda: sshd() and shutil.which("ssh"),
     "rsync": lambda: shutil.which("rsync"),
+    "loop-devices": _has_loop_devices,
     "namespaces": _has_namespaces,
     "nodejs": _has_nodejs,
     "cgroups": _has_cgroups,

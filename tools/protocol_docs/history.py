@@ -159,5 +159,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "2026-11-28",
         "Added Probed.noise, layers and layer_noise, and Alive.preflight: ranks are judged by their own noise.",
     ),
+    (
+        2,
+        "2026-11-28",
+        "Added StepPlan.recorded, by which checkpoints wait for the lead's disk, and PeerConsent.checkpoint and"
+        " checkpoint_generation: a claim in term 0 also asks for a node's newest checkpoint.",
+    ),
 )
 """(version, date, what it added), oldest first."""

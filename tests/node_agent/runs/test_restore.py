@@ -18,6 +18,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import NodeTime
 from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.events import CheckpointWritten
+from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -260,3 +262,91 @@ def resumed_cursor(paths: RunPaths, step: int) -> int:
         (row,), _ = reader.steps(step - 1, 1)
     assert row.cursor is not None
     return row.cursor
+
+
+# ---------------------------------------------------------------- a record that has lost steps
+
+
+def own_checkpoint(paths: RunPaths, step: int, cursor: int, n: int = 2) -> Source:
+    """A complete one of this node's; its files' content is the trainer's."""
+    folder = paths.checkpoint(step)
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(f'{{"cursor": {cursor}, "step": {step}}}')
+    entry = checkpoints.FileEntry((folder / "state.json").stat().st_size, checkpoints.digest_of(folder / "state.json"))
+    metadata = CheckpointMetadata(
+        recipe={}, performance=Performance(), lineage=Lineage(run=paths.directory.name, generation=m.Generation(1, n)),
+        environment=Environment(node="a", program="", python="", library="", device="", system=""),
+    )  # fmt: skip
+    made = checkpoints.Manifest(
+        run=paths.directory.name, step=step, written_at=0.0, files={"state.json": entry}, metadata=metadata
+    )
+    (folder / checkpoints.MANIFEST_NAME).write_bytes(msgspec.json.encode(made))
+    return checkpoint_source.find(paths, "a")
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_run_continues_from_a_checkpoint_whose_steps_the_record_has_lost(paths: RunPaths, is_here: bool) -> None:
+    """By the cursor of the checkpoint, or on another node by the record's batch size; one notice names them."""
+    source = own_checkpoint(paths, 9, 500) if is_here else Source(9, "b")
+    assert source == (Source(9, "a", paths.checkpoint(9)) if is_here else source)
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), source, None, seen=m.Generation(1, 7))
+    before = opening.recorder.last_state().step
+    opening.recorder.close()
+    assert before is not None and before.step == 4
+    assert (opening.conductor.progress.step, opening.conductor.progress.cursor) == (
+        9, 500 if is_here else (before.cursor or 0) + 5 * 24
+    )  # fmt: skip
+    (notice,) = opening.notices
+    assert "lost steps 5 to 9" in notice
+    assert opening.conductor.durable.generation == m.Generation(1, 7)
+    assert opening.conductor.durable.checkpoints == (9,)
+    again = restore.old_run(paths, "c", ("a", "b", "c"), source, None)
+    again.recorder.close()
+    assert (again.notices, again.conductor.progress.step) == ((), 9)
+
+
+def test_what_the_record_has_lost_is_no_gap_any_more_behind_it(paths: RunPaths) -> None:
+    restore.old_run(paths, "c", ("a", "b", "c"), own_checkpoint(paths, 9, 500), None).recorder.close()
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(3, "b"), None)
+    opening.recorder.close()
+    assert (opening.conductor.progress.step, opening.conductor.durable.gap) == (3, None)
+
+
+def test_a_checkpoint_of_a_retracted_step_is_none_of_a_lost_one(paths: RunPaths) -> None:
+    """Step 5 was made in the life that the run has gone back behind."""
+    assert own_checkpoint(paths, 5, 500, 1).step == 0
+
+
+@pytest.mark.parametrize("left", [0.0, 0.5, None])
+def test_a_log_that_was_cut_short_or_is_gone_refuses_no_resume(tmp_path: Path, left: float | None) -> None:
+    paths, nodes = RunPaths(tmp_path / "run-1"), {"a": {"backend": "torch"}}
+    recorder = restore.make_directory(paths, config(100, 24, nodes=nodes))
+    live(recorder, 1, dict.fromkeys(range(1, 10), 1), until=9)
+    log = paths.record.with_name("record.db-wal")
+    kept = {file: file.read_bytes() for file in (paths.record, log)}
+    recorder.close()
+    for file, content in kept.items():  # as if it had not been closed
+        file.write_bytes(content if file != log or left is None else content[: int(left * len(content))])
+    if left is None:
+        log.unlink()
+    source = own_checkpoint(paths, 9, 216, 1)
+    survived = restore.surviving_run(paths, frozenset(), seen=m.Generation(1, 3))
+    survived.recorder.close()
+    assert survived.conductor.durable.generation == m.Generation(1, 3)
+    opening = restore.old_run(paths, "c", ("a", "c"), source, None, seen=m.Generation(1, 3))
+    opening.recorder.close()
+    assert (opening.conductor.progress.step, opening.conductor.progress.cursor) == (9, 216)
+    assert "lost step" in opening.notices[-1]
+
+
+def test_a_checkpoint_that_only_another_node_knows_of_counts_if_its_step_stands(paths: RunPaths) -> None:
+    def said(step: int, n: int) -> m.PeerConsent:
+        generation = m.Generation(1, n)
+        return m.PeerConsent(
+            link="l", seq=1, run="run-1", term=1, checkpoint=step, checkpoint_generation=generation
+        )  # fmt: skip
+
+    here = Source(2, "a")
+    assert checkpoint_source.newer(paths, here, {"b": said(4, 2), "c": said(3, 2)}) == Source(4, "b")
+    for none in (said(4, 1), said(9, 2), said(2, 2), said(0, 0)):  # retracted, unknown, no newer one, none
+        assert checkpoint_source.newer(paths, here, {"b": none}) is None

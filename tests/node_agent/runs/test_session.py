@@ -6,9 +6,11 @@ import time
 import msgspec
 import pytest
 import zmq
-from tests.node_agent.support.records import FIRST, part, rows, step
+from tests.node_agent.support.records import FIRST, part, plan, rows, step
 from tests.node_agent.support.simulated_ranks import SimRank, SimWorld
 from tests.node_agent.support.simulation import config, durable
+from tests.trainer.support.synced_disk import SyncedDisk
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
@@ -303,3 +305,26 @@ def test_a_rank_s_part_says_how_much_of_its_device_s_peak_it_reached(told):
     assert told.session._joined(measured).values == {"tflops": 0.1, "mfu": pytest.approx(0.1 / 989)}
     rank.ready = None
     assert told.session._joined(measured) is measured
+
+
+def test_the_writers_of_a_checkpoint_hear_once_the_disk_has_the_record_up_to_its_step(told, tmp_path):
+    async def main() -> None:
+        await told.load()
+        made = msgspec.structs.replace(
+            plan(1, told.conductor.durable.generation), kind="checkpoint", step=1, writers=(0, 2), recorded=False
+        )
+        await told.session._carry_out(d.Issue(made, told.conductor.durable))
+        told.orders.clear()
+        disk = SyncedDisk(tmp_path)
+        with disk.recorded():
+            await told.session.feed(d.Ticked())
+            assert told.orders == []  # the step isn't committed yet
+            told.conductor.progress.step = 1
+            await told.session.feed(d.Ticked())
+            async with asyncio.timeout(HANG_SECONDS):
+                while len(told.orders) < 2:
+                    await asyncio.sleep(0.01)
+        assert told.orders == [(0, "StepPlan"), (2, "StepPlan")]
+        assert "run-1/record.db-wal" in {moment.path for moment in disk.moments if moment.call == "sync"}
+
+    asyncio.run(main())

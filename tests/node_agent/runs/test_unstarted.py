@@ -34,7 +34,7 @@ def test_a_run_that_can_t_be_made_leaves_nothing(tmp_path: Path, monkeypatch: py
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(restore, "write_file", full)
     with pytest.raises(RefusedError, match=r"cannot make the run directory: .*No space left"):
         opened(tmp_path)
     assert [*runs_directory(tmp_path).iterdir()] == []

@@ -223,7 +223,7 @@ class SimRank:
                 self._drop_group()
                 return
             case m.StepPlan():
-                if order.generation == self.generation:
+                if order.generation == self.generation and not order.recorded:  # else it is known
                     self.plans.append(order)
                 return
         if self.highest is not None and order.generation < self.highest:

@@ -73,7 +73,7 @@ class FaultySaver:
     def copy(self) -> Copied:
         return Copied(LOOP, State({"w": np.zeros(4, np.float32)}, {}, 4), None, None, 0.0, self.version)
 
-    def write_copy(self, copied: Copied, meter: Any) -> m.CheckpointInfo:
+    def write_copy(self, copied: Copied, meter: Any, before_name: Any) -> m.CheckpointInfo:
         if self.errors:
             raise self.errors.pop()
         self.written.append(copied.version)

@@ -10,10 +10,10 @@ from tests.trainer.support.synced_disk import ALSO, SyncedDisk, Tree, lay
 from tests.trainer.support.trained_run import TrainedRun
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import sync
 from trainctl.protocol.record import checkpoints
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints import copy_process, files, retention
-from trainctl.trainer.common.atomic_folder import sync
 
 
 def loaded(folder: Path) -> dict[int, float]:

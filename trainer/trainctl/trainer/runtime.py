@@ -25,6 +25,7 @@ from trainctl.trainer.checkpoints import copies
 from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
 from trainctl.trainer.checkpoints.chunked_tensors import zstandard
 from trainctl.trainer.checkpoints.copies import Copies
+from trainctl.trainer.checkpoints.record_sync import RecordSync
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.group import Group
@@ -75,14 +76,16 @@ class Trainer:
             self._model_files.whole, who.node,
         )  # fmt: skip
         self._copies = Copies(who.run, who.rank, paths.checkpoints, config.checkpoint, control.send)
-        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, self._copies)
+        self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
+        record = RecordSync(paths, self._metrics, lambda: control.is_away)
+        control.on_recorded = record.plan
+        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, self._copies, record)
         control.checkpoint_state = self.checkpointer.state
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, progress, status)
         self._pair_texts = PairTexts(config, dataset)
         self.profiler = Profiler(who.run, who.rank, paths.profiles, backend, control.send, self._show_phases)
         control.profile_state = self.profiler.state
-        self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
         self._is_saved = False  # what a signal had to write
         interface = config.nodes.get(who.node, run_tables.NodeTable()).interface

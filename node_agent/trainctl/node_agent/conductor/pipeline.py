@@ -23,7 +23,7 @@ from trainctl.node_agent.conductor.pending import EXPIRED, Pending, SideKind
 from trainctl.node_agent.conductor.periodic import PeriodicPlans
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
-from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
+from trainctl.node_agent.conductor.state import ConductorState, NobodyLeftError
 from trainctl.node_agent.planning import edits, plans, ranges, share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.peak_memory import MemoryPeaks
@@ -313,7 +313,7 @@ class Pipeline:
     def recover(self, answers: list[m.Fenced]) -> set[int]:
         """Commit what the answers to a fence say was done, and note what is left half-done.
 
-        Gives the ranks that have the state of the last committed step. Raises CannotGoOnError if one of them is beyond
+        Gives the ranks that have the state of the last committed step. Raises NobodyLeftError if one of them is beyond
         what the record can know.
         """
         progress, members = self._state.progress, self._rendezvous.members
@@ -325,9 +325,7 @@ class Pipeline:
         for answer in answers:
             if answer.last_step > progress.step:
                 where = f"{self._state.node(answer.rank)} is at step {answer.last_step}"
-                raise CannotGoOnError(
-                    f"{where}, but the record ends at step {progress.step}; resume the run from a checkpoint"
-                )
+                raise NobodyLeftError(f"{where}, but the record ends at step {progress.step}, as after a power cut")
         retracts = bool(answers) and max(answer.last_step for answer in answers) == progress.step - 1
         if retracts:
             self._commits.retract()

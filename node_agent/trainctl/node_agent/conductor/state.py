@@ -23,7 +23,7 @@ class CannotGoOnError(Exception):
 
 
 class NobodyLeftError(CannotGoOnError):
-    """No rank has the state of the last step any more: the run may continue from a checkpoint."""
+    """No rank has the state of the record's last step: the run may continue from a checkpoint."""
 
 
 @dataclasses.dataclass

@@ -19,6 +19,7 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.files.durable_files import make_folder
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
@@ -278,7 +279,7 @@ class GuestRuns:
             raise RefusedError(f"{MOST_GUESTS} attached runs are already live on {self._node}: end one first")
         own = known.directory if known is not None else received_names.below(self._runs_directory, request.run)
         paths = RunPaths(own)
-        paths.directory.mkdir(parents=True, exist_ok=True)
+        make_folder(paths.directory)
         generation = guest_rows.FIRST_GENERATION
         guest = GuestRun(
             paths, guest_rows.view_of(request, self._node, str(paths.directory), generation, 0), self._clock

@@ -128,6 +128,13 @@ class Writing(msgspec.Struct, frozen=True):
     failed: str = ""  # why a rank's copy is missing
 
 
+class Gap(msgspec.Struct, frozen=True):
+    """Steps that the record has lost, up to the checkpoint that the run continued from."""
+
+    step: int  # of the checkpoint
+    cursor: int  # the first position after it
+
+
 class Durable(msgspec.Struct, frozen=True):
     """Kept in the run's record beside the plans, so that a conductor can continue from it."""
 
@@ -158,6 +165,7 @@ class Durable(msgspec.Struct, frozen=True):
     setups: dict[int, RankSetup] = {}  # by rank, as it was when it last joined a generation
     profiling: dict[int, Profiling] = {}  # by rank, of profiles whose trace is not written yet
     resumed: Resumed | None = None  # until a generation has formed after the run was resumed
+    gap: Gap | None = None  # the newest of the record's losses
     departed: tuple[int, ...] = ()  # lost ranks whose nodes shut down, until those are back
 
     def is_profiled(self, step: int, rank: int | None = None) -> bool:

@@ -58,7 +58,8 @@ def checkpoint(
     elsewhere = [rank for rank in others if ranks[rank].node != ranks[first].node]
     writers = (first, *elsewhere[:1])
     work = _work(durable, {})
-    return _plan(run, durable, "checkpoint", step, cursor, work, writers=writers, commands=tuple(commands))
+    plan = _plan(run, durable, "checkpoint", step, cursor, work, writers=writers, commands=tuple(commands))
+    return msgspec.structs.replace(plan, recorded=False)
 
 
 def sync(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:

@@ -23,7 +23,7 @@ from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation, add_missing_rollups
-from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing, refusing_damage, set_durable
+from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing, refusing_damage, set_durable, sync_commits
 from trainctl.protocol.wire.codec import decode_stored
 
 HOST_EVERY_SECONDS = 10.0
@@ -239,9 +239,9 @@ class RunDb:
         self._host_read_at[reading.node] = reading.read_at
         self._write(writes.host(reading, reading.read_at - HOST_KEPT_SECONDS))
 
-    def set_meta(self, key: str, value: str, *, own: bool = False) -> None:
-        """Keep a value; `own`: of no use to the run's other nodes."""
-        self._write(writes.meta(key, value))
+    def set_meta(self, key: str, value: str, *, own: bool = False, durable: bool = False) -> None:
+        """Keep a value; `own`: of no use to the run's other nodes; `durable`: a power cut keeps it and all before."""
+        self._write(writes.meta(key, value), durable=durable)
         if not own:
             self.on_kept(m.KeptValue(key=key, value=value))
 
@@ -253,6 +253,10 @@ class RunDb:
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with refusing_damage(self._paths.record):
             return self._connection.execute(sql, values).fetchall()
+
+    def sync(self) -> None:
+        """Have the disk keep what has been written; may be called on any thread. Raises OSError."""
+        sync_commits(self._paths.record)
 
     @property
     def is_behind(self) -> bool:

@@ -80,7 +80,7 @@ class FollowedRank:
             if order.generation < self.generation:
                 return False
             self.see(order.generation)
-        if isinstance(order, m.StepPlan):
+        if isinstance(order, m.StepPlan) and not order.recorded:
             self.recorder.plan(order, time.time(), durable=bool(order.commands))
             self._plan = order
         elif isinstance(order, m.Form):

@@ -1,5 +1,6 @@
 """Votes of this node for others that claim to lead a run: it consents to one claimant per term."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -8,7 +9,7 @@ from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.records.ended import EndedRun
 from trainctl.node_agent.roles.rank_hosting import NO_RANK
 from trainctl.node_agent.roles.role import AgentRole
-from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -46,6 +47,10 @@ class Votes:
         said = m.PeerConsent(link="", seq=0, run=claim.run, term=claim.term, hosted=self._hosted)
         refusal, items = self._objection(claimant, claim), list[m.Kept]()
         try:
+            row = self._db.known_run(claim.run) if not claim.term else None
+            if row is not None:
+                step, generation = await asyncio.to_thread(checkpoint_source.newest_here, RunPaths(row.directory))
+                said = msgspec.structs.replace(said, checkpoint=step, checkpoint_generation=generation)
             if not refusal and claim.resume:
                 said, items, refusal = self._beyond_ended(claimant, address, claim, said)
             elif not refusal and self._role.run == claim.run:

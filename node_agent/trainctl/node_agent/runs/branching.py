@@ -20,6 +20,7 @@ from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.files.durable_files import make_folder, rename, sync_all
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
@@ -80,8 +81,12 @@ class Fork(NamedTuple):
         """Copy the checkpoint to the branch, where it can start again from it; its folder, and the event in its record.
         Raises RefusedError."""
         folder = paths.checkpoint(self.step)
+        part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
         try:
-            shutil.copytree(self.folder, folder, copy_function=_link)
+            make_folder(folder.parent)
+            shutil.copytree(self.folder, part, copy_function=_link)
+            sync_all(part)
+            rename(part, folder)
         except (OSError, shutil.Error) as error:
             raise RefusedError(f"cannot copy the checkpoint of step {self.step}: {error}") from None
         return folder, recorder.event(time.time(), self._event(paths, node), "info", by, step=self.step)
@@ -126,7 +131,7 @@ def find(paths: RunPaths, step: int | None, node: str) -> Fork:
         if cursor is None and known is not None and known.branch is not None and known.branch.step == step:
             cursor = known.branch.cursor  # of a branch, the checkpoint that it started from
         if cursor is None:
-            raise InvalidInputError("branch", f"{run}: the record on {node} lacks step {step}; choose another node")
+            cursor = checkpoints.read_cursor(folder)  # the record has lost the step
         settings = reader.meta(settings_key(version))
     return Fork(
         paths, step, cursor, folder, decoded(settings, Settings, paths.record) if settings is not None else None,

@@ -1,11 +1,12 @@
 """The source of a resumed run's state: the newest whole checkpoint, on whichever node it is."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.setups import Resumed
+from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import RunBranched, RunStateChanged, StepRetracted
 from trainctl.protocol.record import checkpoints
@@ -39,6 +40,29 @@ def find(paths: RunPaths, node: str, out: Collection[str] = (), *, at_most: int 
     return Source(step, elsewhere[0]) if elsewhere and own.step < step else own
 
 
+def newest_here(paths: RunPaths) -> tuple[int, m.Generation | None]:
+    """The step of the newest complete checkpoint on this node, 0 without one, and the generation that committed it."""
+    folder = checkpoints.newest_complete(paths.checkpoints, hashes=False)
+    if folder is None:
+        return 0, None
+    manifest = checkpoints.read_manifest(folder)
+    return manifest.step, manifest.metadata.lineage.generation if manifest.metadata is not None else None
+
+
+def newer(paths: RunPaths, source: Source, answers: Mapping[str, m.PeerConsent]) -> Source | None:
+    """The newest checkpoint that another node has by its answer, if it is newer than `source` and of a step that stands
+    in this record: its writer's message may have been lost with this node's power."""
+    found: Source | None = None
+    with RecordReader(paths) as reader:
+        for node, said in sorted(answers.items()):
+            rows, _ = reader.steps(max(said.checkpoint - 1, 0), 1)
+            row = rows[0] if rows and rows[0].step == said.checkpoint else None
+            stands = row is not None and row.generation == said.checkpoint_generation
+            if stands and said.checkpoint > (found or source).step:
+                found = Source(said.checkpoint, node)
+    return found
+
+
 def _own(paths: RunPaths, node: str, at_most: int | None) -> Source:
     """The newest whole one here whose state is that of its step in the record."""
     while (folder := checkpoints.newest_complete(paths.checkpoints, at_most=at_most)) is not None:
@@ -55,8 +79,10 @@ def stands(paths: RunPaths, manifest: checkpoints.Manifest) -> bool:
     generation = manifest.metadata.lineage.generation if manifest.metadata is not None else None
     with RecordReader(paths) as reader:
         rows, _ = reader.steps(manifest.step - 1, 1)
-    row = rows[0] if rows and rows[0].step == manifest.step else None
-    return generation is None or row is None or row.generation == generation
+        row = rows[0] if rows and rows[0].step == manifest.step else None
+        if generation is None or row is not None:
+            return generation is None or row is None or row.generation == generation
+        return not reader.is_retracted(manifest.step, generation)  # else the record has lost the step
 
 
 def setups_of(paths: RunPaths, durable: Durable, step: int) -> Resumed | None:

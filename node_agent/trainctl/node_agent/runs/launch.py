@@ -26,6 +26,8 @@ from trainctl.protocol.machine.devices import read_devices, resolve
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
+QUERY_SECONDS = 3.0
+"""Seconds another node may take to say which checkpoints it has."""
 COMMANDS_HANDED_ON = 50
 """Newest commands of a run whose outcome its other nodes know."""
 
@@ -128,6 +130,7 @@ class Launch:
         paths, cluster = RunPaths(known.directory), tuple(self._context.cluster.nodes)
         config = preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
         check_growing(config, self._context.cluster, str(paths.run_file))
+        await asyncio.to_thread(restore.complete_tables, paths)
         ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))
         for rank, node in ranks.items():
             if node == self._context.node and self._context.supervisor.find(paths, rank) is not None:
@@ -137,15 +140,32 @@ class Launch:
         out = {ranks[rank] for rank in without}
         source = await asyncio.to_thread(_source, paths, self._context.node, out)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
-        await self._host(run, hosted, config, generation, source, call_off=known.state)
+        newer = await self._newer(paths, {*hosted.values()}, source)
+        try:
+            await self._host(run, hosted, config, generation, newer or source, call_off=known.state)
+            source = newer or source
+        except InvalidInputError:
+            if newer is None:
+                raise
+            await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:
             return await asyncio.to_thread(
                 restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
-                placement=self._context.placement,
+                placement=self._context.placement, seen=self._db.generation,
             )  # fmt: skip
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))
             raise
+
+    async def _newer(self, paths: RunPaths, nodes: Collection[str], source: Source) -> Source | None:
+        """A newer checkpoint than `source` that another of these nodes has. A rollback names its own."""
+        if await asyncio.to_thread(restore.rollback_step, paths) is not None:
+            return None
+        links = {node: link for node, link in self._peers.links.items() if node in nodes and link.line.open}
+        query = m.HostedRank(paths.directory.name, 0, None)
+        said = await asyncio.gather(*(link.claim(0, query, QUERY_SECONDS) for link in links.values()))
+        answers = {node: answer for node, answer in zip(links, said, strict=True) if answer is not None}
+        return await asyncio.to_thread(checkpoint_source.newer, paths, source, answers)
 
     def _term(self, paths: RunPaths) -> int:
         """In which a run is resumed: the one that it was led in here, or a newer one of this node's own if nodes
@@ -196,7 +216,8 @@ class Launch:
     def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:
         """A run whose trainers live, from `term` on. Raises InvalidInputError if its record doesn't allow it."""
         carried, paths = frozenset(row.id for row in self._db.open_commands()), RunPaths(known.directory)
-        return restore.surviving_run(paths, carried, term, self._gone(paths))
+        restore.complete_tables(paths)
+        return restore.surviving_run(paths, carried, term, self._gone(paths), self._db.generation)
 
     def _gone(self, paths: RunPaths) -> set[str]:
         """This node, if it has ranks in the run and none of their trainers lives, as after a power cut."""

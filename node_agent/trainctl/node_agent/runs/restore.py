@@ -21,6 +21,7 @@ from trainctl.node_agent.planning import ranges, share_edits
 from trainctl.node_agent.planning.durable import (
     Carried,
     Durable,
+    Gap,
     PolicyState,
     RankSetting,
     Rollback,
@@ -40,6 +41,7 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import is_auto, micro_of
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths, runs_directory
@@ -110,13 +112,18 @@ def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) 
     """A run directory with its run file and record, as `RunDb` opens it. Raises RefusedError; leaves nothing then."""
     made = not paths.directory.exists()
     try:
-        paths.logs.mkdir(parents=True, exist_ok=not made)
-        paths.run_file.write_bytes(tomli_w.dumps(run_file.to_dict(config)).encode())
+        make_folder(paths.logs)
+        write_file(paths.run_file, tomli_w.dumps(run_file.to_dict(config)).encode())
         return RunDb(paths, resumable=resumable)
     except (OSError, InvalidInputError) as error:
         if made:
             shutil.rmtree(paths.directory, ignore_errors=True)
         raise RefusedError(f"cannot make the run directory: {error}") from None
+
+
+def complete_tables(paths: RunPaths) -> None:
+    """Make what a run's record lacks of its tables, as after the loss of its log. Raises InvalidInputError."""
+    RunDb(paths).close()
 
 
 def kept_ranks(paths: RunPaths) -> dict[int, str]:
@@ -178,16 +185,17 @@ def own(paths: RunPaths, term: int) -> None:
 def old_run(
     paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto",
     *, without: Collection[int] = (), term: int = 1, placement: preflight.Placement = preflight.Placement(),  # noqa: B008
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = time.time, seen: m.Generation | None = None,
 ) -> Opening:  # fmt: skip
     """Take an ended run up again from a checkpoint, or from the start if it has none.
 
     `starter` is the id of the command that asked for it, if one did; the ranks in `without` are lost for now. `term` is
-    the highest that is known.
+    the highest that is known, and `seen` the highest generation that this node has seen in any run.
 
     Steps committed after that checkpoint are retracted: they stay in the record, marked. The settings are those that
     the first step to be done again was planned with, so that it is the same step; what commands changed later is undone
-    with the steps they changed it at. Raises InvalidInputError; changes nothing then.
+    with the steps they changed it at. If the record has lost the checkpoint's step, a notice says so. Raises
+    InvalidInputError; changes nothing then.
     """
     config = preflight.with_nodes(run_file.read(paths.run_file), node, cluster)
     if node in config.nodes:
@@ -208,23 +216,27 @@ def old_run(
         before = recorder.last_state()
         last = before.step
         close_times(recorder, last.committed_at if last is not None else 0.0)
-        done = _step(paths, step)
-        if step > begun and done is None:
-            problem = f"has no step {step}, but {source.node} has a checkpoint of it"
-            raise InvalidInputError(str(paths.record), problem)
-        kept = durable.settings
+        done, kept = _step(paths, step), durable.settings
+        gap = durable.gap if durable.gap is not None and durable.gap.step <= step else None
+        lost = step > begun and done is None and (gap is None or gap.step < step)
+        if lost:
+            gap = Gap(step, _cursor_after(recorder, source, last, kept))
         settings = _with_source(_settings_after(recorder, step, done, kept), source.node)
         for rank in set(without) & settings.live.keys():
             if len(settings.live) > 1:
                 settings = share_edits.lose(settings, rank).settings
-        generation = max(_highest(durable, before), m.Generation(term, 0))
+        generation = max(_highest(durable, before, seen), m.Generation(term, 0))
         # First of all: checkpoints of later steps, on whichever node, were written before this event and don't count.
         going = _resumed(recorder, clock(), generation, step, last, "auto" if starter is None else by)
         recorder.retract_after(step)
         checkpoints.supersede(paths.checkpoints, step)
         state = recorder.last_state()
-        asked, skipped = durable.rollback, _skips(durable, settings, done, step)
+        durable = msgspec.structs.replace(durable, gap=gap)
+        asked = durable.rollback
+        skipped = _skips(durable, settings, _progress(state.step, durable).cursor, step)
         starting, left = {}, tuple(at for at in durable.checkpoints if at <= step)
+        if lost:
+            left = (*left, step)
         if starter is not None:
             starting[starter] = Carried("start-run", by, step + 1, settings.plan_version)
         durable = msgspec.structs.replace(
@@ -240,6 +252,8 @@ def old_run(
         conductor = Conductor(paths.directory.name, config, durable, _progress(state.step, durable))
         notices = _undone(durable.settings, kept, step + 1) + _skips_in_words(skipped, step)
         notices += _gone_further_back(asked, step)
+        if lost:
+            notices += (_gap_in_words(state.step.step if state.step is not None else 0, step),)
         return Opening(conductor, paths, recorder, source.folder, notices, (going,))
 
 
@@ -256,22 +270,26 @@ def _resumed(
 
 
 def surviving_run(
-    paths: RunPaths, open_commands: frozenset[str], term: int = 0, gone: Collection[str] = ()
+    paths: RunPaths, open_commands: frozenset[str], term: int = 0, gone: Collection[str] = (),
+    seen: m.Generation | None = None,
 ) -> Opening:  # fmt: skip
     """A run that was active when the agent ended, or is to be led by this one from `term` on: its conductor as
-    the record left it. Nodes that are `gone`, with all their trainers, have taken part up to its last step. Raises
-    InvalidInputError."""
+    the record left it. Nodes that are `gone`, with all their trainers, have taken part up to its last step. `seen`: the
+    highest generation that this node has seen in any run. Raises InvalidInputError."""
     config = run_file.read(paths.run_file)
     with _recorder(paths) as recorder:
         durable = _kept(recorder)
-        if durable is None:
-            raise InvalidInputError(str(paths.record), "the agent ended before the run had begun")
+        if durable is None:  # the power went, and all that the record had
+            durable = msgspec.structs.replace(first_durable(config, term), generation=seen or FIRST_GENERATION)
+            _keep(recorder, durable)
         _complete(recorder, paths, durable)
         state = recorder.last_state()
         close_times(recorder, state.step.committed_at if state.step is not None else 0.0, gone)
         carried = {id: command for id, command in durable.carried.items() if id in open_commands}
         recent = recent_plans(durable, state.plans)
-        durable = msgspec.structs.replace(durable, generation=_highest(durable, state), seq=state.seq, carried=carried)
+        durable = msgspec.structs.replace(
+            durable, generation=_highest(durable, state, seen), seq=state.seq, carried=carried
+        )
         if durable.probed is None:  # a version without probes led it: its trainers know none
             durable = msgspec.structs.replace(durable, probed=durable.members)
         if term:
@@ -322,14 +340,29 @@ def _settings_after(recorder: RunDb, step: int, done: m.StepCommitted | None, la
     return latest if same else msgspec.structs.replace(then, plan_version=latest.plan_version + 1)
 
 
-def _skips(durable: Durable, settings: Settings, done: m.StepCommitted | None, step: int) -> tuple[Skipped, ...]:
-    """What is skipped up to `step`, and what the rollback to it asks to skip. Skips at later steps are undone with
-    these."""
+def _cursor_after(recorder: RunDb, source: Source, last: m.StepCommitted | None, settings: Settings) -> int:
+    """The first position after the step of a checkpoint that the record lacks: as the checkpoint says, or if another
+    node has it, as the record's plans or else the batch size say."""
+    if source.folder is not None:
+        return checkpoints.read_cursor(source.folder)
+    plan = recorder.train_plan(source.step)
+    if plan is not None:
+        return plan.cursor + plan.global_batch
+    step, cursor = (last.step, last.cursor or 0) if last is not None else (0, 0)
+    return cursor + (source.step - step) * settings.global_batch
+
+
+def _gap_in_words(last: int, step: int) -> str:
+    missing = f"step {step:,}" if last + 1 == step else f"steps {last + 1:,} to {step:,}"
+    return f"the record has lost {missing}, as in a power cut; the run continues from its checkpoint of step {step:,}"
+
+
+def _skips(durable: Durable, settings: Settings, start: int, step: int) -> tuple[Skipped, ...]:
+    """What is skipped up to `step`, and what the rollback to it asks to skip from the position `start` on. Skips at
+    later steps are undone with these."""
     found, asked = [skip for skip in durable.skipped if skip.step <= step], durable.rollback
     if asked is None or asked.step != step or not asked.skip_batches:
         return tuple(found)
-    begun = durable.branch.cursor if durable.branch is not None else 0
-    start = (done.cursor or 0) if done is not None else begun
     before = [skip.start + skip.count for skip in found if skip.step == step]
     count = asked.skip_batches * settings.global_batch
     return (*found, Skipped(step, max([start, *before]), count))
@@ -401,12 +434,16 @@ def _complete(recorder: RunDb, paths: RunPaths, durable: Durable) -> None:
     journaled before they were passed on.
     """
     state = recorder.last_state()
-    plans = {(plan.step, plan.generation): plan for plan in state.plans if plan.kind == "train"}
     progress = _progress(state.step, msgspec.structs.replace(durable, skipped=()))
     least = state.step.generation if state.step is not None else FIRST_GENERATION
     for report in _kept_reports(paths, progress.step, least):
-        plan = plans.get((report.step, report.generation))
-        if plan is None or report.step != progress.step + 1 or recorder.is_retracted(report.step, report.generation):
+        plan = recorder.train_plan(report.step)
+        if (
+            plan is None
+            or plan.generation != report.generation
+            or report.step != progress.step + 1
+            or recorder.is_retracted(report.step, report.generation)
+        ):
             continue
         row = progress.commit(plan, report)
         node = _kept_node(recorder, report.rank)
@@ -447,7 +484,10 @@ def _first_settings(config: RunFile) -> Settings:
 def _progress(last: m.StepCommitted | None, durable: Durable) -> Progress:
     """How far the run has come by the last step in its record; positions that `durable` skips after that step count as
     passed."""
-    skips = durable.skipped
+    skips, gap = durable.skipped, durable.gap
+    if gap is not None and (last is None or last.step < gap.step):
+        known = _progress(last, msgspec.structs.replace(durable, gap=None))
+        return Progress(gap.step, _passed(skips, gap.step, gap.cursor), known.totals, known.before)
     if last is None:
         begun = durable.branch or m.BranchPoint("", 0)
         return Progress(begun.step, _passed(skips, begun.step, begun.cursor))
@@ -469,9 +509,13 @@ def _kept(recorder: RunDb) -> Durable | None:
 
 
 def _keep(recorder: RunDb, durable: Durable) -> None:
-    """So that an agent that is killed before the first plan leaves a run that its successor can lead."""
-    recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
+    """So that an agent that is killed before the first plan, or has its power cut, leaves a run that its successor can
+    lead, and that doesn't stand where it has gone back from."""
+    recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode(), durable=True)
 
 
-def _highest(durable: Durable, state: LastState) -> m.Generation:
-    return max(durable.generation, state.generation or durable.generation)
+def _highest(durable: Durable, state: LastState, seen: m.Generation | None) -> m.Generation:
+    """The highest generation by the record, or as this node has `seen` it in the same term: the record may have lost
+    the newest ones."""
+    kept = max(durable.generation, state.generation or durable.generation)
+    return max(kept, seen) if seen is not None and seen.term == kept.term else kept

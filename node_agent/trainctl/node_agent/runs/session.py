@@ -5,6 +5,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -81,6 +82,8 @@ class Session:
         self._pids: dict[int, int | None] = {}
         self._watched_monotonic = self._watching_since = time.monotonic()
         self._lacking = ""
+        self._unrecorded: m.StepPlan | None = None  # a checkpoint whose writers wait for the record
+        self._telling: asyncio.Future[None] | None = None  # kept, or it could be collected before it is done
         self._unstarted: dict[int, str] = {}  # why, for ranks that could not be started again
         self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
         self.view = self._look({})
@@ -166,6 +169,7 @@ class Session:
             finally:
                 self._taker = None
             if not self.is_closed:
+                self._look_at_record()
                 self._show(event)
                 await self.copies.flush()
         if self.ended is not None:
@@ -204,6 +208,8 @@ class Session:
                 await self.copies.flush()  # so that no one has a plan without the settings it is made from
                 if not held:
                     await self._send_plan(plan)
+                if plan.kind == "checkpoint":
+                    self._unrecorded = plan
             case d.Persist(durable):
                 self._keep_durable(durable)
             case d.Tell(rank, message):
@@ -233,6 +239,28 @@ class Session:
                 self.note(decision)
             case d.Ended():
                 self.ended = decision
+
+    def _look_at_record(self) -> None:
+        """Once the step of a planned checkpoint is in the record, have the disk keep it and tell the writers so. No
+        step waits for that."""
+        plan = self._unrecorded
+        if plan is not None and self.conductor.progress.step >= plan.step and not self.recorder.is_behind:
+            self._unrecorded = None
+            synced = asyncio.get_running_loop().run_in_executor(None, self.recorder.sync)
+            synced.add_done_callback(partial(self._tell_recorded, plan))
+
+    def _tell_recorded(self, plan: m.StepPlan, synced: asyncio.Future[None]) -> None:
+        """If the disk fails, or other agents would refuse a plan of that generation, the writers hear nothing, and
+        make do with the records of their own nodes."""
+        is_synced = not synced.cancelled() and synced.exception() is None
+        if is_synced and not self.is_closed and plan.generation == self.conductor.durable.generation:
+            self._telling = asyncio.ensure_future(
+                self._send_to(plan.writers, msgspec.structs.replace(plan, recorded=True))
+            )
+
+    async def _send_to(self, ranks: Sequence[int], plan: m.StepPlan) -> None:
+        for rank in ranks:
+            await self.ports[rank].tell(plan)
 
     async def _send_plan(self, plan: m.StepPlan) -> None:
         for work in plan.work:

@@ -8,13 +8,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from trainctl.protocol.files.durable_files import make_folder
+
 _PREFIX = ".starting-"
 
 
 def mark(directory: Path) -> None:
     """Call it before the run's directory is made. A disk that refuses it will refuse the directory too."""
     with contextlib.suppress(OSError):
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(directory.parent)
         _mark_of(directory).touch()
 
 

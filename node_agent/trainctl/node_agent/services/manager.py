@@ -14,6 +14,7 @@ import psutil
 
 from trainctl.node_agent.services import launchd, model, systemd
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError
+from trainctl.protocol.files.durable_files import make_folder, write_file
 
 SETTLE_SECONDS = 15.0
 """Seconds to wait for a started service before it is reported as not running."""
@@ -163,14 +164,8 @@ def _carry_out(step: model.Step) -> bool:
 
 
 def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fresh.write_bytes(data)
-        fresh.chmod(0o644)  # both managers want to read it as others
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    make_folder(path.parent)
+    write_file(path, data, 0o644)  # both managers want to read it as others
 
 
 def _make_folder(path: Path, user: str) -> None:

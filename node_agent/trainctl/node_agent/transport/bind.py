@@ -12,6 +12,7 @@ import zmq
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import make_folder
 from trainctl.protocol.security.keys import KeyFolder
 
 MOST_OPEN_FILES = 65536
@@ -22,7 +23,7 @@ OPEN_MAX = 10_240
 def lock(directory: Path) -> Any:
     """The node's folder is one agent's at a time. Raises InvalidInputError."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         handle = (directory / "agent.lock").open("w")
     except OSError as error:
         raise InvalidInputError(str(directory), f"the agent cannot use this folder: {error.strerror}") from None

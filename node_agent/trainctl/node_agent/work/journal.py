@@ -14,6 +14,7 @@ import msgspec
 from trainctl.node_agent.work.dealer import Slice
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import flush, make_folder
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.schema import open_for_writing
 
@@ -43,7 +44,7 @@ class Journal:
         self.folder, self.paths = folder, RunPaths(folder)
         self._rows_path = folder / "rows.jsonl"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._rows = self._rows_path.open("a+b")
         except OSError as error:
             raise InvalidInputError(str(folder), f"cannot be written: {error.strerror}") from None
@@ -101,7 +102,12 @@ class Journal:
         return self.received_bytes == self.opened.request.size_bytes
 
     def seal(self) -> list[int]:
-        """All rows have arrived: the size of each. Raises InvalidInputError if they aren't those announced."""
+        """Have the disk keep all rows once they have arrived, and return the size of each. Raises InvalidInputError if
+        they aren't those announced, or the disk fails."""
+        try:
+            flush(self._rows.fileno())
+        except OSError as error:
+            raise InvalidInputError("data", f"the rows cannot be kept: {error.strerror}") from None
         digest, starts, place = hashlib.sha256(), [0], 0
         with self._rows_path.open("rb") as rows:
             for line in rows:

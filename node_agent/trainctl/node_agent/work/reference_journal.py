@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainctl.node_agent.work.dealer import Slice
 from trainctl.node_agent.work.reference_pass import VALUE_BYTES, UnitSizes
+from trainctl.protocol.files.durable_files import flush, make_folder
 from trainctl.protocol.record.reference_files import VALUES_NAME
 from trainctl.protocol.record.schema import open_for_writing
 
@@ -28,7 +29,7 @@ class ReferenceJournal:
 
     def __init__(self, folder: Path, sizes: UnitSizes | None = None) -> None:
         """`sizes`: of a new pass; None: the journal has them."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.folder, self._path = folder, folder / VALUES_NAME
         self._connection = open_for_writing(folder / SLICES_NAME, _SCHEMA)
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -52,7 +53,7 @@ class ReferenceJournal:
     def answered(self, one: Slice, rank: int, offset: int, values: Sequence[bytes]) -> None:
         """Keep a slice's values, the first of which is value `offset` of all."""
         os.pwrite(self._file, b"".join(values), offset * VALUE_BYTES)
-        os.fsync(self._file)
+        flush(self._file)
         self._connection.execute("UPDATE slices SET answered = ? WHERE id = ?", (rank, one.id))
 
     def slices(self) -> Iterator[tuple[Slice, bool]]:

@@ -27,6 +27,7 @@ from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security import received_names
 
@@ -252,8 +253,8 @@ def _asking(client: Client) -> AskLead:
 
 
 def _write_run_file(paths: RunPaths, config: RunFile) -> None:
-    paths.logs.mkdir(parents=True, exist_ok=True)
-    paths.run_file.write_bytes(tomli_w.dumps(run_file.to_dict(config)).encode())
+    make_folder(paths.logs)
+    write_file(paths.run_file, tomli_w.dumps(run_file.to_dict(config)).encode())
 
 
 def _rid() -> str:

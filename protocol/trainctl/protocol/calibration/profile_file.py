@@ -12,6 +12,7 @@ import tomli_w
 from trainctl.protocol.calibration.profile import DeviceProfile, ProfileKey
 from trainctl.protocol.config import toml_file
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import make_folder, write_file
 
 SCHEMA: Final = 1
 """Number of the files' layout; a file with a higher one is of a newer trainctl."""
@@ -26,13 +27,11 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def write(folder: Path, profile: DeviceProfile) -> Path:
     """Store a profile, and delete the oldest ones of its key; the file. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
     at = datetime.fromtimestamp(profile.created_at, UTC)
     path = folder / f"{_name(profile.key)}-{at:%Y%m%d-%H%M%S}-{at.microsecond // 1000:03}.toml"
-    unfinished = path.with_suffix(".tmp")
     content = {"schema": SCHEMA, "profile": _without_none(msgspec.to_builtins(profile))}
-    unfinished.write_bytes(tomli_w.dumps(content).encode())
-    unfinished.replace(path)
+    make_folder(path.parent)
+    write_file(path, tomli_w.dumps(content).encode())
     for old in _of_key(folder, profile.key)[:-KEPT]:
         with contextlib.suppress(OSError):
             old.unlink()

@@ -9,6 +9,7 @@ from typing import IO, Any, Protocol
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.files.durable_files import rename
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.security import received_names
 
@@ -49,7 +50,7 @@ async def download(
         if await asyncio.to_thread(_digest, part) != trace.digest:
             part.unlink()
             raise RefusedError(f"{path.name} was damaged while it was copied, or {trace.node} has another: try again")
-        part.replace(path)
+        await asyncio.to_thread(rename, part, path)
     return path
 
 

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trainctl.protocol.files.durable_files import write_file
+
 NOT_FOR_US = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 STACKS_SIGNAL = signal.SIGUSR2
@@ -170,12 +172,7 @@ def _stay(_number: int, _frame: object) -> None:
 
 def write_record(path: Path, known: dict[str, Any]) -> None:
     """Replace the file at once, so that a reader sees the old or the new one whole. Raises OSError."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    with fresh.open("w", encoding="utf-8") as file:
-        json.dump(known, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    write_file(path, json.dumps(known).encode())
 
 
 def start_time(pid: int) -> float | None:

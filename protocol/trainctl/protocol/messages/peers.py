@@ -161,6 +161,8 @@ class PeerConsent(Message, tag="peer-consent", frozen=True):
     hosted: HostedRank | None = None  # this node's newest record entries; None: no record
     items: tuple[bytes, ...] = ()  # record items that the claimant lacks, as in PeerKeep
     takes_part: bool = False  # refusal: this node takes part in an active run
+    checkpoint: Count = 0  # claim in term 0: step of this node's newest complete checkpoint of the run; 0: none
+    checkpoint_generation: Generation | None = None  # generation that committed that step
 
 
 class PeerAnswer(Message, tag="peer-answer", frozen=True):

@@ -55,6 +55,9 @@ class StepPlan(Message, tag="step-plan", frozen=True):
     `measure` times micro-batches without adding gradients. `probe` checks that all ranks have the same model.
     `sample` has the model answer prompts; only one rank has work. `defragment` clears the allocators' caches.
     `profile` has the ranks with work record the steps that follow.
+
+    A `checkpoint` plan with `recorded` false is sent to its writers again with true, and they give the checkpoint its
+    final name after that.
     """
 
     run: Name
@@ -73,6 +76,7 @@ class StepPlan(Message, tag="step-plan", frozen=True):
     commands: tuple[str, ...] = ()  # IDs of the commands that take effect with this plan
     sampling: Sampling | None = None  # sample: what is asked
     profile_steps: Count = 0  # profile: number of steps to record, after one that warms up
+    recorded: bool | None = None  # checkpoint: whether the lead's disk has its record up to this step; null: not said
 
 
 class Offer(Message, tag="offer", frozen=True):

@@ -20,6 +20,7 @@ from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata
 from trainctl.protocol.security import received_names
 
 MANIFEST_NAME: Final = "manifest.json"
+STATE_NAME: Final = "state.json"
 MANIFEST_FORMAT: Final = 1
 _STEP_FOLDER = re.compile(r"^step-(\d+)$")
 SET_ASIDE: Final = re.compile(r"^\.(step-(\d+))\.(\d+)\.old$")
@@ -33,6 +34,12 @@ class FileEntry(msgspec.Struct, frozen=True):
 
     size_bytes: int
     sha256: str
+
+
+class _Position(msgspec.Struct):
+    """The part of state.json that isn't only the trainer's."""
+
+    cursor: int
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +74,14 @@ def read_manifest(folder: Path) -> Manifest:
     except InvalidInputError as error:
         raise InvalidInputError(str(path), error.problem) from None
     return manifest
+
+
+def read_cursor(folder: Path) -> int:
+    """The first position after a checkpoint's step. Raises InvalidInputError."""
+    try:
+        return msgspec.json.decode((folder / STATE_NAME).read_bytes(), type=_Position).cursor
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InvalidInputError(str(folder / STATE_NAME), f"cannot be read: {error}") from None
 
 
 def verify(folder: Path, *, hashes: bool = True) -> Manifest:

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 
 from trainctl.protocol.messages import RANK_COLUMNS, Report
-from trainctl.protocol.record.schema import RANK_SCHEMA, RANK_STEP_COLUMNS, REPORTS_KEPT, open_for_writing
+from trainctl.protocol.record.schema import RANK_SCHEMA, RANK_STEP_COLUMNS, REPORTS_KEPT, open_for_writing, sync_commits
 from trainctl.protocol.wire.codec import encode
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,8 @@ class MetricsWriter:
     is room."""
 
     def __init__(self, path: Path, node: str) -> None:
-        self._node = node
+        self._node, self._path = node, path
+        self._writing = threading.Lock()
         self._reports: deque[Report] = deque(maxlen=_KEPT_REPORTS)
         self._connection = open_for_writing(path, RANK_SCHEMA)
         self._group: list[Report] = []  # the writer thread's own
@@ -42,6 +43,12 @@ class MetricsWriter:
     def append(self, report: Report) -> None:
         """Take one train report; returns at once."""
         self._reports.append(report)
+
+    def sync(self) -> None:
+        """Write all reports taken so far and have the disk keep them; may be called on any thread. Those that the disk
+        refuses stay in line. Raises OSError."""
+        self._write()
+        sync_commits(self._path)
 
     def close(self) -> None:
         """Write what is left, once more if the disk refuses, and end the thread."""
@@ -57,6 +64,10 @@ class MetricsWriter:
 
     def _write(self) -> bool:
         """Commit all reports taken so far, in groups; a group that the disk refuses stays first in line."""
+        with self._writing:
+            return self._write_groups()
+
+    def _write_groups(self) -> bool:
         while self._reports or self._group:
             while self._reports and len(self._group) < _GROUP_ROWS:
                 self._group.append(self._reports.popleft())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import sync
 
 _DAMAGED: Final = "restore the record from a copy, or move the run directory elsewhere"
 """What to do about a record that cannot be read."""
@@ -158,16 +159,20 @@ CREATE TABLE IF NOT EXISTS refusals (      -- who was refused what: the newest
 def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlite3.Connection:
     """The one writer's connection, in WAL mode and autocommit (the caller says BEGIN and COMMIT). With `durable` each
     commit survives a power cut (synchronous=FULL); without, it survives the process. Raises InvalidInputError if the
-    file is of a newer schema or is no database."""
+    file is of a newer schema or is no database, or the disk fails."""
+    was_there = path.exists()
     with _opened(path, str(path), timeout=10) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
         if sys.platform == "darwin":
             connection.execute("PRAGMA fullfsync=1")
             connection.execute("PRAGMA checkpoint_fullfsync=1")
-        set_durable(connection, durable)
         connection.executescript(schema)
         _add_columns(connection)
         connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        if not was_there:
+            connection.execute("PRAGMA wal_checkpoint")  # a database whose log is lost has its tables, at least
+        set_durable(connection, durable)
+        _sync_names(path)
         return connection
 
 
@@ -196,6 +201,22 @@ def _stand_in(connection: sqlite3.Connection) -> None:
     for table, missing in [*_missing_columns(connection)]:
         columns = ", ".join(f"{value} AS {column.split()[0]}" for column, value in missing)
         connection.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM main.{table}")  # noqa: S608
+
+
+def _sync_names(path: Path) -> None:
+    """Have the disk keep the names of a database and of its log, which SQLite makes anew whenever it is opened."""
+    try:
+        sync(path.parent)
+    except OSError as error:
+        raise InvalidInputError(str(path), f"cannot be kept by its disk: {error.strerror}") from None
+
+
+def sync_commits(path: Path) -> None:
+    """Have the disk keep all that any process has committed to a database in WAL mode. What isn't in its log any more
+    is on the disk already: SQLite syncs the database before it begins the log again. No file of the database itself is
+    opened, for closing one would end the locks of this process. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):  # it was closed, with all of its log in the database
+        sync(path.with_name(f"{path.name}-wal"))
 
 
 def set_durable(connection: sqlite3.Connection, durable: bool) -> None:

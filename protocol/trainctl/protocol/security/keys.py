@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from msgspec import Meta
 from trainctl.protocol.config import names, toml_file
 from trainctl.protocol.config.addresses import Key, check_public
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import make_folder, replaced, sync
 
 Role = Literal["viewer", "operator", "node"]
 """viewer: reads. operator: reads and sends every verb. node: another node's agent, which sends no verbs."""
@@ -179,7 +179,10 @@ class KeyFolder:
     def _locked(self) -> Iterator[None]:
         """One writer at a time; the folder is made, for its owner alone."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not self.path.is_dir():
+                make_folder(self.path.parent)
+                self.path.mkdir(exist_ok=True, mode=0o700)
+                sync(self.path.parent)
             self.path.chmod(0o700)
             descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
@@ -208,22 +211,8 @@ def check_name(name: str) -> str:
 
 def write_private(path: Path, tables: dict[str, Any]) -> None:
     """Write a TOML file that no one but its owner can read at any moment, whole or not at all."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600, whatever the umask lets by
-    try:
-        os.fchmod(descriptor, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            tomli_w.dump(tables, file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with replaced(path, 0o600) as file:
+        tomli_w.dump(tables, file)
 
 
 def _as_name(text: str) -> str:

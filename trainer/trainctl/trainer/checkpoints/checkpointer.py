@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.checkpoints.background import BackgroundWriter, WriteMeter
 from trainctl.trainer.checkpoints.copies import Copies
+from trainctl.trainer.checkpoints.record_sync import RecordSync
 from trainctl.trainer.checkpoints.saver import Copied, Saver
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
@@ -20,11 +22,13 @@ class Checkpointer:
     agent."""
 
     def __init__(
-        self, run: str, rank: int, saver: Saver, send: Callable[[m.FromTrainer], None], copies: Copies | None = None
-    ) -> None:
+        self, run: str, rank: int, saver: Saver, send: Callable[[m.FromTrainer], None], copies: Copies | None = None,
+        record: RecordSync | None = None,
+    ) -> None:  # fmt: skip
         """`copies` has checkpoints copied elsewhere; of a plan's writers, the first one uses it. If that fails to
-        write, the conductor plans the checkpoint again, first by another."""
-        self._copies = copies
+        write, the conductor plans the checkpoint again, first by another. `record` is what must be on its disk before
+        a checkpoint."""
+        self._copies, self._record = copies, record
         self._run, self._rank, self._saver, self._send = run, rank, saver, send
         self._writer = BackgroundWriter(self._finished)
         self._copied: tuple[Copied, m.StepPlan | None] | None = None
@@ -37,7 +41,7 @@ class Checkpointer:
         self._writer.wait()
         version = self._saver.version
         with self._copied_elsewhere(plan, plan.step):
-            info = self._saver.write()
+            info = self._saver.write(partial(self._sync_record, plan))
         self._written = version
         return info
 
@@ -98,7 +102,7 @@ class Checkpointer:
         step, info, problem = copied.loop.step, None, ""
         try:
             with self._copied_elsewhere(plan, step):
-                info = self._saver.write_copy(copied, meter)
+                info = self._saver.write_copy(copied, meter, partial(self._sync_record, plan))
         except Exception as error:  # noqa: BLE001  an error that ended the thread would block the next copy
             problem = f"checkpoint failed: {first_line(error)}"
             unexpected = None if isinstance(error, CHECKPOINT_FAILURES) else error
@@ -111,6 +115,10 @@ class Checkpointer:
         return m.Checkpointed(
             run=self._run, rank=self._rank, generation=generation, seq=seq, step=step, checkpoint=info, problem=problem,
         )  # fmt: skip
+
+    def _sync_record(self, plan: m.StepPlan | None) -> None:
+        if self._record is not None:
+            self._record.wait(plan)
 
     def _copied_elsewhere(self, plan: m.StepPlan | None, step: int) -> AbstractContextManager[None]:
         """Around the write of a checkpoint that is to be copied, if that is this rank's part."""

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.files.durable_files import flush, read_from_disk
 from trainctl.protocol.record.checkpoints import FileEntry
-from trainctl.trainer.common.durable_files import flush, read_from_disk
 
 PIECE_BYTES: Final = 16 << 20
 """Most bytes that are compressed, hashed or written at once."""

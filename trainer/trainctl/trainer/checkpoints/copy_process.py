@@ -26,11 +26,11 @@ import psutil
 
 from trainctl.protocol.config.run_file import is_rsync_target
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import make_folder, sync
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.checkpoints import MANIFEST_NAME, FileEntry, Manifest
 from trainctl.protocol.record.copy_mark import COPYING
-from trainctl.trainer.common.atomic_folder import make_durable, sync
 from trainctl.trainer.common.errors import first_line
 
 PIECE_BYTES: Final = 1024**2
@@ -114,7 +114,7 @@ def to_path(target: Path, folder: Path) -> None:
     if final.is_dir() and _holds(final, manifest):
         sync(place)  # the process that gave it its name may have died before this
         return
-    make_durable(part)
+    make_folder(part)
     for name, entry in manifest.files.items():
         _copy_file(folder / name, part / name, entry)
     shutil.copyfile(folder / MANIFEST_NAME, part / MANIFEST_NAME)

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,11 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import sync
 from trainctl.protocol.messages import Compute
 from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata
 from trainctl.protocol.record.checkpoints import (
     MANIFEST_NAME,
     SET_ASIDE,
+    STATE_NAME,
     FileEntry,
     Manifest,
     digest_of,
@@ -37,7 +40,7 @@ from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints.chunked_tensors import ZSTD_SUFFIX, Meter, read_back, read_tensors, write_tensors
-from trainctl.trainer.common.atomic_folder import part_of, remove_parts, sync
+from trainctl.trainer.common.atomic_folder import part_of, remove_parts
 from trainctl.trainer.common.errors import first_line
 
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
@@ -85,6 +88,7 @@ class About:
     metadata: CheckpointMetadata | None = None
     compression: Compression = "none"
     meter: Meter = field(default=lambda _: None)  # receives the bytes written, then those read back
+    before_name: Callable[[], None] = field(default=lambda: None)  # what must be on its disk before the checkpoint is
 
 
 def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, about: About = About()) -> Manifest:
@@ -98,6 +102,7 @@ def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, ab
         manifest = _seal(work, run, loop.step, about, known)
         for name, entry in manifest.files.items():
             read_back(work / name, entry, about.meter)
+        about.before_name()
         there = _same(folder, manifest)
         if there is None:
             _publish(work, folder)
@@ -125,7 +130,7 @@ def read(folder: Path) -> Checkpoint:
 def read_loop(folder: Path) -> LoopState:
     """A checkpoint's state.json. Raises InvalidInputError."""
     try:
-        return msgspec.json.decode((folder / "state.json").read_bytes(), type=LoopState)
+        return msgspec.json.decode((folder / STATE_NAME).read_bytes(), type=LoopState)
     except (OSError, msgspec.MsgspecError) as error:
         raise InvalidInputError(str(folder), f"not a readable checkpoint: {first_line(error)}") from None
 
@@ -185,7 +190,7 @@ def _write_files(work: Path, loop: LoopState, state: State, model: Path, about: 
         config.pop("torch_dtype", None)
     name = "config.json" if about.adapter is None else "adapter_config.json"
     (work / name).write_text(json.dumps(config, indent=2), encoding="utf-8")
-    (work / "state.json").write_bytes(msgspec.json.encode(loop))
+    (work / STATE_NAME).write_bytes(msgspec.json.encode(loop))
     for name in CARRIED_FILES:
         if (model / name).is_file():
             shutil.copyfile(model / name, work / name)

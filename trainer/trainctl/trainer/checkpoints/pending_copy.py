@@ -6,8 +6,8 @@ from typing import Final
 import msgspec
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.record import checkpoints
-from trainctl.trainer.common.atomic_folder import sync
 
 PENDING: Final = ".copy-pending"
 """File in `checkpoints`; gone once the newest one is copied and the agent has been sent a message about that."""
@@ -34,12 +34,8 @@ def note(folder: Path, pending: PendingCopy | None) -> None:
     if pending is None:
         path.unlink(missing_ok=True)
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{PENDING}-part")
-    part.write_bytes(msgspec.json.encode(pending))
-    sync(part)
-    part.replace(path)
-    sync(folder)
+    make_folder(path.parent)
+    write_file(path, msgspec.json.encode(pending))
 
 
 def newest_step(folder: Path) -> int | None:

@@ -1,6 +1,7 @@
 """One rank's checkpoints: copied of the last committed step, written from the copy, and loaded at the start."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,12 +83,17 @@ class Saver:
         """Of the state that a copy would hold now."""
         return self._progress.version
 
-    def write_copy(self, copied: Copied, meter: WriteMeter) -> m.CheckpointInfo:
-        """On any thread. Once it has been read back, older ones go that nothing keeps; what prevents that costs no
-        checkpoint. Raises OSError, and InvalidInputError without the library that compresses."""
+    def write_copy(
+        self, copied: Copied, meter: WriteMeter, before_name: Callable[[], None] = lambda: None
+    ) -> m.CheckpointInfo:
+        """On any thread. `before_name` is called once all but the folder's final name is on the disk. Once it has been
+        read back, older ones go that nothing keeps; what prevents that costs no checkpoint. Raises OSError, and
+        InvalidInputError without the library that compresses."""
         begun, loop = time.perf_counter(), copied.loop
         folder, model = self._paths.checkpoint(loop.step), Path(self._config.model.path)
-        manifest = files.write(folder, self._run, loop, copied.state, model, self._about(copied, model, meter))
+        manifest = files.write(
+            folder, self._run, loop, copied.state, model, self._about(copied, model, meter, before_name)
+        )
         kept, problem = self._prune(folder)
         seconds = time.perf_counter() - begun
         return m.CheckpointInfo(
@@ -110,17 +116,17 @@ class Saver:
         except OSError as error:
             return (), problem or first_line(error)
 
-    def write(self) -> m.CheckpointInfo:
+    def write(self, before_name: Callable[[], None] = lambda: None) -> m.CheckpointInfo:
         """Copy and write at once; training waits. Raises as `write_copy`."""
         begun, copied = time.perf_counter(), self.copy()
         try:
-            info = self.write_copy(copied, copied.meter())
+            info = self.write_copy(copied, copied.meter(), before_name)
         finally:
             del copied
             self._host_copy.release()
         return msgspec.structs.replace(info, loop_seconds=time.perf_counter() - begun)
 
-    def _about(self, copied: Copied, model: Path, meter: WriteMeter) -> files.About:
+    def _about(self, copied: Copied, model: Path, meter: WriteMeter, before_name: Callable[[], None]) -> files.About:
         loop, lora = copied.loop, self._backend.parts.adapter
         newest = metadata.newest_evaluation(self._paths, loop.step)
         lineage = Lineage(
@@ -131,7 +137,7 @@ class Saver:
         return files.About(
             compute=self._backend.compute, adapter=lora.peft_config(model) if lora else None,
             metadata=metadata.metadata(self._config, lineage, done, self._environment),
-            compression=self._config.checkpoint.compression, meter=meter,
+            compression=self._config.checkpoint.compression, meter=meter, before_name=before_name,
         )  # fmt: skip
 
     def _take_up(self, folder: Path, look: Look) -> None:

@@ -55,6 +55,8 @@ class Control:
         """What heartbeats repeat of the newest checkpoint."""
         self.profile_state: Callable[[], m.FromTrainer | None] = lambda: None
         """The same of the newest profile."""
+        self.on_recorded: Callable[[m.StepPlan], None] = lambda _: None
+        """Receives a checkpoint's plan that comes again, since the lead's disk has its record up to that step."""
         self._outbox = Outbox()
         self._reference_slices: SimpleQueue[m.ReferenceSlice] = SimpleQueue()
         self.groups = GroupOrders(who, progress, self.orders, self._say)
@@ -110,6 +112,11 @@ class Control:
     def fail(self, error: TrainctlError) -> None:
         """Make the main thread raise `error` before its next order; from any thread."""
         self.orders.put(Broken(error))
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the agent can't be reached now."""
+        return self._away_since is not None
 
     @property
     def is_orphaned(self) -> bool:
@@ -211,6 +218,8 @@ class Control:
                 self._form(order)
             case m.Leave():
                 self.leave(order.reason or "asked to leave")
+            case m.StepPlan(recorded=True):
+                self.on_recorded(order)
             case m.StepPlan():
                 self.orders.put(order)
             case m.ReferenceSlice():

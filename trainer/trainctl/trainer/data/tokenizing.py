@@ -21,6 +21,7 @@ import msgspec
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.files import durable_files
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.common.atomic_folder import make_folder, remove_parts
 from trainctl.trainer.common.errors import first_line
@@ -73,7 +74,7 @@ def open_cache(config: RunFile, folder: Path, where: str, report: Report = no_re
 def make_cache(target: Path, write: Callable[[Path, Report], None], report: Report = no_report) -> None:
     """A cache as `write` fills its folder, by one process at a time. What one that waits reports is the progress of the
     one that works."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    durable_files.make_folder(target.parent)
     lock = target.with_name(f".{target.name}.lock")
     with lock.open("a+") as file:
         _acquire(file, report)

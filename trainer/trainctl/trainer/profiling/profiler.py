@@ -15,6 +15,7 @@ import msgspec
 import psutil
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.files.durable_files import rename
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.common import atomic_folder
 from trainctl.trainer.common.errors import first_line
@@ -183,7 +184,7 @@ class Profiler:
         made = self._compressed(at.work, name)
         if made.problem:
             return self._failed(at, made.problem)
-        (at.work / name).replace(self._folder / name)
+        rename(at.work / name, self._folder / name)
         self._prune()
         lacks = "; ".join(filter(None, [at.recorder.lacks, at.lacks, made.lacks]))
         return m.ProfileWritten(

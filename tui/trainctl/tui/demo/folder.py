@@ -17,6 +17,7 @@ import platformdirs
 import tomli_w
 
 from trainctl.protocol.config import run_file
+from trainctl.protocol.files.durable_files import write_file
 
 Objective = Literal["pretrain", "sft", "dpo", "qlora"]
 PREFIX = "demo-"
@@ -86,7 +87,7 @@ class Session:
         if not first.endswith(":0"):
             chosen[nodes[0]] = first
         tables = {node: {"address": address} for node, address in chosen.items()}
-        self.cluster_file.write_bytes(tomli_w.dumps({"nodes": tables}).encode())
+        write_file(self.cluster_file, tomli_w.dumps({"nodes": tables}).encode())
         return chosen
 
     @contextlib.contextmanager
@@ -175,4 +176,4 @@ def run_config(
 
 def write_run_file(session: Session, config: dict[str, Any]) -> None:
     """Keep the run file beside the run: it is the example a newcomer starts from."""
-    session.run_file.write_bytes(tomli_w.dumps(config).encode())
+    write_file(session.run_file, tomli_w.dumps(config).encode())

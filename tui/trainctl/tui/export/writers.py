@@ -3,8 +3,6 @@
 import codecs
 import contextlib
 import csv
-import os
-import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import IO, Any, Literal, Protocol
 import msgspec
 
 from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.files.durable_files import replaced
 from trainctl.tui.export.rows import COLUMNS, Row, What
 
 Format = Literal["csv", "jsonl", "parquet"]
@@ -117,15 +116,8 @@ def destination(path: Path | None, option: str = "--output") -> Iterator[IO[byte
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    passing = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        with passing.open("xb") as made:
-            yield made
-            made.flush()
-            os.fsync(made.fileno())
-        passing.replace(path)
+        with replaced(path) as file:
+            yield file
     except OSError as error:
         raise InvalidInputError(option, f"{path}: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            passing.unlink(missing_ok=True)

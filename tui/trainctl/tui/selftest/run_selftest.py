@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainctl.protocol.config.names import node_name
+from trainctl.protocol.files.durable_files import write_file
 from trainctl.tui.selftest.check_runner import Check, run_checks
 from trainctl.tui.selftest.redaction import redactor
 from trainctl.tui.selftest.report import CheckResult, document
@@ -61,12 +62,7 @@ def default_file(report: dict[str, Any]) -> Path:
 
 def write(report: dict[str, Any], file: Path) -> None:
     """Write the report, whole or not at all. Raises OSError."""
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        fresh.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        fresh.replace(file)
-    finally:
-        fresh.unlink(missing_ok=True)
+    write_file(file, (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 @contextlib.contextmanager

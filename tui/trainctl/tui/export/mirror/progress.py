@@ -3,8 +3,6 @@
 import contextlib
 import fcntl
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import write_file
 
 EVENTS_KEPT = 1000
 
@@ -127,11 +126,7 @@ class MirrorProgressFile:
 
     def save(self, place: MirrorProgress) -> None:
         """Whole or not at all."""
-        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=".mirror.", delete=False) as made:
-            made.write(msgspec.json.encode(place))
-            made.flush()
-            os.fsync(made.fileno())
-        Path(made.name).replace(self.path)
+        write_file(self.path, msgspec.json.encode(place))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

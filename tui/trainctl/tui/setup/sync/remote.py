@@ -17,6 +17,7 @@ from typing import Any
 
 from trainctl.protocol.config.run_file import data_files
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, installing
+from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.machine.file_digests import file_digest
 from trainctl.tui.setup.sync import rsync
 from trainctl.tui.setup.sync.plan import data_root
@@ -88,10 +89,8 @@ def _is_current(given: dict[str, Any]) -> bool:
 def _make_current(given: dict[str, Any]) -> None:
     """As huggingface_hub notes which revision it has downloaded last."""
     file = _reference(given)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f".{file.name}.new")
-    new.write_text(given["revision"], "ascii")
-    new.replace(file)
+    make_folder(file.parent)
+    write_file(file, given["revision"].encode("ascii"))
 
 
 def _reference(given: dict[str, Any]) -> Path:

@@ -1,5 +1,6 @@
 """Flushes and reads of a disk, by the calls that each system gets."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
@@ -7,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainer.support.synced_disk import Also, SyncedDisk
 
-from trainctl.trainer.common import durable_files
+from trainctl.protocol.files import durable_files
 
 FULL, UNCACHED = 51, 48
 """F_FULLFSYNC and F_NOCACHE of macOS."""
@@ -86,3 +88,59 @@ def test_a_disk_s_error_is_raised(tmp_path: Path) -> None:
     os.close(closed)
     with pytest.raises(OSError, match="Bad file descriptor"):
         durable_files.flush(closed)
+
+
+def test_new_folders_are_kept_with_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(durable_files, "sync", synced.append)
+    for _ in range(2):  # the second time there is nothing to do
+        durable_files.make_folder(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_file_system_that_syncs_no_folders_is_used_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+
+    def refused(descriptor: int) -> None:
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr(durable_files, "flush", refused)
+    with pytest.raises(OSError, match="refused"):
+        durable_files.sync(file)
+    if number == errno.EINVAL:
+        durable_files.sync(tmp_path)
+        return
+    with pytest.raises(OSError, match="refused"):
+        durable_files.sync(tmp_path)
+
+
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_a_power_cut_leaves_the_old_file_or_the_new_one(tmp_path: Path, before: bytes | None) -> None:
+    path = tmp_path / "run" / "run.toml"
+    durable_files.make_folder(path.parent)
+    if before is not None:
+        durable_files.write_file(path, before)
+    disk = SyncedDisk(tmp_path)
+    with disk.recorded():
+        durable_files.write_file(path, b"new")
+    also: tuple[Also, ...] = ("nothing", "names")  # a file that is replaced isn't removed before
+    left = [moment.after_a_cut(each).get("run", {}) for moment in disk.moments for each in also]
+    assert all(tree.get("run.toml") in (before, b"new") for tree in left), left
+    assert [moment["run.toml"] for moment in left[-len(also) :]] == [b"new"] * len(also)
+    assert [*path.parent.iterdir()] == [path]
+
+
+def test_a_file_is_as_it_was_if_the_writer_fails(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    durable_files.write_file(path, b"old", 0o600)
+    with pytest.raises(ValueError, match="half-way"), durable_files.replaced(path) as file:
+        file.write(b"new")
+        raise ValueError("half-way")
+    assert path.read_bytes() == b"old"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [*tmp_path.iterdir()] == [path]

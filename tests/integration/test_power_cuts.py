@@ -1,0 +1,225 @@
+"""The power of a lead's machine, of a follower's and of both goes while a run writes checkpoints: it goes on.
+
+TRAINCTL_POWER_CUTS is how many cuts there are: `make test` takes the default, `make soak` 200. TRAINCTL_POWER_CUTS_SEED
+replays their moments.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end, wait_for_step
+from tests.integration.support.clusters import FOREVER, RING, Cluster, on
+from tests.integration.support.cut_disk import CutDisk, closed_in_the_end, cut, named_after
+from tests.integration.support.reference import one_rank_curve
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.messages.events import Notice
+from trainctl.protocol.record.checkpoints import newest_complete, read_manifest
+
+CUTS = int(os.environ.get("TRAINCTL_POWER_CUTS", "3"))
+SEED = int(os.environ.get("TRAINCTL_POWER_CUTS_SEED", "11"))
+LEAD, FOLLOWER = "alpha", "beta"
+VICTIMS = ((LEAD,), (FOLLOWER,), (LEAD, FOLLOWER))
+EVERY = 25
+AFTER_SECONDS = 1.0
+"""Half of the cuts come so soon after a checkpoint has its name."""
+STEPS_AFTER = 10
+TOLERANCE = 1e-6
+pytestmark = [pytest.mark.needs("loop-devices"), pytest.mark.timeout(600 + 120 * CUTS)]
+
+
+class CutCluster:
+    """A lead and a follower with a disk each, a run of theirs, and all that is left of it after a cut."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self._stack = contextlib.ExitStack()
+        nodes = (LEAD, FOLLOWER)
+        disks = [CutDisk(folder / f"{node}.img", folder / "state" / node) for node in nodes]
+        self._stack.enter_context(closed_in_the_end(disks))
+        self.disks = dict(zip(nodes, disks, strict=True))
+        self.cluster = Cluster(folder)
+        self._stack.callback(self._end)
+        self.cluster.in_touch()
+        with self.cluster.client(LEAD) as client:
+            begun = client.send("start-run", {"config": config})
+            assert begun.state == "applied", begun.reason
+            self.run = begun.run
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _end(self) -> None:
+        for node in self.cluster.agents:
+            self.power_off(node)
+
+    def checkpoints(self, node: str) -> Path:
+        return self.cluster.run_paths(node, self.run).checkpoints
+
+    def processes(self, node: str) -> list[psutil.Process]:
+        """All of a node: the agent, the shims, the trainers and their reducers."""
+        agent: AgentProcess = self.cluster[node]
+        assert agent.process is not None
+        found = [psutil.Process(pid) for pid in (agent.process.pid, *agent.trainer_pids()) if psutil.pid_exists(pid)]
+        shims = [shim for process in found[1:] if (shim := process.parent()) is not None and shim.pid > 1]
+        return [*shims, *found, *(child for process in found for child in process.children(recursive=True))]
+
+    def power_off(self, node: str) -> None:
+        """End all processes of a node at once."""
+        found = self.processes(node)
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.cluster[node].kill()
+        psutil.wait_procs(found, 30)
+
+    def cut(self, victims: Sequence[str], after_seconds: float | None, chance: random.Random) -> int:
+        """The power goes: `after_seconds` after a checkpoint of the first victim has its name, None: at any moment.
+        Gives the step of the newest checkpoint that is complete on a disk which was cut, or on one that was not if that
+        is newer."""
+        if after_seconds is None:
+            time.sleep(chance.uniform(0.0, 3.0))
+        else:
+            folder = self.checkpoints(victims[0])
+            named_after(folder, {int(path.name.removeprefix("step-")) for path in folder.glob("step-*")}, 120)
+            time.sleep(after_seconds)
+        self._cut_at = time.time()
+        for process in [process for node in victims for process in self.processes(node)]:
+            process.suspend()  # from here on the others hear nothing of them
+        held = cut([self.disks[node] for node in victims])
+        for node in victims:
+            self.power_off(node)
+        for node, content in zip(victims, held, strict=True):
+            self.disks[node].restart(content)
+        return max(self.newest(node) for node in (LEAD, FOLLOWER))
+
+    def newest(self, node: str) -> int:
+        folder = newest_complete(self.checkpoints(node))
+        return read_manifest(folder).step if folder is not None else 0
+
+    def goes_on(self, victims: Sequence[str], least: int) -> tuple[int, list[m.StepCommitted]]:
+        """Start the agents of the victims: the run must get on, and never go back behind the step `least`. Gives the
+        step that it went back to, or stood at if it didn't go back, and the steps of its record."""
+        for node in victims:
+            self.cluster.start(node)
+        self.cluster.in_touch()
+        with self.cluster.client(LEAD) as client:
+            newest = max((event.id for event in _events(client, self.run) if event.at < self._cut_at), default=0)
+            stood = self._stands_at(client)
+            until(lambda: _step(client) >= stood + STEPS_AFTER, 120, "steps", lambda: _step(client))
+            steps = all_steps(client, self.run)
+            later = [event for event in _events(client, self.run) if event.id > newest]
+        back = [
+            event.step for event in later if getattr(event.data, "after", "") == "resumed" and event.step is not None
+        ]
+        at = min(back, default=stood)
+        assert at >= least, f"went back to step {at}, behind the checkpoint of step {least}"
+        return at, steps
+
+    def _stands_at(self, client: BlockingClient) -> int:
+        """The step of the run once it makes steps again. A run that has ended is resumed."""
+
+        def running() -> int | None:
+            run = client.snapshot(0).run
+            if run is None or run.state not in m.ACTIVE_RUN_STATES:
+                reply = client.send("start-run", {"resume": self.run})
+                assert reply.state == "applied", reply.reason
+                return None
+            return run.step if run.state == "running" else None
+
+        found: int = until(running, 180, "the run after the cut", lambda: client.snapshot(0).run)
+        return found
+
+
+def _events(client: BlockingClient, run: str) -> list[m.Event]:
+    """The newest ones."""
+    return list(client.events(run, limit=500, newest=True).events)
+
+
+def _step(client: BlockingClient) -> int:
+    run = client.snapshot(0).run
+    assert run is not None and run.state in m.ACTIVE_RUN_STATES, run
+    return run.step
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint_after_every_power_cut(run_config: Any, tmp_path: Path) -> None:
+    chance, failures, curves = random.Random(SEED), list[str](), list[list[m.StepCommitted]]()
+    rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 1e-4}
+    config = run_config(
+        run__steps=FOREVER, nodes=on(LEAD, FOLLOWER), group={**RING, "first_shares": "even"},
+        checkpoint={"every_steps": EVERY, "at_end": False, "keep_last": 3}, **rate,
+    )  # fmt: skip
+    made: CutCluster | None = None
+    try:
+        for number in range(CUTS):
+            victims = VICTIMS[number % len(VICTIMS)]
+            after = chance.uniform(0.0, 0.9 * AFTER_SECONDS) if number % 2 == 0 else None
+            try:
+                if made is None:
+                    made = CutCluster(tmp_path / f"run-{number}", config)
+                    named_after(made.checkpoints(LEAD), set(), 120)
+                least = made.cut(victims, after, chance)
+                at, steps = made.goes_on(victims, least)
+                curves.append(steps)
+                print(f"cut {number + 1} of {' and '.join(victims)}: on from step {at}, checkpoint {least}", flush=True)
+            except AssertionError as error:
+                failures.append(f"cut {number + 1} of {' and '.join(victims)}: {str(error).splitlines()[0]}")
+                print(failures[-1], flush=True)
+                if made is not None:
+                    made.close()
+                made = None
+    finally:
+        if made is not None:
+            made.close()
+    last = max((steps[-1].step for steps in curves), default=0)
+    expected = one_rank_curve({**config, "nodes": on(LEAD)}, last) if last else []
+    for steps in curves:
+        assert [step.step for step in steps] == list(range(1, steps[-1].step + 1))
+        worst = max(abs(step.loss - whole.loss) / whole.loss for step, whole in zip(steps, expected, strict=False))
+        assert worst <= TOLERANCE, worst
+    assert not failures, f"{len(failures)} of {CUTS} cuts: {failures}"
+
+
+def test_the_checkpoint_of_a_trainer_without_an_agent_is_resumed_from_after_a_power_cut(
+    run_config: Any, tmp_path: Path
+) -> None:
+    """The steps that its agent has never heard of come from the rank's own record."""
+    config = run_config(run__steps=FOREVER)
+    with CutDisk(tmp_path / "box.img", tmp_path / "state" / NODE) as disk:
+        agent = AgentProcess(tmp_path / "state").start()
+        try:
+            with agent.client() as client:
+                run = client.send("start-run", {"config": config}).run
+                wait_for_step(client, 20)
+            (trainer,) = agent.trainer_pids()
+            agent.kill()
+            os.kill(trainer, signal.SIGTERM)
+            (step,) = named_after(agent.run_paths(run).checkpoints, set(), 60)
+            held = cut([disk])
+            until(lambda: not agent.trainer_pids(), what="the trainer's end")
+            for content in held:
+                disk.restart(content)
+            agent.start()
+            with agent.client() as client:
+                until(lambda: any(found.step > step + 3 for found in all_steps(client, run)), 120, "its resume")
+                steps = all_steps(client, run)
+                assert not any("lost" in text for text in _notices(client, run))
+                client.send("stop", {"checkpoint": False})
+                wait_for_end(client)
+        finally:
+            agent.clean_up()
+    whole = one_rank_curve(config, steps[-1].step)
+    assert [found.step for found in steps] == list(range(1, len(whole) + 1))
+    assert max(abs(found.loss - one.loss) / one.loss for found, one in zip(steps, whole, strict=True)) <= TOLERANCE
+
+
+def _notices(client: BlockingClient, run: str) -> list[str]:
+    return [event.data.text for event in _events(client, run) if isinstance(event.data, Notice)]
