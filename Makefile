@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests mostly wait for real processes, so four workers are worth it on two cores.
 WORKERS ?= 4
 
-.PHONY: demo test unit lowest debian image soak oracles families check format bench nodejs clean
+.PHONY: demo test unit lowest debian bare image soak oracles families check format bench nodejs clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
@@ -37,6 +37,14 @@ lowest:
 	$(LOWEST)/bin/pip install --quiet -c constraints.txt $(PURE_TOOLS)
 	$(LOWEST)/bin/pip install --quiet -c $(LOWEST)/constraints.txt ./protocol '.[$(PURE_EXTRAS)]'
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(PURE_TESTS) $(PYTEST_ARGS)
+
+# `make test` of the last commit in a new Debian system that has only Python and make, as root. What is left out for want
+# of other programs is named in its last lines.
+bare: $(VENV)/.ready
+	mkdir -p build/debian
+	git archive --output=build/debian/checkout.tar HEAD
+	$(BIN)/python -m tools.debian_root bookworm sh -ec 'mkdir /clone; tar -xf build/debian/checkout.tar -C /clone; \
+	  make -C /clone test WORKERS=$(WORKERS) PYTEST_ARGS="$(PYTEST_ARGS)"'
 
 # New Debian systems that have only Python, made by mmdebstrap, as root: both wheels and the demo on Python 3.11, the
 # pure parts on Python 3.13.

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from tests.waiting import HANG_SECONDS
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -24,8 +26,8 @@ def _has_namespaces() -> bool:
     if shutil.which("ip") is None or os.geteuid() != 0:
         return False
     name = f"tc{os.getpid()}-try"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=10, check=False)
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=10, check=False)
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=HANG_SECONDS, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=HANG_SECONDS, check=False)
     return made.returncode == 0
 
 
@@ -122,7 +124,8 @@ def _has_chromium() -> bool:
     if shutil.which("chromium") is None:
         return False
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(["chromium", "--version"], capture_output=True, timeout=60, check=False).returncode == 0
+        words = ["chromium", "--version"]
+        return subprocess.run(words, capture_output=True, timeout=HANG_SECONDS, check=False).returncode == 0
     return False
 
 
