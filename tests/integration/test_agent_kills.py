@@ -1,12 +1,10 @@
 """Commands to a real agent that is killed (SIGKILL) while it has them: one outcome each, applied once or not at all.
 
-TRAINCTL_KILLS is how many kills strike between journal and apply: `make test` takes the default, `make soak` 200. The
-same command is sent five times for each of them.
+The same command is sent five times for each kill.
 """
 
 import itertools
 import json
-import os
 import random
 import time
 import uuid
@@ -17,6 +15,7 @@ import msgspec
 import pytest
 import zmq
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_step
+from tests.tiers import scale
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 
 from trainctl.node_agent.records.keys import DURABLE_KEY
@@ -27,7 +26,7 @@ from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.codec import decode_order
 
-KILLS = int(os.environ.get("TRAINCTL_KILLS", "3"))
+KILLS = scale("agent kills")
 KILLS_BESIDE, SENDS = max(2, KILLS // 20), 5 * max(10, KILLS)
 
 
