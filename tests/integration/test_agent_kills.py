@@ -74,8 +74,7 @@ def journaled(agent: AgentProcess, id: str) -> None:
 
 def planned_steps(agent: AgentProcess, newest: int = -1) -> dict[str, set[int]]:
     """By command, the steps whose plans carry it; of the `newest` plans alone, of all if negative."""
-    (run,) = (agent.directory / "runs").iterdir()
-    record, found = open_for_reading(agent.run_paths(run.name).record), dict[str, set[int]]()
+    record, found = open_for_reading(agent.run_paths(agent.lasting).record), dict[str, set[int]]()
     try:
         query = "SELECT body FROM plans WHERE kind = 'train' ORDER BY term DESC, n DESC, seq DESC LIMIT ?"
         for (body,) in record.execute(query, (newest,)):
@@ -90,8 +89,7 @@ def planned_steps(agent: AgentProcess, newest: int = -1) -> dict[str, set[int]]:
 
 def is_carried(agent: AgentProcess, id: str) -> bool:
     """Whether the run's settings have taken a command up, which are kept just before the plan that carries it."""
-    (run,) = (agent.directory / "runs").iterdir()
-    record = open_for_reading(agent.run_paths(run.name).record)
+    record = open_for_reading(agent.run_paths(agent.lasting).record)
     try:
         (kept,) = record.execute("SELECT value FROM meta WHERE key = ?", (DURABLE_KEY,)).fetchone()
         return id in json.loads(kept)["carried"]
@@ -101,8 +99,7 @@ def is_carried(agent: AgentProcess, id: str) -> bool:
 
 def last_step(agent: AgentProcess) -> int:
     """That the record holds."""
-    (run,) = (agent.directory / "runs").iterdir()
-    record = open_for_reading(agent.run_paths(run.name).record)
+    record = open_for_reading(agent.run_paths(agent.lasting).record)
     try:
         return int(record.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0])
     finally:

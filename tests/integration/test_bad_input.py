@@ -21,6 +21,8 @@ from trainctl.protocol.wire import codec, sockets
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 
+pytestmark = pytest.mark.tier("test")
+
 SOME_ID = str(uuid.UUID(int=5))
 
 

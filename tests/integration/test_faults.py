@@ -126,6 +126,7 @@ def table(done: Counter[tuple[str, str, str]]) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.tier("test")
 def test_whatever_is_killed_or_stands_still_in_any_phase_costs_no_step_and_bends_no_curve(faulty_run, seed):
     """One of each kind is killed, and one stopped, and at last two of three ranks die at once."""
 

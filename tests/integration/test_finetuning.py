@@ -61,6 +61,7 @@ def make(run_config: Make, rows: Path) -> Make:
     return config
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(("adapter", "mix", "tolerance", "base"), [*CASES, *QUANTIZED])
 def test_two_rebalances_two_resizes_and_a_kill_do_not_bend_the_curve(
     cluster: Cluster, make: Make, rows: Path, adapter: dict[str, Any], mix: dict[str, Any], tolerance: float, base: str
