@@ -95,7 +95,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items[:] = tiers.chosen(config, items)
+    held = tiers.chosen(config, items)
+    if later := set(items) - set(held):
+        config.hook.pytest_deselected(items=[*later])
+    items[:] = held
     without = [item for item in items if any(lacks(what) for what in needed(item))]
     if without:
         config.stash[_lacking] = dict(Counter(what for item in without for what in needed(item) if lacks(what)))
