@@ -5,20 +5,26 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # Otherwise each of the hundreds of processes that tests start would compile the program again.
 unexport PYTHONDONTWRITEBYTECODE
-# The tests mostly wait for real processes, so four workers are worth it on two cores.
-WORKERS ?= 4
+WORKERS ?=
 
-.PHONY: demo test unit lowest debian image soak oracles families check format bench nodejs clean
+.PHONY: demo test test-all soak check format bench debian bare lowest image nodejs clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
 
-test: $(VENV)/.ready-dev nodejs
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+# The quick tier (tests/tiers.py): it needs nothing but Python and make.
+test: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -n $(or $(WORKERS),logical) --dist worksteal $(PYTEST_ARGS)
 
-# All but tests/integration, which start whole clusters.
-unit: $(VENV)/.ready-dev nodejs
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/integration $(PYTEST_ARGS)
+# All that judges a change. These tests mostly wait for real processes, so four workers are worth it on two cores.
+test-all: $(VENV)/.ready-dev nodejs
+	$(BIN)/python -m pytest --tier all -n $(or $(WORKERS),4) --dist worksteal $(PYTEST_ARGS)
+
+# What takes hours: kills, floods, families of models, comparisons with other libraries, images, resumes and walks, one
+# after another, with what they measure. PYTEST_ARGS takes paths of some.
+soak: $(VENV)/.ready-dev nodejs
+	$(BIN)/python -m tools.real_model build/real-model
+	$(BIN)/python -m pytest --tier soak -s $(PYTEST_ARGS)
 
 # The pure parts. What is left out of them needs torch, MLX, huggingface_hub, or the tested version of msgspec, which
 # generates the schema.
@@ -36,85 +42,28 @@ lowest:
 	$(PYTHON) tools/lowest.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/pip install --quiet -c constraints.txt $(PURE_TOOLS)
 	$(LOWEST)/bin/pip install --quiet -c $(LOWEST)/constraints.txt ./protocol '.[$(PURE_EXTRAS)]'
-	$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(PURE_TESTS) $(PYTEST_ARGS)
+	$(LOWEST)/bin/python -m pytest -n $(or $(WORKERS),logical) $(PURE_TESTS) $(PYTEST_ARGS)
+
+# `make test` of the last commit in a new Debian system that has only Python and make, as root. Its last lines name what
+# is left out because other programs are missing.
+bare: $(VENV)/.ready
+	mkdir -p build/debian
+	git archive --output=build/debian/checkout.tar HEAD
+	$(BIN)/python -m tools.debian_root bookworm sh -ec 'mkdir /clone; tar -xf build/debian/checkout.tar -C /clone; \
+	  make -C /clone test WORKERS=$(WORKERS) PYTEST_ARGS="$(PYTEST_ARGS)"'
 
 # New Debian systems that have only Python, made by mmdebstrap, as root: both wheels and the demo on Python 3.11, the
 # pure parts on Python 3.13.
 debian: $(VENV)/.ready-dev
-	TRAINCTL_DEBIAN=all $(BIN)/python -m pytest -s tests/integration/test_bare_debian.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --tier soak -s tests/integration/test_bare_debian.py $(PYTEST_ARGS)
 	$(BIN)/python -m tools.debian_root trixie sh -ec 'python3 -m venv /venv; export PYTHONPYCACHEPREFIX=/var/cache/python; \
 	  /venv/bin/pip install --quiet -c constraints.txt $(PURE_TOOLS) ./protocol ".[$(PURE_EXTRAS)]"; \
-	  /venv/bin/python -m pytest -n $(WORKERS) -p no:cacheprovider $(PURE_TESTS) $(PYTEST_ARGS)'
+	  /venv/bin/python -m pytest -n $(or $(WORKERS),logical) -p no:cacheprovider $(PURE_TESTS) $(PYTEST_ARGS)'
 
 # An image of examples/deploy/Dockerfile by buildah, as root: IMAGE_TARGET=torch, IMAGE_ARGS for buildah's options.
 IMAGE_TARGET ?= watch
 image: $(VENV)/.ready
 	$(BIN)/python -m tools.image $(IMAGE_TARGET) $(IMAGE_ARGS)
-
-# What takes too long for every change: ten times as many transitions of the conductor's model; more faults on all
-# engines and mixes of backends, counted by victim and phase; 600 steps with a fault every 10 s on average, on torch
-# and on a mix; a token cache of 3 GB; fine-tuning of 300 steps, disturbed, and preferences of 100; agents killed
-# between a command's journal and its effect; mutated frames by the million at each socket; 2,000 names in each kind of
-# message by each role's key; spikes, divergence and
-# plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
-# left of 200 simulated runs; a checkpoint's writer killed 100 times, and after each of its operations; a run resumed
-# with each combination of objective, adapter, data type, optimizer and backend; a rank that trains alone ended 30 times
-# by SIGTERM; 30 preemptions of one, two and all of three nodes each; 200 power cuts of a lead, a follower and both, as
-# root; diagnoses of 20 simulated runs with each cause;
-# memory of ten models; bytes per parameter of full training; five calibrations of the demo's model; real runs with each
-# cause of a diagnosis that can be planted; the example run file of each objective; the whole self-test; compiled
-# layers with adapters, ragged rows and what saves memory; ranks that hold another model; images, built, and run as
-# three pods; all cases marked `long`, of which `make test` has some: peaks of memory, mixes of ranks and engines, losses
-# of preferences, and branches at 50 of 100 steps.
-soak: $(VENV)/.ready-dev
-	$(BIN)/python -m tools.real_model build/real-model
-	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
-	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
-	TRAINCTL_SOAK=600 $(BIN)/python -m pytest -s tests/integration/test_soak.py $(PYTEST_ARGS)
-	TRAINCTL_LONG=all $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
-	TRAINCTL_BYTES_PER_PARAMETER=all $(BIN)/python -m pytest -s tests/trainer/precision $(PYTEST_ARGS)
-	TRAINCTL_COMPILE=all $(BIN)/python -m pytest -s tests/trainer/backends/test_compile.py $(PYTEST_ARGS)
-	TRAINCTL_TIMING=all TRAINCTL_SOAK_CALIBRATIONS=5 $(BIN)/python -m pytest -s tests/trainer/calibration $(PYTEST_ARGS)
-	TRAINCTL_EXACTLY_ONCE=200 $(BIN)/python -m pytest tests/node_agent/runs/test_exactly_once.py $(PYTEST_ARGS)
-	TRAINCTL_CHECKPOINT_KILLS=100 TRAINCTL_RESUMES=all \
-	  $(BIN)/python -m pytest tests/trainer/checkpoints --timeout=900 $(PYTEST_ARGS)
-	TRAINCTL_CACHE_GB=3 $(BIN)/python -m pytest tests/trainer/test_large_cache.py $(PYTEST_ARGS)
-	TRAINCTL_TERMS=30 $(BIN)/python -m pytest -s tests/trainer/test_term_signal.py $(PYTEST_ARGS)
-	TRAINCTL_PREEMPTIONS=30 $(BIN)/python -m pytest -s tests/integration/test_preemption.py $(PYTEST_ARGS)
-	TRAINCTL_POWER_CUTS=200 $(BIN)/python -m pytest -s tests/integration/test_power_cuts.py $(PYTEST_ARGS)
-	TRAINCTL_KILLS=200 $(BIN)/python -m pytest -s tests/integration/test_agent_kills.py $(PYTEST_ARGS)
-	TRAINCTL_CURVES=all $(BIN)/python -m pytest -s tests/integration/test_finetuning.py \
-	  tests/integration/test_reference.py $(PYTEST_ARGS)
-	TRAINCTL_PROBES=all $(BIN)/python -m pytest -s tests/integration/test_probe.py $(PYTEST_ARGS)
-	TRAINCTL_FRAMES=1000000 TRAINCTL_EVENTS=500000 $(BIN)/python -m pytest -s tests/integration/test_floods.py \
-	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
-	TRAINCTL_NAMES=2000 $(BIN)/python -m pytest tests/integration/test_received_names.py $(PYTEST_ARGS)
-	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
-	TRAINCTL_PLANTED=all $(BIN)/python -m pytest -s tests/integration/test_diagnosis.py $(PYTEST_ARGS)
-	TRAINCTL_EXAMPLES=all $(BIN)/python -m pytest tests/integration/test_objective_examples.py --timeout=900 $(PYTEST_ARGS)
-	TRAINCTL_SELFTEST=all $(BIN)/python -m pytest -s tests/integration/test_selftest.py \
-	  tests/trainer/selftest --timeout=900 $(PYTEST_ARGS)
-	TRAINCTL_IMAGES=all $(BIN)/python -m pytest -s tests/deploy -m image --timeout=3600 $(PYTEST_ARGS)
-	TRAINCTL_DIAGNOSES=20 $(BIN)/python -m pytest tests/protocol/analysis/diagnosis $(PYTEST_ARGS)
-	TRAINCTL_ETA=200 $(BIN)/python -m pytest -s tests/protocol/batch/test_eta.py $(PYTEST_ARGS)
-	TRAINCTL_POLICY_STEPS=200 $(BIN)/python -m pytest -s tests/integration/test_curve_policies.py $(PYTEST_ARGS)
-	TRAINCTL_SEEDS=500 $(BIN)/python -m pytest -s tests/node_agent/autopilot/test_rebalance.py \
-	  tests/node_agent/conductor/test_all_policies.py \
-	  tests/node_agent/alerts/test_slow_ranks.py tests/node_agent/alerts/test_own_losses.py \
-	  tests/protocol/analysis/test_slowdown.py \
-	  tests/protocol/batch/test_split.py tests/trainer/backends/test_memory_model.py $(PYTEST_ARGS)
-
-# Comparisons with other libraries' trainers that `make test` leaves out.
-oracles: $(VENV)/.ready-dev
-	TRAINCTL_ORACLES=all $(BIN)/python -m pytest -m oracle $(PYTEST_ARGS)
-
-# Each family of models on torch and MLX, of which `make test` has some: alone, in runs of a torch and an MLX rank, and
-# in runs that go from one to the other.
-families: $(VENV)/.ready-dev
-	TRAINCTL_FAMILIES=all $(BIN)/python -m pytest tests/trainer/backends/test_families.py \
-	  tests/trainer/backends/test_random_weights.py tests/trainer/collective/test_family_runs.py \
-	  tests/trainer/checkpoints/test_resume.py tests/trainer/attention/test_torch_varlen.py \
-	  tests/integration/test_family_clusters.py $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .

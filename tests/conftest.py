@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import resource
 import secrets
 import signal
 import sys
@@ -17,7 +18,9 @@ from typing import Any
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.lacking import lacks
+from tests import tiers
+from tests.lacking import NEEDS, lacks, packages
+from tests.second_chance import REAL_PROCESSES, SecondChance
 from tests.waiting import Patience
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +29,8 @@ MARK = "TRAINCTL_TEST_SESSION"
 GRACE_SECONDS = 5.0
 LOOK_SECONDS = 5.0
 """How often it is looked whether a test has taken too long."""
+SOAK_SECONDS = 900
+"""That a test may take in the soak, if it has no timeout of its own."""
 gc.disable()  # in workers until tests are collected: what is imported stays, and a third of the time went to it
 os.environ["TRAINCTL_CALIBRATION"] = "never"  # but for the tests of calibrations: each takes half a minute
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # the hundreds of processes that tests start would compile it again
@@ -40,22 +45,33 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 for _number, _action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:  # as by nohup, or in a script's background: children inherit it
         signal.signal(_number, _action)
-settings.register_profile("any-speed", deadline=None, suppress_health_check=(HealthCheck.too_slow,))
-settings.register_profile("same-examples", settings.get_profile("any-speed"), derandomize=True)
-settings.load_profile("any-speed")  # the machine may be busy: no property depends on how fast it is checked
+SKIPPED = 8
+"""Exit status where a skipped test fails the session."""
 SHARED_PIDS: set[int] = set()
 """Processes that a session's fixture keeps beyond the test that first asked for it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the session")
+    parser.addoption("--second-chance", action="store_true", help="run failed tests of real processes once more")
+    tiers.add_options(parser)
 
 
-ELSEWHERE = {
-    "TRAINCTL_ORACLES": "oracle", "TRAINCTL_FAMILIES": "family", "TRAINCTL_TIMING": "timing",
-    "TRAINCTL_DEBIAN": "debian", "TRAINCTL_IMAGES": "image", "TRAINCTL_LONG": "long",
-}  # fmt: skip
-"""Marks of tests that `make test` leaves out, by the variable that asks for them."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    tiers.configure(config)
+    slow = (HealthCheck.too_slow,)  # the machine may be busy: no property depends on how fast it is checked
+    settings.register_profile(
+        "any-speed", deadline=None, suppress_health_check=slow, max_examples=tiers.scale("examples")
+    )
+    settings.register_profile("same-examples", settings.get_profile("any-speed"), derandomize=True)
+    settings.load_profile("any-speed")
+    if tiers.is_soak() and config.getoption("timeout") is None:
+        config.option.timeout = SOAK_SECONDS
+    if config.getoption("--second-chance") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SecondChance(config))
+
+
 LONG = (
     ("integration/test_promotion", "integration/test_cluster_resume", "integration/test_calibrate",
      "integration/test_probe", "integration/test_cluster", "integration/test_score", "integration/test_rollback"),
@@ -79,8 +95,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    elsewhere = {mark for variable, mark in ELSEWHERE.items() if os.environ.get(variable) != "all"}
-    items[:] = [item for item in items if elsewhere.isdisjoint(mark.name for mark in item.iter_markers())]
+    held = tiers.chosen(config, items)
+    if later := set(items) - set(held):
+        config.hook.pytest_deselected(items=[*later])
+    items[:] = held
     without = [item for item in items if any(lacks(what) for what in needed(item))]
     if without:
         config.stash[_lacking] = dict(Counter(what for item in without for what in needed(item) if lacks(what)))
@@ -151,7 +169,27 @@ def our_threads() -> dict[int, str]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     item.stash[_before] = (set(psutil.pids()), set(our_threads()))
+    item.stash[_reaped] = _faults_of_children()
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.user_properties.append((REAL_PROCESSES, _has_processes(item)))
+    return report
+
+
+def _has_processes(item: pytest.Item) -> bool:
+    """Whether a test has started processes, or uses those that its folder's tests share."""
+    in_folder = item.path.is_relative_to(ROOT / "tests" / "integration")
+    return in_folder or _faults_of_children() != item.stash[_reaped] or bool(our_processes(item.stash[_before][0]))
+
+
+def _faults_of_children() -> int:
+    """Return a number that grows with each child that ends: it has used memory."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -190,7 +228,10 @@ def _is_pool(name: str) -> bool:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for what, count in sorted(config.stash.get(_lacking, {}).items()):
-        terminalreporter.write_line(f"without {what}: {count} tests that need it were left out", yellow=True)
+        line, wanted = f"without {what}: {count} tests that need it were left out", packages(NEEDS[what].programs)
+        if wanted and config.getoption("--tier") != tiers.TIERS[0]:
+            line += f"; on Debian: apt-get install {' '.join(wanted)}"
+        terminalreporter.write_line(line, yellow=True)
     skipped = terminalreporter.stats.get("skipped", [])
     if config.getoption("--fail-on-skip") and skipped:
         terminalreporter.write_line(f"{len(skipped)} skipped, and --fail-on-skip was given", red=True)
@@ -201,12 +242,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.workeroutput["lacking"] = session.config.stash.get(_lacking, {})
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    has_skipped = session.config.getoption("--fail-on-skip") and reporter and bool(reporter.stats.get("skipped"))
-    if has_skipped:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    cache = getattr(session.config, "cache", None)  # pytest may run without one
-    if cache is not None:  # for .ci/run: whether single tests are all that is wrong
-        cache.set("trainctl/only_failures", exitstatus == pytest.ExitCode.TESTS_FAILED and not has_skipped)
+    if session.config.getoption("--fail-on-skip") and reporter and reporter.stats.get("skipped"):
+        session.exitstatus = SKIPPED
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -216,4 +253,5 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 _lacking: pytest.StashKey[dict[str, int]] = pytest.StashKey()
+_reaped: pytest.StashKey[int] = pytest.StashKey()
 _before: pytest.StashKey[tuple[set[int], set[int]]] = pytest.StashKey()

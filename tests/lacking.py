@@ -7,16 +7,19 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
+
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[1]
 
 
-def sshd() -> str | None:
-    """The server's path, which is no ordinary user's."""
-    return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+def find(program: str) -> str | None:
+    """Return a program's path, also of an administrator's one such as sshd."""
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin")
 
 
 def _has_namespaces() -> bool:
@@ -24,8 +27,8 @@ def _has_namespaces() -> bool:
     if shutil.which("ip") is None or os.geteuid() != 0:
         return False
     name = f"tc{os.getpid()}-try"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=10, check=False)
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=10, check=False)
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=HANG_SECONDS, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=HANG_SECONDS, check=False)
     return made.returncode == 0
 
 
@@ -122,46 +125,78 @@ def _has_chromium() -> bool:
     if shutil.which("chromium") is None:
         return False
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(["chromium", "--version"], capture_output=True, timeout=60, check=False).returncode == 0
+        words = ["chromium", "--version"]
+        return subprocess.run(words, capture_output=True, timeout=HANG_SECONDS, check=False).returncode == 0
     return False
 
 
 def _has_loop_devices() -> bool:
     """Whether a file can be a disk: it takes root and a free loop device."""
-    if os.geteuid() != 0 or not all(map(shutil.which, ("losetup", "mkfs.ext4", "mount", "umount"))):
+    if not _as_root("losetup", "mkfs.ext4", "mount", "umount"):
         return False
     return subprocess.run(["losetup", "--find"], capture_output=True, timeout=10, check=False).returncode == 0
 
 
-_FOUND: dict[str, Callable[[], object]] = {
-    "linux": lambda: sys.platform == "linux",
-    "git": lambda: shutil.which("git"),
-    "ps": lambda: shutil.which("ps"),
-    "tmux": lambda: shutil.which("tmux"),
-    "promtool": lambda: shutil.which("promtool"),
-    "prometheus": lambda: shutil.which("prometheus"),
-    "systemd-analyze": lambda: shutil.which("systemd-analyze"),
-    "sshd": lambda: sshd() and shutil.which("ssh"),
-    "rsync": lambda: shutil.which("rsync"),
-    "loop-devices": _has_loop_devices,
-    "namespaces": _has_namespaces,
-    "nodejs": _has_nodejs,
-    "cgroups": _has_cgroups,
-    "cpu-quota": _has_cpu_quota,
-    "cuda": _has_cuda,
-    "cuda-compiler": _has_cuda_compiler,
-    "mlx-cuda": _has_mlx_on_cuda,
-    "disk-limit": _has_disk_limit,
-    "real-model": lambda: (ROOT / "build" / "real-model" / "model" / "model.safetensors").is_file(),
-    "compiler": _has_compiler,
-    "chromium": _has_chromium,
-    "mmdebstrap": lambda: shutil.which("mmdebstrap") and os.geteuid() == 0,
-    "buildah": lambda: shutil.which("buildah") and shutil.which("mmdebstrap") and os.geteuid() == 0,
-    "runc": lambda: shutil.which("runc") and os.geteuid() == 0,
+def _as_root(*programs: str) -> bool:
+    return os.geteuid() == 0 and all(map(find, programs))
+
+
+class Need(NamedTuple):
+    """What a mark `needs` names: whether it is there, and the programs that belong to it."""
+
+    is_there: Callable[[], object]
+    programs: tuple[str, ...] = ()
+
+
+def _programs(*names: str) -> Need:
+    return Need(lambda: all(map(find, names)), names)
+
+
+NEEDS = {
+    "linux": Need(lambda: sys.platform == "linux"),
+    "git": _programs("git"),
+    "ps": _programs("ps"),
+    "tmux": _programs("tmux"),
+    "promtool": _programs("promtool"),
+    "prometheus": _programs("prometheus"),
+    "systemd-analyze": _programs("systemd-analyze"),
+    "sshd": _programs("sshd", "ssh"),
+    "rsync": _programs("rsync"),
+    "loop-devices": Need(_has_loop_devices, ("mkfs.ext4",)),
+    "namespaces": Need(_has_namespaces, ("ip",)),
+    "nodejs": Need(_has_nodejs, ("node", "npm")),
+    "cgroups": Need(_has_cgroups),
+    "cpu-quota": Need(_has_cpu_quota),
+    "cuda": Need(_has_cuda),
+    "cuda-compiler": Need(_has_cuda_compiler),
+    "mlx-cuda": Need(_has_mlx_on_cuda),
+    "disk-limit": Need(_has_disk_limit),
+    "real-model": Need(lambda: (ROOT / "build" / "real-model" / "model" / "model.safetensors").is_file()),
+    "compiler": Need(_has_compiler, ("g++",)),
+    "chromium": Need(_has_chromium, ("chromium",)),
+    "mmdebstrap": Need(lambda: _as_root("mmdebstrap")),
+    "buildah": Need(lambda: _as_root("buildah", "mmdebstrap")),
+    "runc": Need(lambda: _as_root("runc")),
 }
+PACKAGES = {
+    "git": "git", "ps": "procps", "tmux": "tmux", "promtool": "prometheus", "prometheus": "prometheus",
+    "systemd-analyze": "systemd", "sshd": "openssh-server", "ssh": "openssh-client", "rsync": "rsync",
+    "ip": "iproute2", "node": "nodejs", "npm": "npm", "g++": "g++", "chromium": "chromium",
+    "mkfs.ext4": "e2fsprogs",
+}  # fmt: skip
+"""Debian's, by program."""
 
 
 @cache
 def lacks(what: str) -> bool:
     """Whether this machine has no `what`, one of the names above."""
-    return not _FOUND[what]()
+    return not NEEDS[what].is_there()
+
+
+def packages(programs: Iterable[str]) -> list[str]:
+    """Return the Debian packages of those of the programs that aren't there."""
+    return sorted({PACKAGES[program] for program in programs if find(program) is None})
+
+
+if __name__ == "__main__":  # prints what .ci/run installs
+    print(*packages(PACKAGES))

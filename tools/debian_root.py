@@ -1,4 +1,4 @@
-"""`python -m tools.debian_root SUITE COMMAND ...`: runs a command in a new Debian system that has only Python.
+"""`python -m tools.debian_root SUITE COMMAND ...`: runs a command in a new Debian system that has only Python and make.
 
 mmdebstrap makes the system once, in build/debian; each command gets a copy of its own, which is deleted afterwards. The
 checkout is there, read-only, in the same place as here, and so are the folders that pip's settings name on this
@@ -20,7 +20,7 @@ from tools import pip_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "debian"
-PACKAGES = "python3,python3-venv"
+PACKAGES = "python3,python3-venv,make"
 """Of the system, beside Debian's essential ones."""
 _NETWORK: Final = ("/etc/resolv.conf", "/etc/hosts")
 _MOUNT = """set -e; root=$1; shift

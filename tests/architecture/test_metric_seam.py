@@ -9,7 +9,7 @@ PATCH, HOST_PATCH = PATCHES / "new_metric.patch", PATCHES / "new_host_metric.pat
 MOST_NAMING = 5
 """Product files that may name one and the same metric."""
 
-pytestmark = pytest.mark.needs("git")  # it applies the patch
+pytestmark = [pytest.mark.tier("all"), pytest.mark.needs("git")]  # it applies the patch
 
 
 def test_a_new_metric_touches_its_table_and_where_it_is_measured() -> None:

@@ -7,7 +7,7 @@ from tests.architecture.patched_tree import PATCHES, patched, run_in, touched
 
 PATCH = PATCHES / "new_objective.patch"
 
-pytestmark = pytest.mark.needs("git")  # it applies the patch
+pytestmark = [pytest.mark.tier("all"), pytest.mark.needs("git")]  # it applies the patch
 
 
 def test_a_new_objective_touches_two_files() -> None:

@@ -16,7 +16,7 @@ MOST_FILES = 4
 MOST_NAMING = 7
 """Product files that may name one and the same verb: one is the table of remedies of a diagnosis."""
 
-pytestmark = pytest.mark.needs("git")  # it applies the patch
+pytestmark = [pytest.mark.tier("all"), pytest.mark.needs("git")]  # it applies the patch
 
 
 def test_a_new_verb_touches_few_files() -> None:

@@ -1,4 +1,4 @@
-"""Images that tools/image.py builds: size, time, and what an edit builds again. Only with TRAINCTL_IMAGES=all."""
+"""Images that tools/image.py builds: size, time, and what an edit builds again."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ from tests.waiting import slowness
 
 from trainctl import protocol
 
-pytestmark = [pytest.mark.image, pytest.mark.needs("buildah"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.tier("soak"), pytest.mark.needs("buildah"), pytest.mark.timeout(3600)]
 MOST_WATCH_BYTES = 150e6
 MOST_COLD_SECONDS, MOST_EDIT_SECONDS = 600.0, 20.0
 EDIT = "PLANTED = 1\n"

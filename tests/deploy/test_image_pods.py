@@ -1,6 +1,6 @@
 """Three pods of the built image, each in network, process and mount namespaces of its own, train the demo's model.
 
-They are as the StatefulSet of overlays/spot has them. Only with TRAINCTL_IMAGES=all.
+They are as the StatefulSet of overlays/spot has them.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from trainctl.trainer import demo_assets
 from trainctl.tui.demo.folder import run_config
 
 pytestmark = [
-    pytest.mark.image,
+    pytest.mark.tier("soak"),
     pytest.mark.needs("buildah", "runc", "namespaces"),
     pytest.mark.timeout(3600),
 ]

@@ -54,6 +54,7 @@ class AgentProcess:
         self.address = free_addresses(1)[0] if cluster is None else ""
         self.live_address: str | None = None  # the port after it, which is free too
         self.process: subprocess.Popen[str] | None = None
+        self.lasting = ""  # the id of the run that `live` shares: the folder may have others
 
     @property
     def directory(self) -> Path:
@@ -155,7 +156,9 @@ def lasting_run(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> It
     process = AgentProcess(tmp_path_factory.mktemp("lasting") / "state").start()
     with process.client() as client:
         client.send("start-run", {"config": run_config(run__steps=1_000_000)}, wait="accepted")
-        wait_for_step(client, 3)
+        run = wait_for_step(client, 3).run
+        assert run is not None
+        process.lasting = run.run
         assert client.send("pause", {}).state == "applied"
         keep_processes()
         yield process

@@ -1,12 +1,10 @@
 """Commands to a real agent that is killed (SIGKILL) while it has them: one outcome each, applied once or not at all.
 
-TRAINCTL_KILLS is how many kills strike between journal and apply: `make test` takes the default, `make soak` 200. The
-same command is sent five times for each of them.
+The same command is sent five times for each kill.
 """
 
 import itertools
 import json
-import os
 import random
 import time
 import uuid
@@ -17,6 +15,7 @@ import msgspec
 import pytest
 import zmq
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_step
+from tests.tiers import scale
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 
 from trainctl.node_agent.records.keys import DURABLE_KEY
@@ -27,7 +26,7 @@ from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.codec import decode_order
 
-KILLS = int(os.environ.get("TRAINCTL_KILLS", "3"))
+KILLS = scale("agent kills")
 KILLS_BESIDE, SENDS = max(2, KILLS // 20), 5 * max(10, KILLS)
 
 
@@ -75,8 +74,7 @@ def journaled(agent: AgentProcess, id: str) -> None:
 
 def planned_steps(agent: AgentProcess, newest: int = -1) -> dict[str, set[int]]:
     """By command, the steps whose plans carry it; of the `newest` plans alone, of all if negative."""
-    (run,) = (agent.directory / "runs").iterdir()
-    record, found = open_for_reading(agent.run_paths(run.name).record), dict[str, set[int]]()
+    record, found = open_for_reading(agent.run_paths(agent.lasting).record), dict[str, set[int]]()
     try:
         query = "SELECT body FROM plans WHERE kind = 'train' ORDER BY term DESC, n DESC, seq DESC LIMIT ?"
         for (body,) in record.execute(query, (newest,)):
@@ -91,8 +89,7 @@ def planned_steps(agent: AgentProcess, newest: int = -1) -> dict[str, set[int]]:
 
 def is_carried(agent: AgentProcess, id: str) -> bool:
     """Whether the run's settings have taken a command up, which are kept just before the plan that carries it."""
-    (run,) = (agent.directory / "runs").iterdir()
-    record = open_for_reading(agent.run_paths(run.name).record)
+    record = open_for_reading(agent.run_paths(agent.lasting).record)
     try:
         (kept,) = record.execute("SELECT value FROM meta WHERE key = ?", (DURABLE_KEY,)).fetchone()
         return id in json.loads(kept)["carried"]
@@ -102,8 +99,7 @@ def is_carried(agent: AgentProcess, id: str) -> bool:
 
 def last_step(agent: AgentProcess) -> int:
     """That the record holds."""
-    (run,) = (agent.directory / "runs").iterdir()
-    record = open_for_reading(agent.run_paths(run.name).record)
+    record = open_for_reading(agent.run_paths(agent.lasting).record)
     try:
         return int(record.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0])
     finally:

@@ -50,6 +50,7 @@ def recorded(agent: AgentProcess, run: str = RUN) -> list[int]:
         return [step.step for step in reader.steps(0, 1000)[0]]
 
 
+@pytest.mark.tier("test")
 def test_a_run_is_shown_recorded_and_ended(agent: AgentProcess) -> None:
     with agent.client() as client:
         kept = client.attach_run(RUN, "ppo", RANKS, steps=100)

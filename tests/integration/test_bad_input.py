@@ -21,6 +21,8 @@ from trainctl.protocol.wire import codec, sockets
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 
+pytestmark = pytest.mark.tier("test")
+
 SOME_ID = str(uuid.UUID(int=5))
 
 
@@ -84,7 +86,7 @@ def test_raw_bytes_that_are_no_zeromq_leave_both_sockets_serving(one_agent):
     for address in (one_agent.address, one_agent.live_address):
         port = int(address.rsplit(":", 1)[1])
         for _ in range(20):
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+            with socket.create_connection(("127.0.0.1", port), timeout=HANG_SECONDS) as raw:
                 raw.sendall(os.urandom(2000))
     with one_agent.client() as client:
         heard = 0

@@ -15,7 +15,7 @@ from tests.integration.test_client_alone import BLOCKED, DRIVE
 from tools import debian_root
 from trainctl import protocol
 
-pytestmark = [pytest.mark.needs("mmdebstrap"), pytest.mark.debian, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.needs("mmdebstrap"), pytest.mark.tier("soak"), pytest.mark.timeout(3600)]
 SUITE = "bookworm"
 MOST_BASE_BYTES = 130e6
 MOST_IMPORT_SECONDS = 0.15

@@ -85,7 +85,7 @@ def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: Ag
         assert (over.state, over.field) == ("rejected", "config: run.steps")
 
 
-@pytest.mark.long
+@pytest.mark.tier("soak")
 @pytest.mark.parametrize("nodes", [{NODE: TORCH}, on_mlx(NODE)], ids=["torch", "mlx"])
 def test_a_branch_at_50_of_100_from_a_background_checkpoint_has_the_same_losses_bit_for_bit(
     agent: AgentProcess, run_config: Any, nodes: dict[str, Any]

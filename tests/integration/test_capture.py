@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end
 from tests.integration.support.clusters import on_mlx
 from tests.waiting import HANG_SECONDS
@@ -14,6 +15,7 @@ from trainctl.protocol.client.blocking import BlockingClient
 COMMAND = [sys.executable, "-m", "trainctl.node_agent.cli"]
 
 
+@pytest.mark.tier("test")
 def test_a_run_is_recorded_and_played_back(agent: AgentProcess, run_config, tmp_path: Path) -> None:
     with agent.client() as client:
         client.send("start-run", {"config": run_config(run__steps=5, nodes=on_mlx(NODE))}, wait="accepted")

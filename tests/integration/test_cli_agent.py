@@ -154,6 +154,7 @@ def test_prometheus_counts_what_is_trained(agent: Agent) -> None:
         assert re.search(f"^{line}$", text, re.MULTILINE), line
 
 
+@pytest.mark.tier("test")
 def test_ls(agent: Agent) -> None:
     done = call("ls", *agent.at)
     assert done.returncode == 0
@@ -165,6 +166,7 @@ def test_ls(agent: Agent) -> None:
     assert run["steps"] == FOREVER
 
 
+@pytest.mark.tier("test")
 def test_status(agent: Agent) -> None:
     done = call("status", *agent.at)
     assert done.returncode == 0
@@ -195,6 +197,7 @@ def test_status_of_a_run_by_name_and_of_none(agent: Agent) -> None:
     assert call_json("status", "--run", "nobody", *agent.at, status=3)["error"]["code"] == "refused"
 
 
+@pytest.mark.tier("test")
 def test_watch_shows_steps_in_order_and_ends_at_ctrl_c(training: Agent) -> None:
     with started("watch", "--json", *training.at) as process:
         assert process.stdout is not None
@@ -229,6 +232,7 @@ def test_a_pipe_that_closes_ends_watch_quietly(training: Agent) -> None:
         assert process.wait(HANG_SECONDS) == 141
 
 
+@pytest.mark.tier("test")
 def test_events(agent: Agent) -> None:
     text = f"note {uuid.uuid4()}"
     assert call("send", "note", f"text={text}", *agent.at).returncode == 0
@@ -252,6 +256,7 @@ def test_events_followed(agent: Agent) -> None:
     assert first not in out
 
 
+@pytest.mark.tier("test")
 def test_logs(agent: Agent) -> None:
     log = next((agent.folder / "state").rglob("rank-0.log"))
     with log.open("a", encoding="utf-8") as file:
@@ -297,6 +302,7 @@ def test_logs_followed(agent: Agent) -> None:
 # ---------------------------------------------------------------- commands
 
 
+@pytest.mark.tier("test")
 def test_a_command_is_applied_at_a_step_it_names(agent: Agent) -> None:
     call("send", "resume", *agent.at)
     for micro in (1, 4):
@@ -318,6 +324,7 @@ def test_the_same_id_again_is_the_same_outcome_and_another_body_a_conflict(agent
     assert (other["state"], other["error"]["code"]) == ("conflict", "conflict")
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -376,6 +383,7 @@ def test_a_field_that_the_agent_refuses_is_named_by_the_file_that_has_it(idle: A
     assert_one_line(done, 3, f"start-run rejected: {other}: nodes.mbp: no such node in this cluster")
 
 
+@pytest.mark.tier("test")
 def test_a_run_followed_to_its_end_and_taken_up_again(idle: Agent) -> None:
     short = ("--set", "run.steps=30", "--set", "checkpoint.every_steps=10")
     done = call("run", idle.run_file, *short, "--follow", "--json", *idle.at)
@@ -415,6 +423,7 @@ def test_ctrl_c_detaches_from_a_run_that_goes_on(idle: Agent) -> None:
     wait_until(lambda: call_json("status", *idle.at)["run"]["state"] == "stopped", "the run to stop")
 
 
+@pytest.mark.tier("test")
 def test_a_run_that_fails_while_it_loads_says_why(idle: Agent) -> None:
     """The model's weights are not of the shapes that its configuration says: only loading it shows that."""
     described = idle.folder / "model" / "config.json"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.integration.conftest import AgentProcess
 from tests.tui.support.cli_calls import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
@@ -12,6 +13,8 @@ from tests.waiting import HANG_SECONDS
 from trainctl.protocol.machine import shim
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.schema import open_for_reading
+
+pytestmark = pytest.mark.tier("test")
 
 BLOCKED = ("textual", "numpy", "psutil", "torch", "typer", "mlx", "setproctitle")
 BLOCKER = f"""

@@ -112,6 +112,7 @@ def four_commands(chance: random.Random, batch: int) -> list[tuple[str, dict, st
     return asked
 
 
+@pytest.mark.tier("test")
 async def test_two_hundred_commands_are_applied_at_one_step_on_all_ranks_or_refused(group, group_config):
     """Four at a time, each through any agent of the cluster."""
     cluster, run = group
@@ -204,6 +205,7 @@ def check_effect(cluster: Cluster, run: str, reply: m.CommandReply, args: dict) 
 # ---------------------------------------------------------------- agents that are killed
 
 
+@pytest.mark.tier("test")
 def test_agents_killed_again_and_again_cost_no_step_and_no_trainer(group):
     cluster, run = group
     chance, trainers = random.Random(7), cluster.trainers()
@@ -263,6 +265,7 @@ def unread_step(reader: RecordReader, reports: list[m.Report]) -> int | None:
 # ---------------------------------------------------------------- what clients see
 
 
+@pytest.mark.tier("test")
 def test_the_log_of_any_rank_comes_from_any_agent(group):
     cluster, run = group
     for asked in NODES:

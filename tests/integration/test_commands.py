@@ -20,6 +20,8 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.state.source import ClusterSource
 
+pytestmark = pytest.mark.tier("test")
+
 SAMPLES = 12
 
 
@@ -154,8 +156,7 @@ async def test_from_key_press_to_applied_at_the_step_that_the_reply_names(live):
 
 def micro_batch_of(agent, step: int) -> int:
     """By the plan in the journal."""
-    (run,) = (agent.directory / "runs").iterdir()
-    record = open_for_reading(agent.run_paths(run.name).record)
+    record = open_for_reading(agent.run_paths(agent.lasting).record)
     (body,) = record.execute("SELECT body FROM plans WHERE kind = 'train' AND step = ?", (step,)).fetchone()
     record.close()
     return decode_order(body).work[0].micro_batch

@@ -1,10 +1,6 @@
-"""Policies on real runs: a poisoned block of data is skipped, and what should leave the curve as it is does so.
-
-`TRAINCTL_POLICY_STEPS`: steps over which the losses with and without the curve-neutral policies are compared.
-"""
+"""Policies on real runs: a poisoned block of data is skipped, and what should leave the curve as it is does so."""
 
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -13,12 +9,13 @@ import pytest
 from tests.integration.conftest import AgentProcess, all_steps, wait_for_end
 from tests.integration.support.clusters import Cluster, on
 from tests.integration.support.exactness import worst_deviation
+from tests.tiers import scale
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config.policies import POLICIES
 
-STEPS = int(os.environ.get("TRAINCTL_POLICY_STEPS", "20"))
+STEPS = scale("policy steps")
 MOST_DEVIATION = 1e-6
 """Relative difference of two losses."""
 NEUTRAL = [name for name, entry in POLICIES.items() if not entry.changes_curve]

@@ -70,6 +70,7 @@ def shown(tmp_path_factory) -> Iterator[Shown]:
         end_all(folder)
 
 
+@pytest.mark.tier("test")
 def test_the_headless_demo_trains_one_model_on_torch_and_mlx_and_prints_one_object(shown):
     assert shown.status == 0, shown.err
     result = json.loads(shown.out)
@@ -109,6 +110,7 @@ def test_the_nodejs_example_steers_the_live_demo(shown):
     assert {node["name"]: node["share"] for node in json.loads(shown.out)["nodes"]} == SHARES
 
 
+@pytest.mark.tier("test")
 def test_the_dpo_demo_trains_adapters_on_torch_and_mlx_and_evaluates_held_out_pairs(shown, tmp_path):
     for name in ("model", "data"):  # made by the first demo
         (tmp_path / name).symlink_to(shown.cluster.parents[1] / name)
@@ -127,6 +129,7 @@ def test_the_dpo_demo_trains_adapters_on_torch_and_mlx_and_evaluates_held_out_pa
     assert any(pair.margin for pair in evaluated.pairs)
 
 
+@pytest.mark.tier("test")
 def test_a_demo_that_cannot_start_is_one_line_and_leaves_nothing(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")

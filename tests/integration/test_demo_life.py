@@ -149,6 +149,7 @@ def seconds_until_another(folder: Path, agent: psutil.Process) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.tier("test")
 def test_ctrl_c_stops_a_headless_demo(folder: Path) -> None:
     with started("demo", *ALONE, "--headless", "--steps", "5000", "--folder", folder) as process:
         assert process.stderr is not None
@@ -170,6 +171,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(folder: Path) -> None:
     wait_until(lambda: not processes_of(folder), "all to end", 60)
 
 
+@pytest.mark.tier("test")
 def test_its_terminal_closed_it_trains_to_the_end_and_then_leaves(folder: Path) -> None:
     """A hang-up kills the program at the terminal; supervisor, agent and trainer are of another session."""
     before = set(sessions(folder))

@@ -26,6 +26,7 @@ from tests.integration.support.planted import (
     wait_until_judged,
 )  # fmt: skip
 from tests.integration.support.several_hosts import DESK, Hosts
+from tests.tiers import is_soak
 from tests.tui.support.cli_calls import call, call_json
 from tests.waiting import until
 
@@ -268,7 +269,7 @@ NEEDS = {
     "throttled": ("cpu-quota", "tmux"), "slow-link": ("namespaces", "tmux"), "lossy-link": ("namespaces", "tmux"),
     "slow-disk": ("disk-limit", "tmux"), "stolen-cpu": ("linux", "tmux"),
 }  # fmt: skip
-ALL = os.environ.get("TRAINCTL_PLANTED") == "all"
+ALL = is_soak()
 CHOSEN = PLANTED if ALL else ("throttled",)
 MOST_SECONDS = 30
 """Seconds until a cause is on screen, on a machine with nothing else to do."""

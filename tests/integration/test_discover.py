@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import call_json
 from tests.waiting import HANG_SECONDS
@@ -11,6 +12,7 @@ from tests.waiting import HANG_SECONDS
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 
 
+@pytest.mark.tier("test")
 def test_an_agent_that_advertises_itself_is_found(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
     file = tmp_path / "cluster.toml"

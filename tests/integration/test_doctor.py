@@ -76,6 +76,7 @@ def test_files_of_all_nodes_are_compared_and_a_change_is_seen(pair: Any) -> None
     assert model["do"] == f"on beta: rsync -av --checksum {folder}/model/ {folder}/copy/"
 
 
+@pytest.mark.tier("test")
 def test_one_agent_that_is_well_is_exit_code_0(pair: Any) -> None:
     _, (alpha, _) = pair
     done = call("doctor", "--connect", alpha.address)

@@ -1,4 +1,4 @@
-"""`make families`: each tested family on two nodes, one with torch and one with MLX, through agents and the probe."""
+"""Each tested family on two nodes, one with torch and one with MLX, through agents and the probe."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.family
+@pytest.mark.tier("soak")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_run_on_torch_and_mlx_has_the_losses_of_one_rank(
     cluster: Cluster, run_config: Callable[..., dict[str, Any]], samples: Path, tmp_path: Path, name: str

@@ -1,10 +1,9 @@
 """Processes killed and stopped at every phase of a step: no step is lost, and the run stays on the undisturbed curve.
 
-TRAINCTL_FAULTS says how many kills of each victim a group gets (all: 5), on every engine and mix of backends; unset, 1
-on gloo with torch. TRAINCTL_FAULT_SEED replays a schedule that failed.
+`make soak` has them on every engine and mix of backends, `make test-all` on gloo with torch. `--schedule-seed` replays
+a schedule that failed.
 """
 
-import os
 import random
 import signal
 from collections import Counter
@@ -16,17 +15,17 @@ from tests.integration.support.clusters import FOREVER, NODES, on
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.faults import PHASES, VICTIMS, Harness, naming, schedule
 from tests.integration.support.reference import one_rank_curve
+from tests.tiers import is_soak, scale, schedule_seed
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import GenerationFormed, SharesChanged
 
-WANTED = os.environ.get("TRAINCTL_FAULTS", "")
-COUNT = {"": 1, "all": 5}.get(WANTED) or int(WANTED)
-SEED = int(os.environ.get("TRAINCTL_FAULT_SEED", "4"))
+COUNT = scale("faults of each victim")
+SEED = schedule_seed(4)
 MLX = {"backend": "mlx"}
 MIXES = {"torch": {}, "mlx": dict.fromkeys(NODES, MLX), "mixed": {"gamma": MLX}}
 ALL = [(engine, mix) for engine in ("gloo", "ring") for mix in MIXES]
-GROUPS = ALL if WANTED else [("gloo", "torch")]
+GROUPS = ALL if is_soak() else [("gloo", "torch")]
 KILLS_UNTIL = 24 * COUNT
 STOPS_UNTIL = KILLS_UNTIL + 30
 pytestmark = pytest.mark.timeout(300 * COUNT)
@@ -61,7 +60,7 @@ def totals() -> Iterator[Counter[tuple[str, str, str]]]:
     counted: Counter[tuple[str, str, str]] = Counter()
     yield counted
     print("\nall groups together", table(counted), sep="\n")
-    if WANTED == "all":
+    if is_soak():
         sums: Counter[tuple[str, str]] = Counter()
         for (victim, number, _), count in counted.items():
             sums[victim, number] += count
@@ -85,7 +84,7 @@ def faulty_run(cluster, run_config, group, seed, curves, totals) -> FaultyRun:
     def run(disturb: Callable[[Harness], object]) -> list[m.Event]:
         with (
             cluster.client("alpha") as client,
-            naming(f"TRAINCTL_FAULT_SEED={SEED}, {engine}, {mix}"),
+            naming(f"--schedule-seed {SEED}, {engine}, {mix}"),
         ):
             begun = client.send("start-run", {"config": make(nodes=on(*NODES, **MIXES[mix]))})
             assert begun.state == "applied", begun.reason
@@ -127,6 +126,7 @@ def table(done: Counter[tuple[str, str, str]]) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.tier("test")
 def test_whatever_is_killed_or_stands_still_in_any_phase_costs_no_step_and_bends_no_curve(faulty_run, seed):
     """One of each kind is killed, and one stopped, and at last two of three ranks die at once."""
 

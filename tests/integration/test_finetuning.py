@@ -1,6 +1,5 @@
 """Fine-tuning on a cluster: one curve through rebalances, resizes and a kill, and a checkpoint that others open."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, NODES, Cluster, have_back, kill_trainer, on
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.reference import one_rank_curve
+from tests.tiers import is_soak
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 
 from trainctl.protocol import messages as m
@@ -18,7 +18,7 @@ from trainctl.trainer.exports.quantize_model import quantize
 STEPS = 40
 LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 MIXED = {"gamma": {"backend": "mlx"}}
-SOAK = os.environ.get("TRAINCTL_CURVES") == "all"
+SOAK = is_soak()
 DRAWS = 4
 """Changes of the first weights, whose largest effect limits that of faults."""
 FULL = {"kind": "full"}
@@ -28,8 +28,8 @@ CASES = [
     *([pytest.param(LORA, {}, 1e-5, "", id="lora, torch")] * SOAK),
     *([pytest.param(FULL, MIXED, 5e-5, "", id="full, mixed")] * SOAK),
 ]
-"""Adapter, nodes' backends, deviation allowed, format of a quantized base: `make test` takes one on a quantized base,
-`make soak` all. Runs of all weights are disturbed in test_cluster_group and test_faults too."""
+"""Adapter, nodes' backends, deviation allowed, format of a quantized base: `make test-all` takes one on a quantized
+base, `make soak` all. Runs of all weights are disturbed in test_cluster_group and test_faults too."""
 QUANTIZED = [
     pytest.param(LORA, MIXED, 5e-5, "mlx-4bit", id="lora on mlx-4bit, mixed"),
     *([pytest.param(LORA, MIXED, 5e-5, "nvfp4", id="lora on nvfp4, mixed")] * SOAK),
@@ -61,6 +61,7 @@ def make(run_config: Make, rows: Path) -> Make:
     return config
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(("adapter", "mix", "tolerance", "base"), [*CASES, *QUANTIZED])
 def test_two_rebalances_two_resizes_and_a_kill_do_not_bend_the_curve(
     cluster: Cluster, make: Make, rows: Path, adapter: dict[str, Any], mix: dict[str, Any], tolerance: float, base: str

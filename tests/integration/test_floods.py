@@ -1,12 +1,9 @@
 """What anyone may do to an agent's sockets, and what others notice of it: mutated frames, huge ones, floods, silence.
 
-TRAINCTL_FRAMES is how many mutated frames each socket gets and TRAINCTL_EVENTS how many events a stopped subscriber
-misses: `make test` takes the defaults, `make soak` a million and 500,000. Latencies are printed; only the soak, which
-has the machine for itself, holds them to their limits.
+Latencies are printed; only the soak, which has the machine for itself, holds them to their limits.
 """
 
 import contextlib
-import os
 import random
 import select
 import signal
@@ -22,13 +19,14 @@ import pytest
 from tests.integration.support import rawzmtp
 from tests.integration.support.narrow import DESCRIPTORS, Keyed, Narrow, answers, flood, warmed
 from tests.node_agent.support.processes import ENVIRONMENT, python
+from tests.tiers import is_soak, scale
 from tests.waiting import HANG_SECONDS, slowness
 
 from trainctl.protocol.record.schema import open_for_reading
 
-FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2500"))
-EVENTS = int(os.environ.get("TRAINCTL_EVENTS", "30000"))
-IS_SOAK = "TRAINCTL_FRAMES" in os.environ
+FRAMES = scale("frames")
+EVENTS = scale("events")
+IS_SOAK = is_soak()
 IDLE = 600
 HANDSHAKES = min(20_000, max(300, FRAMES // 10))
 HUGE = 300_000_000

@@ -28,6 +28,8 @@ from trainctl.protocol.security.keys import KeyFolder, KeyPair
 from trainctl.protocol.wire import codec, sockets
 from trainctl.tui.cli import main
 
+pytestmark = pytest.mark.tier("test")
+
 NO_NODES = Cluster()
 AT_ONCE_SECONDS = 3.0
 

@@ -108,6 +108,7 @@ def test_a_command_accepted_before_the_kill_takes_effect_once_after_it(live):
         assert len(events) == len(sent_ids) == 4
 
 
+@pytest.mark.tier("test")
 def test_a_paused_run_is_still_paused_after_its_agent_came_back(live):
     agent = live
     with agent.client() as client:
@@ -149,6 +150,7 @@ def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent
     assert newest_complete(agent.run_paths(run).checkpoints).name == f"step-{stopped.step}"
 
 
+@pytest.mark.tier("test")
 def test_sigterm_to_the_agent_leaves_the_trainer_training(live):
     agent = live
     (pid,) = agent.trainer_pids()
@@ -162,6 +164,7 @@ def test_sigterm_to_the_agent_leaves_the_trainer_training(live):
         assert agent.trainer_pids() == [pid]
 
 
+@pytest.mark.tier("test")
 def test_an_agent_that_stalls_longer_than_its_heartbeats_is_found_again_by_trainer_and_client(live):
     """Stopped for five seconds (a paused machine, swapping): both reconnect, and nothing stays deaf."""
     agent = live

@@ -1,13 +1,13 @@
 """The example run file of each objective trains, from the command line, on its own data; the model is a tiny one.
 
-`TRAINCTL_EXAMPLES=all`: each of them, as `make soak` wants it. `make test` takes one of rows and one of pairs.
+`make soak` takes each of them, `make test-all` one of rows and one of pairs.
 """
 
-import os
 from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.integration.conftest import AgentProcess, wait_for_end
+from tests.tiers import is_soak
 from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.quantized_model import quantized_copy
 from tests.trainer.support.seq2seq_model import make_seq2seq_model
@@ -19,7 +19,7 @@ WEIGHTS = {"pretrain": "model.safetensors", "sft": "model.safetensors", "sft-lor
     "qlora": "adapter_model.safetensors",
     "orpo": "adapter_model.safetensors",
 }
-TRIED = tuple(WEIGHTS) if os.environ.get("TRAINCTL_EXAMPLES") == "all" else ("sft-lora", "dpo")
+TRIED = tuple(WEIGHTS) if is_soak() else ("sft-lora", "dpo")
 CHECKED = ("pretrain", "sft-lora")
 """Examples that `trainctl check` reads too: one of each kind of data."""
 STEPS = 2

@@ -1,7 +1,6 @@
 """The power of a lead's machine, of a follower's and of both goes while a run writes checkpoints: it goes on.
 
-TRAINCTL_POWER_CUTS is how many cuts there are: `make test` takes the default, `make soak` 200. TRAINCTL_POWER_CUTS_SEED
-replays their moments.
+`--schedule-seed` replays the moments of cuts.
 """
 
 import contextlib
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests import tiers
 from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, RING, Cluster, on
 from tests.integration.support.cut_disk import CutDisk, closed_in_the_end, cut, named_after
@@ -25,8 +25,8 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.checkpoints import newest_complete, read_manifest
 
-CUTS = int(os.environ.get("TRAINCTL_POWER_CUTS", "3"))
-SEED = int(os.environ.get("TRAINCTL_POWER_CUTS_SEED", "11"))
+CUTS = tiers.scale("power cuts")
+SEED = tiers.schedule_seed(11)
 LEAD, FOLLOWER = "alpha", "beta"
 VICTIMS = ((LEAD,), (FOLLOWER,), (LEAD, FOLLOWER))
 EVERY = 25

@@ -1,10 +1,8 @@
 """Agents that are terminated and drain their nodes: no step is lost, and the run stays on the undisturbed curve.
 
-TRAINCTL_PREEMPTIONS says how often one, two and all of three agents are terminated each; unset, once.
-TRAINCTL_PREEMPTION_SEED replays a schedule that failed.
+One, two and all of three agents are terminated. `--schedule-seed` replays a schedule that failed.
 """
 
-import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +14,15 @@ from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.faults import naming
 from tests.integration.support.preemption import GRACE_SECONDS, Preempted, Preemption, schedule
 from tests.integration.support.reference import one_rank_curve
+from tests.tiers import scale, schedule_seed
 from tests.waiting import slowness
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.checkpoints import newest_complete, read_manifest
 
-COUNT = int(os.environ.get("TRAINCTL_PREEMPTIONS", "1"))
-SEED = int(os.environ.get("TRAINCTL_PREEMPTION_SEED", "5"))
+COUNT = scale("preemptions")
+SEED = schedule_seed(5)
 WAIT_SECONDS = 2.0
 """Most seconds that the ranks which stay wait for a drain, beside a step, on a machine that isn't busy."""
 ENDINGS = ("going back", "failed", "stopped")
@@ -59,7 +58,7 @@ def test_nodes_that_are_terminated_leave_without_a_lost_step_and_come_back(spot_
     planned = schedule(SEED, COUNT)
     assert {preemption.in_sum for preemption in planned} == {True, False}
     for preemption in planned:
-        with naming(f"TRAINCTL_PREEMPTION_SEED={SEED}, {preemption}"):
+        with naming(f"--schedule-seed {SEED}, {preemption}"):
             preempted.whole()
             _preempt(preempted, preemption)
     preempted.goes_on(preempted.last_step()[0] + 2)

@@ -4,7 +4,7 @@ same model quantized otherwise, whether its files are named or only read.
 gamma's Python has a `sitecustomize` of the test's own, which changes what its trainer has read as `wish` says: another
 base of RoPE, weights that are scaled, or the files of another folder. No digest of a file and no shape shows that.
 
-`TRAINCTL_PROBES=all`, as `make soak` has it: each change at the start of a run. `make test` has one of them there, and
+`make soak` has each change at the start of a run, `make test-all` one of them there, and
 the other in a rank that returns and in a run that is taken up again.
 """
 
@@ -17,6 +17,7 @@ import psutil
 import pytest
 from tests.integration.conftest import until, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, NODES, Cluster, on, plans_of
+from tests.tiers import is_soak
 from tests.trainer.support.chat_model import make_chat_model
 
 from trainctl.protocol import messages as m
@@ -24,7 +25,7 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.trainer.exports.quantize_model import quantize
 
-SOAK = os.environ.get("TRAINCTL_PROBES") == "all"
+SOAK = is_soak()
 PAIR = ("alpha", "gamma")
 CHANGED = """
     import importlib.util, pathlib, sys

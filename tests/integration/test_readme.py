@@ -16,7 +16,7 @@ from trainctl.trainer.step.preflight import NEVER
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-pytestmark = pytest.mark.needs("namespaces")
+pytestmark = [pytest.mark.tier("test"), pytest.mark.needs("namespaces")]
 KEPT = (NEVER,)
 """Settings of ours that the commands inherit: calibrations at a start have tests of their own."""
 BEGIN = "set -euo pipefail\n"

@@ -1,7 +1,7 @@
 """A real model trains on torch and MLX together, and its exports answer as the libraries do.
 
-Random weights hide what a trained model's large activations show. `python -m tools.real_model build/real-model`, then
-`pytest -m long` with TRAINCTL_LONG=all; on two cores it takes about 20 minutes, most of them in MLX's products.
+Random weights hide what a trained model's large activations show. `python -m tools.real_model build/real-model` makes
+it. On two cores the tests take about 20 minutes, most of them in MLX's products.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.tui.support.cli_calls import call_process
 
 from trainctl.trainer.exports.quantize_model import quantize
 
-pytestmark = [pytest.mark.long, pytest.mark.needs("real-model"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.tier("soak"), pytest.mark.needs("real-model"), pytest.mark.timeout(3600)]
 REAL = lacking.ROOT / "build" / "real-model"
 STEPS, GLOBAL, PROMPTS, ANSWER_TOKENS = 6, 8, 2, 12
 PAIR = ("alpha", "gamma")

@@ -1,8 +1,4 @@
-"""Names from other machines: whatever they are and whose key sends them, an agent touches nothing beside its runs.
-
-TRAINCTL_NAMES is how many names each kind of message is given by each key: `make test` takes the default, `make soak`
-2,000.
-"""
+"""Names from other machines: whatever they are and whose key sends them, an agent touches nothing beside its runs."""
 
 import contextlib
 import hashlib
@@ -21,6 +17,7 @@ import msgpack
 import msgspec
 import pytest
 import zmq
+from tests import tiers
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess
 from tests.integration.support.file_watch import FileWatch
@@ -38,7 +35,7 @@ from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import codec, sockets
 
-NAMES = int(os.environ.get("TRAINCTL_NAMES", "12"))
+NAMES = tiers.scale("names of each kind")
 AT_ONCE = 8
 """Requests that wait for a reply at a time; an agent takes 64."""
 STOP_SECONDS = 1.0

@@ -1,6 +1,5 @@
 """Preferences on a cluster: three ranks on two libraries compute the reference together, and once; and one curve."""
 
-import os
 import random
 import re
 import shutil
@@ -15,6 +14,7 @@ from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
 from tests.integration.support.clusters import NODES, RING, Cluster, on, on_mlx
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.reference import one_rank_curve
+from tests.tiers import is_soak
 from tests.trainer.support.chat_model import make_chat_model, write_rows
 from tests.trainer.support.preferences import preferences
 
@@ -23,7 +23,7 @@ from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.work.checkpoint_model import load_checkpoint
 
 PAIRS = 120
-SOAK = os.environ.get("TRAINCTL_CURVES") == "all"
+SOAK = is_soak()
 _COMPUTED = re.compile(r"reference: computed ([\d,]+) of ([\d,]+) pairs here")
 
 

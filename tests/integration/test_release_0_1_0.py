@@ -281,6 +281,7 @@ def test_an_agent_opens_its_state_and_lets_in_who_was_let_in(frozen: Frozen) -> 
 # ---------------------------------------------------------------- going on
 
 
+@pytest.mark.tier("test")
 @pytest.mark.timeout(300)
 def test_a_run_that_failed_goes_on_from_its_checkpoint(frozen: Frozen, tmp_path: Path) -> None:
     """By real trainers, torch and MLX; a step that is made again has the loss that it had."""

@@ -43,6 +43,7 @@ def agent(lasting_agent: AgentProcess) -> Iterator[AgentProcess]:
     until(lambda: not lasting_agent.trainer_pids(), 20, "the trainers' end")
 
 
+@pytest.mark.tier("test")
 def test_a_run_trains_to_its_end_and_every_step_is_in_the_record_and_live_without_a_gap(agent, run_config):
     with agent.client() as client:
         config = run_config(evaluate__every_steps=10)
@@ -152,6 +153,7 @@ def stop_while_it_waits(agent: AgentProcess, client: BlockingClient) -> None:
     until(lambda: not agent.trainer_pids(), 20, "the trainer's end")
 
 
+@pytest.mark.tier("test")
 def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_config):
     """The newest one; what had been committed after it is marked, and made again to the same losses."""
     with agent.client() as client:

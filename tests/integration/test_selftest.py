@@ -1,17 +1,17 @@
 """The self-test as a person runs it: real agents and ranks in a temporary home, one file, nothing left behind.
 
-`TRAINCTL_SELFTEST=all`: all checks, as `make soak` wants it. `make test` takes those of two ranks and the quick ones.
+`make soak` takes all checks, `make test-all` those of two ranks and the quick ones.
 """
 
 import getpass
 import json
-import os
 import re
 import socket
 import stat
 from pathlib import Path
 
 import pytest
+from tests.tiers import is_soak
 from tests.tui.support.cli_calls import (
     ENVIRONMENT,
     assert_none_left,
@@ -23,7 +23,7 @@ from tests.tui.support.cli_calls import (
 )
 from tests.waiting import HANG_SECONDS, until
 
-ALL = os.environ.get("TRAINCTL_SELFTEST") == "all"
+ALL = is_soak()
 SOME = ("versions", "interfaces", "group", "command", "recordings")
 PATIENT = ("--seconds", "3600")
 pytestmark = pytest.mark.timeout(1800 if ALL else 600)

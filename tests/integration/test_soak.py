@@ -1,13 +1,12 @@
 """A run that is disturbed over and over at random times ends at its last step on the undisturbed curve, and takes no
 more and more of the machines.
 
-TRAINCTL_SOAK says of how many steps, with a fault every 10 s on average, on torch and on a mix of backends; unset, only
-the schedule and the judge are tested. TRAINCTL_FAULT_SEED replays a schedule that failed.
+`make soak` has a fault every 10 s on average, on torch and on a mix of backends; else only the schedule and the judge
+are tested. `--schedule-seed` replays a schedule that failed.
 """
 
 import dataclasses
 import itertools
-import os
 import signal
 import statistics
 
@@ -20,24 +19,24 @@ from tests.integration.support.kill_loop import LEFT_STEPS, KillLoop, blows
 from tests.integration.support.reference import one_rank_curve
 from tests.integration.support.soak import MB, Meter, Process, Reading, not_flat, summary
 from tests.integration.test_faults import ALL, MIXES, SEED, TOLERANCE, table, was_lost
+from tests.tiers import is_soak, scale
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 
-WANTED = os.environ.get("TRAINCTL_SOAK", "")
-STEPS = int(WANTED or "60")
-MEAN_SECONDS = 10.0 if WANTED else 1.0
-COUNT = None if WANTED else 4
+STEPS = scale("soaked steps")
+MEAN_SECONDS = 10.0 if is_soak() else 1.0
+COUNT = None if is_soak() else 4
 """How many faults; None: as many as there is time for."""
-STRIDE = 25 if WANTED else (STEPS - LEFT_STEPS) // 6
+STRIDE = 25 if is_soak() else (STEPS - LEFT_STEPS) // 6
 """The steps a run makes at most before it waits for the next fault."""
 FLAT_STEPS = 300
 """A run of so many steps is long enough to tell growth from what a start takes."""
-SIZE = {"batch": {"global": 24 if WANTED else 12, "micro": 1}, "data__sequence_length": 64}
+SIZE = {"batch": {"global": 24 if is_soak() else 12, "micro": 1}, "data__sequence_length": 64}
 RATE = {"optimizer__schedule": "constant", "optimizer__learning_rate": 1e-4}
 """Low, so that 600 steps learn and yet don't blow up what mere rounding makes of three ranks: two runs of one rank with
 other micro-batches differ by 1.3e-7 at most. At five times the rate that grows to 2e-3 once the loss has spikes."""
-GROUPS = [("gloo", "torch"), ("ring", "mixed")] if WANTED else [("gloo", "torch")]
+GROUPS = [("gloo", "torch"), ("ring", "mixed")] if is_soak() else [("gloo", "torch")]
 
 
 @pytest.mark.timeout(max(10 * STEPS, 300))
@@ -52,9 +51,9 @@ def test_faults_at_random_times_cost_no_step_bend_no_curve_and_leave_nothing_beh
 
     with (
         cluster.client("alpha") as client,
-        naming(f"TRAINCTL_FAULT_SEED={SEED}, {engine}, {mix}"),
+        naming(f"--schedule-seed {SEED}, {engine}, {mix}"),
     ):
-        print(f"\n{engine}, {mix}, {STEPS} steps, TRAINCTL_FAULT_SEED={SEED}")
+        print(f"\n{engine}, {mix}, {STEPS} steps, --schedule-seed {SEED}")
         begun = client.send("start-run", {"config": make(nodes=on(*NODES, **MIXES[mix]))})
         assert begun.state == "applied", begun.reason
         meter = Meter(cluster, begun.run)
@@ -74,7 +73,7 @@ def test_faults_at_random_times_cost_no_step_bend_no_curve_and_leave_nothing_beh
     assert STEPS < FLAT_STEPS or not_flat(meter.readings) == []
 
 
-if not WANTED:  # it takes minutes; make soak wants it, and make test has faults enough in test_faults
+if not is_soak():  # it takes minutes; make soak wants it, and make test-all has faults enough in test_faults
     del test_faults_at_random_times_cost_no_step_bend_no_curve_and_leave_nothing_behind
 
 

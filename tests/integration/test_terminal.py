@@ -6,7 +6,7 @@ from tests.integration.conftest import wait_for_step
 from tests.integration.support.terminals import TRAINCTL, Terminal, needs_tmux
 from tests.waiting import HANG_SECONDS
 
-pytestmark = needs_tmux
+pytestmark = [pytest.mark.tier("test"), needs_tmux]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.conftest import ROOT
-from tests.integration.support.packages import build_sdist, build_wheel
+from tests.integration.support.packages import build_sdist, build_wheel, unpack_archive
 
 from trainctl import protocol
 
@@ -61,9 +61,7 @@ def test_an_unpacked_archive_builds_the_same_bytes_at_another_place_and_time(
     projects: dict[str, Project], name: str, tmp_path: Path
 ) -> None:
     first = projects[name]
-    with tarfile.open(first.sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (unpacked,) = tmp_path.iterdir()
+    (unpacked,) = unpack_archive(first.sdist, tmp_path).iterdir()
     for path in unpacked.rglob("*"):
         os.utime(path, (1.6e9, 1.6e9))
     assert digest(build_wheel(unpacked, tmp_path / "again")) == digest(first.wheel)

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,19 +64,36 @@ def test_without_an_error_line_the_last_ones_are_told(log: Path) -> None:
     assert "  no room left\n" in said.getvalue()
 
 
-def test_on_a_terminal_the_seconds_go_by_in_one_line(log: Path) -> None:
+def test_on_a_terminal_the_seconds_go_by_in_one_line(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child ends once the terminal shows what it does."""
+    monkeypatch.setattr(setup_venv, "TICK_SECONDS", 0.02)
     ours, theirs = pty.openpty()
-    code = "import time; print('Downloading torch-2.13.0-cp311-x.whl (887.9 MB)', flush=True); time.sleep(1.6)"
+    shown, said = log.with_name("shown"), [""]
+
+    def read() -> None:
+        while not said[0].endswith("END"):
+            said[0] += os.read(ours, 65536).decode()
+            if re.search(r"\.\.\. \d+ s, downloading torch-2\.13\.0 \(887\.9 MB\)", said[0]):
+                shown.touch()
+
     with os.fdopen(theirs, "w") as terminal:
-        assert setup_venv.run_stage("installing a", python(code), log, terminal)
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert setup_venv.run_stage("installing a", python(DOWNLOADS.format(shown=str(shown))), log, terminal)
         terminal.write("END")
         terminal.flush()
-        said = ""
-        while not said.endswith("END"):
-            said += os.read(ours, 65536).decode()
+        reader.join(HANG_SECONDS)
     os.close(ours)
-    assert re.search(r"\.\.\. \d+ s, downloading torch-2\.13\.0 \(887\.9 MB\)", said), said
-    assert said.count("\n") == 1
+    assert said[0].count("\n") == 1
+
+
+DOWNLOADS = """
+import time
+from pathlib import Path
+print('Downloading torch-2.13.0-cp311-x.whl (887.9 MB)', flush=True)
+while not Path({shown!r}).exists():
+    time.sleep(0.02)
+"""
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from trainctl.protocol.record.copy_mark import step_in_copy
 from trainctl.trainer.checkpoints import copies, copy_process
 from trainctl.trainer.checkpoints.pending_copy import PendingCopy, read
 
+pytestmark = pytest.mark.tier("all")
+
 COPIER = ("trainctl.trainer.checkpoints.copy_process", "trainctl: checkpoint copy of r")
 """In the command line of a process that copies, before and after it has given itself a title."""
 

@@ -1,11 +1,10 @@
 """A token cache that is larger than the trainer's memory: its pages are the kernel's, and are read as they are needed.
 
-The limit is on private memory (RLIMIT_DATA), since pages of a mapped file count for no process. `TRAINCTL_CACHE_GB=3`
-makes a cache of 3 GB, with 1.5 GB for the process.
+The limit is on private memory (RLIMIT_DATA), since pages of a mapped file count for no process. `make soak` has a
+cache of 3 GB, with 1.5 GB for the process.
 """
 
 import json
-import os
 import re
 import resource
 from collections.abc import Callable
@@ -14,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tiers import scale
 from tests.trainer.test_process import FIRST, Agent, agent  # noqa: F401  a fixture
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.data.token_cache import cache_name
 
-CACHE_BYTES = int(float(os.environ.get("TRAINCTL_CACHE_GB", "1")) * 1e9)
+pytestmark = pytest.mark.tier("all")
+
+CACHE_BYTES = scale("bytes of a large cache")
 PRIVATE_BYTES = 600_000_000 if CACHE_BYTES <= 1_000_000_000 else 1_500_000_000
 SAMPLE_TOKENS = 400
 

@@ -131,6 +131,7 @@ def agent(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Agent]:
         made.close()
 
 
+@pytest.mark.tier("all")
 def test_two_lives(agent: Agent, dead_pid: int, tmp_path: Path, run_file: Callable[..., Any]) -> None:
     """One that leaves on order after a checkpoint, which it copies; one resumed from that, fenced, and left alone."""
     run_file(**settings(tmp_path), checkpoint__copy_to=str(tmp_path / "copies"))

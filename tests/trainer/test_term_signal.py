@@ -1,7 +1,6 @@
 """A signal ends a rank that trains alone, at any moment: at most the step in flight is lost, and the rest stands to the
-bit. TRAINCTL_TERMS says how often: `make test` takes the default, `make soak` 30."""
+bit."""
 
-import os
 import random
 import signal
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tiers import scale
 from tests.trainer.test_process import Agent, G, settings
 from tests.waiting import HANG_SECONDS
 
@@ -19,7 +19,7 @@ from trainctl.protocol.record import checkpoints
 from trainctl.trainer.checkpoints import files
 from trainctl.trainer.signals import GRACE_SECONDS
 
-TERMS = int(os.environ.get("TRAINCTL_TERMS", "1"))
+TERMS = scale("terminations")
 MOST_STEPS = 5
 """Steps of a life before the one that the signal meets."""
 
@@ -79,6 +79,7 @@ def in_one_pass(cursor: int, samples: int) -> dict[str, Any]:
     return {"cursor": cursor, "global_batch": samples, "work": (m.RankWork(0, (m.Range(cursor, samples),), samples),)}
 
 
+@pytest.mark.tier("all")
 def test_a_long_micro_batch_is_finished_before_the_checkpoint(lives: Lives) -> None:
     """One that takes longer than what a rank without a checkpoint to write is given."""
     agent, generation = lives.agent, m.Generation(1, 1)

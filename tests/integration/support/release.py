@@ -3,11 +3,11 @@
 import json
 import shutil
 import sqlite3
-import tarfile
 from pathlib import Path
 from typing import Any
 
 from tests.integration.conftest import AgentProcess
+from tests.integration.support.packages import unpack_archive
 from tests.integration.support.ports import free_addresses
 
 FOLDER = Path(__file__).resolve().parents[2] / "golden" / "release-0.1.0"
@@ -25,9 +25,7 @@ def run_named(name: str) -> str:
 
 
 def unpack(archive: str, folder: Path) -> Path:
-    with tarfile.open(FOLDER / archive) as tar:
-        tar.extractall(folder, filter="data")
-    return folder
+    return unpack_archive(FOLDER / archive, folder)
 
 
 class Frozen:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.conftest import MARK
 from tests.integration.support.ports import free_addresses
-from tests.lacking import sshd
+from tests.lacking import find
 from tests.waiting import HANG_SECONDS
 
 
@@ -24,7 +24,7 @@ class LoopbackSshd:
         self.log = folder / "sshd.log"
 
     def __enter__(self) -> "LoopbackSshd":
-        program = sshd()
+        program = find("sshd")
         assert program is not None
         self.home.mkdir(parents=True)
         (address,) = free_addresses(1)

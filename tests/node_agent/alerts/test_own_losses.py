@@ -1,10 +1,6 @@
-"""A rank whose own loss stays apart from the others' is named; chance alone names nobody.
-
-TRAINCTL_SEEDS: how many runs by chance; `make test` takes 10, and 4,000 steps of one run.
-"""
+"""A rank whose own loss stays apart from the others' is named; chance alone names nobody."""
 
 import itertools
-import os
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import scale
 
 from trainctl.node_agent.alerts.evaluator import Cleared, Evaluator, Raised
 from trainctl.node_agent.alerts.own_losses import WINDOW_STEPS, OwnLossWatch
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
 
-SEEDS = int(os.environ.get("TRAINCTL_SEEDS", "10"))
+SEEDS = scale("runs with own losses")
 STEPS = 4000 if SEEDS < 100 else 10_000
 TABLE = AlertsTable(clear_seconds=0.0)
 SAMPLE_SPREADS = {

@@ -1,16 +1,16 @@
-"""Alerts of slow ranks, with noise: who slows by a tenth is reported, and no other. `TRAINCTL_SEEDS`: how many runs."""
+"""Alerts of slow ranks, with noise: who slows by a tenth is reported, and no other."""
 
-import os
 import random
 from collections.abc import Callable
 
 import pytest
+from tests.tiers import scale
 
 from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
 
-SEEDS = int(os.environ.get("TRAINCTL_SEEDS", "8"))
+SEEDS = scale("slow ranks")
 NODES = ("studio", "mbp", "forge")
 NOISE = 0.02
 

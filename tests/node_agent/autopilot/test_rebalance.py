@@ -1,6 +1,5 @@
-"""The policy that moves samples to fast ranks, over simulated steps with noise. `TRAINCTL_SEEDS`: how many runs."""
+"""The policy that moves samples to fast ranks, over simulated steps with noise."""
 
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.node_agent.support.simulation import config, durable
+from tests.tiers import scale
 
 from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policies.rebalance import POLICY
@@ -19,7 +19,7 @@ from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 
-SEEDS = int(os.environ.get("TRAINCTL_SEEDS", "8"))
+SEEDS = scale("rebalanced runs")
 NODES = ("a", "b", "c", "d")
 BATCH = 96
 FLOOR = 0.02

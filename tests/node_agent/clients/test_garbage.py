@@ -1,17 +1,14 @@
-"""What an agent that is none, or is broken, says to clients and to a lead: mutated frames harm neither.
-
-TRAINCTL_FRAMES is how many: `make test` takes the default, `make soak` a million.
-"""
+"""What an agent that is none, or is broken, says to clients and to a lead: mutated frames harm neither."""
 
 import asyncio
 import contextlib
-import os
 
 import psutil
 import pytest
 import zmq
 import zmq.asyncio
 from tests.protocol.support.mutations import Mutator
+from tests.tiers import scale
 from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
@@ -22,7 +19,7 @@ from trainctl.protocol.client.live_queue import LiveQueue
 from trainctl.protocol.errors import ProtocolError, RefusedError, VersionError
 from trainctl.protocol.wire import codec, sockets
 
-FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2000"))
+FRAMES = scale("frames")
 BURST = 200
 """Fewer than a socket keeps, so that none is lost."""
 ME = psutil.Process()

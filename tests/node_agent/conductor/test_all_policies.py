@@ -1,14 +1,11 @@
-"""All policies on, over simulated ranks with noise: nothing goes to and fro, and a stable run is left alone.
+"""All policies on, over simulated ranks with noise: nothing goes to and fro, and a stable run is left alone."""
 
-`TRAINCTL_SEEDS`: how many runs.
-"""
-
-import os
 import random
 from collections import defaultdict
 from functools import partial
 
 from tests.node_agent.support.simulation import Simulation, config, durable
+from tests.tiers import scale
 
 from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec
 from trainctl.protocol import messages as m
@@ -17,7 +14,7 @@ from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.config.policies import POLICIES
 from trainctl.protocol.config.simulated_nodes import SimulatedNode
 
-SEEDS = int(os.environ.get("TRAINCTL_SEEDS", "2"))
+SEEDS = scale("policy runs")
 NOISE = 0.05
 BATCH, NODES = 96, ("a", "b", "c")
 SETTLED, STABLE, RETURN_STEPS = 200, 1000, 200

@@ -1,16 +1,12 @@
-"""The conductor's model test: any order of messages, commands and faults keeps every promise of the plan.
-
-TRAINCTL_TRANSITIONS says how many transitions the walks make: `make test` takes the default, `make soak` more.
-"""
-
-import os
+"""The conductor's model test: any order of messages, commands and faults keeps every promise of the plan."""
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.node_agent.support import walks
+from tests.tiers import scale
 
-TRANSITIONS = int(os.environ.get("TRAINCTL_TRANSITIONS", "200000"))
+TRANSITIONS = scale("conductor transitions")
 EXAMPLES = max(10, TRANSITIONS // 2000)  # of the state machine beside them, which shrinks what it finds
 
 

@@ -1,9 +1,5 @@
-"""Commands on their whole way through db, journal, conductor and record: kills anywhere apply none twice, lose none.
+"""Commands on their whole way through db, journal, conductor and record: kills anywhere apply none twice, lose none."""
 
-TRAINCTL_EXACTLY_ONCE says how many kills between journal and apply the walks make: `make test` takes the default.
-"""
-
-import os
 import random
 import shutil
 import tempfile
@@ -17,10 +13,11 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.node_agent.support.journaled import JournaledAgent
+from tests.tiers import scale
 
 from trainctl.protocol import messages as m
 
-KILLS = int(os.environ.get("TRAINCTL_EXACTLY_ONCE", "40"))
+KILLS = scale("command kills")
 VERBS: tuple[tuple[str, dict[str, object]], ...] = (
     ("set-lr", {"value": 0.0}), ("set-lr", {"value": 0.0}), ("resize-batch", {"micro": 2}),
     ("resize-batch", {"micro": 3}), ("note", {"text": ""}), ("pause", {}), ("resume", {}), ("evaluate", {}),

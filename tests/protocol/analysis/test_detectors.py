@@ -1,18 +1,18 @@
-"""Detectors on planted curves: each fault is found soon, and nothing else; TRAINCTL_HEALTH says on how many seeds."""
+"""Detectors on planted curves: each fault is found soon, and nothing else."""
 
 import math
-import os
 from collections.abc import Iterator
 
 import pytest
 from tests.protocol.support import planted_curves as planted
 from tests.protocol.support.planted_curves import FAULT_STEP, Curve
+from tests.tiers import scale
 
 from trainctl.protocol.analysis.divergence import Divergence, DivergenceDetector
 from trainctl.protocol.analysis.plateau import Plateau, PlateauDetector
 from trainctl.protocol.analysis.spikes import Spike, SpikeDetector
 
-SEEDS = range(int(os.environ.get("TRAINCTL_HEALTH", "1")))
+SEEDS = range(scale("healthy curves"))
 
 
 def spikes(curve: Curve, detector: SpikeDetector | None = None, first: int = 1) -> Iterator[tuple[int, Spike]]:

@@ -1,15 +1,15 @@
-"""Slowdowns in durations with noise: found soon, never invented, and over when they are. `TRAINCTL_SEEDS`: how many."""
+"""Slowdowns in durations with noise: found soon, never invented, and over when they are."""
 
-import os
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import scale
 
 from trainctl.protocol.analysis.slowdown import LEARNED_STEPS, RECENT_STEPS, SlowdownDetector
 
-SEEDS = int(os.environ.get("TRAINCTL_SEEDS", "8"))
+SEEDS = scale("slowdowns")
 STEPS = 100_000 if SEEDS >= 100 else 5_000
 NOISE = 0.02
 

@@ -1,6 +1,5 @@
-"""When a run will be done: simulated runs that are known to their end. `TRAINCTL_ETA`: how many."""
+"""When a run will be done: simulated runs that are known to their end."""
 
-import os
 import random
 import statistics
 from typing import Any
@@ -10,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.protocol.support.simulated_runs import SimulatedRun, simulated
+from tests.tiers import scale
 
 from trainctl.protocol.batch.eta import LEVEL_STEPS, WARM_UP_STEPS, Eta, EtaFacts, Schedule, TimeLeft
 
-SEEDS = int(os.environ.get("TRAINCTL_ETA", "20"))
+SEEDS = scale("estimated runs")
 EVALUATIONS = {"evaluate": Schedule(100, True, 8.0)}
 
 

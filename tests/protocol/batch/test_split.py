@@ -1,7 +1,6 @@
-"""The split by step models: the best there is if they are exact, near it under noise. `TRAINCTL_SEEDS`: how many."""
+"""The split by step models: the best there is if they are exact, near it under noise."""
 
 import itertools
-import os
 import random
 
 import pytest
@@ -9,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.protocol.support import batch_rules, uneven_clusters
 from tests.protocol.support.uneven_clusters import step_seconds
+from tests.tiers import scale
 
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.split import ShareCost, lower_bound, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.errors import InvalidInputError
 
-SEEDS = int(os.environ.get("TRAINCTL_SEEDS", "20"))
+SEEDS = scale("nodes' splits")
 NOISE = 0.02
 """Relative standard error of each calibrated pass and reported step."""
 

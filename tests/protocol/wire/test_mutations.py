@@ -1,21 +1,18 @@
-"""Mutated frames in every conversation: read, or refused in one line, in bounded time and memory.
-
-TRAINCTL_FRAMES says how many in each: `make test` takes the default, `make soak` a million.
-"""
+"""Mutated frames in every conversation: read, or refused in one line, in bounded time and memory."""
 
 import gc
-import os
 import tracemalloc
 
 import pytest
 from tests.protocol.support.mutations import Mutator
+from tests.tiers import scale
 from tools.protocol_docs import conversations
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.wire import codec
 
-FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2500"))
+FRAMES = scale("frames")
 
 
 @pytest.mark.timeout(3600)

@@ -90,6 +90,7 @@ def log_softmax(logits: Any) -> Any:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("objective", [DPO, ORPO])
 def test_ranks_and_micro_batches_change_nothing(
     new_rig: Callable[..., Any], tmp_path: Path, objective: dict[str, Any]

@@ -1,7 +1,7 @@
 """Supervised fine-tuning draws the curves of the libraries people use: same weights, same rows, 50 steps in float32.
 
 Ours runs on one rank whose micro-batch changes; theirs on a micro-batch of their own. All read the rows in our order.
-`make test` has 15 steps of TRL's, `make oracles` 50.
+`make test` has 15 steps of TRL's, `make soak` 50.
 """
 
 import json
@@ -95,7 +95,7 @@ def trained(kind: Any, **parts: Any) -> list[float]:
     return [sum(made.losses[step : step + G // 4]) for step in range(0, len(made.losses), G // 4)]
 
 
-@pytest.mark.parametrize("steps", [FEW_STEPS, pytest.param(STEPS, marks=pytest.mark.oracle)])
+@pytest.mark.parametrize("steps", [FEW_STEPS, pytest.param(STEPS, marks=pytest.mark.tier("soak"))])
 def test_lora_is_trl_s(start: Start, tmp_path: Path, steps: int) -> None:
     """Prompts with completions of unlike lengths, tokenised by each side itself."""
     import datasets
@@ -116,7 +116,7 @@ def test_lora_is_trl_s(start: Start, tmp_path: Path, steps: int) -> None:
     assert worst(ours(rig, steps), theirs) < 1e-5
 
 
-@pytest.mark.oracle
+@pytest.mark.tier("soak")
 @pytest.mark.parametrize(
     "adapter", [{"kind": "full"}, LORA, LORA | {"kind": "rslora"}], ids=lambda table: table["kind"]
 )

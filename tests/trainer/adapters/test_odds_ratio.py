@@ -1,6 +1,6 @@
 """Odds-ratio tuning draws TRL's curve, and its two terms keep a divisor each however the batch is cut.
 
-`make test` has 15 steps beside TRL, `make oracles` 50 of an adapter and of all weights.
+`make test` has 15 steps beside TRL, `make soak` 50 of an adapter and of all weights.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,8 @@ def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
 
 
 @pytest.mark.parametrize(("adapter", "steps"), [
-    ("lora", FEW_STEPS), *(pytest.param(adapter, STEPS, marks=pytest.mark.oracle) for adapter in ("lora", "full")),
+    ("lora", FEW_STEPS),
+    *(pytest.param(adapter, STEPS, marks=pytest.mark.tier("soak")) for adapter in ("lora", "full")),
 ])  # fmt: skip
 def test_orpo_is_trl_s(start: Start, tmp_path: Path, adapter: str, steps: int) -> None:
     import datasets
@@ -82,7 +83,7 @@ def test_orpo_is_trl_s(start: Start, tmp_path: Path, adapter: str, steps: int) -
 
 
 @pytest.mark.parametrize("adapter", [{"kind": "lora", "rank": 4, "alpha": 16.0}, FULL])
-@pytest.mark.parametrize("steps", [3, pytest.param(6, marks=pytest.mark.long)])
+@pytest.mark.parametrize("steps", [3, pytest.param(6, marks=pytest.mark.tier("soak"))])
 def test_no_cut_of_the_batch_changes_the_loss(start: Start, adapter: dict[str, Any], steps: int) -> None:
     whole = losses(reports(start("torch", adapter=adapter), steps, (G,)))
     for size in (1, 5, 7):

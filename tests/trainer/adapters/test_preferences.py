@@ -1,6 +1,6 @@
 """Preference tuning draws TRL's curves: same weights, same pairs, in float32, for each loss.
 
-`make test` has 15 steps of one loss beside TRL, `make oracles` 50 of each.
+`make test` has 15 steps of one loss beside TRL, `make soak` 50 of each.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
 
 
 @pytest.mark.parametrize(("loss", "steps"), [
-    (LOSSES[0], FEW_STEPS), *(pytest.param(loss, STEPS, marks=pytest.mark.oracle) for loss in LOSSES),
+    (LOSSES[0], FEW_STEPS), *(pytest.param(loss, STEPS, marks=pytest.mark.tier("soak")) for loss in LOSSES),
 ])  # fmt: skip
 def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str, steps: int) -> None:
     import datasets
@@ -79,7 +79,7 @@ def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str, steps: int) -> No
 
 @pytest.mark.parametrize(("loss", "sizes", "steps"), [
     ("sigmoid", (1, 7), 3), *((loss, (5,), 3) for loss in LOSSES[1:]),
-    *(pytest.param(loss, range(1, G), 4, marks=pytest.mark.oracle) for loss in LOSSES),
+    *(pytest.param(loss, range(1, G), 4, marks=pytest.mark.tier("soak")) for loss in LOSSES),
 ])  # fmt: skip
 def test_no_cut_of_the_batch_changes_the_loss(start: Start, loss: str, sizes: Sequence[int], steps: int) -> None:
     whole = losses(reports(start("torch", loss), steps, (G,)))
@@ -107,7 +107,7 @@ def test_dividing_by_the_pairs_of_a_micro_batch_would_be_seen(
 
 @pytest.mark.parametrize(("loss", "steps"), [
     (LOSSES[0], 6), *((loss, 2) for loss in LOSSES[1:]),
-    *(pytest.param(loss, 6, marks=pytest.mark.long) for loss in LOSSES[1:]),
+    *(pytest.param(loss, 6, marks=pytest.mark.tier("soak")) for loss in LOSSES[1:]),
 ])  # fmt: skip
 def test_mlx_follows_torch(start: Start, loss: str, steps: int) -> None:
     one, other = reports(start("torch", loss), steps), reports(start("mlx", loss), steps)

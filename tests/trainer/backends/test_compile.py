@@ -1,7 +1,6 @@
 """Compiled layers: the losses and gradients of others, few compilations, what they need, and whose time they are.
 
-`TRAINCTL_COMPILE=all`: each case in CASES is compiled, and each combination of TRACED traced, as `make soak` wants it.
-`make test` takes one of each.
+`make soak` compiles each case in CASES, and traces each combination of TRACED; `make test` takes one of each.
 """
 
 import contextlib
@@ -19,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.tiers import is_soak
 from tests.trainer.support.compiled_losses import batch, check, compare, loss_and_gradient
 from tests.waiting import HANG_SECONDS
 from torch._dynamo.utils import counters
@@ -33,7 +33,7 @@ from trainctl.trainer.backends.load import load
 from trainctl.trainer.data import batch as batches
 from trainctl.trainer.step.stopwatch import Stopwatch
 
-ALL = os.environ.get("TRAINCTL_COMPILE") == "all"
+ALL = is_soak()
 HEADERS = "( and no header files of Python)?"
 """At the end of what is missing, on a machine that has none."""
 LORA = {"adapter": {"kind": "lora", "rank": 4, "dropout": 0.1}}

@@ -1,6 +1,6 @@
 """Compiled layers on an NVIDIA GPU: losses and gradients of those uncompiled, also where CUDA graphs are recorded.
 
-Left out where there is none. `TRAINCTL_COMPILE=all`: each case that varies lengths.
+Left out where there is none. `make soak` takes each case that varies lengths.
 """
 
 from collections.abc import Callable

@@ -300,7 +300,7 @@ def test_packed_documents_train_as_if_unpacked(saved: Saved, load_model: Loader,
     assert np.linalg.norm(wrong[1] - apart[1]) > 1e-3 * np.linalg.norm(apart[1])
 
 
-@pytest.mark.family
+@pytest.mark.tier("soak")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_adapters_of_a_quantized_base_have_one_gradient_on_both_backends(
     run_file: Callable[..., Any], tmp_path: Path, name: str
@@ -323,7 +323,7 @@ def test_adapters_of_a_quantized_base_have_one_gradient_on_both_backends(
     assert_close({part: other[part] for part in expected}, expected, family.gradient)
 
 
-@pytest.mark.family
+@pytest.mark.tier("soak")
 def test_long_packs_of_ministral_3_are_refused_on_mlx(saved: Saved, run_file: Callable[..., Any]) -> None:
     """mlx-lm scales its queries by their place in the row."""
     changes = {"data__packing": "best-fit", "data__kind": "samples", "nodes__here": {"backend": "mlx", "device": "cpu"}}

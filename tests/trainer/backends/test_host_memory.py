@@ -46,6 +46,7 @@ def test_on_a_cpu_either_backend_tells_what_the_process_holds(new_rig: NewRig, b
     assert memory.peak_bytes >= memory.used_bytes
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_the_peak_of_a_step_falls_with_its_micro_batch_and_holds_what_the_update_has_freed(
     new_rig: NewRig, tmp_path: Path, backend: str

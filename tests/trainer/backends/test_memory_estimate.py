@@ -1,6 +1,6 @@
 """The memory that `trainctl check` estimates is what a rank takes.
 
-Each case marked `long` is left to `make soak`: `make test` has one of each backend, data type and quantized form.
+`make test-all` has one of each backend, data type and quantized form.
 """
 
 import subprocess
@@ -28,14 +28,15 @@ def estimated(config: Any) -> MemoryEstimate:
     return estimate_memory(config, facts, node, node.backend, "run.toml")
 
 
+@pytest.mark.tier("all")
 @pytest.mark.needs("linux")  # the peak is read from /proc, which only Linux has
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("backend", "length", "changes"),
     [
-        pytest.param("torch", 128, {}, marks=pytest.mark.long),
+        pytest.param("torch", 128, {}, marks=pytest.mark.tier("soak")),
         ("mlx", 32, {}),
-        pytest.param("torch", 128, {"adapter": {"kind": "lora"}}, marks=pytest.mark.long),
+        pytest.param("torch", 128, {"adapter": {"kind": "lora"}}, marks=pytest.mark.tier("soak")),
         ("torch", 16, {"model__dtype": "bfloat16"}),
     ],
 )
@@ -63,11 +64,16 @@ def measured_peak(run: Path) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.needs("linux")  # the peak is read from /proc, which only Linux has
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("backend", "base", "length"),
-    [pytest.param("torch", "mlx-4bit", 128, marks=pytest.mark.long), ("torch", "nf4", 128), ("mlx", "mlx-4bit", 64)],
+    [
+        pytest.param("torch", "mlx-4bit", 128, marks=pytest.mark.tier("soak")),
+        ("torch", "nf4", 128),
+        ("mlx", "mlx-4bit", 64),
+    ],
 )
 def test_the_estimate_of_a_quantized_base_is_within_15_percent(
     run_file: Callable[..., Any], tmp_path: Path, backend: str, base: str, length: int

@@ -1,10 +1,9 @@
 """The peak predicted for a micro-batch is what a real model takes with it.
 
-TRAINCTL_SEEDS: of five models, and in another process than the one whose peaks are known.
+`make soak`: of five models, and in another process than the one whose peaks are known.
 """
 
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -14,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tiers import is_soak
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.batch.memory_model import fit
 from trainctl.trainer import demo_assets
 
+pytestmark = pytest.mark.tier("all")
+
 ROOT = Path(__file__).parents[3]
-SOAK = "TRAINCTL_SEEDS" in os.environ
+SOAK = is_soak()
 MODELS = 5 if SOAK else 1
 MEASURED, PREDICTED = (1, 2, 4, 8), (3, 6, 10)
 

@@ -1,9 +1,8 @@
 """A calibration of a real model in its own processes: its profile, how it runs out of memory, and what it leaves.
 
-`make test` calibrates smaller models for less time than `make soak` (TRAINCTL_SOAK_CALIBRATIONS).
+`make test` calibrates smaller models for less time than `make soak`.
 """
 
-import os
 import re
 import resource
 import signal
@@ -16,6 +15,7 @@ import msgspec
 import psutil
 import pytest
 import tomli_w
+from tests.tiers import is_soak, scale
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.calibration.calibration_lines import CalibrationLine, CalibrationResult
@@ -32,7 +32,7 @@ from trainctl.trainer.calibration.step_runner import StepRunner
 from trainctl.trainer.data.dataset import open_dataset
 
 TEXT = Path(__file__).resolve().parents[3] / "examples" / "speeches.txt"
-SOAK = int(os.environ.get("TRAINCTL_SOAK_CALIBRATIONS", "0"))
+SOAK = is_soak()
 SWEEPS, MOST = 3, 24
 BAR_SECONDS = 60.0
 """For the demo's model, as in `make soak`. The processors' time counts, so that other work on the machine doesn't."""
@@ -87,7 +87,7 @@ def calibrated(file):
     return last.profile, [one.text for one in progress]
 
 
-@pytest.mark.parametrize("backend", ["torch", "mlx"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("mlx", marks=pytest.mark.tier("all"))])
 def test_a_calibration_measures_everything_and_leaves_the_model(folder, backend):
     model, seconds = ("model", 60) if SOAK else ("small", 20)
     file = write(folder, f"{backend}.toml", backend, model, seconds)
@@ -128,6 +128,7 @@ def limit_memory(process):
     resource.prlimit(process.pid, resource.RLIMIT_DATA, (int(held[1]) * 1024 + (40 << 20), hard))
 
 
+@pytest.mark.tier("all")
 @pytest.mark.needs("linux")
 @pytest.mark.parametrize(("end", "model"), [(kill, "small"), (limit_memory, "wide")])
 def test_what_runs_out_of_memory_is_left_out_and_the_rest_is_measured(folder, end, model):
@@ -197,8 +198,8 @@ def test_a_sweep_leaves_the_weights(runner):
     assert all((after[name] == array).all() for name, array in weights.items())
 
 
-@pytest.mark.timing
-@pytest.mark.parametrize("seed", range(max(1, SOAK)))
+@pytest.mark.tier("soak")
+@pytest.mark.parametrize("seed", range(scale("calibrations")))
 def test_the_chosen_size_is_near_the_fastest_of_all(runner, seed):
     """The median of some sweeps against a search over every size, in turns."""
     chosen = [peak(sweep(runner, MOST)).micro for _ in range(SWEEPS)]

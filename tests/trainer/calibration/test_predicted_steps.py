@@ -67,7 +67,7 @@ def predicted(passes: dict[int, float], update: float, samples: int, micro: int)
     return seconds
 
 
-@pytest.mark.timing
+@pytest.mark.tier("soak")
 def test_whole_steps_take_what_their_passes_predict(runner: StepRunner) -> None:
     runner.settle()
     for micro in TIMED:

@@ -5,13 +5,13 @@ writing, or the N-th operation on the file system (audit events of Python) or pi
 """
 
 import json
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from tests.tiers import scale
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
@@ -24,7 +24,7 @@ STAGES = (
 )  # fmt: skip
 POINTS = tuple((stage, when) for stage in STAGES for when in ("before", "after"))
 COMPRESSIONS = get_args(files.Compression)
-KILLS = int(os.environ.get("TRAINCTL_CHECKPOINT_KILLS", "3"))
+KILLS = scale("checkpoint kills")
 """How many of these points are tried, some more than once. With more than three it is each prefix, not each 12th."""
 
 _PROGRAM = """

@@ -1,18 +1,18 @@
 """A run that continues from a checkpoint is the run without a break, to the bit: of each objective, adapter and data
 type, on either backend, and on torch also on an NVIDIA GPU where there is one.
 
-`make test` takes a few of the combinations, in which each choice is met; TRAINCTL_RESUMES=all takes all of them.
+`make test` takes a few of the combinations, in which each choice is met, `make soak` all of them.
 """
 
 import functools
 import itertools
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
+from tests.tiers import is_soak
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 from tests.trainer.support.curves import losses, worst
 from tests.trainer.support.families import FAMILIES, SMALL, save
@@ -34,7 +34,7 @@ STEPS, BREAK, MICRO = 4, 2, 5
 NewRig = Callable[..., Any]
 SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]
 ROUND_TRIPS = ("llama",)
-"""Families whose runs `make test` moves between backends; `make families` moves those of all."""
+"""Families whose runs `make test` moves between backends; `make soak` moves those of all."""
 LORA: dict[str, Any] = {"kind": "lora", "rank": 4, "alpha": 16.0}
 TRAINED: dict[str, dict[str, Any]] = {
     "pretrain": {"kind": "pretrain"}, "sft": {"kind": "sft"}, "orpo": {"kind": "orpo"}, "seq2seq": {"kind": "seq2seq"},
@@ -87,7 +87,7 @@ def some() -> Iterator[Case]:
         yield best
 
 
-CASES = ALL if os.environ.get("TRAINCTL_RESUMES") == "all" else [*some()]
+CASES = ALL if is_soak() else [*some()]
 NODES: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {"device": "cuda", "deterministic": True}}
 """What is set in the node's table, by device."""
 
@@ -219,7 +219,7 @@ def test_float16_from_another_type_begins_with_a_loss_scale_of_its_own(new_rig: 
 
 @pytest.mark.parametrize("adapter", [{"kind": "full"}, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize(
-    "name", [name if name in ROUND_TRIPS else pytest.param(name, marks=pytest.mark.family) for name in FAMILIES]
+    "name", [name if name in ROUND_TRIPS else pytest.param(name, marks=pytest.mark.tier("soak")) for name in FAMILIES]
 )
 def test_a_run_goes_from_torch_to_mlx_and_back(
     new_rig: NewRig, tmp_path: Path, name: str, adapter: dict[str, Any]

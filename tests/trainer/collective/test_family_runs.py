@@ -1,6 +1,6 @@
 """Every tested family: a torch and an MLX rank train one model of it for five steps, as transformers alone would.
 
-`make test` has one of the families, `make families` all.
+`make test` has one of the families, `make soak` all.
 """
 
 import json
@@ -65,7 +65,7 @@ def alone(rig: Any, model: Path) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.family) for name in FAMILIES]
+    "name", [name if name == IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.tier("soak")) for name in FAMILIES]
 )
 def test_two_unlike_ranks_train_it_as_transformers_does(
     new_ranks: Callable[..., Ranks], new_rig: Callable[..., Any], run_settings: Callable[..., Any], name: str

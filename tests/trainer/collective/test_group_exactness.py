@@ -1,6 +1,6 @@
 """However a batch is dealt to ranks and engines, the losses are those of one rank with all of it.
 
-`make test` has each mix of backends on one engine, `make soak` on both.
+`make test` has mixed backends, `make test-all` each mix of them on one engine, `make soak` on both.
 """
 
 import functools
@@ -22,9 +22,9 @@ MIXES = {
     "mlx": (("mlx", "mlx", "mlx"), "mlx", 1e-5),
     "mixed": (("torch", "mlx", "torch"), "torch", 5e-5),
 }
-IN_MAKE_TEST = {("gloo", "torch"), ("gloo", "mlx"), ("ring", "mixed")}
+TIERS = {("ring", "mixed"): "test", ("gloo", "torch"): "all", ("gloo", "mlx"): "all"}
 CASES = [
-    pytest.param(engine, mix, marks=[] if (engine, mix) in IN_MAKE_TEST else [pytest.mark.long])
+    pytest.param(engine, mix, marks=pytest.mark.tier(TIERS.get((engine, mix), "soak")))
     for engine in ENGINES for mix in MIXES
 ]  # fmt: skip
 NewRanks = Callable[..., Ranks]

@@ -1,6 +1,6 @@
 """Encoder-decoder models: transformers' losses, whatever the micro-batches and shares; answers, scores and refusals.
 
-`make test` has 15 steps of one model beside transformers' trainer, `make oracles` 50 of each.
+`make test` has 15 steps of one model beside transformers' trainer, `make soak` 50 of each.
 """
 
 import contextlib
@@ -124,7 +124,8 @@ def theirs(rig: Any, adapter: dict[str, Any], folder: Path, steps: int) -> list[
 @pytest.mark.parametrize(
     ("name", "adapter", "steps"),
     [("t5", LORA, FEW_STEPS),
-     *(pytest.param(name, adapter, STEPS, marks=pytest.mark.oracle) for name in KINDS for adapter in (LORA, FULL))],
+     *(pytest.param(name, adapter, STEPS, marks=pytest.mark.tier("soak"))
+       for name in KINDS for adapter in (LORA, FULL))],
 )  # fmt: skip
 def test_losses_are_those_of_transformers_trainer(
     start: Start, tmp_path: Path, name: str, adapter: dict[str, Any], steps: int

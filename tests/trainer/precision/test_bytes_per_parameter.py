@@ -1,8 +1,7 @@
-"""The memory that full training takes at its peak, in bytes per parameter: one case, or with
-TRAINCTL_BYTES_PER_PARAMETER=all those of `make soak`, on a model of 63 M parameters."""
+"""The memory that full training takes at its peak, in bytes per parameter: one case, or all
+of them on a model of 63 M parameters by `make soak`."""
 
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,12 +10,15 @@ from typing import Any
 
 import pytest
 from tests.conftest import ROOT
+from tests.tiers import is_soak
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.config.model_facts import read_facts
 from trainctl.trainer import demo_assets
 
-ALL = os.environ.get("TRAINCTL_BYTES_PER_PARAMETER") == "all"
+pytestmark = pytest.mark.tier("all")
+
+ALL = is_soak()
 BARS = {
     ("torch", "bfloat16", "adamw"): 20.0, ("torch", "bfloat16", "adamw-8bit"): 16.0,
     ("torch", "bf16-sr", "adamw"): 18.0, ("torch", "bf16-sr", "adamw-8bit"): 16.0,

@@ -1,13 +1,13 @@
 """The precision check with the self-test's own model and text, and the comparison of curves.
 
-`TRAINCTL_SELFTEST=all`: on both backends, as `make soak` wants it. `make test` takes one.
+`make soak` takes both backends, `make test` one.
 """
 
 import math
-import os
 from pathlib import Path
 
 import pytest
+from tests.tiers import is_soak
 
 from trainctl.trainer.selftest.precision_check import check_precision
 from trainctl.trainer.selftest.short_training import STEPS, largest_difference
@@ -17,7 +17,7 @@ from trainctl.tui.selftest.machine_checks import training_tables
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("backend", ["torch", "mlx"] if os.environ.get("TRAINCTL_SELFTEST") == "all" else ["torch"])
+@pytest.mark.parametrize("backend", ["torch", "mlx"] if is_soak() else ["torch"])
 def test_each_data_type_learns_as_float32_does(tmp_path: Path, backend: str) -> None:
     make_assets(tmp_path)
     table = {**backend_table(backend), "device": "cpu"}

@@ -1,16 +1,16 @@
 """The checks of compiled layers, packs and optimizers, with the self-test's own model; and what each makes of faults.
 
-`TRAINCTL_SELFTEST=all`: each of bitsandbytes' settings, as `make soak` wants it. `make test` takes one. Compiled layers
-are compiled in tests/integration/test_selftest.py, if it takes all.
+`make soak` takes each of bitsandbytes' settings, `make test` one. Compiled layers are compiled in
+tests/integration/test_selftest.py by `make soak`.
 """
 
 import importlib.util
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.tiers import is_soak
 from tests.trainer.attention.test_torch_varlen import Kernel, by_document
 from torch.nn.attention import varlen
 
@@ -25,7 +25,7 @@ from trainctl.trainer.selftest.varlen_check import check_varlen
 from trainctl.tui.selftest.local_cluster import write_tables
 from trainctl.tui.selftest.machine_checks import training_tables
 
-ALL = os.environ.get("TRAINCTL_SELFTEST") == "all"
+ALL = is_soak()
 CURVE = [5.0, 4.0, 3.0]
 
 

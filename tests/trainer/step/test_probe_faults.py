@@ -1,6 +1,6 @@
 """The probe refuses a rank that computes another model, and never one that differs by rounding.
 
-Real weights: `python -m tools.real_model build/real-model`, and `pytest -m long` with TRAINCTL_LONG=all.
+Those on real weights are of the soak; `python -m tools.real_model build/real-model` makes the model.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from trainctl.trainer.step import probe
 
 Load = Callable[..., Backend]
 REAL = tests.lacking.ROOT / "build" / "real-model"
-real = [pytest.mark.long, pytest.mark.needs("real-model"), pytest.mark.timeout(900)]
+real = [pytest.mark.tier("soak"), pytest.mark.needs("real-model"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture

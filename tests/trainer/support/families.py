@@ -118,8 +118,8 @@ IN_MAKE_TEST = (
     "llama", "llama3", "mistral", "phi3", "phi3-longrope", "qwen2", "qwen2-10000", "qwen3", "smollm3", "gemma2",
     "gemma3",
 )  # fmt: skip
-EACH = [pytest.param(name, marks=[] if name in IN_MAKE_TEST else [pytest.mark.family]) for name in FAMILIES]
-"""Arguments of a test: `make test` has some of the families, `make families` all."""
+EACH = [pytest.param(name, marks=[] if name in IN_MAKE_TEST else [pytest.mark.tier("soak")]) for name in FAMILIES]
+"""Arguments of a test: `make test` has some of the families, `make soak` all."""
 
 
 def save(name: str, folder: Path, **changes: Any) -> Path:

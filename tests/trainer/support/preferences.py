@@ -14,7 +14,7 @@ from tests.trainer.support.curves import SIZES, G, worst
 from trainctl.trainer.data.permutation import samples_at
 
 STEPS, FEW_STEPS, RATE = 50, 15, 2e-3
-"""Steps beside another library in `make oracles`, and in `make test`."""
+"""Steps beside another library in `make soak`, and in `make test`."""
 LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins")
 NAMES = (*REWARDS, "logps/chosen", "logps/rejected")

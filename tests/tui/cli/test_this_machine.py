@@ -18,6 +18,7 @@ from trainctl.protocol.config import names
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.local_agents import registered
 from trainctl.protocol.record import paths
+from trainctl.tui.cli import agent_call
 from trainctl.tui.commands import targets
 from trainctl.tui.commands.targets import on_this_machine
 from trainctl.tui.setup import start_agent
@@ -70,7 +71,8 @@ def test_one_that_listens_at_the_default_address_unregistered_counts_too() -> No
         assert on_this_machine(NODES[0]).addresses == (NODES[0],)
 
 
-def test_what_is_given_wins(state: Path) -> None:
+def test_what_is_given_wins(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_call, "ANSWER_SECONDS", 0.2)
     nobody = "tcp://127.0.0.1:1"
     with registered("a", NODES[0]):
         assert_one_line(call("ls"), 5, f"no agent at {NODES[0]}: start one with trainctl-agent run", "trainctl demo")

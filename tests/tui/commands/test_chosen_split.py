@@ -1,12 +1,12 @@
 """`rebalance auto=true`: dialog and preview find the same shares and micro-batches as the agent, from its view."""
 
-import os
 import random
 
 import msgspec
 import pytest
 from tests.memory_values import memory
 from tests.node_agent.support.simulation import Simulation, config, durable
+from tests.tiers import scale
 from tests.tui.support.recorded import BOOT, CLOCK, snapshot
 
 from trainctl.node_agent.conductor import views
@@ -18,7 +18,7 @@ from trainctl.tui.state import reducer
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import UNICODE
 
-SEEDS = int(os.environ.get("TRAINCTL_SEEDS", "4"))
+SEEDS = scale("splits on screen")
 SIZES = (1, 2, 4, 8, 16)
 MEGABYTE = 10**6
 CAP = 100 * MEGABYTE

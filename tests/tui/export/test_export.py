@@ -11,7 +11,7 @@ import pytest
 from tests.tui.support import run_directory
 
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui.cli import main
+from trainctl.tui.cli import agent_call, main
 from trainctl.tui.export.rows import COLUMNS
 
 
@@ -105,7 +105,10 @@ def test_no_such_directory_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixt
     assert "record.db" in capfd.readouterr().err
 
 
-def test_a_run_that_cannot_be_asked_for_writes_nothing(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_a_run_that_cannot_be_asked_for_writes_nothing(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_call, "ANSWER_SECONDS", 0.2)
     arguments = ["export", "nowhere", "--format", "csv", "--connect", "tcp://127.0.0.1:9"]
     assert main.main(arguments) == 5
     said = capfdbinary.readouterr()

@@ -1,11 +1,11 @@
 """Reports of the runs that release 0.1.0 left: resumed, paused, killed, hung and taken back. No figure contradicts
 another one."""
 
-import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.support.release import unpack
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
@@ -15,7 +15,6 @@ from trainctl.tui.report import markdown_page, sections
 from trainctl.tui.report.read_facts import read_facts
 from trainctl.tui.report.run_facts import Incident, RunFacts
 
-ARCHIVE = Path(__file__).resolve().parents[2] / "golden" / "release-0.1.0" / "state.tar.xz"
 LEAST_RUNS, LEAST_FAULTS = 12, 20
 TOLERANCE = 1e-3
 """Seconds."""
@@ -24,9 +23,7 @@ TOLERANCE = 1e-3
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The records of all nodes, by node and name."""
-    folder = tmp_path_factory.mktemp("frozen")
-    with tarfile.open(ARCHIVE) as tar:
-        tar.extractall(folder, filter="data")
+    folder = unpack("state.tar.xz", tmp_path_factory.mktemp("frozen"))
     found = {f"{one.parts[-4]} {one.parent.name.split('-2026')[0]}": one.parent
              for one in folder.glob("state/*/runs/*/record.db")}  # fmt: skip
     assert len(found) >= LEAST_RUNS

@@ -1,13 +1,12 @@
 """Twelve planted causes are named first, and a healthy run has no finding."""
 
-import os
-
 import pytest
 from tests.protocol.support import planted_causes as simulated
+from tests.tiers import scale
 
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
 
-SEEDS = int(os.environ.get("TRAINCTL_DIAGNOSES", "2"))
+SEEDS = scale("diagnosed runs")
 NAMED_FIRST = 0.95
 HEALTHY_STEPS = 10_000
 MOST_SECONDS = 20

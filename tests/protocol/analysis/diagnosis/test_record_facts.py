@@ -1,12 +1,12 @@
 """Facts of a record: what its agent wrote is diagnosed like the live run, on any machine."""
 
-import os
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.protocol.support import planted_causes as simulated
 from tests.protocol.support.planted_causes import SimulatedCluster, SimulatedRecord
+from tests.tiers import is_soak
 
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
@@ -18,7 +18,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
 STEPS = 140
-CAUSES = [*simulated.CAUSES] if "TRAINCTL_DIAGNOSES" in os.environ else ["slow-disk", "slow-rank", "long-checkpoint"]
+CAUSES = [*simulated.CAUSES] if is_soak() else ["slow-disk", "slow-rank", "long-checkpoint"]
 
 
 def written(folder: Path, c: SimulatedCluster, kept: SimulatedRecord) -> RunPaths:

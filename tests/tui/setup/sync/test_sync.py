@@ -99,10 +99,14 @@ def test_what_differs_there_is_lacking_and_what_is_more_is_named(here: Path, tmp
         (tmp_path / "there" / name).write_text(text)
     found = remote.look(request)
     assert (found["lacking"], found["extra"]) == (["b.txt"], ["more.txt"]), "same size, other contents"
-    (blocked, made) = remote.answers(
-        lambda given: remote.prepare(given) and {}, [{"root": str(here / "d/b.txt")}, {"root": str(here / "new")}]
-    )
-    assert str(here / "d/b.txt") in blocked["problem"] and (made.get("problem") or (here / "new").is_dir())
+
+
+@pytest.mark.needs("rsync")
+def test_a_folder_is_made_only_where_there_is_no_file(here: Path) -> None:
+    asked = [{"root": str(here / "d/b.txt")}, {"root": str(here / "new")}]
+    (blocked, made) = remote.answers(lambda given: remote.prepare(given) and {}, asked)
+    assert str(here / "d/b.txt") in blocked["problem"]
+    assert made == {} and (here / "new").is_dir()
 
 
 def answer(free: int, disk: int) -> NodeFiles:

@@ -1,6 +1,5 @@
 """The full-screen program from the command line: with the person's settings, to its last word."""
 
-import contextlib
 import gc
 import json
 import os
@@ -113,6 +112,5 @@ def run(app: TrainctlApp, found: settings.Found, say: Callable[[], str]) -> int:
     threading.Thread(target=_leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
     app.run(mouse=found.settings.mouse)
     if app.return_code == 0:
-        with contextlib.suppress(OSError):
-            print(clean(say()))
+        print(clean(say()))
     return app.return_code or 0

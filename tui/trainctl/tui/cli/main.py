@@ -1,6 +1,7 @@
 """The `trainctl` command: full screen, demo, all other subcommands, exit codes, and one line for what goes wrong."""
 
 import contextlib
+import errno
 import functools
 import gc
 import os
@@ -31,6 +32,8 @@ from trainctl.tui.commands import targets
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as a shell tells it."""
+HUNG_UP = 129
+"""128 + SIGHUP."""
 MOST_DEMO_NODES = 8
 """That train on one machine."""
 
@@ -65,7 +68,7 @@ def _quiet_pipe() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        output.silence()
+        output.silence(sys.stdout)
         raise typer.Exit(BROKEN_PIPE) from None
 
 
@@ -239,9 +242,12 @@ def main(argv: list[str] | None = None) -> int:
     except TrainctlError as error:
         return _fail(output.error_code(error), str(error), error.exit_code, json=json)
     except BrokenPipeError:
-        output.silence()
+        output.silence(sys.stdout)
         return BROKEN_PIPE
     except OSError as error:
+        if error.errno == errno.EIO and not error.filename:  # the terminal is gone, so there is nobody to tell
+            output.silence(sys.stdout, sys.stderr)
+            return HUNG_UP
         where = f"{error.filename}: " if error.filename else ""
         return _fail("system", f"{where}{error.strerror or error}", 1, json=json)
     except (KeyboardInterrupt, typer.Abort):

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -99,10 +99,11 @@ def arrowed(text: str) -> str:
     return text.replace(" -> ", " → ")
 
 
-def silence() -> None:
-    """Discard standard output after its reader has gone, so that the last flush raises no error."""
+def silence(*streams: TextIO) -> None:
+    """Discard what is written to streams whose reader has gone, so that their last flush raises no error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    for stream in streams:
+        os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 

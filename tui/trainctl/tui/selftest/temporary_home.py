@@ -18,6 +18,8 @@ from trainctl.tui.demo.agents import last_line
 
 LEAVE_SECONDS: Final = 20.0
 """Time that a process gets to clean up before it is killed."""
+KILLED_SECONDS: Final = 60.0
+"""Time that the system gets to end a killed process: it may be slow to free memory, or to finish a write to disk."""
 RANK_CHECKS: Final = "trainctl.trainer.selftest.rank_checks"
 _OWN: Final = ("TRAINCTL_", "XDG_")
 """Beginnings of variables that would lead processes to the user's files."""
@@ -82,10 +84,10 @@ async def end(process: asyncio.subprocess.Process, leave_seconds: float) -> None
 
 
 async def _end(process: asyncio.subprocess.Process, leave_seconds: float) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number, seconds in ((signal.SIGTERM, leave_seconds), (signal.SIGKILL, KILLED_SECONDS)):
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(leave_seconds):
+            async with asyncio.timeout(seconds):
                 await process.wait()
                 return
