@@ -43,7 +43,10 @@ def test_a_mixed_run_has_the_losses_of_one_rank(
         config = run_config(**changes, nodes=on(*PAIR, **shares))
         run = client.send("start-run", {"config": config}, timeout_seconds=900).run
         wait_for_step(client, 2, 900)
-        assert client.send("rebalance", {"alpha": GLOBAL - 2, "gamma": 2}, timeout_seconds=900).state == "applied"
+        assert (
+            client.send("rebalance", {"shares": {"alpha": GLOBAL - 2, "gamma": 2}}, timeout_seconds=900).state
+            == "applied"
+        )
         kill_trainer(cluster, "alpha")
         have_back(client, *PAIR)
         view = wait_for_end(client, 1800)
