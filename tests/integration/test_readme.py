@@ -12,7 +12,7 @@ import pytest
 from tests.integration.support.namespaces import Network
 from tests.waiting import HANG_SECONDS
 
-from trainctl.trainer.step.preflight import NEVER
+from trainctl.trainer.calibration.at_start import NEVER
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

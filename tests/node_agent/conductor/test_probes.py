@@ -17,6 +17,7 @@ from trainctl.protocol import messages as m
 
 LIMIT = 1e-4
 NOISE = LIMIT / probes.NOISE_MULTIPLE
+PRECISION = probes.Precision("float32", tf32=False)
 BASE = [-5.0, -1.0, -2.0, -0.5]
 
 
@@ -42,7 +43,7 @@ def moved(by: float, *places: int) -> list[float]:
 def test_the_odd_one_out_of_three_is_named():
     for odd in range(3):
         ranks = {rank: said(moved(0.5, 2)) if rank == odd else said() for rank in range(3)}
-        (found,) = probes.compare(ranks, ())
+        (found,) = probes.compare(ranks, (), PRECISION)
         assert (found.rank, found.largest, found.tokens) == (odd, 0.5, 4)
         assert found.other != odd
 
@@ -55,7 +56,7 @@ def test_one_rank_beyond_the_others_rounding_is_the_one_named(odd, count, seed, 
     ranks[odd][chance.randrange(len(BASE))] += far
     order = list(ranks)
     chance.shuffle(order)
-    (found,) = probes.compare({rank: said(ranks[rank]) for rank in order}, ())
+    (found,) = probes.compare({rank: said(ranks[rank]) for rank in order}, (), PRECISION)
     assert found.rank == odd and found.largest > LIMIT
 
 
@@ -66,14 +67,14 @@ def test_rounding_alone_is_below_the_tolerance(count, seed):
         rank: said([value + chance.uniform(-LIMIT / 4, LIMIT / 4) for value in BASE], (1.0, 2.0 + rank * 1e-6))
         for rank in range(count)
     }
-    assert probes.compare(ranks, ())[0].largest <= LIMIT
-    assert all(found.largest <= LIMIT for found in probes.compare(ranks, (0,)))
+    assert probes.compare(ranks, (), PRECISION)[0].largest <= LIMIT
+    assert all(found.largest <= LIMIT for found in probes.compare(ranks, (0,), PRECISION))
 
 
 def test_a_new_rank_is_compared_with_the_nearest_that_trains():
     """Replicas drift apart by rounding as they train; a newcomer has been given one's weights."""
     ranks = {0: said(), 1: said(moved(0.01, 1)), 2: said(moved(0.01, 1)), 3: said(moved(0.5, 1))}
-    found = probes.compare(ranks, (0, 1))
+    found = probes.compare(ranks, (0, 1), PRECISION)
     assert [(each.rank, each.other) for each in found] == [(2, 1), (3, 1)]
     assert found[0].largest == 0.0
     assert found[1].largest == pytest.approx(0.49)
@@ -81,18 +82,20 @@ def test_a_new_rank_is_compared_with_the_nearest_that_trains():
 
 def test_what_is_no_number_differs_from_a_number_and_not_from_its_like():
     nan, infinite = [math.nan, *BASE[1:]], [-math.inf, *BASE[1:]]
-    assert probes.compare({0: said(), 1: said(nan)}, ())[0].largest == math.inf
-    assert probes.compare({0: said(infinite), 1: said(nan)}, ())[0].largest == math.inf
+    assert probes.compare({0: said(), 1: said(nan)}, (), PRECISION)[0].largest == math.inf
+    assert probes.compare({0: said(infinite), 1: said(nan)}, (), PRECISION)[0].largest == math.inf
     for alike in (nan, infinite):
-        assert probes.compare({0: said(alike), 1: said(alike)}, ())[0].largest == 0.0
+        assert probes.compare({0: said(alike), 1: said(alike)}, (), PRECISION)[0].largest == 0.0
 
 
 @pytest.mark.parametrize(
     ("own", "other", "tf32", "limit"),
     [
         (3e-5, 5e-5, False, 1e-3),  # the larger noise counts
+        (1e-5, 5e-3, False, 2e-3),  # but not one that is a fault itself
         (1e-8, 0.0, False, probes.LEAST_TOLERANCE),
-        (1.0, 0.0, False, probes.MOST_TOLERANCE[False]),
+        (4e-3, 2e-3, False, probes.MOST_TOLERANCE[False]),
+        (0.5, 0.4, False, 0.5 * probes.LEAST_MULTIPLE),  # rounding is never refused
         (math.nan, 0.0, False, probes.MOST_TOLERANCE[False]),
         (0.04, 0.01, True, 0.8),
     ],
@@ -100,13 +103,20 @@ def test_what_is_no_number_differs_from_a_number_and_not_from_its_like():
 def test_the_tolerance_is_a_multiple_of_the_noise(own, other, tf32, limit):
     for pair in ((own, other), (other, own)):
         ranks = [said(noise=noise) for noise in pair]
-        assert probes.tolerance(*ranks, "bfloat16", tf32=tf32) == pytest.approx(limit)
+        assert probes.tolerance(*ranks, probes.Precision("bfloat16", tf32)) == pytest.approx(limit)
+
+
+def test_pairs_are_compared_by_their_own_tolerances():
+    """The third rank is further from both, by its noise."""
+    ranks = {0: said(noise=1e-6), 1: said(moved(2e-3, 1), noise=1e-6), 2: said(moved(-2e-3, 1), noise=1e-3)}
+    (found,) = probes.compare(ranks, (), PRECISION)
+    assert {found.rank, found.other} == {0, 1} and found.is_refused
 
 
 def test_a_rank_of_version_0_2_is_compared_by_its_data_type():
     old, new = said(noise=None), said()
-    assert probes.tolerance(old, new, "float32", tf32=False) == LIMIT
-    assert probes.tolerance(new, old, "bfloat16", tf32=False) > LIMIT
+    assert probes.tolerance(old, new, PRECISION) == LIMIT
+    assert probes.tolerance(new, old, probes.Precision("bfloat16", tf32=False)) > LIMIT
 
 
 # ---------------------------------------------------------------- where
@@ -124,6 +134,7 @@ def test_the_first_layer_beyond_its_own_noise_is_named():
     assert probes.first_layer(usual, layered((1.0, 2.00001), (3.0, 4.0001))) == (2, 2)  # only what follows them
     assert probes.first_layer(usual, said()) is None
     assert probes.first_layer(usual, layered((1.0,), (3.0,))) is None
+    assert probes.first_layer(said(layer_noise=pack([1.0])), said(layer_noise=pack([1.0]))) is None
 
 
 # ---------------------------------------------------------------- why
@@ -152,7 +163,7 @@ def test_the_first_layer_beyond_its_own_noise_is_named():
 def test_the_likely_cause_is_named(fields, words):
     assert words in probes.likely_cause(said(), said(**fields), ("usual", "odd"))
     assert words in probes.likely_cause(said(**fields), said(), ("odd", "usual"))
-    assert probes.compare({0: said(), 1: said(**fields)}, ())[0].largest > LIMIT
+    assert probes.compare({0: said(), 1: said(**fields)}, (), PRECISION)[0].largest > LIMIT
 
 
 # ---------------------------------------------------------------- what the conductor makes of it
@@ -300,11 +311,11 @@ def test_a_run_taken_up_from_the_record_of_a_version_without_probes_is_probed():
 
 
 def test_weights_that_are_one_per_cent_apart_are_refused():
-    (found,) = probes.compare({0: said(), 1: said(norms=(1.0, 2.02))}, ())
+    (found,) = probes.compare({0: said(), 1: said(norms=(1.0, 2.02))}, (), PRECISION)
     assert found.largest == 0.0
-    assert found.exceeds(LIMIT)
-    (alike,) = probes.compare({0: said(), 1: said()}, ())
-    assert not alike.exceeds(LIMIT)
+    assert found.is_refused
+    (alike,) = probes.compare({0: said(), 1: said()}, (), PRECISION)
+    assert not alike.is_refused
 
 
 # ---------------------------------------------------------------- before a calibration
@@ -334,6 +345,17 @@ def test_files_that_differ_are_named_before_all_ranks_have_loaded():
     preflight(simulation, 1, ready={"model_digest": "other"})
     assert simulation.conductor.stage == "leaving"
     assert simulation.run().ended.reason.startswith("model digests of b and a differ")
+
+
+def test_a_rank_that_is_lost_before_its_preflight_is_not_waited_for():
+    simulation = Simulation(config(20, 12), durable(("a", "b", "c"), 12))
+    preflight(simulation, 0)
+    preflight(simulation, 1, values=moved(0.016, 2))
+    for _ in range(20):
+        simulation.feed(d.RankEnded(2, False, "exited with 1"))
+    if simulation.conductor.stage == "loading":  # the group goes on without it
+        preflight(simulation, 0)
+    assert simulation.conductor.stage == "leaving"
 
 
 def test_preflights_that_agree_change_nothing():

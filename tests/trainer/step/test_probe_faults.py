@@ -16,10 +16,13 @@ import pytest
 import tests.lacking
 import transformers
 from safetensors.torch import load_file, save_file
+from tests.trainer.support.chat_model import VOCABULARY
 from tests.trainer.support.families import EACH, SMALL, save
+from tests.trainer.support.seq2seq_model import make_seq2seq_model
 
 from trainctl.node_agent.conductor import probes
 from trainctl.protocol import messages as m
+from trainctl.protocol.wire import codec
 from trainctl.trainer.backends import torch_backend
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
@@ -35,9 +38,8 @@ real = [pytest.mark.tier("soak"), pytest.mark.needs("real-model"), pytest.mark.t
 def load_model(run_file: Callable[..., Any]) -> Load:
     def make(model: Path, backend: str, dtype: str = "float32", **changes: Any) -> Backend:
         there = {"backend": backend, "device": "cpu", "threads": 1}
-        config = run_file(
-            model__path=str(model), model__dtype=dtype, data__sequence_length=64, nodes__here=there, **changes
-        )
+        settings = {"model__path": str(model), "model__dtype": dtype, "data__sequence_length": 64, "nodes__here": there}
+        config = run_file(**settings | changes)
         return load(config, config.nodes["here"], "run.toml")
 
     return make
@@ -59,13 +61,20 @@ def probed(backend: Backend, tokens: batches.Batch | None = None) -> m.Probed:
 
 
 def judged(one: m.Probed, other: m.Probed, dtype: str = "float32") -> tuple[bool, float, float]:
-    """Whether the pair is refused, by how much it differs, and the tolerance."""
-    (difference,) = probes.compare({0: one, 1: other}, ())
-    limit = probes.tolerance(one, other, dtype, tf32=False)
-    return difference.exceeds(limit), difference.largest, limit
+    """Return that the pair is refused, by how much it differs, and the tolerance."""
+    (difference,) = probes.compare({0: one, 1: other}, (), probes.Precision(dtype, tf32=False))
+    return difference.is_refused, difference.largest, difference.limit
 
 
 # ---------------------------------------------------------------- rounding
+
+
+def prompted() -> batches.Batch:
+    """Prompts for an encoder, and completions."""
+    chance = np.random.default_rng(3)
+    rows = [chance.integers(5, VOCABULARY, length, dtype=np.int32) for length in (12, 9, 14, 11)]
+    flags = [(tokens, np.ones(len(tokens) - 1, np.bool_)) for tokens in rows]
+    return batches.collate_apart([tokens[::-1].copy() for tokens in rows], flags)
 
 
 def larger(model: Path, factor: float) -> Path:
@@ -108,6 +117,36 @@ def test_sixteen_bits_show_as_little_noise_as_float32(load_model: Load, tmp_path
         assert (before == after).all()
         assert 1e-4 < np.abs(found - before.ravel()).max() < 0.1
         assert probed(loaded).noise < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3_moe", "t5", "bart"])
+def test_the_probe_computes_in_float32_from_weights_of_16_bits(load_model: Load, tmp_path: Path, kind: str) -> None:
+    model = tmp_path / "model"
+    sizes: dict[str, Any] = {**SMALL, **MOE}
+    seq2seq = kind in ("t5", "bart")
+    if seq2seq:
+        make_seq2seq_model(model, kind)
+    else:
+        config = transformers.AutoConfig.for_model(kind, **sizes)
+        loader: Any = transformers.AutoModelForCausalLM
+        loader.from_config(config).save_pretrained(model)
+    tensors = load_file(model / "model.safetensors")
+    rounded = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    save_file(rounded, model / "model.safetensors", metadata={"format": "pt"})
+    data = {"path": str(model), "kind": "rows", "sequence_length": 64}
+    objective = {"objective": {"kind": "seq2seq"}, "data": data} if seq2seq else {}
+    tokens = prompted() if seq2seq else batch()
+    one, other = (probed(load_model(model, "torch", dtype, **objective), tokens) for dtype in ("float32", "bfloat16"))
+    refused, largest, limit = judged(one, other)
+    assert not refused, (largest, limit)
+    assert one.layers and len(one.layers) == len(other.layers)
+
+
+def test_a_deep_model_s_probe_fits_into_a_frame(load_model: Load, tmp_path: Path) -> None:
+    model = save("llama", tmp_path / "model", num_hidden_layers=128, max_position_embeddings=512)
+    loaded = load_model(model, "torch", data__sequence_length=300)
+    report = probed(loaded, batch(rows=1, length=300))
+    assert codec.decode_answer(codec.encode(report)) == report
 
 
 # ---------------------------------------------------------------- faults
@@ -258,3 +297,11 @@ def test_each_fault_of_a_real_model_is_refused(
     usual = probed(load_model(model, "torch", dtype, adapter=adapter), tokens)
     faulty = probed(load_faulty(fault, model, "torch", dtype, adapter=adapter), tokens)
     check_refused(usual, faulty, fault, dtype)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=real) for kind in ("torch", "mlx")])
+def test_packed_documents_of_a_real_model_are_kept_apart_in_bfloat16(load_model: Load, kind: str) -> None:
+    """Loading checks it, by a change that rounding to bfloat16 alone would make twice as large as a crossed border."""
+    adapter = {"kind": "lora", "rank": 8}
+    loaded = load_model(REAL / "model", kind, "bfloat16", adapter=adapter, data__packing="best-fit")
+    assert loaded.compute.dtype == "bfloat16"

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trainctl.protocol.config import run_file
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
@@ -23,7 +22,7 @@ from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.garbage import keep_what_is_loaded
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.thread import Control
-from trainctl.trainer.runtime import Failures, likely_engine, load_trainer
+from trainctl.trainer.runtime import WHERE, Failures, checked_run_file, likely_engine, load_trainer
 from trainctl.trainer.signals import Termination
 from trainctl.trainer.step.executor import Identity
 from trainctl.trainer.step.progress import Progress
@@ -53,11 +52,12 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
     gc.disable()  # what libraries make as they are imported stays: looking through it over and over took a fifth of it
     standby = early_standby(likely_engine(paths, who.node))
     with Control(who, arguments.endpoint, progress, status) as control:
-        if arguments.resume_from is None:
+        config, is_new = checked_run_file(paths, who.node), arguments.resume_from is None
+        if is_new:
             calibrate_at_start(paths, who, _saying(progress, status, control), control.take_preflight)
             control.detail = ""
-        import_library(run_file.on_this_machine(run_file.read(paths.run_file), who.node), who.node, "run file")
-        trainer = load_trainer(who, paths, progress, status, control, standby)
+        import_library(config, who.node, WHERE)
+        trainer = load_trainer(who, paths, progress, status, control, standby, is_new=is_new)
         trainer.resume(arguments.resume_from)
         termination.leave_by(control.leave_by_signal, lambda: trainer.written_bytes)
         trainer.announce()

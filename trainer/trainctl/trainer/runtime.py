@@ -320,18 +320,28 @@ class Trainer:
         return msgspec.structs.replace(report, checkpoint=written)
 
 
+WHERE = "run file"
+"""How errors name it: the user's has the same fields, and this copy is no one's to change."""
+
+
+def checked_run_file(paths: RunPaths, node: str) -> run_tables.RunFile:
+    """Read the run file, and check all that takes no time. Raises InvalidInputError."""
+    config = run_file.on_this_machine(run_file.read(paths.run_file), node)
+    run_file.check_paths(config, WHERE, node)
+    if config.checkpoint.compression == "zstd":
+        zstandard(f"{WHERE}: checkpoint.compression")
+    copies.check(config.checkpoint, WHERE)
+    return config
+
+
 def load_trainer(
     who: Identity, paths: RunPaths, progress: Progress, status: StatusWriter, control: Control,
-    standby: Standby | None = None,
+    standby: Standby | None = None, *, is_new: bool = True,
 ) -> Trainer:  # fmt: skip
-    """Read the run file, the data and the model. Raises InvalidInputError naming what is wrong and where."""
-    where = "run file"  # the user's has the same fields; this copy is no one's to change
-    config = run_file.on_this_machine(run_file.read(paths.run_file), who.node)
+    """Read the run file, the data and the model. `is_new`: from no checkpoint. Raises InvalidInputError naming what is
+    wrong and where."""
+    where, config = WHERE, checked_run_file(paths, who.node)
     control.orphan_seconds = config.run.orphan_seconds
-    run_file.check_paths(config, where, who.node)
-    if config.checkpoint.compression == "zstd":
-        zstandard(f"{where}: checkpoint.compression")
-    copies.check(config.checkpoint, where)
     caches = run_file.cache_folder(config, who.node, paths.node_data)
     dataset: TrainingData
     if config.data.growing:
@@ -343,8 +353,9 @@ def load_trainer(
     _warn_of_fit(config, where)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     model_files = file_digests.model_digests(Path(config.model.path))
-    if control.preflight is None and _wants_preflight(config, paths, who.rank):
-        control.take_preflight(preflight.preflight(who, config, backend, dataset, model_files))
+    if is_new and control.preflight is None and _wants_preflight(config, paths, who.rank):
+        look = _ended_by(progress, status, control)
+        control.preflight = preflight.preflight(who, config, backend, dataset, model_files, look)
     if wants_reference(config):
         assert isinstance(dataset, Dataset), "pairs are whole files"
         settings = ReferenceSettings.of(config, who.node, caches, model_files.whole)
@@ -355,9 +366,9 @@ def load_trainer(
 
 
 def _wants_preflight(config: run_tables.RunFile, paths: RunPaths, rank: int) -> bool:
-    """Whether a rank of a new group has something long to do before it is ready, or another one may have."""
+    """Return whether ranks of a new group may have something long to do before they are ready, this one or others."""
     is_new = len(config.nodes) > 1 and not paths.rank_record(rank).exists() and not run_file.grows(config)
-    return is_new and (preflight.calibrates_at_start(config) or wants_reference(config))
+    return is_new and (config.calibration.at_start == "missing" or wants_reference(config))
 
 
 def _warn_of_fit(config: run_tables.RunFile, where: str) -> None:

@@ -241,8 +241,7 @@ class Conductor:
                     self.ranks[event.rank].loading = event.detail
                     self._pipeline.deadlines.stalls.heard(event, now)
                 if event.preflight is not None:
-                    found = self._rendezvous.take_preflight(event.rank, event.preflight)
-                    side_plans.check_preflights(self._state, found or {})
+                    self._on_preflight(event.rank, event.preflight)
                 if event.ready is not None:
                     self._on_loaded(event.rank, event.ready, event.generation, now)
             case m.Sealed():
@@ -339,6 +338,12 @@ class Conductor:
             if generation is not None:  # the same process as before
                 self._ask_for_reports(rank)
             self._advance(now)
+
+    def _on_preflight(self, rank: int, preflight: m.Preflight) -> None:
+        """While ranks of a new group load and calibrate: refuse at once what the group would be refused for."""
+        probed = self._rendezvous.take_preflight(rank, preflight)
+        if len(probed) > 1:
+            side_plans.check_preflights(self._state, probed)
 
     def _take_profile(self, ready: m.Ready) -> None:
         """Before the first step: the micro-batch that the run file leaves to a rank's profile."""

@@ -1,4 +1,4 @@
-"""Probes: whether ranks hold the same model, judged by their outputs for the same tokens.
+"""Probes: ranks are judged by their outputs for the same tokens, which show whether they hold the same model.
 
 The largest difference of one token's log-probability decides. A mean hides it: with another RoPE base the mean loss
 moved by 1e-6 and logits by 1.6e-2.
@@ -14,12 +14,16 @@ from typing import NamedTuple
 from trainctl.protocol.messages import Probed
 
 NOISE_MULTIPLE = 20.0
-"""Multiple of the larger of two ranks' rounding noise by which they may differ. Two ranks that hold one model were
-apart by 0.6 to 6 times their noise; the least fault that was tried, another epsilon of the norms, by 100 times."""
+"""Multiple of two ranks' rounding noise by which they may differ. Ranks of one model were apart by 0.6 to 6 times their
+noise; the least fault that was tried, another epsilon of the norms, by 100 times."""
+LEAST_MULTIPLE = 8.0
+"""Multiple that is tolerated of the largest noise too."""
 LEAST_TOLERANCE = 1e-5
 """Nats: of a model so small that its noise says little."""
 MOST_TOLERANCE = {False: 0.05, True: 1.0}
-"""Nats, by whether the run allows TF32. A model with more noise than that can't be compared."""
+"""Nats, by whether the run allows TF32, above which a model's noise is multiplied by the least multiple alone."""
+MOST_UNLIKE = 10.0
+"""Ratio of two ranks' noises above which the larger one doesn't count: a fault could widen its own limit."""
 UNMEASURED_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
 """Nats, by the run's data type, where a rank of version 0.2 reports no noise."""
 WEIGHTS_APART = 1e-4
@@ -38,20 +42,36 @@ class Difference(NamedTuple):
     other: int
     largest: float  # nats, of one token's log-probability; infinite where only one is a number
     tokens: int  # compared
+    limit: float  # nats: the largest difference of two ranks of one model
     weights: float = 0.0  # the largest relative difference of a parameter's norm
 
-    def exceeds(self, limit: float) -> bool:
-        """Return whether the two hold unlike models. Norms count too: one weight that is off moves few tokens."""
-        return not (self.largest <= limit and self.weights <= WEIGHTS_APART)
+    @property
+    def is_refused(self) -> bool:
+        """Whether the two hold unlike models. Norms count too: one weight that is off moves few tokens."""
+        return not (self.largest <= self.limit and self.weights <= WEIGHTS_APART)
+
+    @property
+    def distance(self) -> tuple[bool, float]:
+        """By which pairs are ordered: a model with much noise may differ more."""
+        return self.weights > WEIGHTS_APART, self.largest / self.limit
 
 
-def tolerance(own: Probed, other: Probed, dtype: str, *, tf32: bool) -> float:
+class Precision(NamedTuple):
+    """How a run computes."""
+
+    dtype: str
+    tf32: bool
+
+
+def tolerance(own: Probed, other: Probed, precision: Precision) -> float:
     """Return the largest difference, in nats, that two ranks of one model may show."""
     if own.noise is None or other.noise is None:
-        return UNMEASURED_TOLERANCE[dtype]
-    most = MOST_TOLERANCE[tf32]
-    wanted = (LEAST_TOLERANCE, NOISE_MULTIPLE * own.noise, NOISE_MULTIPLE * other.noise)
-    return max(limit if limit <= most else most for limit in wanted)  # of NaN, the most
+        return UNMEASURED_TOLERANCE[precision.dtype]
+    most, noises = MOST_TOLERANCE[precision.tf32], (own.noise, other.noise)
+    if not all(map(math.isfinite, noises)):
+        return most
+    noise = min(max(noises), max(MOST_UNLIKE * min(noises), LEAST_TOLERANCE / NOISE_MULTIPLE))
+    return max(LEAST_TOLERANCE, min(NOISE_MULTIPLE * noise, max(most, LEAST_MULTIPLE * noise)))
 
 
 def first_layer(own: Probed, other: Probed) -> tuple[int, int] | None:
@@ -64,6 +84,8 @@ def first_layer(own: Probed, other: Probed) -> tuple[int, int] | None:
         return None
     values, others = _values(own.layers), _values(other.layers)
     width = len(values) // count
+    if not width or len(values) != count * width:
+        return None
     for layer in range(count):
         span = slice(layer * width, (layer + 1) * width)
         gap = max(_gap(*pair) for pair in zip(values[span], others[span], strict=True))
@@ -72,26 +94,26 @@ def first_layer(own: Probed, other: Probed) -> tuple[int, int] | None:
     return count, count
 
 
-def compare(probes: Mapping[int, Probed], passed: Collection[int]) -> list[Difference]:
-    """How far each rank that is new is from the nearest of those that have `passed`. If none has, the one pair of ranks
-    that are furthest apart, the odd one out first."""
+def compare(probes: Mapping[int, Probed], passed: Collection[int], precision: Precision) -> list[Difference]:
+    """Return how far each rank that is new is from the nearest of those that have `passed`. If none has, return the one
+    pair of ranks that are furthest apart, the odd one out first."""
     if passed:
         return [
-            min((difference(probes, rank, other) for other in passed), key=_distance)
+            min((difference(probes, rank, other, precision) for other in passed), key=_distance)
             for rank in sorted(probes.keys() - passed)
         ]
-    pairs = [difference(probes, rank, other) for other, rank in itertools.combinations(sorted(probes), 2)]
+    pairs = [difference(probes, rank, other, precision) for other, rank in itertools.combinations(sorted(probes), 2)]
     worst = max(pairs, key=_distance)
-    if _median_distance(probes, worst.other) > _median_distance(probes, worst.rank):
+    if _median_distance(probes, worst.other, precision) > _median_distance(probes, worst.rank, precision):
         worst = worst._replace(rank=worst.other, other=worst.rank)
     return [worst]
 
 
-def difference(probes: Mapping[int, Probed], rank: int, other: int) -> Difference:
-    """The largest one between two ranks; infinite if they saw unlike tokens."""
+def difference(probes: Mapping[int, Probed], rank: int, other: int, precision: Precision) -> Difference:
+    """Return the largest difference between two ranks; infinite if they saw unlike tokens."""
     own, its = probes[rank], probes[other]
-    gaps = _gaps(own, its)
-    return Difference(rank, other, max(gaps, default=0.0), len(gaps), _weights_apart(own, its))
+    gaps, limit = _gaps(own, its), tolerance(own, its, precision)
+    return Difference(rank, other, max(gaps, default=0.0), len(gaps), limit, _weights_apart(own, its))
 
 
 def likely_cause(own: Probed, other: Probed, names: tuple[str, str]) -> str:
@@ -112,12 +134,13 @@ def likely_cause(own: Probed, other: Probed, names: tuple[str, str]) -> str:
     return "the model's code; compare config.json and the versions of transformers and mlx-lm"
 
 
-def _distance(found: Difference) -> tuple[bool, float]:
-    return found.weights > WEIGHTS_APART, found.largest
+def _distance(pair: Difference) -> tuple[bool, float]:
+    return pair.distance
 
 
-def _median_distance(probes: Mapping[int, Probed], rank: int) -> float:
-    return statistics.median(difference(probes, rank, other).largest for other in probes if other != rank)
+def _median_distance(probes: Mapping[int, Probed], rank: int, precision: Precision) -> float:
+    distances = (difference(probes, rank, other, precision).distance[1] for other in probes if other != rank)
+    return statistics.median(distances)
 
 
 def _gaps(own: Probed, other: Probed) -> list[float]:

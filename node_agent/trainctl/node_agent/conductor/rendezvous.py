@@ -50,6 +50,7 @@ class Rank:
     def forget(self) -> None:
         """It is lost: what it said counts no more."""
         self.ready, self.formed, self.fenced, self.endpoints, self.sealed = None, False, None, None, None
+        self.preflight = None
 
     def owes(self, stage: Stage) -> bool:
         """Whether the answer to what a stage asks is still to come."""
@@ -68,6 +69,7 @@ class Rendezvous:
         self.engine: Literal["none", "gloo", "ring"] = "none"
         self.failures = 0  # since the last step
         self.adopts = self._left_behind = adopts
+        self._judged: frozenset[int] = frozenset()  # ranks whose preflights were compared
         self._source: int | None = None
         self._behind: tuple[int, ...] = ()
         self._due = float("inf")
@@ -145,17 +147,20 @@ class Rendezvous:
         lost = (rank for rank in sorted(away) if settings.ranks[rank].out == "lost")
         return [rank for rank in lost if (at := self.ranks[rank]).ready is not None and not at.ended]
 
-    def take_preflight(self, rank: int, preflight: m.Preflight) -> dict[int, m.Probed] | None:
-        """While others may calibrate, judge what the ranks have loaded. Return the probes once all ranks have one.
-        Raises CannotGoOnError."""
+    def take_preflight(self, rank: int, preflight: m.Preflight) -> dict[int, m.Probed]:
+        """Compare the files of the ranks that have loaded. Return the probes once all live ranks have one, unless these
+        were returned before. Raises CannotGoOnError."""
         at = self.live.get(rank)
-        if at is None or at.preflight is not None or self._state.stage != "loading":
-            return None
+        if at is None or self._state.stage != "loading":
+            return {}
         at.preflight = preflight
         preflights = {rank: at.preflight for rank, at in self.live.items() if at.preflight is not None}
-        self._check_agreement({rank: each.ready for rank, each in preflights.items()})
+        if preflights.keys() == self._judged:
+            return {}
+        self._check_agreement({**self.ready, **{rank: each.ready for rank, each in preflights.items()}})
         if preflights.keys() != self.live.keys():
-            return None
+            return {}
+        self._judged = frozenset(preflights)
         self._choose_engine({rank: each.ready for rank, each in preflights.items()})
         return {rank: each.probe for rank, each in preflights.items()}
 

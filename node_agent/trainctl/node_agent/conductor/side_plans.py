@@ -9,7 +9,7 @@ from trainctl.node_agent.autopilot.policy import HeldOutLoss, Measured
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import probes, rows
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
-from trainctl.node_agent.conductor.probes import Difference
+from trainctl.node_agent.conductor.probes import Difference, Precision
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import held_out
@@ -189,7 +189,7 @@ def _no_answer(state: ConductorState, plan: m.StepPlan, node: str, why: str) -> 
 
 
 def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int, str]:
-    """Whether all ranks hold the same model. Gives why, of each new rank that holds another than those that train.
+    """Compare the models of all ranks. Return why, of each new rank that holds another model than those that train.
     Raises CannotGoOnError if none of them has trained."""
     found = {rank: report for rank, report in sorted(reports.items()) if isinstance(report, m.Probed)}
     passed = [rank for rank in state.durable.probed or () if rank in found]
@@ -200,13 +200,12 @@ def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int
         )
     refused: dict[int, str] = {}
     seconds = max(report.step_seconds - report.phases.wait for report in reports.values())
-    for each in probes.compare(found, passed):
-        limit = _tolerance(state, each, found)
-        if each.exceeds(limit):
-            refused[each.rank] = _refusal(state, each, found, limit)
+    for each in probes.compare(found, passed, _precision(state)):
+        if each.is_refused:
+            refused[each.rank] = _refusal(state, each, found)
             continue
         names = state.settings.label(each.rank), state.settings.label(each.other)
-        state.happen(e.ProbePassed(*names, each.largest, limit, each.tokens, seconds), "good", plan.step)
+        state.happen(e.ProbePassed(*names, each.largest, each.limit, each.tokens, seconds), "good", plan.step)
     if refused and not passed:
         raise CannotGoOnError(next(iter(refused.values())))
     state.persist(probed=tuple(rank for rank in found if rank not in refused))  # not before it, as an evaluation
@@ -215,22 +214,20 @@ def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int
 
 def check_preflights(state: ConductorState, found: Mapping[int, m.Probed]) -> None:
     """Compare the ranks of a new group before they have formed one. Raises CannotGoOnError."""
-    for each in probes.compare(found, ()) if len(found) > 1 else ():
-        limit = _tolerance(state, each, found)
-        if each.exceeds(limit):
-            raise CannotGoOnError(_refusal(state, each, found, limit))
+    (worst,) = probes.compare(found, (), _precision(state))
+    if worst.is_refused:
+        raise CannotGoOnError(_refusal(state, worst, found))
 
 
-def _tolerance(state: ConductorState, each: Difference, found: Mapping[int, m.Probed]) -> float:
-    model = state.config.model
-    return probes.tolerance(found[each.rank], found[each.other], model.computed, tf32=model.tf32)
+def _precision(state: ConductorState) -> Precision:
+    return Precision(state.config.model.computed, state.config.model.tf32)
 
 
-def _refusal(state: ConductorState, each: Difference, found: Mapping[int, m.Probed], limit: float) -> str:
+def _refusal(state: ConductorState, each: Difference, found: Mapping[int, m.Probed]) -> str:
     names = rank, other = state.settings.label(each.rank), state.settings.label(each.other)
     pair = found[each.rank], found[each.other]
     text = f"probe: {rank} differs from {other} by {each.largest:.2g} in a token's log-probability"
-    return f"{text} (tolerance {limit:.2g}{_where(pair)}); likely cause: {probes.likely_cause(*pair, names)}"
+    return f"{text} (tolerance {each.limit:.2g}{_where(pair)}); likely cause: {probes.likely_cause(*pair, names)}"
 
 
 def _where(pair: tuple[m.Probed, m.Probed]) -> str:

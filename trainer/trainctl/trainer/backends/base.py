@@ -142,10 +142,9 @@ class ProbePass:
 
 
 def layer_values(hidden: Array) -> Array:
-    """Return one value per token of hidden states [B, L, H]: their sum with signs that depend on the channel. States
-    that differ in any channel differ in it."""
-    signs = 1.0 - 2.0 * (np.arange(hidden.shape[-1], dtype=np.uint64) * 0x9E3779B1 >> 31 & 1)
-    return (hidden @ signs).astype(np.float32)
+    """Return one value per token of hidden states [B, L, H]: their sum, each channel with a fixed weight in (-1, 1)."""
+    weights = (np.arange(1, hidden.shape[-1] + 1, dtype=np.uint64) * 0x9E3779B1 & 0xFFFFFFFF) / 2.0**31 - 1
+    return (hidden @ weights).astype(np.float32)
 
 
 class Totals(NamedTuple):

@@ -77,7 +77,8 @@ def set_dtype(model: Any, dtype: Any) -> None:
     model.set_dtype(dtype)
     for module in model.modules():
         if isinstance(module, _layers.QuantizedEmbedding):
-            module.__class__ = _embedding(_unpacked_in(dtype), getattr(module, "embedding_scale", 1.0))
+            unpacked = _unpacked_in(dtype)
+            module.__class__ = _scaled(unpacked) if hasattr(module, "embedding_scale") else unpacked
 
 
 @functools.cache
@@ -95,15 +96,18 @@ def _unpacked_in(dtype: Any) -> Any:
 
 
 @functools.cache
-def _embedding(kind: Any, scale: float) -> Any:
-    """A class of embeddings whose rows are multiplied by `scale` rounded to their type."""
+def _scaled(kind: Any) -> Any:
+    """Return a class of embeddings whose rows are multiplied by the module's `embedding_scale`."""
 
-    class Embedding(kind):  # type: ignore[misc]
+    class Scaled(kind):  # type: ignore[misc]
         def __call__(self, x: Any) -> Any:
-            rows = super().__call__(x)
-            return rows if scale == 1.0 else rows * mx.array(scale, mx.float32).astype(rows.dtype)
+            rows = self.rows(x)
+            return rows * mx.array(self.embedding_scale, mx.float32).astype(rows.dtype)
 
-    return Embedding
+        def rows(self, x: Any) -> Any:
+            return super().__call__(x)
+
+    return Scaled
 
 
 def _put_right(model: Any, config: dict[str, Any]) -> Any:
@@ -118,7 +122,7 @@ def _put_right(model: Any, config: dict[str, Any]) -> Any:
         body, embeddings = model.model, model.model.embed_tokens
         kind = type(embeddings)
         embeddings.embedding_scale = body.args.hidden_size**0.5
-        embeddings.__class__ = _embedding(kind, embeddings.embedding_scale)
+        embeddings.__class__ = _scaled(kind)
         body.args = dataclasses.replace(
             body.args, hidden_size=1
         )  # of which the body reads the width for its scale only

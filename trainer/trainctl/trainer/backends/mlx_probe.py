@@ -63,7 +63,9 @@ def _linear(kind: Any, flips: int) -> Any:
 def _embedding(kind: Any, flips: int) -> Any:
     class Probed(kind):  # type: ignore[misc]
         def __call__(self, x: Any) -> Any:
-            return _flipped(super().__call__(x), flips)
+            scale = getattr(self, "embedding_scale", None)
+            rows = super().__call__(x) if scale is None else self.rows(x).astype(mx.float32) * scale
+            return _flipped(rows, flips)
 
         def as_linear(self, x: Any) -> Any:
             return super().as_linear(_flipped(x, flips))

@@ -259,7 +259,7 @@ class TorchBackend(Backend):
             return -losses
 
     def probe(self, batch: Batch, flips: int) -> ProbePass:
-        with self._evaluating(), torch.inference_mode(), probing(self._model, flips, batch.inputs.shape) as layers:
+        with self._evaluating(), torch.inference_mode(), probing(self._model, flips) as layers:
             vocabulary = self._outputs(batch).vocabulary(with_reference=False)
             pieces = ((piece.logits.cpu().numpy(), piece.targets.cpu().numpy()) for piece in vocabulary)
             return ProbePass.of(batch, pieces, layers)

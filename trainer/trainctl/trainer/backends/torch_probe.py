@@ -15,20 +15,12 @@ from torch.overrides import TorchFunctionMode
 from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.trainer.backends.base import Array, layer_values
 
-_PRODUCTS = tuple(
-    function
-    for function in (
-        torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm, torch.addmm,
-        torch.baddbmm, torch.nn.functional.layer_norm, torch.nn.functional.rms_norm,
-        getattr(torch, "_grouped_mm", None), getattr(torch.nn.functional, "grouped_mm", None),
-    )
-    if function is not None
-)  # fmt: skip
-"""Functions whose arguments must be of one type. Others promote to float32 by themselves."""
+_LOW = (torch.bfloat16, torch.float16)
 
 
 class Float32Products(TorchFunctionMode):
-    """Computes matrix products in float32. `flips` is applied to the integer view of each linear layer's input."""
+    """Keeps all that follows from the embeddings in float32. `flips` is applied to the integer view of each linear
+    layer's input."""
 
     def __init__(self, flips: int) -> None:
         super().__init__()
@@ -40,7 +32,9 @@ class Float32Products(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.nn.functional.linear:
             return self._linear(*args, **kwargs)
-        if func in _PRODUCTS:
+        if func in (torch.Tensor.to, torch.Tensor.type_as) and _lowers(args, kwargs):
+            return args[0]
+        if not func.__name__.endswith("_") and _are_mixed([*args, *kwargs.values()]):  # else it writes to its first
             return func(*map(_float, args), **{name: _float(value) for name, value in kwargs.items()})
         return func(*args, **kwargs)
 
@@ -59,10 +53,11 @@ class Float32Products(TorchFunctionMode):
 
 
 @contextmanager
-def probing(model: torch.nn.Module, flips: int, tokens: Sequence[int]) -> Iterator[list[Array]]:
-    """Have `model` compute in float32. The list gets each decoder layer's values, [B, L], for `tokens` = (B, L)."""
+def probing(model: Any, flips: int) -> Iterator[list[Array]]:
+    """Have `model` compute in float32. The list gets each decoder layer's values, [B, L]."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    decoder: Any = model.get_decoder() if hasattr(model, "get_decoder") else model
     layers: list[Array] = []
     mode = Float32Products(flips)
 
@@ -71,18 +66,34 @@ def probing(model: torch.nn.Module, flips: int, tokens: Sequence[int]) -> Iterat
 
     def watch(module: object, inputs: object, output: Any) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
-        if tuple(hidden.shape[:2]) == tuple(tokens):  # an encoder's layers have other tokens
-            layers.append(layer_values(hidden.float().cpu().numpy()))
+        layers.append(layer_values(hidden.float().cpu().numpy()))
 
     with ExitStack() as hooks:
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding):
                 hooks.callback(module.register_forward_hook(embed).remove)
-            elif isinstance(module, GradientCheckpointingLayer):
+        for module in decoder.modules():
+            if isinstance(module, GradientCheckpointingLayer):
                 hooks.callback(module.register_forward_hook(watch).remove)
         with mode:
             yield layers
 
 
+def _lowers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a conversion of a float32 tensor is to 16 bits."""
+    wanted = (*args[1:], *kwargs.values())
+    types = [each.dtype if isinstance(each, torch.Tensor) else each for each in wanted]
+    return args[0].dtype == torch.float32 and any(each in _LOW for each in types if isinstance(each, torch.dtype))
+
+
+def _are_mixed(values: Sequence[Any]) -> bool:
+    """Return whether there are tensors of float32 and of 16 bits among the values, and in lists among them."""
+    flat = [part for each in values for part in (each if isinstance(each, list | tuple) else (each,))]
+    types = {part.dtype for part in flat if isinstance(part, torch.Tensor)}
+    return torch.float32 in types and not types.isdisjoint(_LOW)
+
+
 def _float(value: Any) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    if isinstance(value, list | tuple):
+        return type(value)(map(_float, value))
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _LOW else value

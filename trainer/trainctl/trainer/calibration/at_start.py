@@ -1,7 +1,9 @@
 """The calibration before a rank's first start in a run, if its node has no profile that fits."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -19,7 +21,9 @@ from trainctl.trainer.calibration.node_profile import node_profile
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.step.executor import Identity
-from trainctl.trainer.step.preflight import calibrates_at_start
+
+NEVER: Final = "TRAINCTL_CALIBRATION"
+"""Environment variable: with the value `never`, no start on this node calibrates, whatever the run file says."""
 
 
 def calibrate_at_start(
@@ -30,7 +34,7 @@ def calibrate_at_start(
     what `say` does."""
     node = who.node
     config = run_file.on_this_machine(run_file.read(paths.run_file), node)
-    if not calibrates_at_start(config) or paths.rank_record(who.rank).exists() or run_file.grows(config):
+    if not _is_wanted(config) or paths.rank_record(who.rank).exists() or run_file.grows(config):
         return  # a rank with a record has trained before
     run_file.check_paths(config, "run file", node)
     profiles = paths.node_data.parent / "profiles"
@@ -46,6 +50,10 @@ def calibrate_at_start(
         log.warning("not calibrated: %s", first_line(error))
         return
     log.info("calibrated in %.0f s; the profile is in %s", profile.duration_seconds, profiles)
+
+
+def _is_wanted(config: RunFile) -> bool:
+    return config.calibration.at_start == "missing" and os.environ.get(NEVER) != "never"
 
 
 def _fits(config: RunFile, node: str, profiles: Path, model: str) -> bool:

@@ -6,7 +6,6 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.calibration.profile import DataRate, DiskRate, GridPoint, MatmulRate, Pass
-from trainctl.protocol.messages import Preflight
 
 Part = Literal["data", "passes", "grid", "forward", "matmul", "memory", "disk"]
 PARTS: tuple[Part, ...] = ("data", "passes", "grid", "forward", "matmul", "memory", "disk")
@@ -64,7 +63,7 @@ class Said(msgspec.Struct, frozen=True, tag_field="type", tag="said"):
 class Preflighted(msgspec.Struct, frozen=True, tag_field="type", tag="preflight"):
     """What the group of a new run is judged by; it comes before anything is measured."""
 
-    preflight: Preflight
+    packed: bytes  # a Preflight in msgpack: JSON has no NaN
 
 
 class Found(msgspec.Struct, frozen=True, tag_field="type", tag="found"):

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,7 +76,9 @@ class _Measuring:
         self._backend = load(config, config.nodes.get(node, NodeTable()), where)
         if group is not None:
             files = file_digests.model_digests(Path(config.model.path))
-            _tell(Preflighted(preflight.preflight(group, config, self._backend, self._dataset, files)))
+            alive = partial(_tell, Said("comparing the model with the other ranks'"))
+            made = preflight.preflight(group, config, self._backend, self._dataset, files, alive)
+            _tell(Preflighted(msgspec.msgpack.encode(made)))
         self._runner = StepRunner(config, node, self._backend, self._dataset, folder)
         self._found = msgspec.structs.replace(
             known, backend=self._backend.name, device=self._backend.device,

@@ -136,10 +136,10 @@ class _Measured:
                 self.trying = heard
             case Said(text):
                 say(text)
-            case Preflighted(preflight):
+            case Preflighted(packed):
                 self.preflighted = True
                 if self._group is not None:
-                    self._group.take(preflight)
+                    self._group.take(msgspec.msgpack.decode(packed, type=Preflight))
             case Found(findings):
                 self.found = findings
             case OutOfMemory(micro):

@@ -1,4 +1,4 @@
-"""What a rank reports once its data and its model are loaded: that it is ready, and before that, the preflight.
+"""A rank's reports once its data and its model are loaded: that it is ready, and before that, the preflight.
 
 The preflight of a run's first start has all that the group is judged by: digests, engines, and the probe. It comes
 before a calibration or a reference pass, which take minutes, so that a run that can't start is refused at once.
@@ -6,8 +6,8 @@ before a calibration or a reference pass, which take minutes, so that a run that
 
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import RunFile
@@ -20,14 +20,7 @@ from trainctl.trainer.data.training_data import TrainingData
 from trainctl.trainer.step import probe
 from trainctl.trainer.step.executor import Identity
 
-NEVER: Final = "TRAINCTL_CALIBRATION"
-"""Environment variable: with the value `never`, no start calibrates, whatever the run file says."""
 _BEFORE_THE_FIRST = m.Generation(0, 0)
-
-
-def calibrates_at_start(config: RunFile) -> bool:
-    """Return whether ranks without a fitting profile calibrate before a run's first step."""
-    return config.calibration.at_start == "missing" and os.environ.get(NEVER) != "never"
 
 
 def ready(
@@ -59,10 +52,13 @@ def ready(
     )
 
 
-def preflight(who: Identity, config: RunFile, backend: Backend, data: TrainingData, model: FileDigests) -> m.Preflight:
-    """Run the probe, and return what the group is judged by. Raises TrainctlError if memory doesn't suffice."""
+def preflight(
+    who: Identity, config: RunFile, backend: Backend, data: TrainingData, model: FileDigests, check: Callable[[], None]
+) -> m.Preflight:
+    """Run the probe, and return what the group is judged by. Raises TrainctlError if memory doesn't suffice, and what
+    `check` raises before each pass."""
     batch = data.probe_batch()
-    log_probabilities, noise = probe.probe(backend, batch, tf32=config.model.tf32, check=lambda: None)
+    log_probabilities, noise = probe.probe(backend, batch, tf32=config.model.tf32, check=check)
     report = m.Report(
         run=who.run, rank=who.rank, generation=_BEFORE_THE_FIRST, seq=0, kind="probe", step=0, loss_sum=0.0,
         weight=0.0, own_weight=0.0, own_samples=0,

@@ -6,7 +6,7 @@ input of each linear layer is moved by one unit in its last place, up or down.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -18,7 +18,9 @@ from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.batch import Batch
 
 NOISE_TARGETS = 64
-"""Targets for which the noise is measured and layers are reported, or those of one sample if it has more."""
+"""Targets of a sample for which the noise is measured, and least targets of all samples."""
+_REPORTED_TARGETS, _MOST_LAYERS = 64, 255
+"""Most targets and layers whose values are reported: they fit into 64 KiB."""
 _LOWEST_BIT, _LOWEST_BIT_OF_TF32 = 1 << 0, 1 << 13
 """Lowest mantissa bit of float32, and of what TF32 keeps of it."""
 _MOST_NORMS = 4096
@@ -37,12 +39,27 @@ def probe(backend: Backend, batch: Batch, *, tf32: bool, check: Callable[[], Non
     """Return the log-probability of each target of `batch`, in nats, and the noise. `tf32`: whether the run allows it.
     Raises TrainctlError if memory doesn't suffice for one sample, and what `check` raises before each pass."""
     log_probabilities, _ = _pass(backend, batch, 0, check)
-    enough = int(np.searchsorted(np.cumsum(batch.counted.sum(axis=1)), NOISE_TARGETS)) + 1
-    first = batch.rows(np.arange(min(enough, len(batch))))
+    first = _first_targets(batch)
     before, layers = _pass(backend, first, 0, check)
     after, moved = _pass(backend, first, _LOWEST_BIT_OF_TF32 if tf32 else _LOWEST_BIT, check)
     noise = float(np.abs(before - after).max())
     return log_probabilities, Noise(noise, layers, np.abs(layers - moved).max(axis=1, initial=0.0))
+
+
+def _first_targets(batch: Batch) -> Batch:
+    """Return samples of at most `NOISE_TARGETS` targets each, as many as have that many together."""
+    lengths = np.minimum(batch.lengths, NOISE_TARGETS)
+    rows = int(np.searchsorted(np.cumsum(lengths), NOISE_TARGETS)) + 1
+    some, width = batch.rows(np.arange(min(rows, len(batch)))), int(lengths.max())
+    counted = some.counted[:, :width]
+    return replace(
+        some,
+        inputs=some.inputs[:, :width],
+        targets=some.targets[:, :width],
+        counted=counted,
+        lengths=lengths[: len(some)],
+        weight=float(counted.sum()),
+    )
 
 
 def _pass(backend: Backend, batch: Batch, flips: int, check: Callable[[], None]) -> tuple[Array, Array]:
@@ -78,8 +95,8 @@ def probed(
         log_probabilities=_packed(log_probabilities),
         weight_norms=_packed(backend.weight_norms()[:_MOST_NORMS]),
         noise=noise.log_probability,
-        layers=_packed(noise.layers),
-        layer_noise=_packed(noise.layer_noise),
+        layers=_packed(noise.layers[:_MOST_LAYERS, :_REPORTED_TARGETS]),
+        layer_noise=_packed(noise.layer_noise[:_MOST_LAYERS]),
     )
 
 
