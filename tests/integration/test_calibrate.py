@@ -8,7 +8,7 @@ import tomli_w
 from tests.integration.conftest import AgentProcess, until, wait_for_end
 from tests.integration.support.clusters import on, on_mlx
 from tests.integration.support.ports import free_addresses
-from tests.tui.support.cli_calls import assert_one_line, call, call_json
+from tests.tui.support.cli_calls import assert_one_line, call, call_json, call_process
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.calibration import profile_file
@@ -93,8 +93,9 @@ def test_a_run_calibrates_its_node_first_and_takes_the_fastest_micro_batch(tmp_p
             calibration__at_start="missing", batch__micro="auto", run__steps=5, nodes=on_mlx(agent.name)
         )
         with agent.client() as client:
-            client.send("start-run", {"config": config}, wait="accepted")
-            until(lambda: "calibrating: " in _why(client), 60, "the calibration")
+            (tmp_path / "run.toml").write_bytes(tomli_w.dumps(config).encode())
+            begun = call_process("run", tmp_path / "run.toml", "--connect", agent.address)
+            assert begun.returncode == 0 and f"{agent.name}: calibrating: " in begun.stderr, begun.stderr
             first = wait_for_end(client, 240)
             events = [event.data for event in client.events(newest=True).events]
             (profile,) = client._run(client._client.profiles()).profiles
@@ -178,8 +179,3 @@ def _with_link_use(client):
     """The newest step's parts, once they have been compared with the links."""
     parts = client.snapshot(0).rank_steps
     return parts if len(parts) == 2 and all("link_use" in part.values for part in parts) else ()
-
-
-def _why(client):
-    run = client.snapshot(0).run
-    return run.ranks[0].why if run is not None else ""

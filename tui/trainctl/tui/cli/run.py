@@ -1,5 +1,6 @@
 """The subcommands that take a run file: `run` starts or resumes a run, `check` and `data` look at it first."""
 
+import asyncio
 import math
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -28,6 +29,8 @@ from trainctl.tui.setup import (
 )
 from trainctl.tui.setup.standard_input import InputCopy
 
+LOOK_SECONDS = 2.0
+"""Time between looks at what the ranks of a starting run do."""
 app = subcommands()
 group = subgroup("Inspect a run's training data.")
 app.add_typer(group, name="data")
@@ -117,7 +120,10 @@ def _start(
         address = agent_call.find_lead(at.addresses, resume or (branch and verbs.branch_point(branch)[0]))
         begins = follow or copy is not None  # its first step may be far off
         wait: command.Wait = "accepted" if begins else "applied"
-        reply = command_result.send(address, order, wait, agent_call.ANSWER_SECONDS if begins else timeout)
+        if begins or json:
+            reply = command_result.send(address, order, wait, agent_call.ANSWER_SECONDS if begins else timeout)
+        else:
+            reply = agent_call.call(address, lambda client: _sent_and_told(client, order, timeout))
     if copy is not None:
         copy.begun = not command.exit_code(reply)
     reply = reply if json or file is None else _by_file(reply, file)
@@ -126,6 +132,28 @@ def _start(
     if (code := command.exit_code(reply)) or reply.run is None:
         return command_result.finish(order, reply, json=json, code=code)
     return _show_started(order, reply, reply.run, json=json)
+
+
+async def _sent_and_told(client: Any, order: command.Order, seconds: float) -> m.CommandReply:
+    """Send the command and wait until it is applied. Tell what the ranks do until then: loading and calibrating may
+    take minutes."""
+    telling = asyncio.create_task(_tell_of_start(client), name="start")
+    try:
+        return await command.send(client, order, "applied", seconds)
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
+async def _tell_of_start(client: Any) -> None:
+    told: dict[str, str] = {}
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        run = (await client.snapshot(0)).run
+        for rank in run.ranks if run is not None and run.step == 0 else ():
+            if rank.state == "starting" and rank.why and told.get(rank.node) != rank.why:
+                told[rank.node] = rank.why
+                output.tell(f"{rank.node}: {rank.why}")
 
 
 def _run_file(
