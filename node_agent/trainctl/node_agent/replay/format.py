@@ -121,7 +121,8 @@ def read(path: Path) -> Recording:
 def _decoded(path: Path, body: bytes) -> Recording:
     version = msgspec.msgpack.decode(body, type=_Head).version
     if version != VERSION:
-        raise InvalidInputError(str(path), f"has recording version {version}; this program plays version {VERSION}")
+        problem = f"has recording version {version}, and this program plays version {VERSION}"
+        raise InvalidInputError(str(path), f"{problem}; make it again with trainctl-agent record")
     return msgspec.msgpack.decode(body, type=Recording)
 
 

@@ -225,7 +225,7 @@ def _opened(path: Path, address: str, **options: Any) -> Iterator[sqlite3.Connec
                 )
             if 0 < version < SCHEMA_VERSION:  # 0: a new file
                 problem = f"schema {version} is older than this program's {SCHEMA_VERSION}"
-                advice = "use trainctl 0.2.0 to export or upgrade it, or move it elsewhere to start anew"
+                advice = "use trainctl 0.2.0 to export or upgrade it, or move it elsewhere to start without it"
                 raise InvalidInputError(str(path), f"{problem}; {advice}")
             yield connection
         except sqlite3.DatabaseError as error:
