@@ -16,8 +16,6 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PROGRAM: Final = ("protocol", "trainer", "node_agent", "tui", "tools/setup_venv.py", "examples/python")
-LEFT_OUT: Final = ("protocol/trainctl/protocol/record/schema_1_events.py",)
-"""What reads texts of older versions, and writes none."""
 PAGES: Final = ("README.md", "CONTRIBUTING.md", "docs")
 GAP: Final = "…"
 """Stands for what a text is filled in with."""
@@ -74,8 +72,7 @@ def all_texts(root: Path = ROOT) -> list[Text]:
     """Every text of the program and its pages, in the order of files and lines."""
     found: list[Text] = []
     for path in _files(root, PROGRAM, ".py"):
-        if (name := path.relative_to(root).as_posix()) not in LEFT_OUT:
-            found += _of_program(name, path.read_text("utf-8"))
+        found += _of_program(path.relative_to(root).as_posix(), path.read_text("utf-8"))
     for path in _files(root, PAGES, ".md"):
         found += _of_page(path.relative_to(root).as_posix(), path.read_text("utf-8"))
     return found

@@ -1,35 +1,24 @@
 """A conductor's steps without trainers: `python conductor_steps.py RANKS`, and numbers of steps on standard input.
 
 Prints the milliseconds a step that the conductor took for each line. It runs under today's package and under
-0.1.0's, whose modules had other names, and answers each plan as real ranks do: all say `Soon`, then all report.
+0.2.0's, and answers each plan as real ranks do: all say `Soon`, then all report.
 """
 
-import contextlib
 import gc
-import importlib
 import sys
 import time
 from collections import deque
 from typing import Any
 
+from trainctl.node_agent.conductor import conductor as conductors
+from trainctl.node_agent.conductor import events as decisions
+from trainctl.node_agent.conductor import state as states
+from trainctl.node_agent.planning import durable as durables
+from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file
+
 RUN = "bench"
 STEPS = 10_000_000
-
-
-def module(*names: str) -> Any:
-    """The first of the modules that this version has."""
-    for name in names:
-        with contextlib.suppress(ModuleNotFoundError):
-            return importlib.import_module(f"trainctl.{name}")
-    raise ModuleNotFoundError(f"none of {names} in trainctl")
-
-
-m = importlib.import_module("trainctl.protocol.messages")
-conductors = module("node_agent.conductor.conductor", "node_agent.conductor")
-decisions = module("node_agent.conductor.events", "node_agent.decisions")
-states = module("node_agent.conductor.state", "node_agent.book")
-durables = module("node_agent.planning.durable", "node_agent.settings")
-run_files = module("protocol.config.run_file", "protocol.runfile")
 MEMORY = {"memory_bytes": 1 << 30, "memory_peak_bytes": 1 << 32, "memory_cap_bytes": 5 << 30}
 PHASES = m.Phases(forward=0.1, backward=0.2)
 
@@ -87,7 +76,7 @@ class Bench:
 
 
 def config(ranks: int) -> Any:
-    return run_files.parse({
+    return run_file.parse({
         "run": {"name": RUN, "steps": STEPS}, "model": {"path": "/model"}, "data": {"path": "/data"},
         "batch": {"global": 4 * ranks, "micro": 4}, "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
         "checkpoint": {"at_end": False}, "group": {"first_shares": "even"},
@@ -111,7 +100,7 @@ def report(plan: Any, work: Any) -> Any:
     if plan.kind == "probe":
         alike = {"family": "llama", "tokens_digest": "t", "lengths": (2, 1), "weight_norms": b"\0\0\x80\x3f"}
         return m.Probed(**said, **alike, log_probabilities=bytes(12))
-    return m.Report(**said, **({"values": MEMORY} if "values" in m.Report.__struct_fields__ else MEMORY))
+    return m.Report(**said, values=MEMORY)
 
 
 def main() -> None:

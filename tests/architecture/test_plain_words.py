@@ -41,7 +41,7 @@ PLAINER_TEXT = {
 """The same for texts that the program's users read."""
 ODD = re.compile(rf"(?<![a-z])({'|'.join(PLAINER)})(?![a-z])".replace(" ", r"\s+"), re.IGNORECASE)
 QUOTED = ("tests/golden/", "tests/architecture/test_plain_words.py")
-"""What 0.1.0 wrote stays as it was."""
+"""Frozen files, and this list."""
 
 
 def texts() -> list[Path]:

@@ -1,4 +1,5 @@
-"""Agents of a live run are upgraded one by one from release 0.2.0. See tests/golden/release-0.2.0/README.md."""
+"""Agents of a live run are upgraded one by one from release 0.2.0, and state that it wrote opens. See
+tests/golden/release-0.2.0/README.md."""
 
 import hashlib
 import json
@@ -14,9 +15,13 @@ from tests.integration.support.clusters import FOREVER, NODES, Cluster, on
 from tests.integration.support.exactness import check_ledger
 from tests.integration.support.packages import Venv
 
+from trainctl.node_agent.records.agent_db import AgentDb
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.protocol.messages.events import StepRetracted
+from trainctl.protocol.messages.events import MicroBatchChanged, StepRetracted
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 
 FOLDER = ROOT / "tests" / "golden" / "release-0.2.0"
 WHEELS = tuple(sorted(FOLDER.glob("*.whl")))
@@ -48,6 +53,43 @@ for address in sys.argv[1:]:
         said = [client.send(verb, {}, timeout_seconds=600).state for verb in ("pause", "resume")]
         view = client.snapshot(0).run
         print(json.dumps([said, view.run, view.state, [rank.node for rank in view.ranks]]))
+"""
+WRITE = """
+import sys
+from pathlib import Path
+from trainctl.node_agent.records.agent_db import AgentDb, digest_of
+from trainctl.node_agent.records.run_db import RunDb
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import MicroBatchChanged
+from trainctl.protocol.record.paths import RunPaths
+
+folder = Path(sys.argv[1])
+paths, first = RunPaths(folder / "run-1"), m.Generation(1, 1)
+paths.directory.mkdir()
+phases = m.Phases(forward=0.1, backward=0.2)
+with RunDb(paths) as recorder:
+    recorder.set_meta("name", "demo")
+    for number in range(1, 31):
+        values = {"loss/kl": number / 10}
+        recorder.commit(
+            m.StepCommitted(
+                run="run-1", generation=first, step=number, committed_at=1000.0 + number, loss=3.0 / number, weight=8.0,
+                samples=4, learning_rate=1e-3, grad_norm=1.0, cursor=4 * number, global_batch=4, plan_version=1,
+                step_seconds=0.5, tokens_total=10.0 * number, tokens=10, weight_total=8.0 * number,
+                seconds_total=0.5 * number, values=values,
+            ),
+            [m.RankStep(
+                run="run-1", generation=first, step=number, rank=0, node="a", tokens=10, samples=4, micro_batch=4,
+                replays=0, step_seconds=0.5, phases=phases, weight=8.0, values={"memory_bytes": 7.0},
+            )],
+            1000.0 + number,
+        )
+    recorder.evaluation(30, 1031.0, 2.25, 512.0, 0.5, {"eval/kl": 0.125})
+    changed = MicroBatchChanged((("a", 8),), (("a", 4),))
+    recorder.event(1032.0, changed, "good", "anna", step=30, verb="resize-batch", outcome="applied", undoes="7")
+with AgentDb(folder / "agent.db") as db:
+    command = m.Command(rid="r", id="8b7c6d5e-0000-4000-8000-000000000001", verb="pause", by="anna", undoes="7")
+    assert db.accept(command, digest_of(command), 1000.0)
 """
 
 
@@ -87,6 +129,28 @@ def test_no_default_of_a_run_file_has_changed(earlier: Venv) -> None:
     now = names["all_defaults"]()
     assert {"nodes.X.micro", "policy.rebalance.mode", "policy.drain.gain", "batch.micro"} <= then.keys()
     assert {name: now.get(name) for name in then} == then
+
+
+@pytest.mark.tier("test")
+def test_a_record_and_an_agents_state_of_0_2_0_open_and_go_on(earlier: Venv, tmp_path: Path) -> None:
+    earlier.run(earlier.python, "-c", WRITE, tmp_path)
+    paths = RunPaths(tmp_path / "run-1")
+    for _ in range(2):  # as 0.2.0 left it, and once it was opened for writing
+        with RecordReader(paths) as reader:
+            last = reader.last_step()
+            assert last is not None and (last.step, last.loss, last.values) == (30, 0.1, {"loss/kl": 3.0})
+            assert (last.tokens, last.weight_total, last.seconds_total) == (10, 240.0, 15.0)
+            assert reader.series("loss", columns=3).last[-1] == 0.1 and reader.own_metrics() == ("loss/kl",)
+            assert reader.series("loss/kl", columns=30).last[0] == pytest.approx(0.1)
+            (part,), (evaluation,), ((event,), _) = reader.rank_steps(30), reader.evaluations(), reader.events()
+            assert (part.node, part.weight, part.values) == ("a", 8.0, {"memory_bytes": 7.0})
+            assert (evaluation.loss, evaluation.values) == (2.25, {"eval/kl": 0.125})
+            assert (event.data, event.undoes) == (MicroBatchChanged((("a", 8),), (("a", 4),)), "7")
+        with RunDb(paths) as recorder:
+            assert recorder.last_state().step == last and recorder.meta("name") == "demo"
+    with AgentDb(tmp_path / "agent.db") as db:
+        (command,) = db.open_commands()
+        assert (command.verb, command.by, command.undoes) == ("pause", "anna", "7")
 
 
 def restart(cluster: Cluster, node: str, python: str) -> None:

@@ -19,7 +19,6 @@ from tests.integration.support.packages import build_sdist, build_wheel, unpack_
 
 from trainctl import protocol
 
-OLD = ROOT / "tests" / "golden" / "release-0.1.0" / "trainctl-0.1.0-py3-none-any.whl"
 NOT_IN_CLIENT = ("textual", "numpy", "psutil", "typer", "setproctitle")
 EPOCH = "1700000000"
 
@@ -134,13 +133,3 @@ def test_the_client_needs_five_libraries(projects: dict[str, Project]) -> None:
     names = {re.split(r"[<>=!~ ;\[]", need)[0] for need in needs}
     assert names == {"pyzmq", "msgpack", "msgspec", "platformdirs", "tomli-w"}
     assert set(needs) <= set(projects["trainctl"].metadata().get_all("Requires-Dist", [])), "with the same bounds"
-
-
-def test_the_client_has_no_path_of_0_1_0_but_those_whose_loss_the_docs_explain(projects: dict[str, Project]) -> None:
-    """When pip upgrades 0.1.0, it installs trainctl-client, and then removes what 0.1.0 had at the same paths."""
-    with zipfile.ZipFile(OLD) as archive:
-        lost = set(archive.namelist()) & projects["trainctl-client"].files()
-    page = (ROOT / "docs" / "install.md").read_text("utf-8")
-    names = {Path(name).name.removesuffix(".py") for name in lost} - {"__init__"}
-    assert names == {"blocking", "cluster_client", "keyring", "keys", "verbs", "py.typed"}
-    assert all(f"`{name}`" in page.replace("trainctl.protocol.", "") for name in names)

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 from tests.node_agent.support import records
-from tests.prose_events import event as prose_event
 
 from trainctl.node_agent.clients.query_source import LiveRun
 from trainctl.node_agent.exporter import catalogue, listen_address
@@ -17,10 +16,11 @@ from trainctl.node_agent.exporter.counters import Totals, after
 from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, readings
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages.events import CommandApplied
 
 ROOT = Path(__file__).resolve().parents[3]
 DASHBOARD = json.loads((ROOT / "examples/grafana/trainctl.json").read_text(encoding="utf-8"))
-EVENT = prose_event(id=1, at=1.0, kind="command", severity="good", by="me", text="", verb="set-lr", outcome="applied")
+EVENT = m.Event(id=1, at=1.0, severity="good", by="me", data=CommandApplied(), verb="set-lr", outcome="applied")
 HOST = m.HostReading(
     node="a", read_at=1.0, cpu_percent=50.0, memory_used_bytes=None, memory_total_bytes=8, disk_free_bytes=None,
     gpus=(m.GpuReading("M2", clock_mhz=1398.0), m.GpuReading("M2", utilization_percent=0.0)),

@@ -14,7 +14,6 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 
 ID = "8b7c6d5e-0000-4000-8000-000000000001"
-GOLDEN = Path(__file__).parents[2] / "golden" / "state" / "agent-v1.sql"
 
 
 def command(number: int = 1, **changes: object) -> m.Command:
@@ -130,23 +129,21 @@ def test_a_disk_that_refuses_stops_commands_but_not_their_ends(db: AgentDb, tmp_
     assert db.find(command(2).id) is None
 
 
-def test_a_ledger_of_the_first_schema_still_opens(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "agent.db")
-    connection.executescript(GOLDEN.read_text(encoding="utf-8"))
-    connection.close()
-    with AgentDb(tmp_path / "agent.db") as db:
-        ended, still_open = db.find(ID), db.open_commands()
-        assert ended is not None and (ended.state, ended.step, ended.before, ended.after) == ("applied", 17, "8", "4")
-        assert ended.digest == digest_of(command())
-        assert [found.verb for found in still_open] == ["checkpoint"]
-        assert [(run.run, run.state) for run in db.runs()] == [("demo-1", "running")]
-        assert db.generation == m.Generation(1, 4)
-
-
 def test_what_is_no_ledger_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "agent.db").write_bytes(b"nothing of the kind " * 100)
     with pytest.raises(InvalidInputError, match=r"agent\.db: not a usable record"):
         AgentDb(tmp_path / "agent.db")
+
+
+def test_one_from_before_0_2_0_is_refused_in_a_line_and_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "agent.db"
+    connection = sqlite3.connect(file)
+    connection.execute("PRAGMA user_version=1")
+    connection.close()
+    before = file.read_bytes()
+    with pytest.raises(InvalidInputError, match=r"agent\.db: schema 1 is older .*; use trainctl 0\.2\.0 .*, or move"):
+        AgentDb(file)
+    assert file.read_bytes() == before
 
 
 ACCEPTER = """

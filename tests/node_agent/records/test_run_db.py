@@ -1,4 +1,4 @@
-"""The recorder: what is committed, retracted, said and read is found again, once, also in a record of an old schema."""
+"""The recorder: what is committed, retracted, said and read is found again, once."""
 
 import math
 import sqlite3
@@ -17,8 +17,6 @@ from trainctl.protocol.messages.events import NoteWritten, Notice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RUN_RANK
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "state" / "record-v1.sql"
 
 
 @pytest.fixture
@@ -275,6 +273,12 @@ def test_a_file_that_is_no_record_of_ours_is_refused_in_a_line(paths: RunPaths) 
     connection.close()
     with pytest.raises(InvalidInputError, match="schema 99 is newer"):
         RunDb(paths)
+    connection = sqlite3.connect(paths.record)
+    connection.execute("PRAGMA user_version=1")
+    connection.close()
+    for open_record in (RunDb, RecordReader):
+        with pytest.raises(InvalidInputError, match=r"record\.db: schema 1 is older .*; use trainctl 0\.2\.0 .*"):
+            open_record(paths)
     with pytest.raises(InvalidInputError, match="cannot be opened"):
         RunDb(RunPaths(paths.directory / "no-such-folder"))
 
@@ -297,36 +301,6 @@ def test_a_damaged_table_is_refused_in_a_line_and_the_record_is_let_go(paths: Ru
     with pytest.raises(InvalidInputError, match="malformed; restore the record from a copy"), RunDb(paths) as recorder:
         recorder.meta("name")
         recorder.last_state()
-
-
-def test_a_record_of_the_first_schema_still_opens_and_goes_on(paths: RunPaths) -> None:
-    connection = sqlite3.connect(paths.record)
-    connection.executescript(GOLDEN.read_text(encoding="utf-8"))
-    connection.close()
-    with RunDb(paths) as recorder:
-        state = recorder.last_state()
-        assert state.step is not None and (state.step.step, state.step.loss) == (13, 2.5)
-        assert (state.step.tokens, state.step.weight_total) == (state.step.weight, state.step.tokens_total)
-        assert [(state.step.seconds_total,)] == rows(paths, "SELECT sum(step_seconds) FROM steps WHERE NOT retracted")
-        assert state.plan is not None and (state.plan.step, state.seq) == (14, 14)
-        assert state.generation == m.Generation(1, 2) and len(state.events) == 2
-        assert state.evaluation is not None and state.evaluation.loss == 2.25
-        assert recorder.meta("name") == "golden"
-        recorder.commit(step(14, m.Generation(1, 2)), [part(14, 0, m.Generation(1, 2))], 1000.0)
-    check_rollups(paths)
-
-
-def test_a_record_of_the_first_schema_is_read_with_its_weight_as_tokens_and_stays_as_it_is(paths: RunPaths) -> None:
-    connection = sqlite3.connect(paths.record)
-    connection.executescript(GOLDEN.read_text(encoding="utf-8"))
-    connection.close()
-    before = paths.record.read_bytes()
-    with RecordReader(paths) as reader:
-        last, speeds = reader.last_step(), reader.series("tokens_per_second")
-        assert last is not None and last.tokens == last.weight and last.weight_total == last.tokens_total
-        assert last.seconds_total is None and speeds.last[-1] == last.tokens_per_second
-        assert reader.rank_steps(last.step)[0].weight is None and len(reader.events()[0]) == 2
-    assert paths.record.read_bytes() == before
 
 
 def test_the_ballast_goes_when_the_run_ends(paths: RunPaths) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
-from tests.prose_events import event as prose_event
 from tests.waiting import HANG_SECONDS, slowness
 
 from trainctl.node_agent.services import agent_log, caffeinate, watchdog
@@ -24,6 +23,8 @@ from trainctl.node_agent.services.caffeinate import Caffeinate, to_begin
 from trainctl.node_agent.services.sd_notify import from_environment
 from trainctl.node_agent.services.supervision import supervised
 from trainctl.node_agent.services.watchdog import Stall
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.log_format import read
 
 
@@ -186,7 +187,7 @@ def test_a_process_that_was_stopped_is_not_taken_for_one_that_stalls(tmp_path: P
 def test_the_log_has_events_is_bounded_and_leaves_tracebacks_off_standard_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    event = prose_event(id=1, at=0.0, kind="run", severity="warning", by="auto", text="rank 2 is lost", run="r-1")
+    event = m.Event(id=1, at=0.0, severity="warning", by="auto", data=Notice("rank 2 is lost"), run="r-1")
     with agent_log.kept(tmp_path, limit_bytes=4000):
         agent_log.heard(event)
         try:

@@ -63,4 +63,4 @@ def test_the_sockets_folder_is_the_same_in_every_process_and_version(tmp_path: P
     folder.rmdir()
     assert found == {str(folder)}
     digest = hashlib.sha256(str((tmp_path / "studio").resolve()).encode()).digest()
-    assert folder.name == f"trainctl-{os.getuid()}-{int.from_bytes(digest[:8], 'big') % 16**8:08x}", "as 0.1.0 has it"
+    assert folder.name == f"trainctl-{os.getuid()}-{int.from_bytes(digest[:8], 'big') % 16**8:08x}", "as 0.2.0 has it"

@@ -1,6 +1,5 @@
 """The reader: any zoom of a long run is exact and cheap, and every message comes back as it was written."""
 
-import contextlib
 import itertools
 import math
 import sqlite3
@@ -16,7 +15,7 @@ from tests.memory_values import memory
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages.events import MicroBatchChanged, Notice
+from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.downsampling import RAW_STEPS_PER_COLUMN, choose, pieces
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader, Totals
@@ -237,7 +236,7 @@ def test_events_are_paged_from_either_end(small: RunPaths) -> None:
         assert [event.id for event in reader.events(limit=2, newest=True)[0]] == [2, 3]
         assert reader.events(after_id=2) == (reader.events(limit=1, newest=True)[0], False)
         assert reader.events(limit=3)[0][1] == m.Event(
-            id=2, at=1001.0, severity="good", by="anna", data=MicroBatchChanged((("", 8),), (("", 4),)), run="run-1",
+            id=2, at=1001.0, severity="good", by="anna", data=Notice("micro 8 to 4"), run="run-1",
             step=2, generation=m.Generation(1, 1), command="id", verb="resize-batch", outcome="applied",
         )  # fmt: skip
 
@@ -252,14 +251,6 @@ def test_the_newest_evaluation_of_a_step_counts(small: RunPaths) -> None:
         assert found.steps == (0, 2) and found.last == (math.exp(6.0), math.exp(4.5))
     assert m.perplexity(2.0) == math.exp(2.0)
     assert [m.perplexity(None), m.perplexity(9e9), m.perplexity(2.0, "")] == [None, None, None]
-
-
-def test_a_record_of_an_earlier_program_has_no_samples(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    with contextlib.closing(open_for_writing(paths.record, RUN_SCHEMA)) as connection:
-        connection.execute("DROP TABLE samples")
-    with RecordReader(paths) as reader:
-        assert reader.samples() == ((), 0, False)
 
 
 def test_an_empty_record_has_nothing_and_says_so_quietly(tmp_path: Path) -> None:

@@ -71,11 +71,9 @@ def test_a_rank_that_loaded_no_checkpoint_finds_the_parent_in_its_copy_of_the_re
     assert metadata.recorded_parent(paths, "branch") == ParentCheckpoint("parent", 7)
 
 
-def test_manifests_without_a_parent_still_load(tmp_path: Path) -> None:
-    """As 0.1.0 and 0.2.0 wrote them."""
-    of_0_1_0: dict[str, Any] = {"format": 1, "run": "r", "step": 4, "written_at": 1.5, "files": {}}
-    of_0_2_0 = of_0_1_0 | {
-        "compute": None,
+def test_a_manifest_of_0_2_0_still_loads_without_a_parent(tmp_path: Path) -> None:
+    raw: dict[str, Any] = {
+        "format": 1, "run": "r", "step": 4, "written_at": 1.5, "files": {}, "compute": None,
         "metadata": {
             "recipe": {}, "performance": {"loss": 2.5},
             "lineage": {"run": "r", "resumed_from": 2, "generation": [1, 2]},
@@ -85,8 +83,7 @@ def test_manifests_without_a_parent_still_load(tmp_path: Path) -> None:
             },
         },
     }  # fmt: skip
-    for raw in (of_0_1_0, of_0_2_0):
-        (tmp_path / MANIFEST_NAME).write_text(json.dumps(raw), "utf-8")
-        manifest = read_manifest(tmp_path)
-        assert metadata.parent_by(manifest, "r") is None
-        assert metadata.parent_by(manifest, "branch") == ParentCheckpoint("r", 4)
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps(raw), "utf-8")
+    manifest = read_manifest(tmp_path)
+    assert metadata.parent_by(manifest, "r") is None
+    assert metadata.parent_by(manifest, "branch") == ParentCheckpoint("r", 4)

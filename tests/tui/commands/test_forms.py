@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.prose_events import event as prose_event
 from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, shrunk, snapshot
 
 from trainctl.protocol import messages as m
@@ -39,15 +38,14 @@ def test_a_command_is_read_as_on_the_command_line() -> None:
 
 
 def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
-    event = prose_event(
+    event = m.Event(
         id=40,
         at=CLOCK.at_wall,
-        kind="evaluation",
         severity="info",
         by="auto",
         step=60,
         run=STATE.run.run,
-        text="held-out loss 1.9031, took 2.14 s",
+        data=Evaluated(1.9031, 2.14),
     )  # type: ignore[union-attr]
     timed = dataclasses.replace(STATE, events=(event,))
     assert preview(Order("evaluate"), timed, UNICODE).text.endswith(", took 2.14 s; curve unchanged")

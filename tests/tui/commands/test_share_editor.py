@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.prose_events import event as prose_event
 from tests.tui.support.recorded import CLOCK, NOW, hung, rank_step, run_view, under_way
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.step_model import StepModel
+from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.commands import command_line, predictions, shares
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands import share_editor as sp
@@ -124,10 +124,10 @@ def test_a_number_is_taken_as_it_is_typed_and_what_cannot_be_is_refused_at_once(
 
 
 def test_undo_gives_the_plans_shares_and_then_the_former_ones() -> None:
-    done = prose_event(
-        id=9, at=NOW, kind="command", severity="info", by="anna", text="rebalance", run=run_view(3).run, step=100,
-        verb="rebalance", before="torch-a=8 torch-b=8 mlx-c=8", after="torch-a=12 torch-b=10 mlx-c=2",
-        outcome="applied", boot="boot-1", seq=MIXED.seq + 1,
+    done = m.Event(
+        id=9, at=NOW, severity="info", by="anna", run=run_view(3).run, step=100, verb="rebalance", outcome="applied",
+        data=SharesChanged({"torch-a": 8, "torch-b": 8, "mlx-c": 8}, {"torch-a": 12, "torch-b": 10, "mlx-c": 2}),
+        boot="boot-1", seq=MIXED.seq + 1,
     )  # fmt: skip
     split = sp.opened(reducer.apply(MIXED, done, CLOCK.at_monotonic), rank=2)
     assert split.chosen == 2

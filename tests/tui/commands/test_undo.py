@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.node_agent.planning.test_compatibility import LINUX
 from tests.node_agent.support.simulation import config
-from tests.prose_events import event as prose_event
 from tests.tui.support.recorded import NOW, run_view
 
 from trainctl.node_agent.planning import edits
@@ -20,9 +19,18 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import (
     AnyEvent,
+    CheckpointWritten,
+    CommandApplied,
     CommandFailed,
+    GlobalBatchChanged,
+    LeadChanged,
+    LearningRateChanged,
     MicroBatchChanged,
+    NoteWritten,
+    Notice,
+    Pairs,
     PolicyModeChanged,
+    RunStateChanged,
     SharesChanged,
 )
 from trainctl.tui.commands import undo
@@ -122,9 +130,26 @@ def test_a_drain_is_undone_by_an_admit_and_the_other_way_round() -> None:
         undo.of(event, view_of(back), [event, admitted])
 
 
-def plain(verb: str, number: int = 1, **other: Any) -> m.Event:
-    rest: dict[str, Any] = {"outcome": "applied", "step": 50, "kind": "command", "by": "anna", "text": verb, **other}
-    return prose_event(id=number, at=NOW + number, severity="info", verb=verb, **rest)
+def plain(verb: str, data: AnyEvent = CommandApplied(), **other: Any) -> m.Event:  # noqa: B008  frozen
+    rest: dict[str, Any] = {"outcome": "applied", "step": 50, "by": "anna", **other}
+    return m.Event(id=1, at=NOW + 1, severity="info", verb=verb, data=data, **rest)
+
+
+CHANGES: dict[str, AnyEvent] = {
+    "rebalance": SharesChanged({"a": 1}, {"a": 2}),
+    "resize-batch": MicroBatchChanged((("a", 1),), (("a", 2),)),
+    "set-lr": LearningRateChanged(1.0, 2.0, "scale"),
+    "set-global-batch": GlobalBatchChanged(1, 2, "set"),
+    "promote": LeadChanged("a", "b", 2),
+} | dict.fromkeys(("pause", "resume", "stop"), RunStateChanged("running", "paused"))
+
+
+def resized(before: Pairs, after: Pairs, **other: Any) -> m.Event:
+    return plain("resize-batch", MicroBatchChanged(before, after), **other)
+
+
+def split(before: dict[str, int], after: dict[str, int]) -> m.Event:
+    return plain("rebalance", SharesChanged(before, after))
 
 
 def test_pause_stop_and_promote_have_inverses_too() -> None:
@@ -134,51 +159,43 @@ def test_pause_stop_and_promote_have_inverses_too() -> None:
         made = undo.of(event, msgspec.structs.replace(view, state=state), [event]).order
         return made.verb, made.args, made.node
 
-    assert order(plain("pause", before="running", after="paused"), "paused")[0] == "resume"
-    assert order(plain("resume", before="paused", after="running"))[0] == "pause"
-    assert order(plain("stop", before="running", after="stopped"), "stopped") == (
+    assert order(plain("pause", RunStateChanged("running", "paused")), "paused")[0] == "resume"
+    assert order(plain("resume", RunStateChanged("paused", "running")))[0] == "pause"
+    assert order(plain("stop", RunStateChanged("running", "stopped")), "stopped") == (
         "start-run",
         {"resume": view.run},
         None,
     )
-    promoted = plain("promote", before="b conducts", after="a conducts, term 2")
+    promoted = plain("promote", LeadChanged("b", "a", 2))
     assert order(promoted) == ("promote", {}, "b")
 
 
 @pytest.mark.parametrize(
     ("event", "why"),
     [
-        (plain("checkpoint", after="step-50"), "a written checkpoint stays"),
-        (plain("note", text="note hello"), "a note stays"),
-        (plain("resize-batch", outcome="rejected", step=None), "it changed nothing: rejected"),
-        (plain("rebalance", before="a=9 b=7", after="a=9 b=7"), "it changed nothing: already set"),
-        (plain("rebalance", before="a=8 c=8", after="a=4 c=12"), "c is not in the group now"),
-        (plain("rebalance", before="a=16", after="a=8"), "b had no share then"),
+        (plain("checkpoint", CheckpointWritten(50)), "a written checkpoint stays"),
+        (plain("note", NoteWritten("hello")), "a note stays"),
+        (plain("resize-batch", CommandFailed("no"), outcome="rejected", step=None), "it changed nothing: rejected"),
+        (split({"a": 9, "b": 7}, {"a": 9, "b": 7}), "it changed nothing: already set"),
+        (split({"a": 8, "c": 8}, {"a": 4, "c": 12}), "c is not in the group now"),
+        (split({"a": 16}, {"a": 8}), "b had no share then"),
         (
-            plain("rebalance", before="a=4 b=4", after="a=5 b=3"),
+            split({"a": 4, "b": 4}, {"a": 5, "b": 3}),
             "they were shares of 8 samples, but the batch now has 16",
         ),
-        (plain("rebalance", before="a=8 b=8", after="a=4 b=12"), "the shares are already restored"),
-        (plain("resize-batch", before="a=2 b=3", after="a=4 b=4"), "several commands .* a 2, b 3"),
-        (plain("resize-batch", before="a=2 a=3", after="a=4 a=4"), "different sizes"),
+        (split({"a": 8, "b": 8}, {"a": 4, "b": 12}), "the shares are already restored"),
+        (resized((("a", 2), ("b", 3)), (("a", 4), ("b", 4))), "several commands .* a 2, b 3"),
+        (resized((("a", 2), ("a", 3)), (("a", 4), ("a", 4))), "different sizes"),
         (
-            plain(
-                "resize-batch",
-                before="8",
-                after="4",
-                by="auto",
-                kind="rank",
-                outcome=None,
-                text="resize-batch a 8 → 4: x",
-            ),
+            resized((("a", 8),), (("a", 4),), by="auto", outcome=None),
             "out of memory at that size",
         ),
-        (plain("resize-batch", before="8", after="4", text="resize-batch x 8 → 4"), "x isn't in the group now"),
-        (plain("set-lr", before="0", after="1e-4 scaled"), "a learning rate of 0"),
-        (plain("pause", before="running", after="paused"), "the run is already running"),
+        (resized((("x", 8),), (("x", 4),)), "x isn't in the group now"),
+        (plain("set-lr", LearningRateChanged(0.0, 1e-4, "scale")), "a learning rate of 0"),
+        (plain("pause", RunStateChanged("running", "paused")), "the run is already running"),
         (plain("resize-batch", run="other"), "it belongs to another run"),
         (
-            prose_event(id=1, at=NOW, kind="run", severity="info", by="auto", text="g1.2 formed"),
+            m.Event(id=1, at=NOW, severity="info", by="auto", data=Notice("g1.2 formed")),
             "it isn't a change",
         ),
     ],
@@ -196,8 +213,9 @@ def test_every_verb_is_thought_of() -> None:
     view = view_of(group(a=8, b=8))
     for verb in verbs.VERBS:
         for state in get_args(m.RunState):
+            in_state = msgspec.structs.replace(view, state=state)
             try:
-                undo.of(plain(verb, before="1", after="2"), msgspec.structs.replace(view, state=state), [])
+                undo.of(plain(verb, CHANGES.get(verb, CommandApplied())), in_state, [])
             except NoInverse as reason:
                 assert "can't be undone" not in str(reason)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.prose_events import event as prose_event
 from tests.tui.support import run_directory
 from tests.tui.support.driving import body, until
 from textual.pilot import Pilot
@@ -21,6 +20,7 @@ from textual.pilot import Pilot
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.cli import run_lookup
@@ -217,7 +217,7 @@ def test_the_playhead_stops_at_the_end_and_begins_again() -> None:
 def test_the_slider_takes_its_line(columns: int, glyphs: object) -> None:
     head = Playhead(1, 1_000_000, 400_000)
     clock = Clock(datetime.UTC)
-    event = prose_event(id=1, at=0.0, kind="run", severity="error", by="auto", text="lost", step=900_000)
+    event = m.Event(id=1, at=0.0, severity="error", by="auto", data=Notice("lost"), step=900_000)
     made, first, size = slider.bar(head, 0.0, [event], clock, columns, glyphs)  # type: ignore[arg-type]
     assert width(made) == columns
     assert "400,000/1,000,000" in plain(made)

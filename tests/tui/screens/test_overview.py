@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.prose_events import event as prose_event
 from tests.tui.support.recorded import (
     CLOCK,
     CONNECTED,
@@ -32,7 +31,7 @@ from tests.tui.support.recorded import (
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.protocol.messages.events import NoteWritten
+from trainctl.protocol.messages.events import AnyEvent, CommandFailed, NoteWritten, Notice, SharesChanged
 from trainctl.tui.charts import marks as marks_of
 from trainctl.tui.screens import fleet_cells, fleet_grouping, fleet_table, header, overview_view, recent_events
 from trainctl.tui.state import rank_rows, rank_speed, reducer
@@ -280,12 +279,21 @@ def test_a_mark_keeps_its_number_when_more_commands_come() -> None:
     assert kept and all(after[event] == before[event] for event in kept)
 
 
-@pytest.mark.parametrize(("severity", "kind", "outcome", "label"), [
-    ("warning", "alert", None, "ALERT "), ("warning", "rank", None, "WARN "), ("error", "rank", None, "ERROR "),
-    ("warning", "command", "rejected", ""), ("info", "agent", None, ""), ("good", "alert", None, ""),
-])  # fmt: skip
-def test_only_an_alert_is_called_one(severity: m.Severity, kind: str, outcome: m.CommandState, label: str) -> None:
-    event = prose_event(id=1, at=NOW, kind=kind, severity=severity, by="auto", text="x", outcome=outcome)
+@pytest.mark.parametrize(
+    ("severity", "data", "outcome", "label"),
+    [
+        ("warning", Notice("x", "alert"), None, "ALERT "),
+        ("warning", Notice("x", "rank"), None, "WARN "),
+        ("error", Notice("x", "rank"), None, "ERROR "),
+        ("warning", CommandFailed("x"), "rejected", ""),
+        ("info", Notice("x", "agent"), None, ""),
+        ("good", Notice("x", "alert"), None, ""),
+    ],
+)
+def test_only_an_alert_is_called_one(
+    severity: m.Severity, data: AnyEvent, outcome: m.CommandState | None, label: str
+) -> None:
+    event = m.Event(id=1, at=NOW, severity=severity, by="auto", data=data, outcome=outcome)
     assert recent_events.label(event)[0] == label
 
 
@@ -473,17 +481,18 @@ def test_a_neighbour_s_effect_is_not_credited_and_no_change_has_none() -> None:
     rates = dataclasses.replace(window, last=np.where(window.first < 100, 100.0, 200.0))
     state = dataclasses.replace(state, recent={**state.recent, ("tokens_per_second", None): rates})
 
-    def rebalance(number: int, step: int, before: str = "a=1", after: str = "a=2") -> m.Event:
-        return prose_event(id=number, at=NOW, kind="command", severity="info", by="anna", text="rebalance", step=step,
-                       run=run_view(3).run, verb="rebalance", before=before, after=after,
-                       outcome="applied")  # fmt: skip
+    def rebalance(number: int, step: int, before: int = 1, after: int = 2) -> m.Event:
+        return m.Event(
+            id=number, at=NOW, severity="info", by="anna", data=SharesChanged({"a": before}, {"a": after}), step=step,
+            run=run_view(3).run, verb="rebalance", outcome="applied",
+        )  # fmt: skip
 
     first, second = rebalance(21, 92), rebalance(22, 100)
     both = dataclasses.replace(state, events=(first, second))
     assert recent_events.effect(both, second) == pytest.approx(1.0)
     assert recent_events.effect(both, first) == pytest.approx(0.0)
     assert recent_events.effect(dataclasses.replace(both, events=(first, rebalance(23, 96), second)), first) is None
-    same = rebalance(24, 100, "a=2", "a=2")
+    same = rebalance(24, 100, 2, 2)
     assert recent_events.effect(both, same) is None
     assert marks_of.numbered(dataclasses.replace(both, events=(first, same))) == {21: "21"}
 

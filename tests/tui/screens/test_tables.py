@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.prose_events import event as prose_event
 from tests.tui.support.driving import body, dialog_text, driven, until
 from tests.tui.support.recorded import (
     BOOT,
@@ -28,7 +27,7 @@ from tests.tui.support.recorded import (
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.messages.events import MicroBatchChanged
+from trainctl.protocol.messages.events import MicroBatchChanged, SharesChanged
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.event_details import EventDetails
@@ -249,9 +248,10 @@ async def test_old_effects_are_asked_of_the_record() -> None:
         return await original(run, metrics, first_step, last_step, columns)
 
     source.history = history  # type: ignore[method-assign]
-    old = prose_event(id=9, at=NOW - 12000, kind="command", severity="info", by="anna", step=9_000,
-                  verb="rebalance", text="rebalance studio=20 mbp=5 → x", outcome="applied",
-                  before="studio=20 mbp=5", after="studio=16 mbp=9", command="z")  # fmt: skip
+    old = m.Event(
+        id=9, at=NOW - 12000, severity="info", by="anna", step=9_000, verb="rebalance", outcome="applied", command="z",
+        data=SharesChanged({"studio": 20, "mbp": 5}, {"studio": 16, "mbp": 9}),
+    )  # fmt: skip
 
     async def events(run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False) -> m.Events:
         assert run is not None
@@ -285,10 +285,11 @@ async def test_u_on_the_overview_lists_the_changes_that_can_be_undone() -> None:
 
 async def test_a_split_is_undone_in_the_split_dialog() -> None:
     source = Recorded(under_way(run_view(3)))
-    split = prose_event(id=30, at=NOW - 3, kind="command", severity="info", by="anna", verb="rebalance", step=110,
-                    text="rebalance torch-a=8 torch-b=12 mlx-c=4 → torch-a=12 torch-b=10 mlx-c=2", command="q",
-                    before="torch-a=8 torch-b=12 mlx-c=4", after="torch-a=12 torch-b=10 mlx-c=2", outcome="applied",
-                    run=run_view(3).run, boot=BOOT, seq=900)  # fmt: skip
+    split = m.Event(
+        id=30, at=NOW - 3, severity="info", by="anna", verb="rebalance", step=110, command="q", outcome="applied",
+        data=SharesChanged({"torch-a": 8, "torch-b": 12, "mlx-c": 4}, {"torch-a": 12, "torch-b": 10, "mlx-c": 2}),
+        run=run_view(3).run, boot=BOOT, seq=900,
+    )  # fmt: skip
     source.messages.append(split)
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:

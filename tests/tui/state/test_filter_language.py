@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.prose_events import event as prose_event
 from tests.tui.support.filter_printer import show
 from tests.tui.support.recorded import CLOCK, CONNECTED, live_hosts, run_view, snapshot
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import MicroBatchChanged
 from trainctl.tui.state import filter_language as fl
 from trainctl.tui.state import reducer, sorting, table_schemas
 from trainctl.tui.state import units as q
@@ -251,8 +251,10 @@ def test_a_metric_that_is_not_there_or_not_compared_is_said_with_those_that_are(
 
 
 def test_events_and_runs_have_fields_of_their_own() -> None:
-    event = prose_event(id=1, at=0, kind="command", severity="warning", by="anna", text="resize-batch forge 4 → 8",
-                    step=120, verb="resize-batch", before="4", after="8", outcome="applied")  # fmt: skip
+    event = m.Event(
+        id=1, at=0, severity="warning", by="anna", data=MicroBatchChanged((("forge", 4),), (("forge", 8),)), step=120,
+        verb="resize-batch", outcome="applied",
+    )  # fmt: skip
     row = table_schemas.EventRow(event, 60.0, ("forge",), effect=-0.12)
     for text in ("by:anna verb:resize-batch", "step>100 outcome:applied", "node:forge severity:warning", "effect<-5%",
                  "age=1m before:4 after=8", "not is:undone", "resize"):  # fmt: skip

@@ -15,13 +15,13 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 from tests.memory_values import memory, memory_parts
-from tests.prose_events import event as prose_event
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.calibration.profile import DeviceProfile
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.downsampling import choose
 from trainctl.protocol.record.rollups import AXIS_METRICS
 from trainctl.protocol.wire import codec
@@ -145,27 +145,29 @@ def shrunk(view: m.RunView) -> m.RunView:
 
 def comings_and_goings(view: m.RunView, seq: int) -> list[m.Event]:
     """How the group of three came to be as `shrunk` has it."""
-    told = (
-        ("run", "info", "g1.2 formed, 3 ranks by gloo", 0),
-        ("rank", "error", "mlx-c is lost: was ended by signal 9; torch-a=12 torch-b=10 mlx-c=2 → torch-a=13 torch-b=11 "
-         "mlx-c=0", 69),
-        ("run", "info", "g1.3 formed, 2 ranks by gloo", 69),
-        ("rank", "good", "mlx-c joins again: torch-a=13 torch-b=11 mlx-c=0 → torch-a=12 torch-b=10 mlx-c=2", 78),
-        ("run", "info", "g1.4 formed, 3 ranks by gloo; mlx-c given the state of torch-a", 77),
-        ("rank", "error", "torch-b is lost: says: CUDA out of memory; torch-a=12 torch-b=10 mlx-c=2 → torch-a=20 "
-         "torch-b=0 mlx-c=4", 115),
-        ("rank", "error", "mlx-c is lost: has been silent for 5 s; torch-a=20 torch-b=0 mlx-c=4 → torch-a=24 torch-b=0 "
-         "mlx-c=0", 115),
-        ("run", "info", "g1.5 formed, 1 rank", 115),
-    )  # fmt: skip
-    verbs = {"is lost": "rebalance", "joins again": "admit"}
+    ranks, by_gloo = ("torch-a", "torch-b", "mlx-c"), {"engine": "gloo"}
+
+    def split(before: tuple[int, ...], after: tuple[int, ...], cause: str = "", **rank: str) -> e.SharesChanged:
+        shares = [dict(zip(ranks, counts, strict=True)) for counts in (before, after)]
+        return e.SharesChanged(*shares, cause, **rank)
+
+    told: tuple[tuple[m.Severity, e.AnyEvent, int], ...] = (
+        ("info", e.GenerationFormed(m.Generation(1, 2), 3, **by_gloo), 0),
+        ("error", split((12, 10, 2), (13, 11, 0), "was ended by signal 9", lost="mlx-c"), 69),
+        ("info", e.GenerationFormed(m.Generation(1, 3), 2, **by_gloo), 69),
+        ("good", split((13, 11, 0), (12, 10, 2), returned="mlx-c"), 78),
+        ("info", e.GenerationFormed(m.Generation(1, 4), 3, **by_gloo, behind=("mlx-c",), source="torch-a"), 77),
+        ("error", split((12, 10, 2), (20, 0, 4), "says: CUDA out of memory", lost="torch-b"), 115),
+        ("error", split((20, 0, 4), (24, 0, 0), "has been silent for 5 s", lost="mlx-c"), 115),
+        ("info", e.GenerationFormed(m.Generation(1, 5), 1), 115),
+    )
+    verbs = {"mlx-c": "admit", "": "rebalance"}
     return [
-        prose_event(
-            id=20 + index, at=NOW - 40 + 4 * index, kind=kind, severity=severity, by="auto", text=text, step=step,
-            run=view.run, verb=next((verb for words, verb in verbs.items() if words in text), None), boot=BOOT,
-            seq=seq + index,
+        m.Event(
+            id=20 + index, at=NOW - 40 + 4 * index, severity=severity, by="auto", data=data, step=step, run=view.run,
+            verb=verbs[data.returned] if isinstance(data, e.SharesChanged) else None, boot=BOOT, seq=seq + index,
         )
-        for index, (kind, severity, text, step) in enumerate(told)
+        for index, (severity, data, step) in enumerate(told)
     ]  # fmt: skip
 
 
@@ -247,20 +249,22 @@ def host(node: str, seq: int = 0, gpu: bool = False) -> m.HostReading:
 
 
 def events(view: m.RunView) -> tuple[m.Event, ...]:
-    def event(number: int, ago: float, kind: str, text: str, **other: Any) -> m.Event:
+    def event(number: int, ago: float, data: e.AnyEvent, **other: Any) -> m.Event:
         rest: dict[str, Any] = {"severity": "info", "by": "auto", **other}
-        return prose_event(id=number, at=NOW - ago, kind=kind, text=text, run=view.run, boot=BOOT, **rest)
+        return m.Event(id=number, at=NOW - ago, data=data, run=view.run, boot=BOOT, **rest)
 
-    start = view.step
+    start, lead = view.step, view.lead
+    by_anna = {"by": "anna", "outcome": "applied"}
     return (
-        event(1, 12600, "run", f"{view.name} started", severity="good"),
-        event(2, 11000, "evaluation", f"evaluated: {view.eval_loss}", step=max(start - 118, 0)),
-        event(3, 9000, "command", f"resize-batch {view.lead} 4 → 8", by="anna", step=max(start - 70, 1),
-              verb="resize-batch", before="4", after="8", outcome="applied", command="a"),
-        event(4, 700, "checkpoint", f"checkpoint step-{start - 18}, 300.0 MB, loop paid 14 ms", step=start - 18),
-        event(5, 660, "command", "set-lr 1.8e-4 → 1.62e-4 scaled", by="anna", step=start - 30, verb="set-lr",
-              before="1.8e-4", after="1.62e-4 scaled", outcome="applied", command="b"),
-        event(6, 5, "rank", f"{view.ranks[-1].node} slowed by 142 ms in backward", severity="warning", step=start),
+        event(1, 12600, e.Notice(f"{view.name} started"), severity="good"),
+        event(2, 11000, e.Notice(f"evaluated: {view.eval_loss}", "evaluation"), step=max(start - 118, 0)),
+        event(3, 9000, e.MicroBatchChanged(((lead, 4),), ((lead, 8),)), step=max(start - 70, 1), verb="resize-batch",
+              command="a", **by_anna),
+        event(4, 700, e.CheckpointWritten(start - 18, 300_000_000, 0.014), step=start - 18),
+        event(5, 660, e.LearningRateChanged(1.8e-4, 1.62e-4, "scale"), step=start - 30, verb="set-lr", command="b",
+              **by_anna),
+        event(6, 5, e.Notice(f"{view.ranks[-1].node} slowed by 142 ms in backward", "rank"), severity="warning",
+              step=start),
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from trainctl.node_agent.planning.durable import Carried, Durable, Settings
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages.events import AnyEvent
-from trainctl.protocol.record import schema_1_events
 
 Stage = Literal["loading", "fencing", "offering", "forming", "formed", "leaving", "over"]
 
@@ -108,10 +107,7 @@ class ConductorState:
         """Commands whose step has been committed (or journaled, while paused) are applied; side plans end their own."""
         for id, carried in list(self.durable.carried.items()):
             if carried.step <= step and carried.verb not in SIDE_KINDS:
-                made = carried.made
-                if made is None and (carried.before or carried.after):  # journaled by schema 1
-                    made = schema_1_events.change(carried.verb, carried.node or "", carried.before, carried.after)
-                self.end(id, "applied", carried.step, made=made)
+                self.end(id, "applied", carried.step, made=carried.made)
 
     def end(
         self, id: str, state: Literal["applied", "rejected", "expired", "failed"], step: int | None = None,

@@ -76,8 +76,6 @@ class Carried(msgspec.Struct, frozen=True):
     plan_version: int  # that it made, or that it left alone
     node: str | None = None  # the one it is about
     made: AnyEvent | None = None  # what it changes
-    before: str = ""  # the same in words: schema 1 kept no more
-    after: str = ""
 
 
 class PolicyState(msgspec.Struct, frozen=True):
@@ -181,7 +179,7 @@ class Durable(msgspec.Struct, frozen=True):
     def kept_for_sure(self, keep_last: int, keep_every: int, *, planned: bool = False) -> tuple[int, ...]:
         """Steps of the checkpoints that a run can go back to, ascending: not of those that the one which is being
         written, or is `planned`, may put an end to. `keep_every` 0: none is kept for that."""
-        kept = self.checkpoints or ((self.written,) if self.written else ())  # the latter: by an older version
+        kept = self.checkpoints
         if self.writing is None and not planned:
             return kept
         newest = kept[-(keep_last - 1) :] if keep_last > 1 else ()

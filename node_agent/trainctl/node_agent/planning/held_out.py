@@ -39,7 +39,7 @@ def pairs(reports: Sequence[m.Report]) -> tuple[m.EvaluatedPair, ...]:
 
 
 def _parts(report: m.Report, unit: str) -> tuple[m.Values, m.Values, m.Values]:
-    """Losses, weights and sums by name; of a trainer of an older version, the loss alone."""
+    """Losses, weights and sums by name; of a simulated rank, the loss alone."""
     if isinstance(report, m.EvaluationReport):
         return report.losses, report.weights, report.sums
     return {unit: report.loss_sum}, {unit: report.weight}, {}

@@ -22,7 +22,7 @@ from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.protocol.record.rollups import Evaluation, add_missing_rollups
+from trainctl.protocol.record.rollups import Evaluation
 from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing, refusing_damage, set_durable, sync_commits
 from trainctl.protocol.wire.codec import decode_stored
 
@@ -68,8 +68,6 @@ class RunDb:
         self._connection = open_for_writing(directory.record, RUN_SCHEMA)
         try:
             ((self._last_event,),) = self._rows("SELECT max(0, coalesce(max(id), 0)) FROM events")
-            with refusing_damage(directory.record):
-                add_missing_rollups(self._connection)
         except InvalidInputError:
             self._connection.close()
             raise
@@ -288,8 +286,6 @@ class RunDb:
         """Where the run stands by its record. Raises InvalidInputError if it cannot be read."""
         with RecordReader(self._paths) as reader:
             step = reader.last_step()
-            if step is not None and step.seconds_total is None:  # written by schema 1
-                step = msgspec.structs.replace(step, seconds_total=reader.totals().step_seconds)
             evaluations = reader.evaluations()
             events, _ = reader.events(limit=100, newest=True)
             rank_steps = reader.rank_steps(step.step) if step else ()

@@ -11,10 +11,9 @@ import msgspec
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import CommandState, Severity
 from trainctl.protocol.messages.events import AnyEvent
-from trainctl.protocol.record import schema_1_events
 
 VERSION = 2
-"""Of what is written. 2: events are data; those of 1 are prose, and are converted."""
+"""Version of what is read and written."""
 LARGEST_BYTES = 64 * 1024 * 1024
 """Most bytes of an unpacked recording; a larger file is refused."""
 
@@ -58,25 +57,6 @@ class RecordedEvent(msgspec.Struct, array_like=True, frozen=True):
     outcome: CommandState | None = None
 
 
-class ProseEvent(msgspec.Struct, array_like=True, frozen=True):
-    """An event of a recording of version 1."""
-
-    step: int
-    kind: str
-    severity: Severity
-    by: str
-    text: str
-    verb: str | None = None
-    before: str | None = None
-    after: str | None = None
-    outcome: CommandState | None = None
-
-    def converted(self) -> RecordedEvent:
-        """What it says, as data."""
-        data = schema_1_events.convert(self.kind, self.text, self.verb, self.before, self.after, self.outcome)
-        return RecordedEvent(self.step, self.severity, self.by, data, self.verb, self.outcome)
-
-
 class RecordedRank(msgspec.Struct, array_like=True, frozen=True):
     """Who a rank was."""
 
@@ -113,10 +93,6 @@ class Recording(msgspec.Struct, frozen=True):
     machines: tuple[RecordedMachine, ...]
 
 
-class _OfVersion1(Recording, frozen=True):
-    events: tuple[ProseEvent, ...]  # type: ignore[assignment]
-
-
 class _Head(msgspec.Struct):
     version: int
 
@@ -144,14 +120,9 @@ def read(path: Path) -> Recording:
 
 def _decoded(path: Path, body: bytes) -> Recording:
     version = msgspec.msgpack.decode(body, type=_Head).version
-    if version == 1:
-        prose = msgspec.msgpack.decode(body, type=_OfVersion1)
-        fields = msgspec.structs.asdict(prose) | {"events": tuple(event.converted() for event in prose.events)}
-        return Recording(**fields | {"version": VERSION})
     if version != VERSION:
-        raise InvalidInputError(
-            str(path), f"has recording version {version}; this program plays versions 1 to {VERSION}"
-        )
+        problem = f"has recording version {version}, and this program plays version {VERSION}"
+        raise InvalidInputError(str(path), f"{problem}; make it again with trainctl-agent record")
     return msgspec.msgpack.decode(body, type=Recording)
 
 

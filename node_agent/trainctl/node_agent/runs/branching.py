@@ -34,7 +34,7 @@ class Fork(NamedTuple):
     step: int
     cursor: int  # first position after the step
     folder: Path
-    settings: Settings | None  # that the step was planned with; None: an older version kept none
+    settings: Settings | None  # that the step was planned with; None: the record has lost them
     skipped: tuple[Skipped, ...]  # up to the step
     config: RunFile  # of the parent
     setups: Resumed | None = None  # what its ranks computed with; None: not known

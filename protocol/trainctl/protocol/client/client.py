@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Literal, Self
 
 import zmq
@@ -453,6 +453,3 @@ def _rid() -> str:
 
 def _so_far(reply: m.CommandReply | None) -> str:
     return f"{reply.state}, not applied" if reply is not None else "no answer"
-
-
-ClientFactory = Callable[[], Client]

@@ -176,7 +176,7 @@ class GenerationFormed(EventData, tag="generation-formed", frozen=True):
 
     generation: Generation  # new generation
     count: Count  # number of ranks
-    ranks: tuple[Count, ...] = ()  # rank numbers; empty: unknown, in records of version 1
+    ranks: tuple[Count, ...] = ()  # rank numbers; empty: unknown
     engine: str = "none"  # engine that sums the gradients: none, gloo or ring
     behind: tuple[str, ...] = ()  # nodes whose ranks received the state
     source: str = ""  # node that sent the state
@@ -376,7 +376,7 @@ class RecordState(EventData, tag="record-state", frozen=True):
 
 
 class Notice(EventData, tag="notice", frozen=True):
-    """An event without a more specific kind, or one from a protocol 1 record whose text isn't recognised."""
+    """An event without a more specific kind, or one that another version recorded, of which only the text is known."""
 
     text: str  # description, on one line
     of: Category = "run"  # group that shows it

@@ -45,7 +45,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. Checkpoints of 0.1.0 have none."""
+    """All of it."""
 
     recipe: dict[str, Any]  # the run file with its defaults, without [nodes.NAME] env
     performance: Performance

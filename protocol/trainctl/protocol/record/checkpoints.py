@@ -50,8 +50,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     written_at: float  # Unix seconds
     files: dict[str, FileEntry]
-    compute: Compute | None = None  # of the rank that wrote it; None: written by 0.1.0
-    metadata: CheckpointMetadata | None = None  # None: written by 0.1.0
+    compute: Compute | None = None  # of the rank that wrote it; None: unknown
+    metadata: CheckpointMetadata | None = None  # None: unknown
 
     @property
     def size_bytes(self) -> int:

@@ -16,7 +16,6 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.messages.events import AnyEvent, Notice
-from trainctl.protocol.record import schema_1_events
 from trainctl.protocol.record.downsampling import (
     NAMED_ROLLUPS,
     RAW_STEPS_PER_COLUMN,
@@ -182,11 +181,6 @@ class RecordReader:
         """Every rank that had a part in a step, ascending."""
         return tuple(rank for (rank,) in self._rows(_RANKS))
 
-    @functools.cached_property
-    def _by_name(self) -> bool:
-        """Whether the record has metrics by name; one of schema 1 has none."""
-        return self._has("metric_names")
-
     def series_ranks(self, metric: str) -> tuple[int | None, ...]:
         """The ranks that `metric` has a series of, None for the run; one that the run brought may be both's."""
         if metric not in m.METRICS:
@@ -195,13 +189,11 @@ class RecordReader:
 
     def own_metrics(self) -> tuple[str, ...]:
         """The metrics that the run brought and the table of metrics doesn't know, by name."""
-        names = self._rows("SELECT name FROM metric_names ORDER BY name") if self._by_name else []
+        names = self._rows("SELECT name FROM metric_names ORDER BY name")
         return tuple(name for (name,) in names if name not in m.METRICS)
 
     def _values(self, first: int, last: int, rank: int | None = None) -> _Values:
         """Metrics by name of the steps first..last, by step and rank: of one rank, or of all."""
-        if not self._by_name:
-            return {}
         found: _Values = {}
         names = dict(self._rows("SELECT id, name FROM metric_names"))
         of_ranks = "SELECT rank FROM rank_steps WHERE step BETWEEN :first AND :last"
@@ -272,8 +264,6 @@ class RecordReader:
     def samples(self, after: int = 0, limit: int = 100, newest: bool = False) -> tuple[tuple[m.Sample, ...], int, bool]:
         """Up to `limit` answers of the model after a row, oldest first, the last row of them, and whether there are
         more. They are the first ones, or with `newest` the last ones."""
-        if not self._has("samples"):
-            return (), after, False
         order = "DESC" if newest else "ASC"
         found = self._rows(
             f"SELECT rowid, body FROM samples WHERE rowid > ? ORDER BY rowid {order} LIMIT ?",  # noqa: S608
@@ -285,8 +275,6 @@ class RecordReader:
 
     def held_out_pairs(self, limit: int, after_step: int = 0) -> tuple[m.HeldOutPairs, ...]:
         """Of the newest `limit` steps from a step on with an evaluation of pairs, the newest of each, ascending."""
-        if not self._has("held_out_pairs"):
-            return ()
         rows = self._rows(
             "SELECT body, max(at) FROM held_out_pairs WHERE step >= ? GROUP BY step ORDER BY step DESC LIMIT ?",
             (after_step, limit),
@@ -304,16 +292,11 @@ class RecordReader:
         )
 
     def _evaluation_values(self) -> dict[tuple[int, float], dict[str, float]]:
-        """Metrics beside the loss by step and time; none of a record that lacks their table."""
+        """Metrics beside the loss by step and time."""
         found: dict[tuple[int, float], dict[str, float]] = {}
-        if self._has("evaluation_values"):
-            for metric, step, at, value in self._rows("SELECT metric, step, at, value FROM evaluation_values"):
-                found.setdefault((step, at), {})[metric] = _number(value)
+        for metric, step, at, value in self._rows("SELECT metric, step, at, value FROM evaluation_values"):
+            found.setdefault((step, at), {})[metric] = _number(value)
         return found
-
-    def _has(self, table: str) -> bool:
-        """Whether the record was made by a program that has this table."""
-        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)))
 
     def series(
         self, metric: str, rank: int | None = None, first_step: int = 0, last_step: int | None = None,
@@ -327,10 +310,7 @@ class RecordReader:
         oldest, newest = self._ends()
         first = max(first_step, 0 if metric in OF_EVALUATIONS else oldest)
         last = newest if last_step is None else min(last_step, newest)
-        lacks = (m.is_by_name(metric) and not self._by_name) or (
-            metric in m.EVALUATED and not self._has("evaluation_values")
-        )
-        if last < first or lacks:
+        if last < first:
             return m.Series(metric, rank, 1, (), (), (), (), ())
         by_name, of = m.is_by_name(metric), RUN_RANK if rank is None else rank
         raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN * (first >= self.values_from())
@@ -406,16 +386,9 @@ class RecordReader:
         )  # fmt: skip
 
     def _event(self, row: tuple[Any, ...]) -> m.Event:
-        number, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome, body, undoes = row
-        if body is None:
-            data, undoes = (
-                schema_1_events.convert(kind, text, verb, before, after, outcome),
-                schema_1_events.undoes(command),
-            )
-        else:
-            data = _event_data(body, text)
+        number, at, _, severity, by, text, step, term, n, command, verb, _, _, outcome, body, undoes = row
         return m.Event(
-            id=number, at=at, severity=severity, by=by, data=data, run=self.run, step=step,
+            id=number, at=at, severity=severity, by=by, data=_event_data(body, text), run=self.run, step=step,
             generation=None if term is None else m.Generation(term, n), command=command, verb=verb, outcome=outcome,
             undoes=undoes,
         )  # fmt: skip
@@ -429,8 +402,10 @@ def _perplexities(losses: m.Series) -> m.Series:
     return m.Series("perplexity", losses.rank, losses.bucket_steps, steps, *found)
 
 
-def _event_data(body: bytes, text: str) -> AnyEvent:
-    """Of a kind that this program doesn't know, which a later one wrote: its text."""
+def _event_data(body: bytes | None, text: str) -> AnyEvent:
+    """Its text, where a later program wrote a kind that this one doesn't know, or one before 0.2.0 wrote no data."""
+    if body is None:
+        return Notice(text)
     try:
         data: AnyEvent = _EVENT_DATA.decode(body)
     except msgspec.MsgspecError:

@@ -30,9 +30,6 @@ RUN_SERIES: Final = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
 RANK_SERIES: Final = ("busy_seconds", "own_tokens_per_second")
 """Metrics of the run, and of each rank, that a snapshot carries; all others are asked for by history requests."""
 
-LATER_METRICS: Final = ("busy_seconds", "data_seconds", "samples_per_second", "steps_per_second")
-"""One of each set of metrics that has no rollups in records of an earlier program."""
-
 EVALUATION_METRIC: Final = "eval_loss"
 DRIFT_METRIC: Final = "drift"
 AXIS_METRICS: Final = frozenset({"tokens_total", "committed_at"})
@@ -143,14 +140,6 @@ def add_rank_to_rollups(connection: sqlite3.Connection, step: int, rank: int) ->
     else:
         connection.execute(_ADD_RANK, {"rank": rank, "first": step, "last": step, "level": 0})
         _roll_up_named(connection, step, step, newest=_newest(connection, step), ranks=(rank,))
-
-
-def add_missing_rollups(connection: sqlite3.Connection) -> None:
-    """Make the rollups again of a record that was begun before all of `LATER_METRICS` were; slow, and once."""
-    (last,) = connection.execute("SELECT max(step) FROM rank_steps").fetchone()
-    known = "SELECT 1 FROM rollups WHERE metric = ? LIMIT 1"
-    if last and not all(connection.execute(known, (name,)).fetchone() for name in LATER_METRICS):
-        rebuild_rollups(connection, 1, last)
 
 
 def _fill(connection: sqlite3.Connection, span: Mapping[str, int]) -> None:

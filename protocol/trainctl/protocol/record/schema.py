@@ -17,16 +17,7 @@ from trainctl.protocol.files.durable_files import sync
 _DAMAGED: Final = "restore the record from a copy, or move the run directory elsewhere"
 """What to do about a record that cannot be read."""
 SCHEMA_VERSION: Final = 2
-"""Version of what is written. In 2 an event has its data, metrics go by name, and what a guest did not say is NULL (but
-for NOT_GIVEN); what 1 wrote stays as it is."""
-_ADDED: Final = {
-    "steps": (("tokens REAL", "weight"), ("weight_total REAL", "tokens_total"), ("seconds_total REAL", "NULL")),
-    "rank_steps": (("weight REAL", "NULL"),),
-    "events": (("data BLOB", "NULL"), ("undoes TEXT", "NULL")),
-    "commands": (("undoes TEXT", "NULL"),),
-    "runs": (("kind TEXT NOT NULL DEFAULT 'hosted'", "'hosted'"),),
-}
-"""Columns by table that a file of an older schema lacks, and what replaces them: schema 1 kept the weight as tokens."""
+"""Version of what is read and written: 0.2.0's. 0.1.0 wrote schema 1."""
 NOT_GIVEN: Final = ""
 """Stands in `steps` for a loss or gradient norm that was not given: NULL, there, is a NaN."""
 ROLLUP_LEVELS: Final = (10, 100, 1000)
@@ -95,7 +86,7 @@ CREATE TABLE IF NOT EXISTS events (
   id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, severity TEXT NOT NULL, by TEXT NOT NULL,
   text TEXT NOT NULL, step INTEGER, term INTEGER, n INTEGER, command TEXT, verb TEXT, before TEXT, after TEXT,
   outcome TEXT,
-  data BLOB,                               -- as sent; null: written by schema 1
+  data BLOB,                               -- as sent; null: 0.2.0 upgraded the record from schema 1
   undoes TEXT
 );
 CREATE TABLE IF NOT EXISTS host (
@@ -159,7 +150,7 @@ CREATE TABLE IF NOT EXISTS refusals (      -- who was refused what: the newest
 def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlite3.Connection:
     """The one writer's connection, in WAL mode and autocommit (the caller says BEGIN and COMMIT). With `durable` each
     commit survives a power cut (synchronous=FULL); without, it survives the process. Raises InvalidInputError if the
-    file is of a newer schema or is no database, or the disk fails."""
+    file is of another schema or is no database, or the disk fails."""
     was_there = path.exists()
     with _opened(path, str(path), timeout=10) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
@@ -167,40 +158,12 @@ def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlit
             connection.execute("PRAGMA fullfsync=1")
             connection.execute("PRAGMA checkpoint_fullfsync=1")
         connection.executescript(schema)
-        _add_columns(connection)
         connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         if not was_there:
             connection.execute("PRAGMA wal_checkpoint")  # a database whose log is lost has its tables, at least
         set_durable(connection, durable)
         _sync_names(path)
         return connection
-
-
-def _missing_columns(connection: sqlite3.Connection) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """By table, what a file of an older schema lacks of `_ADDED`."""
-    for table, columns in _ADDED.items():
-        there = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-        missing = [(column, value) for column, value in columns if there and column.split()[0] not in there]
-        if missing:
-            yield table, missing
-
-
-def _add_columns(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    for table, missing in [*_missing_columns(connection)]:
-        for column, _ in missing:
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
-        values = [f"{column.split()[0]} = {value}" for column, value in missing if value != "NULL"]
-        if values:
-            connection.execute(f"UPDATE {table} SET {', '.join(values)}")  # noqa: S608  constants of this file
-    connection.execute("COMMIT")
-
-
-def _stand_in(connection: sqlite3.Connection) -> None:
-    """Hide each table that lacks columns behind a view of its name that has them; the file stays as it is."""
-    for table, missing in [*_missing_columns(connection)]:
-        columns = ", ".join(f"{value} AS {column.split()[0]}" for column, value in missing)
-        connection.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM main.{table}")  # noqa: S608
 
 
 def _sync_names(path: Path) -> None:
@@ -226,11 +189,10 @@ def set_durable(connection: sqlite3.Connection, durable: bool) -> None:
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """A read-only connection, which threads may take turns at. Raises InvalidInputError if there is no such record or
-    it is of a newer schema."""
+    it is of another schema."""
     if not path.is_file():
         raise InvalidInputError(str(path), "no such record")
     with _opened(path, f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5) as connection:
-        _stand_in(connection)
         return connection
 
 
@@ -247,7 +209,7 @@ def refusing_damage(path: Path, *errors: type[Exception]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(path: Path, address: str, **options: Any) -> Iterator[sqlite3.Connection]:
-    """A connection in autocommit to a database that is not of a newer schema. It stays open unless the block fails,
+    """A connection in autocommit to a database of this schema, or a new one. It stays open unless the block fails,
     whose DatabaseError becomes an InvalidInputError."""
     try:
         connection = sqlite3.connect(address, isolation_level=None, check_same_thread=False, **options)
@@ -261,6 +223,10 @@ def _opened(path: Path, address: str, **options: Any) -> Iterator[sqlite3.Connec
                 raise InvalidInputError(
                     str(path), f"schema {version} is newer than this program's {SCHEMA_VERSION}; upgrade trainctl"
                 )
+            if 0 < version < SCHEMA_VERSION:  # 0: a new file
+                problem = f"schema {version} is older than this program's {SCHEMA_VERSION}"
+                advice = "use trainctl 0.2.0 to export or upgrade it, or move it elsewhere to start without it"
+                raise InvalidInputError(str(path), f"{problem}; {advice}")
             yield connection
         except sqlite3.DatabaseError as error:
             raise InvalidInputError(str(path), f"not a usable record: {error}; {_DAMAGED}") from None

@@ -85,11 +85,6 @@ class WholeRunReader(RecordReader):
     def _has_retracted(self) -> bool:
         return bool(self._rows("SELECT 1 FROM steps WHERE retracted LIMIT 1"))
 
-    def step_seconds(self) -> float:
-        """Duration of all steps that stand, without pauses."""
-        rows = self._rows("SELECT sum(step_seconds) FROM steps WHERE NOT retracted")
-        return rows[0][0] or 0.0
-
     def plan_spans(self) -> tuple[PlanSpan, ...]:
         """By first step."""
         return tuple(PlanSpan(*row) for row in self._rows(_PLANS))

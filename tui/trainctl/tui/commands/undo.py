@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.verbs import VERBS, Knob, knobs
-from trainctl.protocol.record import schema_1_events
 from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import NoInverse
@@ -82,11 +81,7 @@ def newest(run: m.RunView | None, events: Sequence[m.Event], most: int = 9) -> l
 
 def undone_by(events: Sequence[m.Event]) -> dict[int, m.Event]:
     """By its number, each event that was undone, and the event that did it."""
-    by_key: dict[str, int] = {}
-    for event in events:
-        # The last two: how a record of schema 1 names an event.
-        keys = event.command, str(event.id), schema_1_events.token(event.run, event.id, event.command)
-        by_key |= {key: event.id for key in keys if key}
+    by_key = {key: event.id for event in events for key in (event.command, str(event.id)) if key}
     undoing = (event for event in events if event.undoes and plan_changes.took_effect(event))
     return {by_key[event.undoes]: event for event in undoing if event.undoes in by_key}
 

@@ -29,7 +29,7 @@ def manifests(paths: RunPaths) -> Iterator[Manifest]:
 
 
 def environments(paths: RunPaths) -> tuple[Environment, ...]:
-    """What wrote the newest checkpoint of each node; those of 0.1.0 don't say."""
+    """What wrote the newest checkpoint of each node."""
     found: dict[str, Environment] = {}
     for manifest in manifests(paths):
         if manifest.metadata is not None:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from trainctl.protocol import messages as m
@@ -57,13 +56,13 @@ def read_facts(paths: RunPaths) -> RunFacts:
         measure = _measure(reader, events)
         line = Timeline(Recorded(view.started_at if view is not None else None, read_to, commits, events, evaluations))
         again = [commit for commit in commits if commit.retracted]
-        ranks, seconds = _ranks(reader, view), reader.step_seconds()
+        ranks = _ranks(reader, view)
         fields, changed = recipe.read_recipe(paths)
         hosts = [reading for node in _nodes(view, ranks) if (reading := reader.last_host_reading(node)) is not None]
         return RunFacts(
             run=reader.run, read_to=read_to, view=view, last=last,
             started_at=line.began_at if commits else None, first_at=commits[0].committed_at if commits else None,
-            rates=_rates(view, last, seconds), efficiency=_efficiency(ranks), curves=curves,
+            rates=run_rates(view, last) if view is not None else None, efficiency=_efficiency(ranks), curves=curves,
             efficiency_curve=_efficiency_curve(reader), shares=_shares(reader), ranks=ranks,
             time=tuple(time_parts.time_parts(line, events, len(evaluations))) if commits else (),
             interventions=tuple(interventions.interventions(_shown(events, line), step_at, measure)),
@@ -93,13 +92,6 @@ def _held_out(evaluations: Sequence[Evaluation], line: Timeline) -> HeldOutLoss 
     newest = max(found, key=lambda one: (one.step, one.at))
     best = min((one for one in found if math.isfinite(one.loss)), key=lambda one: one.loss, default=newest)
     return HeldOutLoss(newest.step, newest.loss, best.step, best.loss)
-
-
-def _rates(view: m.RunView | None, last: m.StepCommitted | None, seconds: float) -> m.RunRates | None:
-    """Records of version 1 don't have the steps' seconds in each step."""
-    if last is not None and last.seconds_total is None:
-        last = msgspec.structs.replace(last, seconds_total=seconds)
-    return run_rates(view, last) if view is not None else None
 
 
 def _step_at(committed: m.Series, last: m.StepCommitted | None) -> Callable[[m.Event], int]:

@@ -105,8 +105,7 @@ class Install(NamedTuple):
         step = "install (pip)"
         ssh.run([*pip, *files[:-1], f"{files[-1]}{_bracketed(extras)}"], seconds=INSTALL_SECONDS, step=step)
         if not is_new:
-            # It may be the same version with other contents, which pip would take for installed. Or it was 0.1.0, which
-            # had the files of all these wheels: pip removed them after it installed the first.
+            # It may be the same version with other contents, which pip would take for installed.
             ssh.run([*pip, "--no-deps", "--force-reinstall", *files], seconds=300, step=step)
         ssh.run(["sh", "-c", 'cat > "$1"', "sh", marker], given=mark.encode(), step="install")
         return True, f"{label} in {folder}, {sum(len(wheel.body) for wheel in wheels) / 1e6:.1f} MB sent"

@@ -27,7 +27,7 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: trainctl\nRoot-Is-Purelib: true\nTag: p
 class Wheel(NamedTuple):
     """One that can be given to pip."""
 
-    name: str  # trainctl-0.1.0-py3-none-any.whl
+    name: str  # trainctl-0.2.0-py3-none-any.whl
     body: bytes
 
     @property
