@@ -151,6 +151,15 @@ def test_tests_mirror_the_folders() -> None:
     assert {place for place, mirrored in rooms.items() if not mirrored.is_dir()} == TESTS_WITHOUT_FOLDER
 
 
+def test_no_test_file_imports_another() -> None:
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("*.py")
+        if re.search(r"^\s*(from|import) tests[\w.]*(\.| import )test_", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert importing == set(), "move what they share to support/, and fixtures to conftest.py"
+
+
 # ---------------------------------------------------------------- names
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import tomli_w
+from tests.protocol.support.run_files import good, with_value
 
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.config.policies import PolicyTables
@@ -14,27 +15,8 @@ from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError
 from trainctl.protocol.machine.file_digests import data_digests
 
 
-def good() -> dict[str, Any]:
-    return {
-        "run": {"name": "sft-1b", "steps": 100},
-        "model": {"path": "model"},
-        "data": {"path": "data"},
-        "batch": {"global": 24},
-        "optimizer": {"learning_rate": 1e-3},
-    }
-
-
 def test_shares_that_the_file_leaves_open_are_measured() -> None:
     assert run_file.parse(good()).group.first_shares == "timed"
-
-
-def with_value(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    *tables, name = key.split(".")
-    target = raw
-    for table in tables:
-        target = target.setdefault(table, {})
-    target[name] = value
-    return raw
 
 
 def write(folder: Path, raw: dict[str, Any]) -> Path:

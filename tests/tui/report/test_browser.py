@@ -4,14 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tui.report.test_frozen_reports import runs
 from tests.tui.support import browser, reported_runs
 
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui.report import html_page, sections
 from trainctl.tui.report.read_facts import read_facts
 
-__all__ = ["runs"]
 pytestmark = pytest.mark.needs("chromium")
 WIDTHS = (PHONE, DESKTOP) = (400, 1280)
 PLANTED = {

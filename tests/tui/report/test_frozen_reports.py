@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.support.release import unpack
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
@@ -15,19 +14,9 @@ from trainctl.tui.report import markdown_page, sections
 from trainctl.tui.report.read_facts import read_facts
 from trainctl.tui.report.run_facts import Incident, RunFacts
 
-LEAST_RUNS, LEAST_FAULTS = 12, 20
+LEAST_FAULTS = 20
 TOLERANCE = 1e-3
 """Seconds."""
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The records of all nodes, by node and name."""
-    folder = unpack("state.tar.xz", tmp_path_factory.mktemp("frozen"))
-    found = {f"{one.parts[-4]} {one.parent.name.split('-2026')[0]}": one.parent
-             for one in folder.glob("state/*/runs/*/record.db")}  # fmt: skip
-    assert len(found) >= LEAST_RUNS
-    return found
 
 
 @pytest.fixture(scope="module")
