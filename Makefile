@@ -65,6 +65,9 @@ IMAGE_TARGET ?= watch
 image: $(VENV)/.ready
 	$(BIN)/python -m tools.image $(IMAGE_TARGET) $(IMAGE_ARGS)
 
+# Words that many readers of English don't know; no file uses them.
+AVOIDED := mend(s|ed|ing)?|heed(s|ed|ing)?|(told|tells?) of|for want of|gone on with|be it|sees? to
+
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -76,6 +79,8 @@ check: $(VENV)/.ready-dev
 	$(BIN)/python -m tools.keys_page --check docs/keys.md
 	$(BIN)/python -m tools.diagnosis_page --check docs/diagnosis.md
 	$(BIN)/python -m tools.pictures --check
+	! grep -rnwiE '$(AVOIDED)' --include=*.py --include=*.md --include=*.toml --include=*.mjs --exclude-dir=node_modules \
+	  --exclude-dir=golden *.md *.toml benchmarks docs examples node_agent protocol tests tools trainer tui
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .

@@ -14,11 +14,6 @@ ROOMS = ("protocol", "trainer", "node_agent", "tui")
 PATCHES = Path(__file__).parent / "patches"
 
 
-def product_files() -> list[Path]:
-    """Every file of the program itself."""
-    return [path for room in ROOMS for path in sorted((ROOT / room / "trainctl").rglob("*.py"))]
-
-
 def touched(patch: Path) -> list[str]:
     """The files that a patch changes or adds."""
     return re.findall(r"^\+\+\+ b/(\S+)", patch.read_text("utf-8"), flags=re.MULTILINE)

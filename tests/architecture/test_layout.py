@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("protocol", "trainer", "node_agent", "tui")
 MOST_FILES = {"tui/screens": 40}
@@ -148,6 +150,15 @@ def test_tests_mirror_the_folders() -> None:
     assert {place for place, mirrored in rooms.items() if not mirrored.is_dir()} == TESTS_WITHOUT_FOLDER
 
 
+def test_no_test_file_imports_another() -> None:
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("*.py")
+        if re.search(r"^\s*(from|import) tests[\w.]*(\.| import )test_", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert importing == set(), "move what they share to support/, and fixtures to conftest.py"
+
+
 # ---------------------------------------------------------------- names
 
 
@@ -226,6 +237,19 @@ def test_no_public_name_is_unused() -> None:
         if not name.startswith("_") and counted[name] < 2
     }
     assert found == NAMES_UNUSED
+
+
+# ---------------------------------------------------------------- additions
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most"),
+    [("resize-batch|ResizeBatch", 7), ("memory_peak", 5)],  # one names the remedies of a diagnosis
+    ids=["a verb", "a metric"],
+)
+def test_what_can_be_added_is_named_in_few_files(pattern: str, most: int) -> None:
+    naming = [label(path) for path in MODULES.values() if re.search(pattern, path.read_text("utf-8"))]
+    assert 0 < len(naming) <= most, naming
 
 
 # ---------------------------------------------------------------- phases

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import ROOT
 from tests.integration.conftest import AgentProcess
+from tests.integration.support.client_alone import BLOCKED, DRIVE
 from tests.integration.support.packages import build_wheel
-from tests.integration.test_client_alone import BLOCKED, DRIVE
 
 from tools import debian_root
 from trainctl import protocol

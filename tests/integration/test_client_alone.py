@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import AgentProcess
+from tests.integration.support.client_alone import BLOCKED, DRIVE
 from tests.tui.support.cli_calls import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
@@ -16,7 +17,6 @@ from trainctl.protocol.record.schema import open_for_reading
 
 pytestmark = pytest.mark.tier("test")
 
-BLOCKED = ("textual", "numpy", "psutil", "torch", "typer", "mlx", "setproctitle")
 BLOCKER = f"""
 import importlib.abc, sys
 
@@ -28,24 +28,6 @@ class Blocker(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Blocker())
 """
 
-DRIVE = """
-import json
-from trainctl.protocol.client import BlockingClient
-from trainctl.protocol import messages as m
-
-with BlockingClient(sys.argv[1], by="script") as client:
-    attached = client.attach()
-    snapshot = next(item for item in attached if isinstance(item, m.Snapshot))
-    reply = client.send("resize-batch", {"micro": 3})
-    committed = next(item for item in attached if isinstance(item, m.StepCommitted) and item.step >= reply.step)
-    attached.close()
-    history = client.history(snapshot.run.run, ("loss", "busy_seconds"))
-    runs = client.runs()
-print(json.dumps({
-    "state": reply.state, "step": reply.step, "committed": committed.step, "run": snapshot.run.run,
-    "points": {series.metric: len(series.steps) for series in history.series}, "runs": [run.run for run in runs.runs],
-}))
-"""
 
 RECORD = """
 from pathlib import Path

@@ -6,7 +6,7 @@ import signal
 import pytest
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, on, on_mlx, plans_of
-from tests.integration.test_cluster_resume import newest_step, resumed
+from tests.integration.support.resumed import newest_step, resumed
 
 from trainctl.protocol import messages as m
 

@@ -7,29 +7,24 @@ a schedule that failed.
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.integration.conftest import all_steps, wait_for_end
 from tests.integration.support.clusters import FOREVER, NODES, on
 from tests.integration.support.exactness import check_ledger, worst_deviation
+from tests.integration.support.fault_table import ALL, MIXES, SEED, TOLERANCE, table, was_lost
 from tests.integration.support.faults import PHASES, VICTIMS, Harness, naming, schedule
 from tests.integration.support.reference import one_rank_curve
-from tests.tiers import is_soak, scale, schedule_seed
+from tests.tiers import is_soak, scale
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.messages.events import GenerationFormed, SharesChanged
 
 COUNT = scale("faults of each victim")
-SEED = schedule_seed(4)
-MLX = {"backend": "mlx"}
-MIXES = {"torch": {}, "mlx": dict.fromkeys(NODES, MLX), "mixed": {"gamma": MLX}}
-ALL = [(engine, mix) for engine in ("gloo", "ring") for mix in MIXES]
 GROUPS = ALL if is_soak() else [("gloo", "torch")]
 KILLS_UNTIL = 24 * COUNT
 STOPS_UNTIL = KILLS_UNTIL + 30
 pytestmark = pytest.mark.timeout(300 * COUNT)
-TOLERANCE = {"torch": 1e-5, "mlx": 1e-5, "mixed": 5e-5}
 
 OWED = {(victim, "SIGKILL"): 25 for victim in VICTIMS} | {(victim, "SIGSTOP"): 5 for victim in VICTIMS}
 
@@ -106,24 +101,6 @@ def faulty_run(cluster, run_config, group, seed, curves, totals) -> FaultyRun:
         return list(events)
 
     return run
-
-
-def was_lost(events: Iterable[m.Event]) -> set[str]:
-    """The nodes that some event says are lost; and those that were given the state of others, for these may not have
-    had the sum of the step before, which they had a part in."""
-    said = [event.data for event in events]
-    lost = {data.lost for data in said if isinstance(data, SharesChanged) and data.lost}
-    return lost | {node for data in said if isinstance(data, GenerationFormed) for node in data.behind}
-
-
-def table(done: Counter[tuple[str, str, str]]) -> str:
-    """The counts by victim, signal and phase, one victim and signal a line."""
-    lines = []
-    for victim, number in sorted({key[:2] for key in done}):
-        phases = {key[2]: count for key, count in sorted(done.items()) if key[:2] == (victim, number)}
-        counts = ", ".join(f"{phase} {count}" for phase, count in phases.items())
-        lines.append(f"{number} {victim}: {sum(phases.values())} ({counts})")
-    return "\n".join(lines)
 
 
 @pytest.mark.tier("test")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import ROOT
 from tests.integration.conftest import AgentProcess
+from tests.integration.support.client_alone import BLOCKED, DRIVE
 from tests.integration.support.packages import Venv, build_wheel
-from tests.integration.test_client_alone import BLOCKED, DRIVE
 from tests.tui.support.cli_calls import ENVIRONMENT
 
 from trainctl import protocol

@@ -13,11 +13,11 @@ import zmq
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, NODES, Cluster, on, on_mlx
 from tests.integration.support.exactness import check_ledger, worst_deviation
+from tests.integration.support.fault_table import was_lost as given_up
 from tests.integration.support.folding import check_edits, check_steps
 from tests.integration.support.greeter import claim
 from tests.integration.support.reference import one_rank_curve
 from tests.integration.support.transfer import check_watched, power_off, promote, resume, steps_of, view_at, watched
-from tests.integration.test_faults import was_lost as given_up
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

@@ -14,11 +14,11 @@ import pytest
 from tests.integration.conftest import all_steps, wait_for_end
 from tests.integration.support.clusters import NODES, on
 from tests.integration.support.exactness import check_ledger, worst_deviation
+from tests.integration.support.fault_table import ALL, MIXES, SEED, TOLERANCE, table, was_lost
 from tests.integration.support.faults import VICTIMS, naming
 from tests.integration.support.kill_loop import LEFT_STEPS, KillLoop, blows
 from tests.integration.support.reference import one_rank_curve
 from tests.integration.support.soak import MB, Meter, Process, Reading, not_flat, summary
-from tests.integration.test_faults import ALL, MIXES, SEED, TOLERANCE, table, was_lost
 from tests.tiers import is_soak, scale
 
 from trainctl.protocol import messages as m

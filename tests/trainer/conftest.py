@@ -23,6 +23,7 @@ import zmq
 from tests.trainer.support.curves import losses
 from tests.trainer.support.fork_servers import ForkServers
 from tests.trainer.support.line import WHO, Line
+from tests.trainer.support.process_agent import Agent, settings
 from tests.trainer.support.ranks import Ranks
 from tests.waiting import HANG_SECONDS
 
@@ -300,3 +301,12 @@ def same_bits() -> Callable[[dict[str, Any], dict[str, Any]], bool]:
         return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
 
     return compare
+
+
+@pytest.fixture
+def agent(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Agent]:
+    run_file(**settings(tmp_path))
+    with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:  # socket paths are short
+        made = Agent(tmp_path / "node", tmp_path / "run.toml", Path(folder))
+        yield made
+        made.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.trainer.test_process import FIRST, Agent, agent, settings  # noqa: F401  a fixture
+from tests.trainer.support.process_agent import FIRST, Agent, settings
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
@@ -71,7 +71,7 @@ def kill(process: psutil.Process) -> None:
         one.kill()
 
 
-def test_a_copy_that_was_killed_after_its_trainer_is_completed_by_the_next_one(agent: Agent, gate: Gate) -> None:  # noqa: F811
+def test_a_copy_that_was_killed_after_its_trainer_is_completed_by_the_next_one(agent: Agent, gate: Gate) -> None:
     """kill -9 of a trainer, and of the process that copies for it while the next trainer's waits for its turn."""
     first = agent.start()
     agent.hear(m.Ready)

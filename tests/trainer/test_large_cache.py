@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tiers import scale
-from tests.trainer.test_process import FIRST, Agent, agent  # noqa: F401  a fixture
+from tests.trainer.support.process_agent import FIRST, Agent
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.data.token_cache import cache_name
@@ -47,7 +47,7 @@ def write_cache(folder: Path) -> int:
 
 @pytest.mark.needs("linux")  # only Linux limits a process's private memory
 def test_a_cache_larger_than_memory_is_trained_on(
-    agent: Agent,  # noqa: F811  the fixture
+    agent: Agent,
     run_file: Callable[..., Any], tmp_path: Path,
 ) -> None:  # fmt: skip
     source = tmp_path / "samples.jsonl"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.tiers import scale
-from tests.trainer.test_process import Agent, G, settings
+from tests.trainer.support.process_agent import Agent, G, settings
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m

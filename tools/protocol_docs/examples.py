@@ -1,7 +1,6 @@
-"""Examples of every message: the golden byte vectors in tests/golden/wire and the bytes in docs/protocol*.md.
+"""Examples of every message: the golden byte vectors in tests/golden/wire.jsonl and the bytes in docs/protocol*.md.
 
-`python -m tools.protocol_docs.examples FOLDER` writes the vectors. A version's vectors change only when its version
-does.
+`python -m tools.protocol_docs.examples` writes the vectors. A version's vectors change only when its version does.
 """
 
 import json
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tools.protocol_docs import generated
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.calibration import profile
@@ -632,24 +632,17 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
 
 
 def vector(conversation: str, name: str) -> dict[str, str | dict[str, Any]]:
-    """What a golden file holds: the message as plain values (NaN as null) and its frame in hexadecimal."""
+    """Return a line of the golden file: the message as plain values (NaN as null) and its frame in hexadecimal."""
     message = EXAMPLES[conversation][name]
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(message))
-    return {"conversation": conversation, "message": plain, "frame": codec.encode(message).hex()}
+    return {"name": name, "conversation": conversation, "message": plain, "frame": codec.encode(message).hex()}
 
 
-def write(folder: Path) -> None:
-    """Write every vector, and remove those of messages that are gone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    named = {f"{name}.json": (talk, name) for talk, examples in EXAMPLES.items() for name in examples}
-    for old in folder.glob("*.json"):
-        if old.name not in named:
-            old.unlink()
-    for file, (talk, name) in named.items():
-        (folder / file).write_text(json.dumps(vector(talk, name), indent=1, ensure_ascii=False) + "\n", "utf-8")
+def page() -> str:
+    """Return the golden file: one vector per line."""
+    lines = [vector(talk, name) for talk, examples in EXAMPLES.items() for name in examples]
+    return "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m tools.protocol_docs.examples FOLDER")
-    write(Path(sys.argv[1]))
+    sys.exit(generated.main("tools.protocol_docs.examples", page, Path("tests/golden/wire.jsonl")))

@@ -5,9 +5,9 @@ INTRODUCTION = """
 
 This page describes how a client talks to a node's agent: ZeroMQ sockets, msgpack frames, and the messages in the tables
 below. It contains everything that you need to write a client in any language.
-[protocol.schema.json](protocol.schema.json) has the same types as JSON Schema. `tests/golden/wire/` has byte vectors
-for testing an implementation. [protocol-agents.md](protocol-agents.md) describes the messages between agents and
-trainers; clients don't need them.
+[protocol.schema.json](protocol.schema.json) has the same types as JSON Schema. `tests/golden/wire.jsonl` has a byte
+vector on each line, for testing an implementation. [protocol-agents.md](protocol-agents.md) describes the messages
+between agents and trainers; clients don't need them.
 
 A **rank** is one trainer of a run; each device has one. A rank's **share** is the number of samples that it processes
 in each global batch. The **lead** is the node whose agent plans the run; the agents of the other nodes follow it. A
@@ -177,7 +177,7 @@ VERBS = """Each command has one of these verbs. Client and agent both check the 
 
 BYTES = """
 These are complete frames in hexadecimal, as written by this implementation. The order of a map's keys doesn't matter. A
-receiver must be able to read all of `tests/golden/wire/`. The JSON there has null in place of NaN.
+receiver must be able to read all of `tests/golden/wire.jsonl`. The JSON there has null in place of NaN.
 """
 
 SHOWN = (

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.node_agent.alerts.test_evaluator import GENERATION, NODES, RUN, World
+from tests.node_agent.support.alert_world import GENERATION, NODES, RUN, World
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import LinkRate, Pass, ProfileSummary

@@ -5,9 +5,9 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from tests.node_agent.alerts.test_evaluator import GENERATION, NODES, RUN, World
-from tests.protocol.analysis.test_recorded_curves import CURVES
+from tests.node_agent.support.alert_world import GENERATION, NODES, RUN, World
 from tests.protocol.support import planted_curves as planted
+from tests.protocol.support.planted_curves import CURVES
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable

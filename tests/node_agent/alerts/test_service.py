@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from tests.node_agent.runs.test_session import Told
+from tests.node_agent.support.loaded_session import LoadedSession
 
 from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.planning.durable import TRACE_STEPS, Profiling
@@ -29,7 +29,7 @@ class Agent:
     def __init__(self, paths: RunPaths, context: zmq.Context[Any]) -> None:
         self.published: list[m.Live] = []
         publisher = Publisher(context.socket(zmq.XPUB), "b" * 16)
-        self.told = Told(paths, publisher)
+        self.told = LoadedSession(paths, publisher)
         self.service = AlertService("a", HOOKS, publisher)
         publisher.listeners.insert(0, self.published.append)
         self.publisher, self.session = publisher, self.told.session

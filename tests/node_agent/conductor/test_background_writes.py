@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.node_agent.conductor.test_groups import texts
+from tests.node_agent.support.group_orders import texts
 from tests.node_agent.support.simulated_ranks import RUN
 from tests.node_agent.support.simulation import Simulation, config, durable
 

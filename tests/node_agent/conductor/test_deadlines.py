@@ -2,24 +2,11 @@
 
 import msgspec
 import pytest
-from tests.node_agent.conductor.test_groups import group, rows, texts
+from tests.node_agent.support.group_orders import group, hang, hang_in_its_part, rows, texts, tick
 from tests.node_agent.support.simulation import Simulation
 
 from trainctl.node_agent.planning import estimates
 from trainctl.protocol import messages as m
-
-
-def tick(simulation: Simulation, seconds: float) -> None:
-    """Time passes as for an agent, which looks a few times a second."""
-    for _ in range(int(seconds)):
-        simulation.tick(1.0)
-        simulation.run()
-
-
-def hang(simulation: Simulation, rank: int) -> None:
-    """It says that it is there, and does nothing."""
-    simulation.ranks[rank].hung = True
-
 
 # ---------------------------------------------------------------- stops
 
@@ -162,15 +149,6 @@ def test_the_first_sum_of_a_small_model_is_overdue_soon():
 
 def slow(simulation: Simulation) -> list[str]:
     return [text for text in texts(simulation) if "not finished" in text]
-
-
-def hang_in_its_part(simulation: Simulation, *ranks: int) -> None:
-    """Before they have done their parts of the step in progress."""
-    hung = [simulation.ranks[rank] for rank in ranks]
-    step = simulation.conductor.progress
-    simulation.until(lambda: all(rank.last_step == step.step and not rank.accumulated for rank in hung))
-    for rank in ranks:
-        hang(simulation, rank)
 
 
 def test_a_rank_that_hangs_in_its_part_of_a_step_is_named_once():

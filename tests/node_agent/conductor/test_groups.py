@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.node_agent.support.group_orders import group, rows, texts
 from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
 
 from trainctl.node_agent.conductor import events as d
@@ -15,23 +16,9 @@ from trainctl.protocol import messages as m
 ABC = durable(("a", "b", "c"), 12)
 
 
-def group(names: str = "abc", batch: int = 12, steps: int = 20, **tables) -> Simulation:
-    return Simulation(config(steps, batch, **tables), durable(tuple(names), batch))
-
-
-def texts(simulation: Simulation) -> list[str]:
-    return [happened.text for happened in simulation.happened]
-
-
 def told(decisions, kind) -> list:
     messages = [decision.message for decision in decisions if isinstance(decision, d.Tell)]
     return [message for message in messages if isinstance(message, kind)]
-
-
-def rows(simulation: Simulation, step: int) -> dict[int, int]:
-    """Samples by rank of the plan that made a step."""
-    plan = [plan for plan in simulation.sent_plans if (plan.kind, plan.step) == ("train", step)][-1]
-    return {work.rank: sum(piece.count for piece in work.ranges) for work in plan.work}
 
 
 # ---------------------------------------------------------------- forming

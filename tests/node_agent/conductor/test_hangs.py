@@ -1,9 +1,7 @@
 """Ranks that hang though they say that they are there, the last one with the run's state, and states in words."""
 
 import pytest
-from tests.node_agent.conductor.test_deadlines import hang, hang_in_its_part, tick
-from tests.node_agent.conductor.test_groups import group, texts
-from tests.node_agent.conductor.test_restarts import go_on
+from tests.node_agent.support.group_orders import go_on, group, hang, hang_in_its_part, texts, tick
 from tests.node_agent.support.simulation import Simulation, check_ledger
 
 from trainctl.node_agent.conductor import events as d

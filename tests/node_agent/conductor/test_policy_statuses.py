@@ -1,7 +1,7 @@
 """What policies see, asked of the conductor: figures against thresholds, the next command; asking changes nothing."""
 
 import pytest
-from tests.node_agent.conductor.test_proposals import full, starved
+from tests.node_agent.support.policy_facts import full, starved
 from tests.node_agent.support.simulation import Simulation, config, durable
 
 from trainctl.node_agent.planning.throughput import Rates

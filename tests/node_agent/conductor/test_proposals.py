@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.node_agent.support.policy_facts import full, starved
 from tests.node_agent.support.simulation import Simulation, config, durable
 
 from trainctl.node_agent.conductor import events as d
@@ -35,16 +36,6 @@ def said(simulation: Simulation, by: str) -> list[str]:
 def modes(simulation: Simulation) -> dict[str, str]:
     view = views.run_view(simulation.conductor, 0.0, "", (), "a")
     return {policy.name: policy.mode for policy in view.policies}
-
-
-def starved(mode: str) -> Simulation:
-    """One that the kernel killed for memory, and that is back."""
-    policy = {"out-of-memory": {"mode": mode}}
-    simulation = Simulation(config(200, 12, policy=policy), durable(("a", "b"), 12)).begin().until_step(3)
-    simulation.starve(simulation.ranks[1])
-    simulation.until(lambda: simulation.conductor.durable.settings.ranks[1].out == "lost")
-    simulation.tick(1.1)
-    return simulation.until(lambda: not simulation.conductor.durable.settings.ranks[1].out)
 
 
 def test_on_a_policy_acts_by_its_own_name_with_reason_and_figures() -> None:
@@ -166,14 +157,6 @@ def test_a_mode_changes_while_the_run_is_paused() -> None:
 
 
 # ---------------------------------------------------------------- rules for all policies
-
-
-def full(nodes: tuple[str, ...] = ("a", "b"), part: float = 0.95, **tables: Any) -> Simulation:
-    """Ranks whose peaks take this part of their caps."""
-    made = Simulation(config(200, 12, **tables), durable(nodes, 12))
-    for rank in made.ranks.values():
-        rank.says = {"values": {"memory_peak_bytes": part * 1e9, "memory_cap_bytes": 1e9}}
-    return made.begin()
 
 
 def sizes(simulation: Simulation) -> list[int]:

@@ -1,21 +1,11 @@
 """Ranks that die, hang or are unreachable: the others finish the same batch, and who is back is given the state."""
 
 import pytest
-from tests.node_agent.conductor.test_groups import group, rows, texts
+from tests.node_agent.support.group_orders import go_on, group, rows, texts
 from tests.node_agent.support.simulation import Simulation, check_ledger
 
 from trainctl.node_agent.conductor import views
 from trainctl.protocol import messages as m
-
-
-def go_on(simulation: Simulation, seconds: float = 90.0) -> Simulation:
-    """To the end, in seconds as an agent's watch has them."""
-    simulation.run()
-    while simulation.ended is None and seconds > 0:
-        seconds -= 1.0
-        simulation.tick(1.0)
-        simulation.run()
-    return simulation
 
 
 def state(simulation: Simulation, rank: int) -> m.RankState:

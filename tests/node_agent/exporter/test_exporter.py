@@ -1,14 +1,13 @@
 """The Prometheus endpoint's pure parts: what is counted, what a snapshot says, where to listen; and the dashboard."""
 
-import json
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.node_agent.support import records
+from tests.node_agent.support.dashboard import DASHBOARD, ROOT, queries
 
 from trainctl.node_agent.clients.query_source import LiveRun
 from trainctl.node_agent.exporter import catalogue, listen_address
@@ -18,8 +17,6 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import CommandApplied
 
-ROOT = Path(__file__).resolve().parents[3]
-DASHBOARD = json.loads((ROOT / "examples/grafana/trainctl.json").read_text(encoding="utf-8"))
 EVENT = m.Event(id=1, at=1.0, severity="good", by="me", data=CommandApplied(), verb="set-lr", outcome="applied")
 HOST = m.HostReading(
     node="a", read_at=1.0, cpu_percent=50.0, memory_used_bytes=None, memory_total_bytes=8, disk_free_bytes=None,
@@ -178,13 +175,6 @@ def test_the_page_has_the_table() -> None:
     rows = [f"| `{s.name}` | {s.kind} | {', '.join(s.labels)} | {s.help} |" for s in catalogue.SPECS.values()]
     table = "\n".join(["| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""])
     assert table in page, f"docs/exporters.md: put this table there\n{table}"
-
-
-def queries() -> list[str]:
-    """Every query of the dashboard."""
-    found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
-    found += [entry["expr"] for entry in DASHBOARD["annotations"]["list"]]
-    return found + [entry["definition"] for entry in DASHBOARD["templating"]["list"] if entry["type"] == "query"]
 
 
 def test_the_dashboard_asks_for_what_there_is() -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.conftest import SHARED_PIDS
-from tests.node_agent.exporter.test_exporter import queries
+from tests.node_agent.support.dashboard import queries
 from tests.waiting import HANG_SECONDS, slowness, until
 
 from trainctl.node_agent.agent import Agent, Options

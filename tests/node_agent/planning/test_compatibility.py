@@ -1,22 +1,11 @@
 """The choice of an engine, and refusals that name the node and what it lacks."""
 
 import pytest
+from tests.node_agent.support.machines import LINUX, LINUX_MLX, LINUX_TORCH, MAC, MAC_TORCH
 
 from trainctl.node_agent.planning import compatibility
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.protocol.errors import InvalidInputError
-
-
-def ready(system: str, *engines_there: str) -> m.Ready:
-    return m.Ready(
-        run="r", rank=0, pid=1, backend="torch", device="cpu", parameters=1, samples=1, held_out=0, mean_weight=1.0,
-        layout_digest="", model_digest="", data_digest="", last_step=0, cursor=0, system=system, engines=engines_there,
-    )  # fmt: skip
-
-
-LINUX, MAC = ready("Linux", "gloo", "ring"), ready("Darwin", "gloo", "ring")
-LINUX_MLX, LINUX_TORCH, MAC_TORCH = ready("Linux", "ring"), ready("Linux", "gloo"), ready("Darwin", "gloo")
 
 
 @pytest.mark.parametrize(

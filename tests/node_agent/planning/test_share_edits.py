@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.node_agent.planning.test_compatibility import LINUX, LINUX_TORCH
+from tests.node_agent.support.machines import LINUX, LINUX_TORCH
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.planning import edits

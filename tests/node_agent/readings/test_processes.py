@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import psutil
-from tests.node_agent.trainers.test_supervisor import alive, wait_for
+from tests.node_agent.support.processes import alive, wait_for
 
 from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor

@@ -9,6 +9,9 @@ from typing import TypeVar
 
 from tests.waiting import HANG_SECONDS, until
 
+from trainctl.node_agent.trainers.supervisor import HostedTrainer, TrainerSupervisor
+from trainctl.protocol.record.paths import RunPaths
+
 T = TypeVar("T")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
@@ -37,3 +40,14 @@ def kill_after(writer: subprocess.Popen[str], lines: int) -> list[str]:
     writer.wait(HANG_SECONDS)
     writer.stdout.close()
     return [text for text in rest if text.endswith("\n")]
+
+
+def alive(host: TrainerSupervisor, paths: RunPaths, rank: int = 0) -> HostedTrainer:
+    """The trainer once its keeper has said who it is."""
+
+    def known() -> HostedTrainer | None:
+        found = host.find(paths, rank)
+        assert found is not None, host.log_tail(paths, rank, 10)
+        return found if found.pid is not None else None
+
+    return wait_for(known)

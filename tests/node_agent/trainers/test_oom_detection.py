@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 from tests.memory_values import memory
-from tests.node_agent.conductor.test_groups import group, texts
-from tests.node_agent.conductor.test_restarts import go_on
+from tests.node_agent.support.group_orders import go_on, group, texts
 from tests.node_agent.support.groups import V1_MOUNTS, V2_MOUNTS, machine
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
 from tests.node_agent.support.simulation import Simulation, check_ledger

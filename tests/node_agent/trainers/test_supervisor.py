@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.node_agent.support.processes import ENVIRONMENT, wait_for
+from tests.node_agent.support.processes import ENVIRONMENT, alive, wait_for
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.trainers.supervisor import HostedTrainer, TrainerSupervisor
@@ -32,17 +32,6 @@ def paths(tmp_path: Path) -> Iterator[RunPaths]:
     host = TrainerSupervisor()
     for rank in range(3):
         wait_for(lambda: not host.kill(made, rank, grace_seconds=0.0) or host.find(made, rank) is None)  # noqa: B023
-
-
-def alive(host: TrainerSupervisor, paths: RunPaths, rank: int = 0) -> HostedTrainer:
-    """The trainer once its keeper has said who it is."""
-
-    def known() -> HostedTrainer | None:
-        found = host.find(paths, rank)
-        assert found is not None, host.log_tail(paths, rank, 10)
-        return found if found.pid is not None else None
-
-    return wait_for(known)
 
 
 def record(paths: RunPaths, rank: int, pid: int, **changes: object) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.protocol.config.test_run_file import good
 from tests.protocol.support.advised import facts_of, node_of
 from tests.protocol.support.profiles import profile_of
+from tests.protocol.support.run_files import good
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
 from trainctl.protocol.advice.checklist import Check, checklist

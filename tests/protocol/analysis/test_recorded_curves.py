@@ -1,16 +1,11 @@
 """Detectors on 20 healthy runs of real models, recorded by tests/trainer/support/healthy_curves.py: no fault."""
 
-from pathlib import Path
-from typing import Final
-
 import numpy as np
 import pytest
+from tests.protocol.support.planted_curves import CURVES
 
 from trainctl.protocol.analysis.divergence import DivergenceDetector
 from trainctl.protocol.analysis.spikes import SpikeDetector
-
-CURVES: Final = np.load(Path(__file__).resolve().parents[2] / "golden" / "curves.npy").astype(float)
-"""(curve, step, loss and gradient norm)."""
 
 
 def test_they_are_twenty_real_curves() -> None:

@@ -17,11 +17,11 @@ KINDS = [
 SHARES = {"torch-a": 8, "mlx-c": 8, "torch-b": 8}
 
 
-@pytest.mark.parametrize("event", KINDS, ids=lambda event: type(event.data).__name__)
-def test_each_kind_is_one_line_of_text(event: m.Event) -> None:
-    assert event.text.strip() == event.text != ""
-    assert event.text.isprintable() and "None" not in event.text
-    assert event.kind in get_args(e.Category)
+def test_each_kind_is_one_line_of_text() -> None:
+    for event in KINDS:
+        assert event.text.strip() == event.text != "", event
+        assert event.text.isprintable() and "None" not in event.text, event
+        assert event.kind in get_args(e.Category), event
 
 
 def test_no_two_kinds_say_the_same() -> None:

@@ -12,20 +12,9 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.wire import codec
 
-ROOT = Path(__file__).resolve().parents[3]
-WIRE = ROOT / "tests" / "golden" / "wire"
-NAMES = [(talk, name) for talk, found in examples.EXAMPLES.items() for name in found]
-AGAIN = "python -m tools.protocol_docs.examples tests/golden/wire"
-
-
-def vector(name: str) -> dict[str, Any]:
-    file = WIRE / f"{name}.json"
-    assert file.is_file(), f"{name} has no golden vector; write it with {AGAIN}"
-    return json.loads(file.read_text("utf-8"))
-
-
-def without_nulls_for_nan(plain: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in plain.items() if not (name.endswith("-nan") and key == "loss")}
+FILE = Path(__file__).resolve().parents[2] / "golden" / "wire.jsonl"
+AGAIN = "write it with python -m tools.protocol_docs.examples"
+VECTORS: list[dict[str, Any]] = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("talk", conversations.UNIONS)
@@ -48,44 +37,34 @@ def test_tags_are_unique() -> None:
     assert len(set(tags)) == len(tags)
 
 
-@pytest.mark.parametrize(("talk", "name"), NAMES)
-def test_bytes_are_those_of_the_vector(talk: str, name: str) -> None:
-    kept = vector(name)
-    assert kept["conversation"] == talk
-    assert codec.encode(examples.EXAMPLES[talk][name]).hex() == kept["frame"]
+def test_vectors_are_those_of_the_examples() -> None:
+    examples_by_name = {name: talk for talk, named in examples.EXAMPLES.items() for name in named}
+    assert [vector["name"] for vector in VECTORS] == list(examples_by_name), (
+        f"a vector is missing or left over: {AGAIN}"
+    )
+    for vector in VECTORS:
+        name = vector["name"]
+        assert vector == examples.vector(examples_by_name[name], name), f"{name} differs: {AGAIN}"
 
 
-@pytest.mark.parametrize(("talk", "name"), NAMES)
-def test_vector_decodes_to_the_message_beside_it(talk: str, name: str) -> None:
-    kept = vector(name)
-    message = conversations.DECODERS[talk](bytes.fromhex(kept["frame"]))
-    plain = msgspec.json.decode(msgspec.json.encode(message))
-    assert without_nulls_for_nan(plain, name) == without_nulls_for_nan(kept["message"], name)
-    assert codec.encode(message).hex() == kept["frame"]
+def test_each_vector_decodes_to_the_message_beside_it() -> None:
+    for vector in VECTORS:
+        message = conversations.DECODERS[vector["conversation"]](bytes.fromhex(vector["frame"]))
+        assert msgspec.json.decode(msgspec.json.encode(message)) == vector["message"], vector["name"]
+        assert codec.encode(message).hex() == vector["frame"], vector["name"]
 
 
-@pytest.mark.parametrize(("talk", "name"), NAMES)
-def test_other_conversations_refuse_it(talk: str, name: str) -> None:
-    frame = bytes.fromhex(vector(name)["frame"])
-    for decode in {*conversations.DECODERS.values(), codec.decode_request}:
-        if decode is not conversations.DECODERS[talk] and (decode, talk) != (codec.decode_request, "client to agent"):
+def test_other_conversations_refuse_each_vector() -> None:
+    for vector in VECTORS:
+        talk, frame = vector["conversation"], bytes.fromhex(vector["frame"])
+        own = {conversations.DECODERS[talk], *([codec.decode_request] if talk == "client to agent" else [])}
+        for decode in {*conversations.DECODERS.values(), codec.decode_request} - own:
             with pytest.raises(codec.ProtocolError):
                 decode(frame)
-
-
-def test_no_vector_is_left_of_a_message_that_is_gone() -> None:
-    assert {file.stem for file in WIRE.glob("*.json")} == {name for _, name in NAMES}
+                pytest.fail(f"{talk}'s {vector['name']} is understood by {decode}")
 
 
 def test_example_commands_are_valid() -> None:
     for message in examples.EXAMPLES["client to agent"].values():
         if isinstance(message, m.Command):
             verbs.check(message.verb, message.args, message.node)
-
-
-def test_written_vectors_are_those_kept(tmp_path: Path) -> None:
-    (tmp_path / "gone.json").write_text("{}")
-    examples.write(tmp_path)
-    assert {file.name: file.read_text("utf-8") for file in tmp_path.iterdir()} == {
-        file.name: file.read_text("utf-8") for file in WIRE.iterdir()
-    }

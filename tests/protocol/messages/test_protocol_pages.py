@@ -1,9 +1,8 @@
-"""docs/protocol.md and docs/protocol-agents.md: they are up to date and complete, and any language can use them."""
+"""docs/protocol.md and docs/protocol-agents.md: they are complete, and any language can use them."""
 
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 import pytest
@@ -11,7 +10,6 @@ from tools.protocol_docs import agents_page, conversations, docs
 
 from trainctl.protocol.messages import verbs
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGES = {docs: docs.page(), agents_page: agents_page.page()}
 PYTHON = r"\b(None|True|False|METRICS|msgspec|struct|dict|tuple|kwargs|str\.|int\.|python -m)\b"
 
@@ -19,12 +17,6 @@ PYTHON = r"\b(None|True|False|METRICS|msgspec|struct|dict|tuple|kwargs|str\.|int
 def described(text: str) -> dict[str, str]:
     """Each type of a page with its section, up to the next heading."""
     return dict(re.findall(r"^#### (\w+)\n(.*?)(?=^#|\Z)", text, flags=re.MULTILINE | re.DOTALL))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=["clients", "agents"])
-def test_page_is_up_to_date(page: ModuleType) -> None:
-    kept = (DOCS / page.DEFAULT_PATH.name).read_text("utf-8")
-    assert kept == PAGES[page], f"write it again with python -m {page.__name__}"
 
 
 @pytest.mark.parametrize("talk", conversations.UNIONS)

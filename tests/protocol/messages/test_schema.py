@@ -26,7 +26,7 @@ VALIDATORS = {
     talk: Draft202012Validator({**DOCUMENT, "anyOf": [{"$ref": f"#/$defs/{schema.conversation_name(talk)}"}]})
     for talk in conversations.UNIONS
 }
-VECTORS = sorted((ROOT / "tests" / "golden" / "wire").glob("*.json"))
+VECTORS = ROOT / "tests" / "golden" / "wire.jsonl"
 COMMANDS = VALIDATORS["client to agent"]
 
 
@@ -44,20 +44,20 @@ def command(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not ...}
 
 
-def test_the_file_is_what_the_types_say() -> None:
-    kept = (ROOT / "docs" / "protocol.schema.json").read_text("utf-8")
-    assert kept == schema.page(), "write it again with python -m tools.protocol_docs.schema"
-    Draft202012Validator.check_schema(json.loads(kept))
+def test_it_is_a_schema() -> None:
+    Draft202012Validator.check_schema(DOCUMENT)
 
 
-@pytest.mark.parametrize("file", VECTORS, ids=lambda file: file.stem)
-def test_every_golden_vector_is_a_message_of_its_conversation_and_of_no_type_else(file: Path) -> None:
-    vector = json.loads(file.read_text("utf-8"))
-    message = as_json(msgpack.unpackb(bytes.fromhex(vector["frame"])))
-    VALIDATORS[vector["conversation"]].validate(message)
-    for changed in ({**message, "type": "unheard-of"}, {**message, "v": 1}, {**message, "v": None}):
-        assert not VALIDATORS[vector["conversation"]].is_valid(changed)
-    assert not Draft202012Validator(DOCUMENT).is_valid({name: value for name, value in message.items() if name != "v"})
+def test_every_golden_vector_is_a_message_of_its_conversation_and_of_no_type_else() -> None:
+    any_message = Draft202012Validator(DOCUMENT)
+    for line in VECTORS.read_text("utf-8").splitlines():
+        vector = json.loads(line)
+        name, validator = vector["name"], VALIDATORS[vector["conversation"]]
+        message = as_json(msgpack.unpackb(bytes.fromhex(vector["frame"])))
+        assert validator.is_valid(message), f"{name}: {next(validator.iter_errors(message), None)}"
+        for changed in ({**message, "type": "unheard-of"}, {**message, "v": 1}, {**message, "v": None}):
+            assert not validator.is_valid(changed), f"{name}: {changed}"
+        assert not any_message.is_valid({key: value for key, value in message.items() if key != "v"}), name
 
 
 @pytest.mark.parametrize("talk", ["client to agent", "agent to client", "published by an agent"])

@@ -53,16 +53,12 @@ def _value(kind: Any, finite: bool) -> st.SearchStrategy[Any]:
             return st.lists(_value(item, finite), min_size=low or 0, max_size=3).map(tuple)
         case shape.TupleType(item_types=items):
             return st.tuples(*(_value(item, finite) for item in items))
-        case shape.DictType(value_type=shape.FloatType() as value):
-            return st.dictionaries(METRIC_NAMES, _value(value, finite), max_size=3)
-        case shape.DictType(value_type=shape.IntType() as value):
-            return st.dictionaries(TEXT, _value(value, finite), max_size=3)
-        case shape.DictType(value_type=shape.StrType()):
-            return st.dictionaries(TEXT, TEXT, max_size=3)
-        case shape.DictType(value_type=shape.VarTupleType() as value):
-            return st.dictionaries(TEXT, _value(value, finite), max_size=3)
-        case shape.DictType():
-            return st.dictionaries(TEXT, st.none() | st.booleans() | st.integers(-LARGE, LARGE) | TEXT, max_size=3)
+        case shape.DictType(key_type=key, value_type=value):
+            is_metric = isinstance(value, shape.FloatType) and key.pattern is None
+            keys = METRIC_NAMES if is_metric else _value(key, finite)
+            return st.dictionaries(keys, _value(value, finite), max_size=3)
+        case shape.AnyType():
+            return st.none() | st.booleans() | st.integers(-LARGE, LARGE) | TEXT
         case shape.StructType():
             return _struct(kind, finite)
     raise TypeError(f"no strategy for {kind}")

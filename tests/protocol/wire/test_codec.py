@@ -197,11 +197,12 @@ def test_unknown_fields_are_ignored_in_what_an_agent_says() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, -1, "2", None, True, 1.5, [1]])
-@pytest.mark.parametrize("decode", ALL)
-def test_other_versions_are_refused(decode: Callable[[bytes], Any], version: Any) -> None:
+def test_other_versions_are_refused(version: Any) -> None:
     error = ProtocolError if version is True else VersionError
-    with pytest.raises(error):
-        decode(packed(plain(v=version)))
+    for decode in ALL:
+        with pytest.raises(error):
+            decode(packed(plain(v=version)))
+            pytest.fail(f"{decode} takes version {version}")
 
 
 def test_a_message_without_a_version_is_refused() -> None:

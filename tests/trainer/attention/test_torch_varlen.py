@@ -3,7 +3,6 @@
 Without an NVIDIA GPU, what torch documents of the kernel takes its place.
 """
 
-import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.trainer.support.families import EACH, SMALL, save
+from tests.trainer.support.varlen_kernel import Compute, Kernel, by_document
 from torch.nn.attention import varlen
 
 from trainctl.protocol.config.run_tables import NodeTable
@@ -36,41 +36,6 @@ TOLERANCES = {"cpu": (1e-6, 1e-5), "cuda": (5e-3, 5e-2)}
 LORA = {"kind": "lora", "rank": 4}
 SAVING = {"gradient_checkpointing": "all", "chunked_loss": "on"}
 NONE: Mapping[str, Any] = {}
-Compute = Callable[..., Any]
-
-
-def by_document(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor,
-    longest: int, longest_key: int, *, scale: float | None, window_size: tuple[int, int],
-    enable_gqa: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """What torch documents of `varlen_attn` with the window of causal attention."""
-    assert starts is ends
-    assert starts.dtype == torch.int32
-    assert starts.is_contiguous()
-    assert window_size == (-1, 0)
-    assert query.shape[1] == key.shape[1] or enable_gqa
-    bounds = starts.tolist()
-    sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
-    assert (sum(sizes), max(sizes)) == (len(query), longest)
-    assert longest == longest_key
-    parts = [[each[begin:end].transpose(0, 1) for each in (query, key, value)] for begin, end in
-             itertools.pairwise(bounds)]  # fmt: skip
-    attend = torch.nn.functional.scaled_dot_product_attention
-    return torch.cat([
-        attend(*part, is_causal=True, scale=scale, enable_gqa=enable_gqa).transpose(0, 1) for part in parts
-    ])  # fmt: skip
-
-
-class Kernel:
-    """`varlen_attn` on one device; counts its calls."""
-
-    def __init__(self, device: str, compute: Compute) -> None:
-        self.device, self.compute, self.calls = device, compute, 0
-
-    def __call__(self, *given: Any, **how: Any) -> Any:
-        self.calls += 1
-        return self.compute(*given, **how)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.needs("cuda"))])

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.tiers import is_soak
+from tests.trainer.support.compile_cases import ALL, CASES, LORA
 from tests.trainer.support.compiled_losses import batch, check, compare, loss_and_gradient
 from tests.waiting import HANG_SECONDS
 from torch._dynamo.utils import counters
@@ -33,22 +33,8 @@ from trainctl.trainer.backends.load import load
 from trainctl.trainer.data import batch as batches
 from trainctl.trainer.step.stopwatch import Stopwatch
 
-ALL = is_soak()
 HEADERS = "( and no header files of Python)?"
 """At the end of what is missing, on a machine that has none."""
-LORA = {"adapter": {"kind": "lora", "rank": 4, "dropout": 0.1}}
-SAVING = {"model__gradient_checkpointing": "all", "model__chunked_loss": "on"}
-RAGGED = ("4x20", "3x17", "2x9", "1x8", "1x20")
-CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
-    "full": ({}, ("4x20",), 1e-5),
-    "ragged": ({"data__kind": "rows"}, RAGGED, 1e-5),
-    "ragged lora": (LORA | {"data__kind": "rows"}, RAGGED, 1e-5),
-    "saving": (SAVING, RAGGED, 1e-5),
-    "saving lora": (LORA | SAVING, RAGGED, 1e-5),
-    "bfloat16": ({"model__dtype": "bfloat16"}, RAGGED, 2e-2),
-    "autotuned": ({"model__compile": "max-autotune"}, ("4x20",), 1e-5),
-}
-"""Changes of the run file, sizes of micro-batches, and the tolerance of a gradient."""
 TRACED: tuple[dict[str, dict[str, Any]], tuple[str, ...], dict[str, dict[str, Any]]] = (
     {"full": {}, "lora": LORA},
     ("none", "alternate", "all"),

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.trainer.backends.test_pinned_memory import doubled_by_another_process
-from tests.trainer.precision.test_mixed_precision import TOLERANCES, mixed_losses
 from tests.trainer.support.curves import losses, worst
+from tests.trainer.support.mixed_losses import TOLERANCES, mixed_losses
+from tests.trainer.support.pinned import doubled_by_another_process
 from tests.trainer.support.quantized_model import quantized_copy
 
 from trainctl.protocol import messages as m

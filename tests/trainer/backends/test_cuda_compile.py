@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.backends.test_compile import ALL, CASES, RAGGED
-from tests.trainer.precision.test_mixed_precision import TOLERANCES
+from tests.trainer.support.compile_cases import ALL, CASES, RAGGED
 from tests.trainer.support.compiled_losses import check, compare
+from tests.trainer.support.mixed_losses import TOLERANCES
 
 NODE = {"backend": "torch", "device": "cuda", "threads": 1}
 VARIED = (

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.trainer.checkpoints.test_copies import run, written  # noqa: F401  a fixture
+from tests.trainer.support.written_checkpoints import written
 
 from trainctl.protocol.record import checkpoints
 from trainctl.trainer.checkpoints import copy_process, files
@@ -12,7 +12,7 @@ from trainctl.trainer.checkpoints.copy_process import to_path
 
 
 def test_a_file_that_broke_off_is_continued_at_its_end(
-    run: Path,  # noqa: F811
+    run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 from tests.conftest import SHARED_PIDS
 from tests.integration.support.sshd import LoopbackSshd
 from tests.node_agent.support.processes import wait_for
+from tests.trainer.support.written_checkpoints import written
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
@@ -26,33 +26,12 @@ from trainctl.protocol.config.run_tables import CheckpointTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.copy_mark import COPYING, step_in_copy
-from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints import copies, copy_process, files, pending_copy, retention
 from trainctl.trainer.checkpoints.copies import Copies
 from trainctl.trainer.checkpoints.copy_process import CopyError, Line, copy_newest, to_path, to_rsync
 from trainctl.trainer.checkpoints.pending_copy import PendingCopy
 
 SOON = (0.01, 0.01)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A run directory."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}", "utf-8")
-    (tmp_path / "model" / "merges.txt").touch()  # an empty file is copied too
-    return tmp_path / "runs" / "run-1"
-
-
-def written(run: Path, step: int, value: float = 1.0) -> Path:
-    array = {"w": np.full(2000, value, np.float32)}
-    loop = files.LoopState(
-        step=step, cursor=step, updates=step, loss_scale=1.0, loss_scale_good_steps=0, seed=0, samples=9,
-        layout_digest="l", data_digest="d",
-    )  # fmt: skip
-    folder = run / "checkpoints" / f"step-{step}"
-    files.write(folder, "run-1", loop, State(array, {"exp_avg": array}, step), run.parents[1] / "model")
-    return folder
 
 
 def process(run: Path, *where: str) -> tuple[int, list[Line]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tests.trainer.precision.test_rounding import go_on, trained
+from tests.trainer.support.rounded_training import go_on, trained
 
 from trainctl.trainer.checkpoints.host_copy import HostCopy
 

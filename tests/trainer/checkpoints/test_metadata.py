@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.trainer.checkpoints.test_resume import MICRO, saver_of
+from tests.trainer.support.savers import MICRO, saver_of
 
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.config import run_file

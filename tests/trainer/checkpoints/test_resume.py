@@ -18,19 +18,16 @@ from tests.trainer.support.curves import losses, worst
 from tests.trainer.support.families import FAMILIES, SMALL, save
 from tests.trainer.support.preferences import preferences
 from tests.trainer.support.quantized_model import quantized_copy
+from tests.trainer.support.savers import BREAK, MICRO, STEPS, saver_of
 from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
 
 from trainctl.protocol.config.families import TESTED
 from trainctl.protocol.config.objectives import OBJECTIVES
 from trainctl.protocol.config.quantization import FORMATS
 from trainctl.protocol.config.run_tables import AdapterTable, ModelTable, OptimizerTable
-from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.trainer.checkpoints.saver import Saver
-from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.precision.loss_scale import LossScale
 
-STEPS, BREAK, MICRO = 4, 2, 5
 NewRig = Callable[..., Any]
 SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]
 ROUND_TRIPS = ("llama",)
@@ -140,14 +137,6 @@ def run_settings(case: Case, inputs: Path) -> dict[str, Any]:
         "model__path": str(model_of(case, inputs)), "model__dtype": case.precision, "data": data_of(case, inputs),
         "objective": TRAINED[case.objective], "optimizer": optimizer, **ADAPTERS[case.adapter],
     }  # fmt: skip
-
-
-def saver_of(rig: Any, paths: RunPaths) -> Saver:
-    digest = model_digests(Path(rig.config.model.path)).whole
-    return Saver(
-        "r", rig.config, paths, rig.backend, rig.dataset, rig.progress, rig.executor.loss_scale,
-        layout_digest(rig.backend.shapes), digest,
-    )  # fmt: skip
 
 
 def train(rig: Any, steps: range) -> list[tuple[float, str | None]]:

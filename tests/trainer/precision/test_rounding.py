@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.trainer.support.rounded_training import go_on, trained
 
-from trainctl.trainer.backends.load import load
-from trainctl.trainer.data import batch as batches
 from trainctl.trainer.precision import mlx_weights, torch_weights
 from trainctl.trainer.precision.stochastic_rounding import key_of, rounded
 
@@ -88,24 +87,6 @@ def test_masters_come_back_to_the_bit(numbers: list[float]) -> None:
     plain = torch.from_numpy(values).bfloat16()
     ties = (values.view(np.uint32) & 0xFFFF) == 0x8000
     np.testing.assert_array_equal(ours[~ties], plain.view(torch.int16).numpy()[~ties], "the nearest")
-
-
-def trained(run_file: Callable[..., Any], backend: str, updates: int = 3, **changes: Any) -> Any:
-    config = run_file(nodes__here={"backend": backend, "device": "cpu", "threads": 1}, **changes)
-    made = load(config, config.nodes["here"], "run.toml")
-    go_on(made, 0, updates)
-    return made
-
-
-def go_on(backend: Any, first: int, updates: int) -> None:
-    for step in range(first, first + updates):
-        backend.clear()
-        for part in range(2):
-            blocks = np.random.default_rng(2 * step + part).integers(0, 200, (3, 21), dtype=np.int32)
-            backend.forward(batches.from_blocks(blocks), 1 / 60)
-            backend.backward()
-            backend.accumulate()
-        backend.update(1e-2, 1.0)
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:

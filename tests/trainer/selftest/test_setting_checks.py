@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.tiers import is_soak
-from tests.trainer.attention.test_torch_varlen import Kernel, by_document
+from tests.trainer.support.varlen_kernel import Kernel, by_document
 from torch.nn.attention import varlen
 
 from trainctl.protocol.errors import InvalidInputError

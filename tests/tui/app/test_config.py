@@ -10,7 +10,6 @@ from tests.tui.support.driving import body, driven, hint
 from tests.tui.support.recorded import source_of
 from textual.pilot import Pilot
 
-from tools import keys_page
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.app import config as settings
 from trainctl.tui.app import keymap
@@ -20,7 +19,6 @@ from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.widgets.line_view import Lines
 
-ROOT = Path(__file__).resolve().parents[3]
 FILE = Path("config.toml")
 THEMES = ("night", "day", "contrast", "terminal")
 
@@ -114,12 +112,6 @@ def test_the_command_prints_what_counts_and_names_the_bad_lines(tmp_path: Path) 
     assert again.stdout.splitlines()[1:] == done.stdout.splitlines()[1:]
     found = call_json("config", "--config", tmp_path / "again.toml")
     assert (found["theme"], found["keys"]["detach"], found["keys"]["help"]) == ("day", "Q", "?")
-
-
-def test_the_page_of_keys_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "keys.md").read_text("utf-8") == keys_page.page(), (
-        "write it again: python -m tools.keys_page"
-    )
 
 
 async def test_chosen_keys_act_are_shown_and_a_bad_line_is_said_once() -> None:

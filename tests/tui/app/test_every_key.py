@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from tests.tui.screens.test_alerts import CLOCK_ALERT, alerted
 from tests.tui.support import run_directory
+from tests.tui.support.alerted import CLOCK_ALERT, alerted
 from tests.tui.support.driving import until
 from tests.tui.support.recorded import CLOCK
 from textual.binding import Binding

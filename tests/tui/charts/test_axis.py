@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from tests.tui.charts.test_plot import VIEW, state_of
+from tests.tui.support.plotted import VIEW, state_of
 from tests.tui.support.recorded import run_view
 
 from trainctl.protocol import messages as m

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tui.support.recorded import history_of, run_view, source_of
+from tests.tui.support.plotted import VIEW, state_of
+from tests.tui.support.recorded import history_of, run_view
 
 from trainctl.protocol import messages as m
 from trainctl.tui.charts import history, layout, readout
@@ -23,7 +24,6 @@ from trainctl.tui.charts.viewport import ChartView, Extent, Pick
 from trainctl.tui.screens import overview_view
 from trainctl.tui.state import reducer
 from trainctl.tui.state import series as s
-from trainctl.tui.state import view_state as md
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import ASCII, UNICODE, Glyphs
 
@@ -194,21 +194,11 @@ def test_live_readings_of_machines_follow_at_any_pace() -> None:
     assert history.is_torn(answer, state, history.collected(tails, state, (chart,)))
 
 
-def state_of(nodes: int = 4) -> md.ViewState:
-    state = md.ViewState()
-    for message in source_of(nodes).messages:
-        state = reducer.apply(state, message, 0.0)
-    return state
-
-
 def answered(run: m.RunView, view: ChartView, first: int, last: int, columns: int = 200) -> history.Answer:
     metrics = history.needed(view.charts)
     ask = history.ask_of(run.run, metrics, (first, last), run.step, columns)
     reply = m.History(rid="r", series=history_of(run, metrics, ask.first, ask.last, columns))
     return history.answer_of(ask, [reply])
-
-
-VIEW = ChartView((vw.Chart((Pick("loss"), Pick("eval_loss"))), vw.Chart((Pick("busy_seconds", vw.ALL_RANKS),))))
 
 
 def test_the_readout_says_step_tokens_time_values_and_the_nearest_mark() -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.node_agent.planning.test_compatibility import LINUX
+from tests.node_agent.support.machines import LINUX
 from tests.node_agent.support.simulation import config
 from tests.tui.support.recorded import NOW, run_view
 

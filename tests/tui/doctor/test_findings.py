@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.protocol.config.test_run_file import good, with_value
+from tests.protocol.support.run_files import good, with_value
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m

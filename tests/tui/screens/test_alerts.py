@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.tui.screens.test_pictures import still
 from tests.tui.support.alerted import ALERTS, CLOCK_ALERT, DISK_ALERT, LOST_ALERT, SPIKE_ALERT, alerted, alerts
 from tests.tui.support.driving import body, driven, until
+from tests.tui.support.pictures import still
 from tests.tui.support.recorded import BOOT, CLOCK, NOW, app_of, run_view, snapshot, source_of
 from textual.pilot import Pilot
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from tests.protocol.support.profiles import profile_of
-from tests.tui.screens.test_pictures import Compare, still
+from tests.tui.support.pictures import Compare, still
 from tests.tui.support.recorded import NOW, app_of, source_of
 
 from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskRate, GridPoint, MatmulRate, Pass

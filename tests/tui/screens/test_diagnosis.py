@@ -1,8 +1,8 @@
 """The Diagnosis screen: the verdict, each finding in full, and a remedy's dialog, which sends nothing by itself."""
 
 import pytest
-from tests.tui.screens.test_pictures import Compare, still
 from tests.tui.support.driving import body, dialog_text, driven, until
+from tests.tui.support.pictures import Compare, still
 from tests.tui.support.recorded import NOW, Recorded, app_of, run_view, under_way
 from textual.pilot import Pilot
 

@@ -1,14 +1,12 @@
 """Pictures of every screen and dialog, with the clock and the data held still."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from tests.tui.screens.test_tables import SEVERAL
-from tests.tui.support.driving import burst
 from tests.tui.support.logs import logging_source
+from tests.tui.support.pictures import SEVERAL, Compare, Typed, settled, still
 from tests.tui.support.recorded import (
     BRANCHES,
     CLOCK,
@@ -28,54 +26,13 @@ from tests.tui.support.recorded import (
     under_way,
     writing,
 )
-from textual.command import CommandList, CommandPalette
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.text.glyphs import ASCII
 
-Compare = Callable[..., bool]
 SIZES = [(80, 24), (120, 40), (200, 60)]
-
-
-async def settled(pilot: Pilot[Any]) -> None:
-    for _ in range(3):
-        await pilot.pause()
-
-
-async def listed(pilot: Pilot[Any]) -> None:
-    """The palette gathers what it lists in the background."""
-    if isinstance(pilot.app.screen, CommandPalette):
-        found = pilot.app.screen.query_one(CommandList)
-        count = -1
-        while count != found.option_count or not count:
-            count = found.option_count
-            await pilot.pause(0.3)
-
-
-class Typed(str):
-    """Text that is typed at once: pictures don't show what was drawn between its letters."""
-
-
-def still(keys: tuple[str, ...] = ()) -> Callable[[Pilot[Any]], Any]:
-    """Presses keys one by one and lets each take effect; the text cursor stops blinking."""
-
-    async def play(pilot: Pilot[Any]) -> None:
-        await settled(pilot)
-        for key in keys:
-            if isinstance(key, Typed):
-                burst(pilot.app, *key)  # type: ignore[arg-type]
-            else:
-                await pilot.press(key)
-            await settled(pilot)
-        await listed(pilot)
-        pilot.app.paint()  # what is under a dialog follows at the next tick, which a slow machine may have had or not
-        for widget in pilot.app.screen.query("Input"):
-            widget.cursor_blink = False  # type: ignore[attr-defined]
-        await settled(pilot)
-
-    return play
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")

@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-from tests.tui.screens.test_pictures import Compare, still
 from tests.tui.support.driving import body, dialog_text, driven, until
+from tests.tui.support.pictures import Compare, still
 from tests.tui.support.recorded import BOOT, NOW, Recorded, app_of, run_view, source_of, under_way
 from textual.pilot import Pilot
 

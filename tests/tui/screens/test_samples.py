@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.tui.screens.test_pictures import Compare, still
 from tests.tui.support.driving import until
+from tests.tui.support.pictures import Compare, still
 from tests.tui.support.recorded import BOOT, NOW, Recorded, app_of, source_of
 
 from trainctl.protocol import messages as m

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.tui.screens.test_pictures import Compare, Typed, settled, still
 from tests.tui.support.driving import until
+from tests.tui.support.pictures import Compare, Typed, settled, still
 from tests.tui.support.recorded import Recorded, app_of, source_of
 from textual.pilot import Pilot
 

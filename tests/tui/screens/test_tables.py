@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from tests.tui.support.driving import body, dialog_text, driven, until
+from tests.tui.support.pictures import SEVERAL, of_two_nodes
 from tests.tui.support.recorded import (
     BOOT,
     CLOCK,
@@ -17,7 +18,6 @@ from tests.tui.support.recorded import (
     SCORING,
     Recorded,
     host,
-    live_hosts,
     rank_step,
     run_view,
     snapshot,
@@ -120,22 +120,11 @@ async def test_the_fleet_is_sorted_by_keys_and_by_its_heads() -> None:
 # ---------------------------------------------------------------- a node of several devices
 
 
-def of_two_nodes() -> m.RunView:
-    """Ranks 0 and 1 on studio, 2 on forge."""
-    view = run_view(4, step=18_240, steps=60_000)
-    names = ("studio", "studio", "forge")
-    ranks = tuple(msgspec.structs.replace(rank, node=name) for rank, name in zip(view.ranks[:3], names, strict=True))
-    return msgspec.structs.replace(view, ranks=(*ranks, view.ranks[3]))
-
-
 def seen(messages: Iterable[Any]) -> md.ViewState:
     state = md.ViewState()
     for message in messages:
         state = reducer.apply(state, message, CLOCK.at_monotonic)
     return state
-
-
-SEVERAL = (CONNECTED, snapshot(of_two_nodes()), *live_hosts(of_two_nodes()))
 
 
 def test_a_node_of_several_devices_is_one_row_of_sums_that_opens_into_its_ranks() -> None:

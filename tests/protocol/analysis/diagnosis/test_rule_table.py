@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import typer
 
-from tools import diagnosis_page
 from trainctl.protocol.analysis.diagnosis.diagnose import fields
 from trainctl.protocol.analysis.diagnosis.rule import Rung
 from trainctl.protocol.analysis.diagnosis.rules.table import RULES
@@ -15,7 +14,6 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.messages import verbs
 from trainctl.tui.cli.lazy_commands import FILES
 
-ROOT = Path(__file__).parents[4]
 VALUES: dict[str, Any] = {
     "node": "studio", "other": "mbp", "rank": 1, "run": "run-20261126-110000-abcd", "checkpoint": 100, "back": 100,
     "smaller": 4, "micro": 8, "double": 16, "prefetch": 4, "workers": 2, "less_rank": 8, "shorter": 256,
@@ -59,12 +57,6 @@ def test_the_order_is_that_of_the_autopilot() -> None:
     order = ["hang", "throttled", "swap", "memory-pressure", "slow-disk", "stolen-cpu", "late-data", "slow-rank",
              "lossy-link", "slow-link", "small-micro", "clip-bound", "below-calibration"]  # fmt: skip
     assert [rule.cause for rule in RULES if rule.cause in order] == order
-
-
-def test_the_page_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "diagnosis.md").read_text("utf-8") == diagnosis_page.page(), (
-        "write it again: python -m tools.diagnosis_page"
-    )
 
 
 def test_every_cause_has_remedies() -> None:
