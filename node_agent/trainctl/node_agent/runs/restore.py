@@ -341,10 +341,12 @@ def _settings_after(recorder: RunDb, step: int, done: m.StepCommitted | None, la
 
 
 def _cursor_after(recorder: RunDb, source: Source, last: m.StepCommitted | None, settings: Settings) -> int:
-    """The first position after the step of a checkpoint that the record lacks: as the checkpoint says, or if another
-    node has it, as the record's plans or else the batch size say."""
+    """The first position after the step of a checkpoint that the record lacks: as the checkpoint says, or if the
+    node that has it doesn't say, as the record's plans or else the batch size say."""
     if source.folder is not None:
         return checkpoints.read_cursor(source.folder)
+    if source.cursor is not None:
+        return source.cursor
     plan = recorder.train_plan(source.step)
     if plan is not None:
         return plan.cursor + plan.global_batch
