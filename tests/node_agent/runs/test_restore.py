@@ -378,3 +378,13 @@ def test_a_node_says_its_newest_checkpoint_with_its_cursor_and_none_that_its_dis
 
     monkeypatch.setattr(Path, "iterdir", refuse)
     assert checkpoint_source.newest_here(paths) == (0, None, None)
+
+
+def test_tables_are_completed_without_room_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a record that is written to keeps a ballast."""
+    paths = RunPaths(tmp_path / "run-1")
+    restore.make_directory(paths, config(100, 24)).close()
+    paths.record.unlink()
+    monkeypatch.setattr("trainctl.node_agent.records.run_db.Ballast", None)
+    restore.complete_tables(paths)
+    assert restore.kept_ranks(paths) == {}

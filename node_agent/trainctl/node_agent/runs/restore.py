@@ -46,6 +46,7 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing
 
 FIRST_GENERATION = m.Generation(1, 0)
 
@@ -123,7 +124,7 @@ def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) 
 
 def complete_tables(paths: RunPaths) -> None:
     """Make what a run's record lacks of its tables, as after the loss of its log. Raises InvalidInputError."""
-    RunDb(paths).close()
+    open_for_writing(paths.record, RUN_SCHEMA).close()
 
 
 def kept_ranks(paths: RunPaths) -> dict[int, str]:
