@@ -72,7 +72,7 @@ def test_a_record_that_cannot_be_written_for_a_time_loses_nothing(
         refused.wait(0.05)
     assert "database is locked" in writer._said
     writer.append(report(2))
-    with pytest.raises(OSError, match="rank-0.db: recording of metrics is delayed: database is locked"):
+    with pytest.raises(OSError, match=r"rank-0\.db: recording of metrics is delayed: database is locked"):
         writer.sync()
     other.execute("ROLLBACK")
     other.close()

@@ -62,9 +62,7 @@ def test_a_checkpoint_waits_for_the_lead_s_word_on_its_own_plan(rank: Rank) -> N
 
 
 @pytest.mark.parametrize("why", ["away", "leaving", "generation"])
-def test_a_checkpoint_waits_for_no_word_that_can_t_come(
-    rank: Rank, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_waits_for_no_word_that_can_t_come(rank: Rank, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent is away, the rank was told to leave, or the plan's generation is left."""
     monkeypatch.setattr(record_sync, "RECORD_SECONDS", 1e9)
     rank.progress.highest = PLAN.generation

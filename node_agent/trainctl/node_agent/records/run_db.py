@@ -336,7 +336,9 @@ class RunDb:
 
     def checkpoint_plan(self) -> m.StepPlan | None:
         """The newest plan journaled for a checkpoint, None if there is none."""
-        rows = self._rows("SELECT body FROM plans WHERE kind = 'checkpoint' ORDER BY term DESC, n DESC, seq DESC LIMIT 1")
+        rows = self._rows(
+            "SELECT body FROM plans WHERE kind = 'checkpoint' ORDER BY term DESC, n DESC, seq DESC LIMIT 1"
+        )
         return self._plan_in(rows[0][0]) if rows else None
 
     def _last_plans(self) -> tuple[m.StepPlan, ...]:

@@ -5,7 +5,6 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -243,8 +242,9 @@ class Session:
     def _begun_checkpoint(self) -> list[m.StepPlan]:
         """The plan of the checkpoint that is being written since another agent's life, if there is one."""
         writing, plan = self.conductor.durable.writing, self.recorder.checkpoint_plan()
-        is_it = writing is not None and plan is not None and (plan.generation, plan.seq) == (writing.generation, writing.seq)
-        return [plan] if is_it else []
+        if writing is None or plan is None:
+            return []
+        return [plan] if (plan.generation, plan.seq) == (writing.generation, writing.seq) else []
 
     def _look_at_record(self) -> None:
         """Once the step of a planned checkpoint is in the record, have the disk keep it and tell the writers so. No

@@ -19,7 +19,9 @@ _LOOK_SECONDS = 0.05
 class RecordSync:
     """`plan` is for the control thread, `wait` for the one that writes a checkpoint."""
 
-    def __init__(self, paths: RunPaths, metrics: MetricsWriter, progress: Progress, is_away: Callable[[], bool]) -> None:
+    def __init__(
+        self, paths: RunPaths, metrics: MetricsWriter, progress: Progress, is_away: Callable[[], bool]
+    ) -> None:
         """`is_away`: whether this node's agent can't be reached."""
         self._paths, self._metrics, self._progress, self._is_away = paths, metrics, progress, is_away
         self._recorded = threading.Condition()
