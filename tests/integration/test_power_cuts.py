@@ -17,7 +17,7 @@ import pytest
 from tests import tiers
 from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, RING, Cluster, on
-from tests.integration.support.cut_disk import CutDisk, closed_in_the_end, cut, named_after
+from tests.integration.support.cut_disk import CutDisk, cut, named_after
 from tests.integration.support.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
@@ -41,18 +41,19 @@ class CutCluster:
     """A lead and a follower with a disk each, a run of theirs, and all that is left of it after a cut."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        self._stack = contextlib.ExitStack()
-        nodes = (LEAD, FOLLOWER)
-        disks = [CutDisk(folder / f"{node}.img", folder / "state" / node) for node in nodes]
-        self._stack.enter_context(closed_in_the_end(disks))
-        self.disks = dict(zip(nodes, disks, strict=True))
-        self.cluster = Cluster(folder)
-        self._stack.callback(self._end)
-        self.cluster.in_touch()
-        with self.cluster.client(LEAD) as client:
-            begun = client.send("start-run", {"config": config})
-            assert begun.state == "applied", begun.reason
-            self.run = begun.run
+        with contextlib.ExitStack() as stack:  # whatever fails, no mount and no loop device is left
+            self.disks = {
+                node: stack.enter_context(CutDisk(folder / f"{node}.img", folder / "state" / node))
+                for node in (LEAD, FOLLOWER)
+            }
+            self.cluster = Cluster(folder)
+            stack.callback(self._end)
+            self.cluster.in_touch()
+            with self.cluster.client(LEAD) as client:
+                begun = client.send("start-run", {"config": config})
+                assert begun.state == "applied", begun.reason
+                self.run = begun.run
+            self._stack = stack.pop_all()
 
     def close(self) -> None:
         self._stack.close()

@@ -162,8 +162,8 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     (
         2,
         "2026-11-28",
-        "Added StepPlan.recorded, by which checkpoints wait for the lead's disk, and PeerConsent.checkpoint and"
-        " checkpoint_generation: a claim in term 0 also asks for a node's newest checkpoint.",
+        "Added StepPlan.recorded, by which checkpoints wait for the lead's disk, and PeerConsent.checkpoint,"
+        " checkpoint_generation and checkpoint_cursor: a claim in term 0 also asks for a node's newest checkpoint.",
     ),
 )
 """(version, date, what it added), oldest first."""

@@ -7,7 +7,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.waiting import Patience
@@ -78,15 +78,6 @@ def cut(disks: Sequence[CutDisk]) -> list[bytes]:
 
 def _read(disks: Sequence[CutDisk]) -> list[bytes]:
     return [disk.image.read_bytes() for disk in disks]
-
-
-@contextlib.contextmanager
-def closed_in_the_end(disks: Sequence[CutDisk]) -> Iterator[None]:
-    """Whatever fails, no mount and no loop device is left."""
-    with contextlib.ExitStack() as stack:
-        for disk in disks:
-            stack.enter_context(disk)
-        yield
 
 
 def _run(*words: str) -> str:

@@ -207,6 +207,18 @@ def test_a_restarted_agent_finishes_the_same_batch():
     check_ledger(simulation)
 
 
+def test_a_record_that_lost_every_step_has_the_run_go_back_to_a_checkpoint_of_its_trainers() -> None:
+    simulation = Simulation(config(), durable(("a", "b"))).begin().until_step(4)
+    generation = simulation.journal.generation
+    for kept in (simulation.plans, simulation.commits, simulation.parts):
+        kept.clear()
+    simulation.journal = msgspec.structs.replace(durable(("a", "b")), generation=generation)
+    simulation.restart_agent()
+    simulation.run()
+    assert simulation.ended is not None and "the record ends at step 0" in simulation.ended.reason
+    assert simulation.conductor.goes_back
+
+
 def test_stop_while_paused_checkpoints_and_ends():
     simulation = Simulation(config()).begin().until_step(4)
     simulation.command("pause")

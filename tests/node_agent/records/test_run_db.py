@@ -307,3 +307,33 @@ def test_the_ballast_goes_when_the_run_ends(paths: RunPaths) -> None:
     with RunDb(paths):
         assert paths.record.with_suffix(".ballast").stat().st_size == 4 * 1024 * 1024
     assert not paths.record.with_suffix(".ballast").exists()
+
+
+def test_an_event_that_a_power_cut_took_leaves_its_id_unused(paths: RunPaths) -> None:
+    """Other nodes and clients may have it. The disk has what it was last told to keep, as when ids were reserved."""
+    log = paths.record.with_name("record.db-wal")
+    recorder = RunDb(paths)
+    kept: dict[Path, bytes] = {}
+    lost = 0
+
+    def sync(connection: sqlite3.Connection, durable: bool) -> None:
+        """Note what the disk has: all that was committed before."""
+        nonlocal kept
+        if is_durable[0]:
+            kept = {file: file.read_bytes() for file in (paths.record, log)}
+        is_durable[0] = durable
+
+    is_durable = [False]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder_module, "set_durable", sync)
+        for _ in range(300):
+            lost = recorder.event(1.0, Notice("lost"), "info", "auto").id
+    recorder._connection.close()
+    for file, content in kept.items():
+        file.write_bytes(content)
+    with RunDb(paths) as recorder:
+        assert 0 < recorder.newest()[2] < lost  # by what the disk has
+        first = recorder.event(2.0, Notice("resumed"), "info", "auto").id
+        assert first > lost
+    with RunDb(paths) as recorder:  # it was closed: no id is left out
+        assert recorder.event(3.0, Notice("again"), "info", "auto").id == first + 1

@@ -77,6 +77,32 @@ async def test_the_lead_asks_all_nodes_what_they_compute_in(
 # ---------------------------------------------------------------- which checkpoint
 
 
+class Starting:
+    """A link to a node whose agent is still starting, and has a checkpoint."""
+
+    def __init__(self, comes_up: bool) -> None:
+        self._comes_up, self._is_up = comes_up, False
+
+    async def reached(self, seconds: float) -> bool:
+        self._is_up = self._comes_up
+        return self._is_up
+
+    async def claim(self, term: int, hosted: m.HostedRank, seconds: float) -> m.PeerConsent | None:
+        answer = m.PeerConsent(link="l", seq=1, run=RUN, term=0, checkpoint=30, checkpoint_cursor=720)
+        return answer if self._is_up else None
+
+
+@pytest.mark.parametrize(("comes_up", "source"), [(True, Source(30, "b", cursor=720)), (False, None)])
+async def test_a_node_that_is_just_starting_is_asked_for_its_checkpoint_too(
+    tmp_path: Path, comes_up: bool, source: Source | None
+) -> None:
+    paths = RunPaths(tmp_path / RUN)
+    restore.make_directory(paths, config(100, 24, nodes={"b": {"backend": "torch"}})).close()
+    context: Any = SimpleNamespace(db=None, node="a")
+    peers: Any = SimpleNamespace(links={"b": Starting(comes_up)})
+    assert await Launch(context, peers, lambda run: None)._newer(paths, {"b"}, Source()) == source
+
+
 def told_to_go_back(directory: Path, step: int, *written: tuple[str, int]) -> RunPaths:
     """A run with a pending rollback to a step, whose nodes have written these checkpoints."""
     paths = RunPaths(directory / RUN)

@@ -339,14 +339,52 @@ def test_a_log_that_was_cut_short_or_is_gone_refuses_no_resume(tmp_path: Path, l
     assert "lost step" in opening.notices[-1]
 
 
-def test_a_checkpoint_that_only_another_node_knows_of_counts_if_its_step_stands(paths: RunPaths) -> None:
-    def said(step: int, n: int) -> m.PeerConsent:
-        generation = m.Generation(1, n)
-        return m.PeerConsent(
-            link="l", seq=1, run="run-1", term=1, checkpoint=step, checkpoint_generation=generation
-        )  # fmt: skip
+def said(step: int, n: int, cursor: int | None = None) -> m.PeerConsent:
+    """Another node's answer about its newest checkpoint."""
+    return m.PeerConsent(
+        link="l", seq=1, run="run-1", term=1, checkpoint=step, checkpoint_generation=m.Generation(1, n),
+        checkpoint_cursor=cursor,
+    )  # fmt: skip
 
+
+def test_a_checkpoint_that_only_another_node_knows_of_counts_unless_its_step_is_retracted(paths: RunPaths) -> None:
     here = Source(2, "a")
     assert checkpoint_source.newer(paths, here, {"b": said(4, 2), "c": said(3, 2)}) == Source(4, "b")
-    for none in (said(4, 1), said(9, 2), said(2, 2), said(0, 0)):  # retracted, unknown, no newer one, none
+    assert checkpoint_source.newer(paths, here, {"b": said(9, 2, 500)}) == Source(9, "b", cursor=500)  # steps are lost
+    for none in (said(4, 1), said(5, 1), said(2, 2), said(0, 0)):  # retracted and made again, retracted, no newer, none
         assert checkpoint_source.newer(paths, here, {"b": none}) is None
+
+
+def test_a_lead_that_lost_its_whole_record_continues_from_another_node_s_checkpoint(tmp_path: Path) -> None:
+    paths, nodes = RunPaths(tmp_path / "run-1"), {"a": {"backend": "torch"}, "b": {"backend": "torch"}}
+    restore.make_directory(paths, config(500, 24, nodes=nodes)).close()
+    here = checkpoint_source.find(paths, "a")
+    source = checkpoint_source.newer(paths, here, {"b": said(400, 3, 9700)})
+    assert here.step == 0 and source == Source(400, "b", cursor=9700)
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), source, None, seen=m.Generation(1, 7))
+    opening.recorder.close()
+    assert (opening.conductor.progress.step, opening.conductor.progress.cursor) == (400, 9700)
+
+
+def test_a_node_says_its_newest_checkpoint_with_its_cursor_and_none_that_its_disk_refuses(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checkpoint_source.newest_here(paths) == (0, None, None)
+    own_checkpoint(paths, 9, 500)
+    assert checkpoint_source.newest_here(paths) == (9, m.Generation(1, 2), 500)
+
+    def refuse(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert checkpoint_source.newest_here(paths) == (0, None, None)
+
+
+def test_tables_are_completed_without_room_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a record that is written to keeps a ballast."""
+    paths = RunPaths(tmp_path / "run-1")
+    restore.make_directory(paths, config(100, 24)).close()
+    paths.record.unlink()
+    monkeypatch.setattr("trainctl.node_agent.records.run_db.Ballast", None)
+    restore.complete_tables(paths)
+    assert restore.kept_ranks(paths) == {}

@@ -1,18 +1,25 @@
 """A session's turns: what one event leads to is carried out wholly before anything of the next event is."""
 
 import asyncio
+import threading
 import time
 
 import msgspec
 import pytest
 import zmq
-from tests.node_agent.support.loaded_session import LoadedSession
+from tests.node_agent.support.loaded_session import LoadedSession, Port
 from tests.node_agent.support.records import FIRST, part, plan, rows, step
+from tests.node_agent.support.simulation import config
 from tests.trainer.support.synced_disk import SyncedDisk
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.state import Progress
+from trainctl.node_agent.planning.durable import Writing
+from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
+from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -236,13 +243,22 @@ def test_a_rank_s_part_says_how_much_of_its_device_s_peak_it_reached(told):
     assert told.session._joined(measured) is measured
 
 
+def checkpoint_plan(told: LoadedSession, seq: int = 1) -> m.StepPlan:
+    made = plan(seq, told.conductor.durable.generation)
+    return msgspec.structs.replace(made, kind="checkpoint", step=1, writers=(0, 2), recorded=False)
+
+
+async def heard(told: LoadedSession, count: int) -> None:
+    """Wait until so many orders were sent."""
+    async with asyncio.timeout(HANG_SECONDS):
+        while len(told.orders) < count:
+            await asyncio.sleep(0.01)
+
+
 def test_the_writers_of_a_checkpoint_hear_once_the_disk_has_the_record_up_to_its_step(told, tmp_path):
     async def main() -> None:
         await told.load()
-        made = msgspec.structs.replace(
-            plan(1, told.conductor.durable.generation), kind="checkpoint", step=1, writers=(0, 2), recorded=False
-        )
-        await told.session._carry_out(d.Issue(made, told.conductor.durable))
+        await told.session._carry_out(d.Issue(checkpoint_plan(told), told.conductor.durable))
         told.orders.clear()
         disk = SyncedDisk(tmp_path)
         with disk.recorded():
@@ -250,10 +266,70 @@ def test_the_writers_of_a_checkpoint_hear_once_the_disk_has_the_record_up_to_its
             assert told.orders == []  # the step isn't committed yet
             told.conductor.progress.step = 1
             await told.session.feed(d.Ticked())
-            async with asyncio.timeout(HANG_SECONDS):
-                while len(told.orders) < 2:
-                    await asyncio.sleep(0.01)
+            await heard(told, 2)
         assert told.orders == [(0, "StepPlan"), (2, "StepPlan")]
         assert "run-1/record.db-wal" in {moment.path for moment in disk.moments if moment.call == "sync"}
 
     asyncio.run(main())
+
+
+def test_the_writers_of_two_checkpoints_hear_of_both(told):
+    async def main() -> None:
+        await told.load()
+        for seq in (1, 2):
+            await told.session._carry_out(d.Issue(checkpoint_plan(told, seq), told.conductor.durable))
+        told.orders.clear()
+        told.conductor.progress.step = 1
+        await told.session.feed(d.Ticked())
+        await heard(told, 4)
+        assert sorted(told.orders) == [(0, "StepPlan")] * 2 + [(2, "StepPlan")] * 2
+
+    asyncio.run(main())
+
+
+def test_no_writer_hears_of_a_checkpoint_whose_generation_was_left_meanwhile(told, monkeypatch):
+    """A follower would take the word for that of a lead that has been replaced."""
+
+    async def main() -> None:
+        await told.load()
+        await told.session._carry_out(d.Issue(checkpoint_plan(told), told.conductor.durable))
+        for rank in (0, 1):
+            await told.session.feed(told.offered(rank))
+        told.orders.clear()
+        told.conductor.progress.step = 1
+        is_synced = threading.Event()
+        monkeypatch.setattr(told.session.recorder, "sync", lambda: is_synced.wait(HANG_SECONDS))
+        await told.session.feed(d.Ticked())
+        (telling,) = told.session._telling
+        failing = asyncio.create_task(told.session.feed(told.failed()))  # its turn comes first
+        await asyncio.sleep(0)
+        is_synced.set()
+        await asyncio.gather(failing, telling)
+        assert told.orders == FENCES
+
+    asyncio.run(main())
+
+
+def test_a_successor_tells_the_writers_of_the_checkpoint_that_was_begun(told):
+    asyncio.run(told.load())
+    made = checkpoint_plan(told, 7)
+    told.session.recorder.plan(made, 0.0)
+    kept = msgspec.structs.replace(
+        told.conductor.durable, writing=Writing(made.generation, made.seq, made.step, made.writers)
+    )
+    orders: list[tuple[int, str]] = []
+
+    async def main() -> None:
+        successor = Session(
+            Conductor("sim", config(batch=12), kept, Progress(1)), told.session.paths, told.session.recorder, "a",
+            {rank: Port(rank, orders) for rank in range(3)}, told.session._publisher, 0.0, told._end,
+            lambda generation: None, Copies(told.session.paths, {}, list),
+        )  # fmt: skip
+        await successor.feed(d.Ticked())
+        async with asyncio.timeout(HANG_SECONDS):
+            while len(orders) < 2:
+                await asyncio.sleep(0.01)
+        successor._eta.close()
+
+    asyncio.run(main())
+    assert orders == [(0, "StepPlan"), (2, "StepPlan")]

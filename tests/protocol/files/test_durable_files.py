@@ -74,13 +74,27 @@ def test_a_file_system_that_refuses_gets_an_fsync_and_is_read_from_its_cache(
     descriptor: int, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> int:
-        raise OSError(45, "Operation not supported")
+        raise OSError(errno.ENOTSUP, "Operation not supported")
 
     on_macos(monkeypatch)
     monkeypatch.setattr(fcntl, "fcntl", recorded(calls, "fcntl", refuse))
     durable_files.flush(descriptor)
     durable_files.read_from_disk(descriptor)
     assert calls == [("fcntl", descriptor, FULL), ("fsync", descriptor), ("fcntl", descriptor, UNCACHED, 1)]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_fails_to_empty_its_cache_is_no_file_system_that_refuses(
+    descriptor: int, calls: Calls, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(*_: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    on_macos(monkeypatch)
+    monkeypatch.setattr(fcntl, "fcntl", recorded(calls, "fcntl", fail))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        durable_files.flush(descriptor)
+    assert calls == [("fcntl", descriptor, FULL)]
 
 
 def test_a_disk_s_error_is_raised(tmp_path: Path) -> None:
@@ -144,3 +158,15 @@ def test_a_file_is_as_it_was_if_the_writer_fails(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_that_a_killed_writer_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    path = tmp_path / "run[1].toml"
+    names = (".run[1].toml.0123abcd.part", ".run[1].toml.4567abcd.part", ".run1.toml.0123abcd.part")
+    left, at_work, other = (tmp_path / name for name in names)
+    for part in (left, at_work, other):
+        part.touch()
+    for part in (left, other):
+        os.utime(part, (0, 0))
+    durable_files.write_file(path, b"new")
+    assert sorted(tmp_path.iterdir()) == sorted([at_work, other, path])

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.trainer.support.synced_disk import SyncedDisk
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
@@ -228,6 +229,16 @@ def test_only_the_last_few_are_kept(small: Callable[[int], Path], tmp_path: Path
     assert (tmp_path / "checkpoints" / "step-15").is_dir(), "never the one just written, nor the best"
 
 
+def test_those_superseded_stay_so_through_a_power_cut(small: Callable[[int], Path], tmp_path: Path) -> None:
+    for step in (5, 10):
+        small(step)
+    disk = SyncedDisk(tmp_path)
+    with disk.recorded():
+        checkpoints.supersede(tmp_path / "checkpoints", 5)
+    left = disk.moments[-1].after_a_cut("nothing")["checkpoints"]
+    assert sorted(left) == ["step-5", "superseded-step-10"]
+
+
 def test_those_superseded_go_once_the_run_is_as_far_again(small: Callable[[int], Path], tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     for step in (5, 10, 15):
@@ -367,7 +378,7 @@ def test_a_manifest_cannot_name_files_elsewhere(small: Callable[[int], Path]) ->
     raw = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     raw["files"]["../outside"] = {"size_bytes": 1, "sha256": ""}
     (folder / "manifest.json").write_bytes(msgspec.json.encode(raw))
-    with pytest.raises(InvalidInputError, match="not a file name"):
+    with pytest.raises(InvalidInputError, match="is not a name"):
         checkpoints.verify(folder)
 
 

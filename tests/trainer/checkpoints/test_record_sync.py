@@ -8,12 +8,15 @@ import msgspec
 import pytest
 from tests.node_agent.support.records import plan
 from tests.trainer.support.synced_disk import SyncedDisk
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing
+from trainctl.trainer.checkpoints import record_sync
 from trainctl.trainer.checkpoints.record_sync import RecordSync
+from trainctl.trainer.step.progress import Progress
 
 PLAN = msgspec.structs.replace(plan(7, m.Generation(1, 2)), kind="checkpoint", writers=(0,), recorded=False)
 
@@ -26,7 +29,8 @@ class Rank:
         self.paths.directory.mkdir()
         self.agents = open_for_writing(self.paths.record, RUN_SCHEMA)
         self.metrics = MetricsWriter(self.paths.rank_record(0), "a")
-        self.record = RecordSync(self.paths, self.metrics, lambda: self.is_away)
+        self.progress = Progress()
+        self.record = RecordSync(self.paths, self.metrics, self.progress, lambda: self.is_away)
 
     def close(self) -> None:
         self.metrics.close()
@@ -34,7 +38,7 @@ class Rank:
 
     def waiting(self, plan: m.StepPlan | None) -> threading.Thread:
         """A thread that waits before a checkpoint."""
-        made = threading.Thread(target=self.record.wait, args=(plan,))
+        made = threading.Thread(target=self.record.wait, args=(plan,), daemon=True)
         made.start()
         return made
 
@@ -57,10 +61,22 @@ def test_a_checkpoint_waits_for_the_lead_s_word_on_its_own_plan(rank: Rank) -> N
     rank.waiting(PLAN).join(30)  # it may come before the files are written
 
 
-def test_a_checkpoint_waits_for_no_agent_that_is_away(rank: Rank) -> None:
+@pytest.mark.parametrize("why", ["away", "leaving", "generation"])
+def test_a_checkpoint_waits_for_no_word_that_can_t_come(rank: Rank, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent is away, the rank was told to leave, or the plan's generation is left."""
+    monkeypatch.setattr(record_sync, "RECORD_SECONDS", 1e9)
+    rank.progress.highest = PLAN.generation
     waiting = rank.waiting(PLAN)
-    rank.is_away = True
-    waiting.join(30)
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    match why:
+        case "away":
+            rank.is_away = True
+        case "leaving":
+            rank.progress.leaving = "ended by a signal"
+        case "generation":
+            rank.progress.highest = m.Generation(1, 3)
+    waiting.join(HANG_SECONDS)
     assert not waiting.is_alive()
 
 

@@ -77,7 +77,7 @@ class Trainer:
         )  # fmt: skip
         self._copies = Copies(who.run, who.rank, paths.checkpoints, config.checkpoint, control.send)
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
-        record = RecordSync(paths, self._metrics, lambda: control.is_away)
+        record = RecordSync(paths, self._metrics, progress, lambda: control.is_away)
         control.on_recorded = record.plan
         self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, self._copies, record)
         control.checkpoint_state = self.checkpointer.state

@@ -66,9 +66,11 @@ class Shutdown:
         self.leave("failed")
 
     def go_back(self, reason: str) -> None:
-        """No one has the state: end, and resume from the newest checkpoint, unless it was stopping or had not begun."""
+        """No one has the state: end, and resume from the newest checkpoint, unless it was stopping or had not begun.
+        It has begun if a rank is beyond the first step, even if the record has lost that."""
         durable = self._state.durable
-        if durable.mode == "stopping" or self._state.progress.step <= durable.first_step:
+        newest = max([self._state.progress.step, *(answer.last_step for answer in self._rendezvous.answers())])
+        if durable.mode == "stopping" or newest <= durable.first_step:
             self.fail(reason)
         elif self._state.stage != "leaving":
             self.reason, self.goes_back = reason, True

@@ -19,7 +19,9 @@ NODE_TIMES_KEY = "node-times"
 ETA_KEY = "eta"
 """Key of what was measured for the time left."""
 VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY = "view", "generation", "handed-over"
-OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY, VALUES_FROM})
+EVENTS_KEY = "events-reserved"
+"""Key of the highest id that an event may have had, by the disk: one that a power cut took is never given again."""
+OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY, EVENTS_KEY, VALUES_FROM})
 """Keys of this node's own state, which is not copied to others."""
 
 

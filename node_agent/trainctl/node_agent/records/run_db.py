@@ -16,6 +16,7 @@ import msgspec
 
 from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.ballast import Ballast
+from trainctl.node_agent.records.keys import EVENTS_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
 from trainctl.protocol.messages.events import AnyEvent
@@ -39,6 +40,8 @@ RECENT_PLANS = 32
 PLANS_KEPT = 10_000
 CHECKPOINTS_EVERY_PLANS = 500
 """Plans between looks at which checkpoints still exist."""
+EVENTS_RESERVED = 256
+"""Ids of events that are reserved at once, with one wait for the disk."""
 FORGET_EVERY_STEPS = 100
 """Steps between removals of old metrics by name, each of which takes some milliseconds."""
 
@@ -68,6 +71,8 @@ class RunDb:
         self._connection = open_for_writing(directory.record, RUN_SCHEMA)
         try:
             ((self._last_event,),) = self._rows("SELECT max(0, coalesce(max(id), 0)) FROM events")
+            with refusing_damage(directory.record, ValueError):
+                self._reserved = self._event_floor = int(self.meta(EVENTS_KEY) or 0)
         except InvalidInputError:
             self._connection.close()
             raise
@@ -93,6 +98,9 @@ class RunDb:
 
     def close(self) -> None:
         """Write what waits if it can be, and let the record go."""
+        if self._reserved > self._last_event > self._event_floor:
+            self._reserved = self._last_event
+            self.set_meta(EVENTS_KEY, str(self._reserved), own=True)
         while self._waiting and self._flush(durable=True):
             pass
         self._connection.close()
@@ -183,8 +191,12 @@ class RunDb:
         generation: m.Generation | None = None, command: str | None = None, verb: str | None = None,
         outcome: m.CommandState | None = None, undoes: str | None = None,
     ) -> m.Event:  # fmt: skip
-        """Keep what happened `at` (Unix seconds) and return it with its id, one above the last."""
-        self._last_event += 1
+        """Keep what happened `at` (Unix seconds) and return it with its id, above the last and all that a power cut may
+        have taken: other nodes and clients may have those."""
+        self._last_event = max(self._last_event, self._event_floor) + 1
+        if self._last_event > self._reserved:
+            self._reserved = self._last_event + EVENTS_RESERVED
+            self.set_meta(EVENTS_KEY, str(self._reserved), own=True, durable=True)
         event = m.Event(
             id=self._last_event, at=at, severity=severity, by=by, data=_clipped(data), run=self._run, step=step,
             generation=generation, command=command, verb=verb, outcome=outcome, undoes=undoes,
@@ -318,6 +330,13 @@ class RunDb:
             (step,),
         ).fetchone()
         return self._plan_in(row[0]) if row else None
+
+    def checkpoint_plan(self) -> m.StepPlan | None:
+        """The newest plan journaled for a checkpoint, None if there is none."""
+        rows = self._rows(
+            "SELECT body FROM plans WHERE kind = 'checkpoint' ORDER BY term DESC, n DESC, seq DESC LIMIT 1"
+        )
+        return self._plan_in(rows[0][0]) if rows else None
 
     def _last_plans(self) -> tuple[m.StepPlan, ...]:
         bodies = self._rows("SELECT body FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT ?", (RECENT_PLANS,))

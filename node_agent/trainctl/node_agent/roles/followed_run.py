@@ -72,13 +72,14 @@ class FollowedRank:
     # ------------------------------------------------------------ down
 
     async def obey(self, order: m.ToTrainer) -> bool:
-        """Pass an order on, a plan once it is journaled; False if it is of a generation that has been left."""
+        """Pass an order on, a plan once it is journaled; False if it is of a generation that has been left. The word on
+        the lead's record may come that late, and is of no use then."""
         if isinstance(order, m.ReferenceSlice):
             await self.port.tell(order)  # a trainer that isn't there asks again
             return True
         if not isinstance(order, m.Leave):
             if order.generation < self.generation:
-                return False
+                return isinstance(order, m.StepPlan) and order.recorded is True
             self.see(order.generation)
         if isinstance(order, m.StepPlan) and not order.recorded:
             self.recorder.plan(order, time.time(), durable=bool(order.commands))

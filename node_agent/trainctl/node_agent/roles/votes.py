@@ -49,8 +49,11 @@ class Votes:
         try:
             row = self._db.known_run(claim.run) if not claim.term else None
             if row is not None:
-                step, generation = await asyncio.to_thread(checkpoint_source.newest_here, RunPaths(row.directory))
-                said = msgspec.structs.replace(said, checkpoint=step, checkpoint_generation=generation)
+                newest = await asyncio.to_thread(checkpoint_source.newest_here, RunPaths(row.directory))
+                step, generation, cursor = newest
+                said = msgspec.structs.replace(
+                    said, checkpoint=step, checkpoint_generation=generation, checkpoint_cursor=cursor
+                )
             if not refusal and claim.resume:
                 said, items, refusal = self._beyond_ended(claimant, address, claim, said)
             elif not refusal and self._role.run == claim.run:

@@ -22,6 +22,7 @@ class Source(NamedTuple):
     step: int = 0
     node: str = ""
     folder: Path | None = None  # None where another node has it
+    cursor: int | None = None  # the first position after its step, as that node says
 
     def step_for(self, node: str) -> int | None:
         """The step of the checkpoint that this other node is to load, None for a node that loads none."""
@@ -40,26 +41,28 @@ def find(paths: RunPaths, node: str, out: Collection[str] = (), *, at_most: int 
     return Source(step, elsewhere[0]) if elsewhere and own.step < step else own
 
 
-def newest_here(paths: RunPaths) -> tuple[int, m.Generation | None]:
-    """The step of the newest complete checkpoint on this node, 0 without one, and the generation that committed it."""
-    folder = checkpoints.newest_complete(paths.checkpoints, hashes=False)
-    if folder is None:
-        return 0, None
-    manifest = checkpoints.read_manifest(folder)
-    return manifest.step, manifest.metadata.lineage.generation if manifest.metadata is not None else None
+def newest_here(paths: RunPaths) -> tuple[int, m.Generation | None, int | None]:
+    """The step of the newest complete checkpoint on this node, the generation that committed it, and the first position
+    after it; step 0 without one, or where the disk fails."""
+    try:
+        folder = checkpoints.newest_complete(paths.checkpoints, hashes=False)
+        if folder is not None:
+            manifest, cursor = checkpoints.read_manifest(folder), checkpoints.read_cursor(folder)
+            return manifest.step, _generation(manifest), cursor
+    except (OSError, InvalidInputError):
+        pass
+    return 0, None, None
 
 
 def newer(paths: RunPaths, source: Source, answers: Mapping[str, m.PeerConsent]) -> Source | None:
     """The newest checkpoint that another node has by its answer, if it is newer than `source` and of a step that stands
-    in this record: its writer's message may have been lost with this node's power."""
+    in this record or that this has lost: its writer's message may have been lost with this node's power."""
     found: Source | None = None
     with RecordReader(paths) as reader:
         for node, said in sorted(answers.items()):
-            rows, _ = reader.steps(max(said.checkpoint - 1, 0), 1)
-            row = rows[0] if rows and rows[0].step == said.checkpoint else None
-            stands = row is not None and row.generation == said.checkpoint_generation
-            if stands and said.checkpoint > (found or source).step:
-                found = Source(said.checkpoint, node)
+            is_newer = said.checkpoint > (found or source).step
+            if is_newer and _stands(reader, said.checkpoint, said.checkpoint_generation):
+                found = Source(said.checkpoint, node, cursor=said.checkpoint_cursor)
     return found
 
 
@@ -76,13 +79,20 @@ def _own(paths: RunPaths, node: str, at_most: int | None) -> Source:
 def stands(paths: RunPaths, manifest: checkpoints.Manifest) -> bool:
     """Whether the step that it is of was made in the generation that the record has: a rank that was cut off may have
     completed one of a step that was retracted and made again. Where that isn't known it counts."""
-    generation = manifest.metadata.lineage.generation if manifest.metadata is not None else None
     with RecordReader(paths) as reader:
-        rows, _ = reader.steps(manifest.step - 1, 1)
-        row = rows[0] if rows and rows[0].step == manifest.step else None
-        if generation is None or row is not None:
-            return generation is None or row is None or row.generation == generation
-        return not reader.is_retracted(manifest.step, generation)  # else the record has lost the step
+        return _stands(reader, manifest.step, _generation(manifest))
+
+
+def _stands(reader: RecordReader, step: int, generation: m.Generation | None) -> bool:
+    rows, _ = reader.steps(step - 1, 1)
+    row = rows[0] if rows and rows[0].step == step else None
+    if generation is None or row is not None:
+        return generation is None or row is None or row.generation == generation
+    return not reader.is_retracted(step, generation)  # else the record has lost the step
+
+
+def _generation(manifest: checkpoints.Manifest) -> m.Generation | None:
+    return manifest.metadata.lineage.generation if manifest.metadata is not None else None
 
 
 def setups_of(paths: RunPaths, durable: Durable, step: int) -> Resumed | None:

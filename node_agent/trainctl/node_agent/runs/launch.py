@@ -16,7 +16,7 @@ from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import CommandEnding, Session
 from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
-from trainctl.node_agent.transport.peer_link import REACH_SECONDS
+from trainctl.node_agent.transport.peer_link import REACH_SECONDS, PeerLink
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file, run_tables
@@ -161,9 +161,13 @@ class Launch:
         """A newer checkpoint than `source` that another of these nodes has. A rollback names its own."""
         if await asyncio.to_thread(restore.rollback_step, paths) is not None:
             return None
-        links = {node: link for node, link in self._peers.links.items() if node in nodes and link.line.open}
+        links = {node: link for node, link in self._peers.links.items() if node in nodes}
         query = m.HostedRank(paths.directory.name, 0, None)
-        said = await asyncio.gather(*(link.claim(0, query, QUERY_SECONDS) for link in links.values()))
+
+        async def ask(link: PeerLink) -> m.PeerConsent | None:
+            return await link.claim(0, query, QUERY_SECONDS) if await link.reached(REACH_SECONDS) else None
+
+        said = await asyncio.gather(*map(ask, links.values()))
         answers = {node: answer for node, answer in zip(links, said, strict=True) if answer is not None}
         return await asyncio.to_thread(checkpoint_source.newer, paths, source, answers)
 
@@ -213,10 +217,10 @@ class Launch:
             on_command_end, self._db.saw, copies, on_end, on_proposal, self._context.cluster.prices,
         )  # fmt: skip
 
-    def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:
+    async def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:
         """A run whose trainers live, from `term` on. Raises InvalidInputError if its record doesn't allow it."""
         carried, paths = frozenset(row.id for row in self._db.open_commands()), RunPaths(known.directory)
-        restore.complete_tables(paths)
+        await asyncio.to_thread(restore.complete_tables, paths)
         return restore.surviving_run(paths, carried, term, self._gone(paths), self._db.generation)
 
     def _gone(self, paths: RunPaths) -> set[str]:

@@ -46,6 +46,7 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing
 
 FIRST_GENERATION = m.Generation(1, 0)
 
@@ -123,7 +124,7 @@ def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) 
 
 def complete_tables(paths: RunPaths) -> None:
     """Make what a run's record lacks of its tables, as after the loss of its log. Raises InvalidInputError."""
-    RunDb(paths).close()
+    open_for_writing(paths.record, RUN_SCHEMA).close()
 
 
 def kept_ranks(paths: RunPaths) -> dict[int, str]:
@@ -341,10 +342,12 @@ def _settings_after(recorder: RunDb, step: int, done: m.StepCommitted | None, la
 
 
 def _cursor_after(recorder: RunDb, source: Source, last: m.StepCommitted | None, settings: Settings) -> int:
-    """The first position after the step of a checkpoint that the record lacks: as the checkpoint says, or if another
-    node has it, as the record's plans or else the batch size say."""
+    """The first position after the step of a checkpoint that the record lacks: as the checkpoint says, or if the
+    node that has it doesn't say, as the record's plans or else the batch size say."""
     if source.folder is not None:
         return checkpoints.read_cursor(source.folder)
+    if source.cursor is not None:
+        return source.cursor
     plan = recorder.train_plan(source.step)
     if plan is not None:
         return plan.cursor + plan.global_batch

@@ -5,7 +5,6 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -82,8 +81,8 @@ class Session:
         self._pids: dict[int, int | None] = {}
         self._watched_monotonic = self._watching_since = time.monotonic()
         self._lacking = ""
-        self._unrecorded: m.StepPlan | None = None  # a checkpoint whose writers wait for the record
-        self._telling: asyncio.Future[None] | None = None  # kept, or it could be collected before it is done
+        self._unrecorded = self._begun_checkpoint()  # plans of those whose writers wait for the record
+        self._telling = set[asyncio.Task[None]]()  # kept, or they could be collected before they are done
         self._unstarted: dict[int, str] = {}  # why, for ranks that could not be started again
         self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
         self.view = self._look({})
@@ -209,7 +208,7 @@ class Session:
                 if not held:
                     await self._send_plan(plan)
                 if plan.kind == "checkpoint":
-                    self._unrecorded = plan
+                    self._unrecorded.append(plan)
             case d.Persist(durable):
                 self._keep_durable(durable)
             case d.Tell(rank, message):
@@ -240,27 +239,39 @@ class Session:
             case d.Ended():
                 self.ended = decision
 
+    def _begun_checkpoint(self) -> list[m.StepPlan]:
+        """The plan of the checkpoint that is being written since another agent's life, if there is one."""
+        writing, plan = self.conductor.durable.writing, self.recorder.checkpoint_plan()
+        if writing is None or plan is None:
+            return []
+        return [plan] if (plan.generation, plan.seq) == (writing.generation, writing.seq) else []
+
     def _look_at_record(self) -> None:
         """Once the step of a planned checkpoint is in the record, have the disk keep it and tell the writers so. No
         step waits for that."""
-        plan = self._unrecorded
-        if plan is not None and self.conductor.progress.step >= plan.step and not self.recorder.is_behind:
-            self._unrecorded = None
-            synced = asyncio.get_running_loop().run_in_executor(None, self.recorder.sync)
-            synced.add_done_callback(partial(self._tell_recorded, plan))
+        self._unrecorded = [plan for plan in self._unrecorded if self._is_current(plan)]
+        if not self._unrecorded or self.recorder.is_behind:
+            return
+        for plan in [plan for plan in self._unrecorded if self.conductor.progress.step >= plan.step]:
+            self._unrecorded.remove(plan)
+            task = asyncio.create_task(self._tell_recorded(plan))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
 
-    def _tell_recorded(self, plan: m.StepPlan, synced: asyncio.Future[None]) -> None:
+    async def _tell_recorded(self, plan: m.StepPlan) -> None:
         """If the disk fails, or other agents would refuse a plan of that generation, the writers hear nothing, and
         make do with the records of their own nodes."""
-        is_synced = not synced.cancelled() and synced.exception() is None
-        if is_synced and not self.is_closed and plan.generation == self.conductor.durable.generation:
-            self._telling = asyncio.ensure_future(
-                self._send_to(plan.writers, msgspec.structs.replace(plan, recorded=True))
-            )
+        try:
+            await asyncio.to_thread(self.recorder.sync)
+        except OSError:
+            return
+        async with self._turn:  # no event makes the generation an older one between the look and the message
+            for rank in plan.writers:
+                if not self.is_closed and self._is_current(plan):
+                    await self.ports[rank].tell(msgspec.structs.replace(plan, recorded=True))
 
-    async def _send_to(self, ranks: Sequence[int], plan: m.StepPlan) -> None:
-        for rank in ranks:
-            await self.ports[rank].tell(plan)
+    def _is_current(self, plan: m.StepPlan) -> bool:
+        return plan.generation == self.conductor.durable.generation
 
     async def _send_plan(self, plan: m.StepPlan) -> None:
         for work in plan.work:

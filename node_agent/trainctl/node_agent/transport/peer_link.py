@@ -110,11 +110,16 @@ class PeerLink:
         finally:
             self._hosting = None
 
-    async def devices(self, seconds: float) -> tuple[m.DeviceTypes, ...]:
-        """The devices of its node; () if its agent can't be reached in time."""
+    async def reached(self, seconds: float) -> bool:
+        """Wait for the agent's welcome; False if it can't be reached in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._welcomed.wait()
+        return self._welcomed.is_set()
+
+    async def devices(self, seconds: float) -> tuple[m.DeviceTypes, ...]:
+        """The devices of its node; () if its agent can't be reached in time."""
+        await self.reached(seconds)
         welcome = self.line.welcome
         return welcome.devices if welcome is not None else ()
 

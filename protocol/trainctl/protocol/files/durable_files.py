@@ -7,13 +7,19 @@ cut it is the old one or the new one, whole.
 import contextlib
 import errno
 import fcntl
+import glob
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 _UNSUPPORTED = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
 """Errors of fsync of a folder on a file system that has none."""
+_NO_FULL_SYNC = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
+"""Errors of F_FULLFSYNC on a file system that has none; others are the disk's."""
+LEFT_SECONDS = 3600.0
+"""A file without its name that was not written to for so long was left by a writer that died."""
 
 
 def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
@@ -27,6 +33,7 @@ def replaced(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
     """A file to write that takes the name `path` when the block ends: its content and its name are on the disk then. If
     the block or the disk fails, `path` is as it was. `mode`: the permissions; None: as the umask leaves them. Raises
     OSError."""
+    _remove_left(path)
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     try:
         # Private from the beginning if it is to be.
@@ -39,6 +46,13 @@ def replaced(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
         rename(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _remove_left(path: Path) -> None:
+    for part in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"):
+        with contextlib.suppress(FileNotFoundError):  # another writer was first
+            if part.stat().st_mtime < time.time() - LEFT_SECONDS:
+                part.unlink()
 
 
 def rename(part: Path, path: Path) -> None:
@@ -83,9 +97,12 @@ def flush(descriptor: int) -> None:
     F_FULLFSYNC empties that; where a file system refuses it, fsync has to do. Raises OSError."""
     full = getattr(fcntl, "F_FULLFSYNC", None)
     if full is not None:
-        with contextlib.suppress(OSError):
+        try:
             fcntl.fcntl(descriptor, full)
             return
+        except OSError as error:
+            if error.errno not in _NO_FULL_SYNC:
+                raise
     os.fsync(descriptor)
 
 

@@ -163,6 +163,7 @@ class PeerConsent(Message, tag="peer-consent", frozen=True):
     takes_part: bool = False  # refusal: this node takes part in an active run
     checkpoint: Count = 0  # claim in term 0: step of this node's newest complete checkpoint of the run; 0: none
     checkpoint_generation: Generation | None = None  # generation that committed that step
+    checkpoint_cursor: Count | None = None  # first position after that step
 
 
 class PeerAnswer(Message, tag="peer-answer", frozen=True):

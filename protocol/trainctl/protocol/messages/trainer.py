@@ -57,7 +57,8 @@ class StepPlan(Message, tag="step-plan", frozen=True):
     `profile` has the ranks with work record the steps that follow.
 
     A `checkpoint` plan with `recorded` false is sent to its writers again with true, and they give the checkpoint its
-    final name after that.
+    final name after that. A plan is sent again because agents of 0.2.0, which host writers too, relay no message that
+    they don't know.
     """
 
     run: Name

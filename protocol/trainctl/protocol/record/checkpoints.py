@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import sync
 from trainctl.protocol.messages import Compute
 from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata
 from trainctl.protocol.security import received_names
@@ -136,14 +137,17 @@ def newest_complete(checkpoints: Path, *, hashes: bool = True, at_most: int | No
 
 
 def supersede(checkpoints: Path, after_step: int) -> None:
-    """Have no checkpoint of a later step count, for those steps don't stand: each folder is kept under another name. A
-    disk that refuses leaves them as they are."""
-    for step, folder in _by_step(checkpoints).items():
-        if step > after_step:
-            with contextlib.suppress(OSError):
-                aside = checkpoints / f"superseded-step-{step}"
-                shutil.rmtree(aside, ignore_errors=True)
-                folder.rename(aside)
+    """Have no checkpoint of a later step count, for those steps don't stand: each folder is kept under another name,
+    which is on the disk then. A disk that refuses leaves them as they are."""
+    later = {step: folder for step, folder in _by_step(checkpoints).items() if step > after_step}
+    for step, folder in later.items():
+        with contextlib.suppress(OSError):
+            aside = checkpoints / f"superseded-step-{step}"
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+    if later:
+        with contextlib.suppress(OSError):
+            sync(checkpoints)
 
 
 def outdated(checkpoints: Path) -> list[Path]:

@@ -45,9 +45,10 @@ class MetricsWriter:
         self._reports.append(report)
 
     def sync(self) -> None:
-        """Write all reports taken so far and have the disk keep them; may be called on any thread. Those that the disk
-        refuses stay in line. Raises OSError."""
-        self._write()
+        """Write all reports taken so far and have the disk keep them; may be called on any thread. Raises OSError if
+        the disk refuses any, which stay in line."""
+        if not self._write():
+            raise OSError(f"{self._path}: {self._said}")
         sync_commits(self._path)
 
     def close(self) -> None:
