@@ -1,4 +1,4 @@
-"""What a node reads for `trainctl doctor`: each run file once, files of a disk alone, and nothing that an exit waits for."""
+"""What a node reads for `trainctl doctor`: each run file once, only files of a disk, and nothing that an exit awaits."""
 
 import sys
 import threading
