@@ -92,6 +92,13 @@ async def test_it_takes_no_commands(played: str) -> None:
     assert (reply.state, reply.reason) == ("rejected", "a recording accepts no commands")
 
 
+async def test_it_takes_no_runs_and_no_work(played: str) -> None:
+    async with Client(played) as client:
+        for request in (m.WorksRequest(rid="a"), m.ProfilesRequest(rid="b"), m.EndRun(rid="c", run="r")):
+            with pytest.raises(RefusedError, match="a recording"):
+                await client.request(request)
+
+
 async def test_its_policies_need_a_live_run(played: str) -> None:
     async with Client(played) as client:
         with pytest.raises(RefusedError, match="is a played recording: policies see something only in a live run"):

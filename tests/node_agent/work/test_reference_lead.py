@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import shutil
 import struct
 import time
 from pathlib import Path
@@ -161,3 +162,36 @@ def test_what_cannot_be_kept_is_said(session: Any) -> None:
         other.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("place", ["{0}", "{0}/values.bin", "{0}/reference.json", ".{0}.alpha", ".{0}.alpha/slices.db",
+                                   ".{0}.alpha/values.bin"])  # fmt: skip
+def test_no_link_in_the_caches_is_followed(session: Any, tmp_path: Path, place: str) -> None:
+    """To another folder, or to a file in one, whether it is there or not."""
+    outside, content = tmp_path / "outside", b"what nobody may read or change"
+    (outside / NAME).mkdir(parents=True)
+    caches, link = session.paths.node_data, session.paths.node_data / place.format(NAME)
+    (caches / NAME).mkdir(parents=True)
+    (caches / f".{NAME}.alpha").mkdir()
+    for folder in (caches / NAME, outside):
+        (folder / "values.bin").write_bytes(content)
+        (folder / "reference.json").write_text(json.dumps({"digest": hashlib.sha256(content).hexdigest()}))
+    if place.startswith(".{0}.alpha/"):  # else the whole values would be handed on
+        (caches / NAME / "values.bin").unlink()
+    if link.is_dir():
+        shutil.rmtree(link)
+        link.symlink_to(outside)
+    else:
+        link.unlink(missing_ok=True)
+        link.symlink_to(outside / (link.name if link.name != "slices.db" else "new.db"))
+    before = {path: path.read_bytes() for path in outside.iterdir() if path.is_file()}
+
+    async def scenario() -> None:
+        lead = ReferenceLead("alpha")
+        for _ in range(2):
+            answer = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
+            assert content not in answer.values
+        lead.ended()
+
+    asyncio.run(scenario())
+    assert {path: path.read_bytes() for path in outside.iterdir() if path.is_file()} == before

@@ -39,6 +39,14 @@ def test_a_file_is_written_and_read(name: str, tmp_path: Path) -> None:
         assert file.read() == b"content"
 
 
+@pytest.mark.parametrize("id", ["R-1", "r-A", *BAD])
+def test_ids_of_runs_and_work_are_of_lower_case(id: str, tmp_path: Path) -> None:
+    """A disk that takes `R-1` for `r-1` would give the folder of another run."""
+    with pytest.raises(InvalidInputError, match="is not an ID"):
+        received_names.id_folder(tmp_path, id)
+    assert received_names.id_folder(tmp_path, "r-20261128-120000-0a1b") == tmp_path / "r-20261128-120000-0a1b"
+
+
 def test_no_link_is_followed_below_the_folder(tmp_path: Path) -> None:
     root, outside = tmp_path / "link to root", tmp_path / "outside"
     outside.mkdir()

@@ -10,6 +10,8 @@ import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -199,6 +201,32 @@ def test_a_run_is_found_by_its_path_and_by_its_id(directory: Path, tmp_path: Pat
     for given, words in ((str(tmp_path), "no record.db"), ("demo-2", "no run with that id"), ("./x/y", "no such")):
         with pytest.raises(InvalidInputError, match=words):
             run_lookup.find(given, root)
+
+
+@pytest.mark.parametrize("place", ["runs/demo-1", "other", "link/demo-1", "runs/../runs", "", "."])
+def test_an_agent_leads_to_no_other_directory(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """What it says may be any path: only a directory with the run's ID for a name is opened, and no link."""
+    node = directory.parent.parent
+    (tmp_path / "other").symlink_to(node)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "demo-1").symlink_to(directory)
+    path = tmp_path / place if place.startswith("link") else node / place
+    row = m.RunSummary(
+        run="demo-1", name="demo", state="finished", step=1, steps=None, last_loss=None, started_at=0.0,
+        directory=str(path) if place else place, lead="a", nodes=(),
+    )  # fmt: skip
+    monkeypatch.setenv("TRAINCTL_CONNECT", "tcp://127.0.0.1:1")
+    monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(run_lookup, "address_of", lambda *_: "tcp://127.0.0.1:1")
+    monkeypatch.setattr(run_lookup.agent_call, "call", lambda *_, **__: m.Runs(rid="r", runs=(row,)))
+    context: Any = SimpleNamespace()
+    if place == "runs/demo-1":
+        assert run_lookup.find_or_ask(context, "demo-1") == directory
+        return
+    with pytest.raises(InvalidInputError):
+        run_lookup.find_or_ask(context, "demo-1")
 
 
 # ---------------------------------------------------------------- the bar

@@ -119,7 +119,14 @@ def claimed_node(message: m.ClientRequest) -> str | None:
             return message.node
         case m.HostWork():
             return message.lead
-        case _:
+        case (
+            m.SnapshotRequest() | m.HistoryRequest() | m.GapRequest() | m.RunsRequest() | m.EventsRequest()
+            | m.StepsRequest() | m.HostsRequest() | m.SamplesRequest() | m.PairsRequest() | m.PoliciesRequest()
+            | m.DiagnosisRequest() | m.LogRequest() | m.AttendRequest() | m.FactsRequest() | m.TracesRequest()
+            | m.TraceRequest() | m.DigestsRequest() | m.DiskRequest() | m.AuditRequest() | m.CalibrateRequest()
+            | m.ProfilesRequest() | m.AttachRun() | m.RunSteps() | m.EndRun() | m.WorksRequest() | m.OpenWork()
+            | m.WorkRows() | m.WorkResultsRequest() | m.EndWork() | m.WorkFileRequest() | m.Command()
+        ):  # fmt: skip
             return None
 
 

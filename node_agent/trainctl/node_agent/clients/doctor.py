@@ -27,6 +27,8 @@ _Named = tuple[str, str, str]
 """A path that a run file names: `model`, `data` or `cache`, the path, and the kind of data."""
 T = TypeVar("T")
 MAX_KEPT = 16
+MAX_RUN_FILES = 1000
+"""Run files whose paths are kept."""
 
 
 class Doctor:
@@ -38,6 +40,7 @@ class Doctor:
         """`run_files` returns the run files of this node's runs, newest first."""
         self._node, self._keys_folder, self._state_folder = node, keys_folder, state_folder
         self._run_files = run_files
+        self._named: dict[tuple[str, int, int, int], frozenset[_Named]] = {}  # by run file, as it was when it was read
         self._made: dict[_Stamp, asyncio.Task[FileDigests]] = {}
         self._one_at_a_time = asyncio.Lock()  # two readers make one disk slower than either
         self._is_closed = threading.Event()
@@ -47,9 +50,9 @@ class Doctor:
         self._is_closed.set()
 
     async def facts(self, request: m.FactsRequest) -> m.Facts:
-        devices = await asyncio.to_thread(read_devices)
+        devices = await _apart(read_devices)
         folders = self._keys_folder, self._state_folder
-        return await asyncio.to_thread(facts.gather, self._node, *folders, rid=request.rid, devices=devices)
+        return await _apart(lambda: facts.gather(self._node, *folders, rid=request.rid, devices=devices))
 
     async def digests(self, request: m.DigestsRequest) -> m.Digests:
         """Only of what a run file here names: nothing else is looked at."""
@@ -77,12 +80,26 @@ class Doctor:
             problem = f"no run on {self._node} has this cache_path: it is measured there from the first run on"
             return m.Disk(rid=request.rid, folder=request.folder, problem=problem, named=False)
         async with self._one_at_a_time:
-            return await asyncio.to_thread(_disk, request.rid, folder)
+            return await _apart(lambda: _disk(request.rid, folder))
 
     async def _is_named(self, wanted: _Named) -> bool:
         """Whether a run file on this node names the path, newest first."""
         files = tuple(self._run_files())  # here: the db is this thread's
-        return await asyncio.to_thread(lambda: any(wanted in _named(file, self._node) for file in files))
+        return await _apart(lambda: any(wanted in self._named_by(file) for file in files))
+
+    def _named_by(self, file: Path) -> frozenset[_Named]:
+        """The paths that a run file names, read again only where it has changed."""
+        try:
+            stat = file.stat()
+        except OSError:
+            return frozenset()
+        key = str(file), stat.st_mtime_ns, stat.st_size, stat.st_ino
+        if (named := self._named.get(key)) is None:
+            named = frozenset(_named(file, self._node))
+            if len(self._named) >= MAX_RUN_FILES:
+                self._named.clear()
+            self._named[key] = named
+        return named
 
     def _digests(self, request: m.DigestsRequest, path: Path, stamp: _Stamp) -> "asyncio.Task[FileDigests]":
         if stamp not in self._made:
@@ -139,7 +156,7 @@ async def _apart(work: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=run, name="digests", daemon=True).start()
+    threading.Thread(target=run, name="doctor", daemon=True).start()
     return await done
 
 

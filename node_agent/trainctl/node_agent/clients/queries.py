@@ -21,8 +21,8 @@ from trainctl.protocol.record.reader import RecordReader
 GAP_LIMIT = 400
 
 
-async def reply(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
-    """The reply to any request but a command, a refusal if there is no other."""
+async def reply(request: m.Query, source: QuerySource) -> m.AgentReply:
+    """The reply to a query, a refusal if there is no other."""
     try:
         return await _answer(request, source)
     except InvalidInputError as error:
@@ -32,7 +32,7 @@ async def reply(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
         return m.Refusal(rid=request.rid, code="busy", text=f"{source.node} cannot answer now: {error}")
 
 
-async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
+async def _answer(request: m.Query, source: QuerySource) -> m.AgentReply:
     match request:
         case m.SnapshotRequest():
             return await run_queries.snapshot(request, source)
@@ -72,17 +72,6 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             return await source.doctor.disk(request)
         case m.AuditRequest():
             return m.Audit(rid=request.rid, refused=source.refusals(request.limit))
-        case m.AttachRun() | m.RunSteps() | m.EndRun():
-            raise AssertionError("messages from attached runs go to GuestRuns")
-        case (
-            m.WorksRequest() | m.OpenWork() | m.WorkRows() | m.WorkResultsRequest() | m.EndWork() | m.HostWork()
-            | m.WorkFileRequest() | m.SliceRequest()
-        ):  # fmt: skip
-            raise AssertionError("requests about separate work go to WorkLead")
-        case m.CalibrateRequest() | m.ProfilesRequest() | m.LinkRequest():
-            raise AssertionError("requests about calibrations go to CalibrationHost")
-        case m.Command():
-            raise AssertionError("commands go through the command journal")
 
 
 async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import Any, assert_never
 
 import zmq
 
@@ -61,7 +61,7 @@ class Router:
         self._guests, self._work_lead, self._calibrations = guests, work_lead, calibrations
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
         self._pending: set[asyncio.Task[None]] = set()
-        self._asked: FairQueue[m.ClientRequest] = FairQueue(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._asked: FairQueue[m.Question] = FairQueue(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
         self._ordered: FairQueue[m.Command] = FairQueue(1, MOST_ASKED, MOST_ASKED_BY_ALL)
 
     # ------------------------------------------------------------ in
@@ -116,7 +116,7 @@ class Router:
             self._pending.add(task)
             task.add_done_callback(self._pending.discard)
 
-    async def _answer_request(self, identity: bytes, request: m.ClientRequest) -> None:
+    async def _answer_request(self, identity: bytes, request: m.Question) -> None:
         try:
             if isinstance(request, m.GuestRequest):
                 reply: m.AgentReply = self._guests.reply(request)
@@ -124,8 +124,10 @@ class Router:
                 reply = await self._work_lead.reply(request)
             elif isinstance(request, m.CalibrationRequest):
                 reply = await self._calibrations.reply(request)
-            else:
+            elif isinstance(request, m.Query):
                 reply = await queries.reply(request, self._source)
+            else:
+                assert_never(request)
         finally:
             self._asked.leave(identity)
             self._begin_answers(identity)

@@ -52,8 +52,10 @@ class Commands:
             self._edit(command, settings, now)
         elif isinstance(args, verbs.BoundaryArgs):
             self._beside_training(command, args)
-        else:
+        elif isinstance(args, verbs.RunArgs):
             self._of_run(command, args, state)
+        else:
+            assert_never(args)
 
     def _of_run(self, command: d.Commanded, args: verbs.RunArgs, state: str) -> None:
         match args:

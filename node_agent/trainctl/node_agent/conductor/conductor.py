@@ -95,11 +95,19 @@ class Conductor:
 
     def _handle_late(self, event: d.Input) -> None:
         """The run is over."""
-        if isinstance(event, d.Commanded) and isinstance(event.args, verbs.Stop) and self.goes_back:
-            self._shutdown.stop_instead(event.id)
-            self._state.decide(d.Ended("stopped", self.reason))
-        elif isinstance(event, d.Commanded):
-            self._commands.refuse(event, "run", f"the run is {self.final}")
+        match event:
+            case d.Commanded(args=verbs.Stop()) if self.goes_back:
+                self._shutdown.stop_instead(event.id)
+                self._state.decide(d.Ended("stopped", self.reason))
+            case d.Commanded():
+                self._commands.refuse(event, "run", f"the run is {self.final}")
+            case (
+                m.Ready() | m.Alive() | m.Sealed() | m.Soon() | m.CheckpointProgress() | m.Checkpointed()
+                | m.CheckpointCopy() | m.ProfileWritten() | m.Report() | m.Fenced() | m.Offered() | m.Formed()
+                | m.GroupFailed() | m.TrainerFailed() | d.RankEnded() | d.RankSilent() | d.RankReturned()
+                | d.Departing() | d.NodeReturned() | d.Computing() | d.Quorum() | d.Ticked()
+            ):  # fmt: skip
+                pass
 
     def _follow_changes(self, now: float) -> None:
         """The event has changed the durable state, as every outcome of a command does; or the run is stopping."""

@@ -277,7 +277,7 @@ class GuestRuns:
             raise RefusedError(f"{self._node} is being calibrated; attach the run again in about a minute")
         if len(self._live) >= MOST_GUESTS:
             raise RefusedError(f"{MOST_GUESTS} attached runs are already live on {self._node}: end one first")
-        own = known.directory if known is not None else received_names.below(self._runs_directory, request.run)
+        own = known.directory if known is not None else received_names.id_folder(self._runs_directory, request.run)
         paths = RunPaths(own)
         make_folder(paths.directory)
         generation = guest_rows.FIRST_GENERATION

@@ -87,7 +87,7 @@ class PlayedAgent:
             view = self._played.live.view
             why = view.why_not(request.verb) or NO_RUNS
             return m.CommandReply(rid=request.rid, id=request.id, state="rejected", reason=why, run=view.run)
-        if isinstance(request, m.GuestRequest):
+        if not isinstance(request, m.Query):
             return m.Refusal(rid=request.rid, code="busy", text=NO_RUNS)
         return await queries.reply(request, self)
 

@@ -9,9 +9,10 @@ from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.replay import format as r
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
-from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import open_for_reading
+from trainctl.protocol.security import received_names
 from trainctl.protocol.wire import codec
 
 T = TypeVar("T")
@@ -64,11 +65,21 @@ def _happened(event: m.Event) -> r.RecordedEvent:
 
 
 def _rank(rank: m.RankView, paths: RunPaths) -> r.RecordedRank:
+    received_names.check(rank.node)  # the record may be a copy from another machine
     # Nodes of one machine keep their runs side by side.
-    own = paths.directory.parent.parent.parent / rank.node / "runs" / paths.directory.name
-    log = next((file for file in (paths.log(rank.rank), RunPaths(own).log(rank.rank)) if file.is_file()), Path())
-    text = log.read_text("utf-8", "replace")[-LOG_CHARACTERS:] if log.is_file() else ""
-    return r.RecordedRank(rank.node, rank.backend, rank.device, text)
+    beside = runs_directory(paths.directory.parent.parent.parent / rank.node) / paths.directory.name
+    log = _log(paths, rank.rank) or _log(RunPaths(beside), rank.rank)
+    return r.RecordedRank(rank.node, rank.backend, rank.device, log)
+
+
+def _log(paths: RunPaths, rank: int) -> str:
+    """The end of a rank's log; empty if there is none."""
+    file = paths.log(rank)
+    try:
+        with received_names.opened(paths.directory, file.parent.name, file.name) as log:
+            return log.read().decode("utf-8", "replace")[-LOG_CHARACTERS:]
+    except OSError:
+        return ""
 
 
 def _step(step: m.StepCommitted, parts: tuple[m.RankStep, ...]) -> r.Step:

@@ -163,7 +163,7 @@ class Follower:
         return True
 
     def _paths(self, run: str) -> RunPaths:
-        return RunPaths(received_names.below(runs_directory(self._context.directory), run))
+        return RunPaths(received_names.id_folder(runs_directory(self._context.directory), run))
 
     async def step_down(self, lead: str, address: str) -> None:
         """Follow another node's agent in the run that this one leads. Raises RefusedError if that can't be now."""

@@ -69,7 +69,7 @@ class RankHosting:
 
     def _begin(self, known: FollowedRun, config: RunFile, wanted: m.PeerHost) -> None:
         """Raises InvalidInputError or RefusedError; then it leaves no more than there was."""
-        paths = RunPaths(received_names.below(runs_directory(self._context.directory), known.run))
+        paths = RunPaths(received_names.id_folder(runs_directory(self._context.directory), known.run))
         row = self._db.known_run(known.run)
         own = row is not None and self._db.followed(known.run) is None
         if own and wanted.generation.term <= restore.kept_term(paths):
@@ -79,6 +79,8 @@ class RankHosting:
             raise InvalidInputError("resume", f"{text} {known.lead} to resume it on {known.lead} in a newer term")
         self._db.saw(wanted.generation)
         checkpoint = checkpoint_source.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
+        if row is None:
+            _check_is_of_run(paths, config)
         is_made = row is None and not paths.directory.exists()
         if is_made:
             unstarted.mark(paths.directory)
@@ -181,6 +183,17 @@ class RankHosting:
         """What that node's agent is given of it."""
         followed = self.followed
         return (followed.hosted,) if followed is not None and followed.known.lead == lead else ()
+
+
+def _check_is_of_run(paths: RunPaths, config: RunFile) -> None:
+    """Refuse a folder that is there, though this node doesn't know its run, and holds a run of another name. It may
+    hold this one: a person copied it, or the agent's database was lost. Raises InvalidInputError."""
+    try:
+        name = run_file.read(paths.run_file).run.name
+    except InvalidInputError:
+        return  # none, or one that a power cut has left
+    if name != config.run.name:
+        raise InvalidInputError("run", f"{paths.directory} holds another run, {name}: move it away")
 
 
 def _hint(field: str) -> str:

@@ -85,11 +85,12 @@ class ReferenceLead:
 
     def _make(self, session: Session, ask: m.ReferenceAsk) -> _Values | None:
         caches = run_file.cache_folder(session.conductor.config, self._node, session.paths.node_data)
-        stored, folder = received_names.below(caches, ask.reference), caches / f".{ask.reference}.{self._node}"
+        stored = received_names.below(caches, ask.reference)
+        folder = received_names.unlinked(caches / f".{ask.reference}.{self._node}")
         if digest := stored_digest(stored):
             shutil.rmtree(folder, ignore_errors=True)  # of an agent that was killed
-            return _StoredValues(stored / VALUES_NAME, digest)
-        if (folder / SLICES_NAME).is_file():
+            return _StoredValues(stored, digest)
+        if received_names.unlinked(folder / SLICES_NAME).is_file():
             return _CollectedValues(ReferenceJournal(folder))
         return _CollectedValues(ReferenceJournal(folder, UnitSizes(ask.counts, ask.tokens))) if ask.counts else None
 
@@ -97,13 +98,13 @@ class ReferenceLead:
 class _StoredValues:
     """Those in this node's caches."""
 
-    def __init__(self, path: Path, digest: str) -> None:
-        self._path, self._digest = path, digest
+    def __init__(self, folder: Path, digest: str) -> None:
+        self._folder, self._digest = folder, digest
 
     def take(self, session: Session, ask: m.ReferenceAsk) -> m.ReferenceSlice:
         if ask.digest == self._digest:
             return _answer(ask, digest=self._digest)
-        with self._path.open("rb") as file:
+        with received_names.opened(self._folder, VALUES_NAME) as file:
             file.seek(ask.offset * VALUE_BYTES)
             part = file.read(PART_VALUES * VALUE_BYTES)
         return _answer(ask, offset=ask.offset, values=part, digest=self._digest)

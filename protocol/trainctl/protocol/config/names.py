@@ -6,6 +6,8 @@ import socket
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
 FILE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z"
 """Of a file or folder that another machine names: no path, no hidden file."""
+ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,127}\Z"
+"""Of a run or of separate work: in lower case, for some disks take `R-1` for `r-1`."""
 _NODE_NAME_CHARACTERS = 64
 
 

@@ -64,6 +64,8 @@ def _parts(path: Path) -> Iterator[bytes]:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if found.st_blocks == 0 and os.fstatvfs(file.fileno()).f_blocks == 0:  # as of /proc/kcore, of 128 TB
+            raise OSError(errno.EINVAL, "not on a disk: the kernel makes it as it is read", str(path))
         yield f"{path.name} {found.st_size}\n".encode()
         while chunk := file.read(_CHUNK_BYTES):
             yield chunk

@@ -37,7 +37,14 @@ def _title(data: e.AnyEvent, verb: str | None, outcome: str | None) -> str:
             return " ".join(word for word in (verb, node, outcome) if word)
         case e.CheckpointWritten():
             return ""
-        case _:
+        case (
+            e.SharesChanged() | e.LeadChanged() | e.RunStateChanged() | e.RunBranched() | e.NoteWritten()
+            | e.GenerationFormed() | e.GenerationLeft() | e.StepSkipped() | e.StepRetracted() | e.StepsStopped()
+            | e.StateShared() | e.ProbePassed() | e.Evaluated() | e.Sampled() | e.SampleFailed()
+            | e.CheckpointFailed() | e.RankChanged() | e.SharesUnmeasured() | e.NodeState() | e.AlertRaised()
+            | e.AlertCleared() | e.AlertFailed() | e.RecordState() | e.Notice() | e.SetupChanged()
+            | e.CheckpointCopied() | e.Profiled() | e.ProfileFailed()
+        ):  # fmt: skip
             return verb or ""
 
 
@@ -131,6 +138,8 @@ def brief(data: e.AnyEvent) -> str:
 
 def before_after(data: e.AnyEvent) -> tuple[str, str] | None:
     """What a change found and what it left, as short texts; None for what changes nothing."""
+    if not isinstance(data, e.Change):
+        return None
     match data:
         case e.SharesChanged(before=before, after=after):
             return _by_node(before), _by_node(after)
@@ -147,14 +156,12 @@ def before_after(data: e.AnyEvent) -> tuple[str, str] | None:
             return str(data.before), str(data.after) if same else f"{data.after}, learning rate {rate}"
         case e.LeadChanged(before=before, after=after, term=term):
             return f"{before} leads", f"{after} leads, term {term}"
-        case e.RunStateChanged(before=before, after=after) if before:
-            return before, after
+        case e.RunStateChanged(before=before, after=after):
+            return (before, after) if before else None
         case e.NodeStateChanged(node=node, before=before, after=after):
             return f"{node} {before}", f"{node} {after}"
         case e.PolicyModeChanged(name=name, before=before, after=after):
             return f"{name} {before}", f"{name} {after}"
-        case _:
-            return None
 
 
 def result(data: e.AnyEvent) -> tuple[str | None, str | None]:
@@ -175,7 +182,15 @@ def result(data: e.AnyEvent) -> tuple[str | None, str | None]:
             return None, f"{difference:.2g}"
         case e.AlertRaised(id=id) | e.AlertCleared(id=id) | e.AlertFailed(id=id):
             return None, id or None
-        case _:
+        case (
+            e.SharesChanged() | e.MicroBatchChanged() | e.LearningRateChanged() | e.GlobalBatchChanged()
+            | e.LeadChanged() | e.RunStateChanged() | e.RunBranched() | e.NodeStateChanged() | e.PolicyModeChanged()
+            | e.PolicyAdvised() | e.PolicyActed() | e.CommandFailed() | e.NoteWritten() | e.GenerationFormed()
+            | e.GenerationLeft() | e.StepSkipped() | e.StepRetracted() | e.StepsStopped() | e.StateShared()
+            | e.SampleFailed() | e.CheckpointFailed() | e.RankChanged() | e.SharesUnmeasured() | e.NodeState()
+            | e.RecordState() | e.Notice() | e.SetupChanged() | e.CheckpointCopied() | e.Profiled()
+            | e.ProfileFailed()
+        ):  # fmt: skip
             return None, None
 
 

@@ -339,12 +339,12 @@ WorkRequest = (
 )
 GuestRequest = AttachRun | RunSteps | EndRun
 CalibrationRequest = CalibrateRequest | ProfilesRequest | LinkRequest
-ClientRequest = (
+Query = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
     | SamplesRequest | PairsRequest | PoliciesRequest | DiagnosisRequest | LogRequest | AttendRequest | FactsRequest
-    | TracesRequest | TraceRequest
-    | DigestsRequest | DiskRequest | CalibrateRequest | ProfilesRequest | LinkRequest | AuditRequest | AttachRun
-    | RunSteps | EndRun | WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork
-    | WorkFileRequest | SliceRequest
-    | Command
+    | TracesRequest | TraceRequest | DigestsRequest | DiskRequest | AuditRequest
 )  # fmt: skip
+"""Requests that change nothing."""
+Question = Query | CalibrationRequest | GuestRequest | WorkRequest
+"""All requests but commands, which have an order."""
+ClientRequest = Question | Command

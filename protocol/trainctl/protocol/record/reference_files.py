@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from trainctl.protocol.security import received_names
+
 VALUES_NAME: Final = "values.bin"
 """Little-endian float32."""
 NOTES_NAME: Final = "reference.json"
@@ -13,7 +15,8 @@ NOTES_NAME: Final = "reference.json"
 def stored_digest(folder: Path) -> str:
     """The digest of a folder's values; empty if it holds none that can be read."""
     try:
-        notes: Any = json.loads((folder / NOTES_NAME).read_text(encoding="utf-8"))
+        with received_names.opened(folder, NOTES_NAME) as file:
+            notes: Any = json.load(file)
         found = notes["digest"] if (folder / VALUES_NAME).is_file() else ""
     except (OSError, ValueError, TypeError, KeyError):
         return ""

@@ -1,7 +1,8 @@
 """Names of files and folders that come from another machine, and the files that they stand for below a folder here.
 
-Every such name passes `check`, alone or by `below` or `opened`. A name is one part of a path, of a closed set of
-characters. Below the folder no link is followed, and only regular files are opened.
+Every such name passes `check`, alone or by one of the other functions. A name is one part of a path, of a closed set of
+characters. `opened` follows no link below the folder and opens only regular files. `below` and `id_folder` look for
+links before they return a path; who can replace a folder by a link after that needs no message from another machine.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal
 
-from trainctl.protocol.config.names import FILE_PATTERN
+from trainctl.protocol.config.names import FILE_PATTERN, ID_PATTERN
 from trainctl.protocol.errors import InvalidInputError
 
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,9 +35,22 @@ def below(root: Path, *names: str) -> Path:
     check(*names)
     path = root
     for name in names:
-        path = path / name
-        if path.is_symlink():
-            raise InvalidInputError("name", f"{path} is a link: remove it")
+        path = unlinked(path / name)
+    return path
+
+
+def id_folder(root: Path, id: str) -> Path:
+    """Return the folder below `root` of the run or separate work with this ID. Raises InvalidInputError for what is no
+    ID, and where a link stands in the way."""
+    if not re.match(ID_PATTERN, id):
+        raise InvalidInputError("name", f"{id[:200]!r} is not an ID: use lower-case letters, digits, '.', '_' and '-'")
+    return below(root, id)
+
+
+def unlinked(path: Path) -> Path:
+    """Return the path if it is no link. Raises InvalidInputError if it is one."""
+    if path.is_symlink():
+        raise InvalidInputError("name", f"{path} is a link: remove it")
     return path
 
 

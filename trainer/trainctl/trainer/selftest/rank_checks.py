@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -18,10 +19,13 @@ from trainctl.protocol.machine.check_outcome import CheckOutcome, failed, passed
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.common.errors import first_line
 
+Check = Literal["assets", "device", "precision", "compile", "varlen", "optimizers", "interfaces"]
+
 
 def _run(given: argparse.Namespace) -> CheckOutcome:
     """The chosen check; each loads only the libraries that it needs."""
-    match given.check:
+    check: Check = given.check
+    match check:
         case "assets":
             from trainctl.trainer.selftest.small_assets import make_assets
 
@@ -46,7 +50,7 @@ def _run(given: argparse.Namespace) -> CheckOutcome:
             from trainctl.trainer.selftest.optimizer_check import check_optimizers
 
             return check_optimizers(given.run_file, given.node)
-        case _:
+        case "interfaces":
             from trainctl.trainer.selftest.interface_check import check_interfaces
 
             return check_interfaces(given.names)

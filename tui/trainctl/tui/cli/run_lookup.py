@@ -6,8 +6,10 @@ from pathlib import Path
 
 import typer
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths, runs_directory, state_root
+from trainctl.protocol.security import received_names
 from trainctl.tui.cli import agent_call
 from trainctl.tui.cli.options import address_of
 
@@ -53,10 +55,17 @@ def find_or_ask(ctx: typer.Context, run: str) -> Path:
         if "/" in run or not named:
             raise
         known = agent_call.call(address_of(ctx, None, None), lambda client: client.runs(), lead=True).runs
-        there = next((Path(one.directory) for one in known if one.run == run), None)
+        there = next((_directory(one) for one in known if one.run == run), None)
         if there is None or not RunPaths(there).record.is_file():
             raise
         return there
+
+
+def _directory(row: m.RunSummary) -> Path | None:
+    """Return the directory that an agent names if its name is the run's ID, for the agent may be another machine's.
+    Raises InvalidInputError for a link."""
+    path = Path(row.directory)
+    return received_names.below(path.parent, row.run) if path.is_absolute() and path.name == row.run else None
 
 
 def _nodes(folder: Path) -> list[Path]:

@@ -130,10 +130,16 @@ async def _until_nobody_watches(watch: Watch) -> None:
 async def _follow(client: Client, watch: Watch) -> None:
     attachment: AsyncIterator[m.Snapshot | m.Live | m.Heartbeat | Connection] = client.attach(0)
     async for item in attachment:
-        if isinstance(item, m.Snapshot):
-            watch.see(item.run)
-        elif isinstance(item, m.RunView):
-            watch.see(item)
+        match item:
+            case m.Snapshot(run=view):
+                watch.see(view)
+            case m.RunView():
+                watch.see(item)
+            case (
+                m.StepCommitted() | m.RankStep() | m.Event() | m.Sample() | m.HostReading() | m.NodeView() | m.Alerts()
+                | m.Heartbeat() | Connection()
+            ):  # fmt: skip
+                pass
 
 
 async def _keep(agents: Agents, watch: Watch) -> None:

@@ -76,7 +76,15 @@ def is_fault(event: m.Event) -> bool:
             return bool(problem)
         case e.StepSkipped() | e.StepRetracted() | e.CheckpointFailed():
             return True
-        case _:
+        case (
+            e.SharesChanged() | e.MicroBatchChanged() | e.LearningRateChanged() | e.GlobalBatchChanged()
+            | e.LeadChanged() | e.RunStateChanged() | e.RunBranched() | e.NodeStateChanged() | e.PolicyModeChanged()
+            | e.PolicyAdvised() | e.PolicyActed() | e.CommandApplied() | e.CommandFailed() | e.NoteWritten()
+            | e.GenerationFormed() | e.GenerationLeft() | e.StateShared() | e.ProbePassed() | e.Evaluated()
+            | e.Sampled() | e.SampleFailed() | e.CheckpointWritten() | e.SharesUnmeasured() | e.AlertRaised()
+            | e.AlertCleared() | e.AlertFailed() | e.Notice() | e.SetupChanged() | e.CheckpointCopied() | e.Profiled()
+            | e.ProfileFailed()
+        ):  # fmt: skip
             return False
 
 

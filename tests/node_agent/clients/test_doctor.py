@@ -1,0 +1,93 @@
+"""What a node reads for `trainctl doctor`: each run file once, only files of a disk, and nothing that an exit awaits."""
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainctl.node_agent.clients import doctor as doctors
+from trainctl.node_agent.clients.doctor import Doctor
+from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.machine.disk_speed import DiskSpeed
+
+RUN_FILE = """
+[run]
+name = "r"
+steps = 10
+[model]
+path = "{0}/model"
+[data]
+path = "{1}"
+tokenizer = "bytes"
+[batch]
+global = 8
+[optimizer]
+learning_rate = 1e-3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A run file, and the data that it names."""
+    (tmp_path / "data.txt").write_text("text")
+    file = tmp_path / "run.toml"
+    file.write_text(RUN_FILE.format(tmp_path, tmp_path / "data.txt"))
+    return file
+
+
+def doctor_of(file: Path) -> Doctor:
+    return Doctor("box", file.parent, file.parent, lambda: (file,))
+
+
+def asked(path: Path) -> m.DigestsRequest:
+    return m.DigestsRequest(rid="r", what="data", path=str(path))
+
+
+async def test_a_run_file_is_read_again_only_if_it_has_changed(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Path] = []
+    read = run_file.read
+
+    def counted(path: Path) -> RunFile:
+        reads.append(path)
+        return read(path)
+
+    monkeypatch.setattr(run_file, "read", counted)
+    doctor, data = doctor_of(own), own.with_name("data.txt")
+    for _ in range(3):
+        assert (await doctor.digests(asked(data))).digest
+        assert not (await doctor.digests(asked(own))).named
+    assert len(reads) == 1
+    other = own.with_name("other.txt")
+    other.write_text("other")
+    own.write_text(RUN_FILE.format(own.parent, other))
+    assert not (await doctor.digests(asked(data))).named
+    assert (await doctor.digests(asked(other))).digest
+    assert len(reads) == 2
+    own.unlink()
+    assert not (await doctor.digests(asked(other))).named
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it has /proc")
+@pytest.mark.parametrize("path", ["/proc/version", "/proc/self/environ"])
+async def test_what_the_kernel_makes_as_it_is_read_is_not_read(own: Path, path: str) -> None:
+    own.write_text(RUN_FILE.format(own.parent, path))
+    reply = await doctor_of(own).digests(asked(Path(path)))
+    assert (reply.named, reply.digest) == (True, "")
+    assert "not on a disk" in reply.problem
+
+
+async def test_no_disk_is_measured_in_a_thread_that_an_exit_waits_for(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def measure(folder: Path) -> DiskSpeed:
+        threads.append(threading.current_thread())
+        return DiskSpeed(1.0, 2.0)
+
+    monkeypatch.setattr(doctors.disk_speed, "measure", measure)
+    assert (await doctor_of(own).disk(m.DiskRequest(rid="r"))).read_bytes_per_second == 2.0
+    assert [thread.daemon for thread in threads] == [True]
