@@ -1,4 +1,4 @@
-"""What a node reads for `trainctl doctor`: each run file once, only files of a disk, and nothing that an exit awaits."""
+"""A node reads each run file once for `trainctl doctor`, only files of a disk, and nothing that an exit awaits."""
 
 import sys
 import threading
