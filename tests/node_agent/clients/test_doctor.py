@@ -1,4 +1,4 @@
-"""What a node reads for `trainctl doctor`: each run file once, only files of a disk, and nothing that an exit awaits."""
+"""What a node reads for `trainctl doctor`: each run file once, only files of a disk, and nothing that an exit needs."""
 
 import sys
 import threading
