@@ -57,8 +57,8 @@ def _value(kind: Any, finite: bool) -> st.SearchStrategy[Any]:
             return st.dictionaries(METRIC_NAMES, _value(value, finite), max_size=3)
         case shape.DictType(value_type=shape.IntType() as value):
             return st.dictionaries(TEXT, _value(value, finite), max_size=3)
-        case shape.DictType(value_type=shape.StrType()):
-            return st.dictionaries(TEXT, TEXT, max_size=3)
+        case shape.DictType(key_type=key, value_type=shape.StrType()):
+            return st.dictionaries(_value(key, finite), TEXT, max_size=3)
         case shape.DictType(value_type=shape.VarTupleType() as value):
             return st.dictionaries(TEXT, _value(value, finite), max_size=3)
         case shape.DictType():
