@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -26,14 +27,20 @@ from tests.integration.support.ports import free_addresses
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, slowness, until
 from tools.protocol_docs import examples
 
+from trainctl.node_agent.records import replication
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
+from trainctl.protocol.client import trace_download
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config.cluster_file import Cluster
-from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.machine.file_digests import file_digest
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import codec, sockets
+from trainctl.tui.cli import run_lookup
 
 NAMES = tiers.scale("names of each kind")
 AT_ONCE = 8
@@ -284,6 +291,66 @@ def test_no_message_of_a_lead_reaches_a_file_that_is_not_the_agents(scene: Scene
                     if isinstance(reply, m.PeerBeat) and reply.sent_monotonic == float(links * 10**6 + seq):
                         break
             check_untouched(scene, watch, before, kind)
+
+
+@pytest.mark.timeout(3600)
+def test_no_item_of_a_leads_record_reaches_a_file_beside_the_copy(scene: Scene, tmp_path: Path) -> None:
+    """Items are messages in a message, for the copy that a follower keeps."""
+    paths = RunPaths(tmp_path / "runs" / RUN)
+    paths.directory.mkdir(parents=True)
+    kept = refused = 0
+    with FileWatch(scene.canary) as watch, RunDb(paths) as recorder:
+        before = sorted(tmp_path.rglob("*"))
+        for kind, message in examples.EXAMPLES["kept by followers"].items():
+            for frame in fuzzed(scene, msgspec.to_builtins(message), kind):
+                try:
+                    replication.keep_all(recorder, [frame])
+                    kept += 1
+                except ProtocolError:
+                    refused += 1
+        assert watch.touched() == []
+        assert sorted(tmp_path.rglob("*")) == before
+    assert kept and refused
+
+
+@pytest.mark.timeout(3600)
+async def test_no_reply_of_an_agent_leads_a_client_to_another_file(scene: Scene, tmp_path: Path) -> None:
+    """The trace of `trainctl profile --out`, and the directory that `runs` gives for a run."""
+    output, content, copied = tmp_path / "output", b"a trace", 0
+    output.mkdir()
+    plain_trace = e.Profiled(
+        node="box", rank=0, file="t.json.gz", first_step=1, last_step=2, size_bytes=len(content),
+        digest=hashlib.sha256(content).hexdigest(), phases=(),
+    )  # fmt: skip
+    source: Any = SimpleNamespace(trace_part=part_of(content))
+    names = Names(scene, "replies")
+    with FileWatch(scene.canary) as watch:
+        for number in range(4 * NAMES):
+            changed = {("node", "file")[number % 2]: names.next()}
+            with contextlib.suppress(InvalidInputError):
+                path = await trace_download.download(
+                    source, RUN, msgspec.structs.replace(plain_trace, **changed), output
+                )
+                assert path.parent == output
+                copied += 1
+            given = m.RunSummary(
+                run=RUN, name="r", state="finished", step=1, steps=None, last_loss=None, started_at=0.0,
+                directory=names.next(),
+            )  # fmt: skip
+            with contextlib.suppress(InvalidInputError):
+                directory = run_lookup.directory_of(given)
+                assert directory is None or (directory.is_absolute() and directory.name == RUN)
+        assert watch.touched() == []
+    assert copied
+    assert [path.name for path in tmp_path.iterdir()] == ["output"]
+
+
+def part_of(content: bytes) -> Callable[..., Awaitable[m.TracePart]]:
+    async def trace_part(run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
+        data = content[offset_bytes:]
+        return m.TracePart(rid="r", offset_bytes=offset_bytes, size_bytes=len(content), data=data)
+
+    return trace_part
 
 
 def config_of(scene: Scene) -> dict[str, Any]:

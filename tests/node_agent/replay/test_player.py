@@ -95,8 +95,8 @@ async def test_it_takes_no_commands(played: str) -> None:
 async def test_it_takes_no_runs_and_no_work(played: str) -> None:
     async with Client(played) as client:
         for request in (m.WorksRequest(rid="a"), m.ProfilesRequest(rid="b"), m.EndRun(rid="c", run="r")):
-            with pytest.raises(RefusedError, match="a recording"):
-                await client.request(request)
+            with pytest.raises(RefusedError, match="plays a recording"):
+                await client.ask(request, m.Refusal)
 
 
 async def test_its_policies_need_a_live_run(played: str) -> None:

@@ -52,8 +52,8 @@ def session(tmp_path: Path) -> Any:
 
 
 async def asked(lead: ReferenceLead, session: Any, rank: int = 0, **fields: Any) -> m.ReferenceSlice:
-    told = {"ask": 1, "wants": True, "offset": 0} | fields
-    await lead.take(session, m.ReferenceAsk(run="r", rank=rank, reference=NAME, **told))
+    told = {"ask": 1, "wants": True, "offset": 0, "reference": NAME} | fields
+    await lead.take(session, m.ReferenceAsk(run="r", rank=rank, **told))
     answer: m.ReferenceSlice = session.ports[rank].told[-1]
     return answer
 
@@ -195,3 +195,16 @@ def test_no_link_in_the_caches_is_followed(session: Any, tmp_path: Path, place: 
 
     asyncio.run(scenario())
     assert {path: path.read_bytes() for path in outside.iterdir() if path.is_file()} == before
+
+
+def test_what_a_rank_names_is_a_name(session: Any) -> None:
+    """It comes from the follower's node; a reference that is none is answered, and makes no folder."""
+    inputs = "", ".", "..", "../x", "/etc", "a/../../b", "a\0", ".hidden", f".{NAME}.alpha", "x" * 200
+
+    async def scenario() -> None:
+        for name in inputs:
+            answer = await asked(ReferenceLead("alpha"), session, reference=name, counts=COUNTS, tokens=COUNTS)
+            assert answer.problem
+
+    asyncio.run(scenario())
+    assert not session.paths.node_data.exists()

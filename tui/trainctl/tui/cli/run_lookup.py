@@ -55,13 +55,13 @@ def find_or_ask(ctx: typer.Context, run: str) -> Path:
         if "/" in run or not named:
             raise
         known = agent_call.call(address_of(ctx, None, None), lambda client: client.runs(), lead=True).runs
-        there = next((_directory(one) for one in known if one.run == run), None)
+        there = next((directory_of(one) for one in known if one.run == run), None)
         if there is None or not RunPaths(there).record.is_file():
             raise
         return there
 
 
-def _directory(row: m.RunSummary) -> Path | None:
+def directory_of(row: m.RunSummary) -> Path | None:
     """Return the directory that an agent names if its name is the run's ID, for the agent may be another machine's.
     Raises InvalidInputError for a link."""
     path = Path(row.directory)
