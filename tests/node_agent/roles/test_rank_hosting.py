@@ -11,6 +11,7 @@ import pytest
 import tomli_w
 from tests.node_agent.support.simulation import config
 
+from trainctl.node_agent.records.keys import HANDED_OVER_KEY
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.rank_hosting import RankHosting
@@ -115,7 +116,11 @@ async def test_a_record_that_cannot_be_read_is_a_refusal_that_removes_only_what_
     """Checkpoints may be there without a row: a folder was copied, or the agent's database was lost."""
     opened: list[RunDb] = []
 
+    read = RunDb.meta
+
     def malformed(recorder: RunDb, key: str) -> str | None:
+        if key != HANDED_OVER_KEY:
+            return read(recorder, key)
         opened.append(recorder)
         raise InvalidInputError("record.db", "cannot be read: database disk image is malformed")
 
