@@ -118,7 +118,7 @@ def hand_over(cluster: Cluster, run: str) -> None:
         view = until(lambda node=node: (v := view_at(cluster, node)).lead == node and v.state == "running" and v, 30)
         assert view.generation.term > term
         term = view.generation.term
-        assert {rank.state for rank in view.ranks} == {"run"}
+        assert {rank.state for rank in view.ranks} == {"run"}, [event.text for event in told(cluster, node, run)]
         # Any agent still takes a command, and its answer comes from the conducting node.
         with cluster.client("beta") as client:
             reply = client.send("resize-batch", {"micro": micro})
@@ -128,6 +128,11 @@ def hand_over(cluster: Cluster, run: str) -> None:
     with cluster.client("beta") as client:
         events = until(lambda: (e := client.events(run, limit=500).events) and verbs_of(e)[-4:] == wanted and e, 20)
     assert not [event.text for event in events if " is lost" in event.text]
+
+
+def told(cluster: Cluster, node: str, run: str) -> Sequence[m.Event]:
+    with cluster.client(node) as client:
+        return client.events(run, limit=30, newest=True).events
 
 
 def verbs_of(events: Sequence[m.Event]) -> list[str]:
@@ -148,6 +153,12 @@ def hand_over_to_nobody(cluster: Cluster) -> None:
         wait_for_step(client, view.step + 3)
 
 
+def without_alpha(view: m.RunView) -> m.RunView | None:
+    """The view, if the run goes on without the first rank alone. On a busy machine another one may be away at first."""
+    goes_on = view.state == "running" and [rank.state for rank in view.ranks] == ["lost", "run", "run"]
+    return view if goes_on else None
+
+
 def lose_leads(cluster: Cluster) -> None:
     """The first is replaced by a majority; the second, when there is none left, only by the word that it is off for
     certain. Both follow when they are back."""
@@ -159,8 +170,7 @@ def lose_leads(cluster: Cluster) -> None:
     power_off(cluster, "alpha")
     reply = promote(cluster, "gamma", through="beta")
     assert reply.state == "applied", reply
-    view = until(lambda: (v := view_at(cluster, "gamma")).state == "running" and v, 30, "the others' going on")
-    assert [rank.state for rank in view.ranks] == ["lost", "run", "run"]
+    view = until(lambda: without_alpha(view_at(cluster, "gamma")), 60, "the others' going on")
     with cluster.client("gamma") as client:
         again = client.send(**note)
         assert (again.state, again.step) == (asked.state, asked.step)

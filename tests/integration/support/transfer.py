@@ -82,9 +82,17 @@ def steps_of(lines: Sequence[dict[str, Any]]) -> list[tuple[int, tuple[int, ...]
     return [(line["step"], tuple(line["generation"])) for line in lines if line["type"] == "step-committed"]
 
 
+def steps_around(lines: Sequence[dict[str, Any]], step: int) -> list[Any]:
+    """Steps, connections and states near one that is missing."""
+    shown = [(line["type"], line.get("step"), line.get("generation"), line.get("state")) for line in lines]
+    after = next((place for place, line in enumerate(shown) if line[0] == "step-committed" and line[1] > step), 0)
+    return [line for line in shown[max(0, after - 12) : after + 3] if line[0] != "event"]
+
+
 def check_watched(lines: Sequence[dict[str, Any]], last: int) -> None:
     """Each step once, in order, to the last; one that was made again is of a later generation."""
     steps = steps_of(lines)
-    assert {step for step, _ in steps} == set(range(steps[0][0], last + 1))
+    missing = set(range(steps[0][0], last + 1)) - {step for step, _ in steps}
+    assert not missing, f"steps {sorted(missing)} were not shown; around them: {steps_around(lines, min(missing))}"
     assert len(set(steps)) == len(steps)
     assert all(step > before or made > was for (before, was), (step, made) in itertools.pairwise(steps))

@@ -135,7 +135,7 @@ class WorkLead:
 
     async def _open(self, request: m.OpenWork) -> OpenedWork:
         """New work, or that with the same ID. Raises InvalidInputError or RefusedError; then nothing has changed."""
-        folder = received_names.id_folder(self._root, request.work)
+        folder = received_names.id_folder(self._root, request.work, "work")
         is_known = self._work is not None and self._work.id == request.work
         if not is_known:
             self._check_free()

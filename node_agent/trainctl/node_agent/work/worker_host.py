@@ -78,7 +78,7 @@ class WorkerHost:
             return problem
         try:
             received_names.check(*order.files)
-            directory = received_names.id_folder(work_directory(self._context.directory), order.work)
+            directory = received_names.id_folder(work_directory(self._context.directory), order.work, "work")
             config = run_file.parse(order.config, "config")
         except InvalidInputError as error:
             return str(error)

@@ -39,11 +39,11 @@ def below(root: Path, *names: str) -> Path:
     return path
 
 
-def id_folder(root: Path, id: str) -> Path:
-    """Return the folder below `root` of the run or separate work with this ID. Raises InvalidInputError for what is no
-    ID, and where a link stands in the way."""
+def id_folder(root: Path, id: str, field: str = "run") -> Path:
+    """Return the folder below `root` of the run or separate work with this ID. Raises InvalidInputError, blaming
+    `field`, for what is no ID, and where a link stands in the way."""
     if not re.match(ID_PATTERN, id):
-        raise InvalidInputError("name", f"{id[:200]!r} is not an ID: use lower-case letters, digits, '.', '_' and '-'")
+        raise InvalidInputError(field, f"{id[:200]!r} is not an ID: use lower-case letters, digits, '.', '_' and '-'")
     return below(root, id)
 
 
