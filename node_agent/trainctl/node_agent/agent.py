@@ -312,7 +312,9 @@ class Agent:
             message = self._with_profile(message)
             if await self._lead.heard(message, returned=returned):
                 continue
-            if not await self._follower.heard(message, returned=returned):
+            if await self._follower.heard(message, returned=returned):
+                continue
+            if not await self._lead.heard(message, returned=returned):  # again: it may have taken over meanwhile
                 # A trainer of a run that no one leads any more: it would wait forever.
                 await self._link.send(message.rank, m.Leave(run=message.run, reason="this agent does not lead the run"))
 

@@ -168,7 +168,7 @@ class Lead:
         Raises InvalidInputError if that takes a node that this agent's cluster hasn't.
         """
         try:
-            opening = await self.launch.surviving(known)
+            opening = self.launch.surviving(known)
         except InvalidInputError as error:
             self._db.set_run_state(known.run, "failed", str(error))
             return
@@ -180,7 +180,7 @@ class Lead:
 
         Raises InvalidInputError if the record doesn't allow it; then nothing is led.
         """
-        opening = await self.launch.surviving(known, term)
+        opening = self.launch.surviving(known, term)
         self.launch.check_nodes(opening)
         self._db.saw(opening.conductor.durable.generation)
         session = await self._go_on(opening, known)

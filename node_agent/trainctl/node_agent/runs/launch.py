@@ -217,10 +217,11 @@ class Launch:
             on_command_end, self._db.saw, copies, on_end, on_proposal, self._context.cluster.prices,
         )  # fmt: skip
 
-    async def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:
-        """A run whose trainers live, from `term` on. Raises InvalidInputError if its record doesn't allow it."""
+    def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:
+        """A run whose trainers live, from `term` on. It is opened without a wait: a trainer that is heard while nobody
+        leads it is told to leave. Raises InvalidInputError if its record doesn't allow it."""
         carried, paths = frozenset(row.id for row in self._db.open_commands()), RunPaths(known.directory)
-        await asyncio.to_thread(restore.complete_tables, paths)
+        restore.complete_tables(paths)
         return restore.surviving_run(paths, carried, term, self._gone(paths), self._db.generation)
 
     def _gone(self, paths: RunPaths) -> set[str]:
