@@ -303,5 +303,6 @@ def test_each_fault_of_a_real_model_is_refused(
 def test_packed_documents_of_a_real_model_are_kept_apart_in_bfloat16(load_model: Load, kind: str) -> None:
     """Loading checks it, by a change that rounding to bfloat16 alone would make twice as large as a crossed border."""
     adapter = {"kind": "lora", "rank": 8}
-    loaded = load_model(REAL / "model", kind, "bfloat16", adapter=adapter, data__packing="best-fit")
+    data = {"path": str(REAL / "rows.jsonl"), "kind": "rows", "sequence_length": 64, "packing": "best-fit"}
+    loaded = load_model(REAL / "model", kind, "bfloat16", adapter=adapter, data=data)
     assert loaded.compute.dtype == "bfloat16"
