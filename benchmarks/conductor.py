@@ -1,4 +1,4 @@
-"""What a step costs the conductor, beside 0.2.0: milliseconds at 8, 64 and 128 ranks.
+"""The cost of a step in the conductor, beside that in 0.2.0: milliseconds at 8, 64 and 128 ranks.
 
     python benchmarks/conductor.py [--steps N] [--rounds N]
 

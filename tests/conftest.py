@@ -30,7 +30,7 @@ GRACE_SECONDS = 5.0
 LOOK_SECONDS = 5.0
 """How often it is looked whether a test has taken too long."""
 SOAK_SECONDS = 900
-"""That a test may take in the soak, if it has no timeout of its own."""
+"""Timeout of a test in the soak, if it has none of its own."""
 gc.disable()  # in workers until tests are collected: what is imported stays, and a third of the time went to it
 os.environ["TRAINCTL_CALIBRATION"] = "never"  # but for the tests of calibrations: each takes half a minute
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # the hundreds of processes that tests start would compile it again

@@ -1,4 +1,4 @@
-"""What a session holds, what it prints of the tests that it left out, and its end."""
+"""A test session: the tests that it holds, the lines about those that it left out, and its end."""
 
 import subprocess
 import sys

@@ -28,7 +28,7 @@ def greeter(cluster: Cluster) -> Iterator:
     context.term()
 
 
-def test_whoever_is_not_known_or_missed_a_number_is_told_to_begin_anew(greeter):
+def test_whoever_is_not_known_or_missed_a_number_is_told_to_begin_again(greeter):
     lead = greeter()
     lead.say(m.PeerPing(link=lead.link, seq=0))
     assert lead.hear(m.PeerRefusal).code == "unknown-link"

@@ -7,27 +7,9 @@ from typing import Any
 import pytest
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess
-from tests.integration.support.known_run import make_known
+from tests.integration.support.known_run import make_known, run_file
 from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import call, call_json
-
-RUN = """
-[run]
-name = "sft"
-steps = 10
-[model]
-path = "{0}/model"
-[data]
-path = "{0}/data"
-tokenizer = "bytes"
-[batch]
-global = 8
-[optimizer]
-learning_rate = 1e-3
-[nodes.alpha]
-[nodes.beta]
-model_path = "{0}/copy"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +20,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     addresses = dict(zip(names, free_addresses(len(names)), strict=True))
     tables = [f'[nodes.{name}]\naddress = "{at}"\n' for name, at in addresses.items()]
     (folder / "cluster.toml").write_text("".join(tables))
-    (folder / "run.toml").write_text(RUN.format(folder))
-    own = RUN.format(folder).replace("[nodes.alpha]", f'[nodes.alpha]\ncache_path = "{folder}/new"')
+    nodes = f'[nodes.alpha]\n[nodes.beta]\nmodel_path = "{folder}/copy"\n'
+    text = run_file(folder, nodes=nodes, name="sft")
+    (folder / "run.toml").write_text(text)
+    own = text.replace("[nodes.alpha]", f'[nodes.alpha]\ncache_path = "{folder}/new"')
     make_known(folder / "state" / "alpha", "one", own)
     other = own.replace(f"{folder}/new", f"{folder}/no/new").replace(f'"{folder}/model"', '"org/not-cached"')
     make_known(folder / "state" / "alpha", "two", other)

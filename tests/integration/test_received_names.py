@@ -5,7 +5,6 @@ import hashlib
 import os
 import random
 import signal
-import sys
 import threading
 import time
 import tomllib
@@ -22,7 +21,7 @@ from tests import tiers
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess
 from tests.integration.support.file_watch import FileWatch
-from tests.integration.support.known_run import make_known
+from tests.integration.support.known_run import make_known, run_file
 from tests.integration.support.ports import free_addresses
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, slowness, until
 from tools.protocol_docs import examples
@@ -47,23 +46,11 @@ AT_ONCE = 8
 """Requests that wait for a reply at a time; an agent takes 64."""
 STOP_SECONDS = 1.0
 RUN, WORK, SECRET = "r-1", "work-0001", "what nobody may read or change"
-RUN_FILE = """
-[run]
-name = "r"
-steps = 10
-[model]
-path = "{0}/model"
-[data]
-path = "{0}/data"
-tokenizer = "bytes"
-[batch]
-global = 8
-[optimizer]
-learning_rate = 1e-3
-[nodes.box]
-cache_path = "{0}/caches"
-"""
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify tells who opens a file")
+pytestmark = pytest.mark.needs("linux")  # inotify tells who opens a file
+
+
+def run_text(root: Path) -> str:
+    return run_file(root, nodes=f'[nodes.box]\ncache_path = "{root}/caches"\n')
 
 
 class Scene:
@@ -94,7 +81,7 @@ class Scene:
             (self.root / name).mkdir()
         (self.root / "model" / "config.json").write_text("{}")
         (self.root / "data" / "a.txt").write_text("text")
-        paths = make_known(self.state / "box", RUN, RUN_FILE.format(self.root))
+        paths = make_known(self.state / "box", RUN, run_text(self.root))
         paths.profiles.mkdir()
         (paths.logs / "rank-7.log").symlink_to(self.canary / "secret.txt")
         (paths.profiles / "link").symlink_to(self.canary / "secret.txt")
@@ -354,7 +341,7 @@ def part_of(content: bytes) -> Callable[..., Awaitable[m.TracePart]]:
 
 
 def config_of(scene: Scene) -> dict[str, Any]:
-    return tomllib.loads(RUN_FILE.format(scene.root))
+    return tomllib.loads(run_text(scene.root))
 
 
 # ------------------------------------------------------------ what did it

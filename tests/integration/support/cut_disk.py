@@ -34,11 +34,10 @@ class CutDisk:
 
     def _mount(self) -> None:
         self._device = _run("losetup", "--find", "--show", str(self.image))
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._detach)
             _run("mount", "-t", "ext4", self._device, str(self.folder))
-        except BaseException:
-            self._detach()
-            raise
+            failed.pop_all()
 
     def _detach(self) -> None:
         device, self._device = self._device, ""
@@ -46,7 +45,7 @@ class CutDisk:
             _run("losetup", "--detach", device)
 
     def close(self) -> None:
-        """Unmount it, whoever still uses it, and free its device."""
+        """Unmount it, even if it is in use, and free its device."""
         if self._device:
             _run("umount", "--lazy", str(self.folder))
             self._detach()

@@ -1,4 +1,4 @@
-"""What is done to files of a folder, by whichever process, as Linux tells it."""
+"""A watch over a folder: what any process does to its files, by inotify."""
 
 import ctypes
 import os

@@ -1,10 +1,10 @@
 """A node reads each run file once for `trainctl doctor`, only files of a disk, and nothing that an exit awaits."""
 
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from tests.integration.support.known_run import run_file as run_file_text
 
 from trainctl.node_agent.clients import doctor as doctors
 from trainctl.node_agent.clients.doctor import Doctor
@@ -13,28 +13,13 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.machine.disk_speed import DiskSpeed
 
-RUN_FILE = """
-[run]
-name = "r"
-steps = 10
-[model]
-path = "{0}/model"
-[data]
-path = "{1}"
-tokenizer = "bytes"
-[batch]
-global = 8
-[optimizer]
-learning_rate = 1e-3
-"""
-
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A run file, and the data that it names."""
     (tmp_path / "data.txt").write_text("text")
     file = tmp_path / "run.toml"
-    file.write_text(RUN_FILE.format(tmp_path, tmp_path / "data.txt"))
+    file.write_text(run_file_text(tmp_path, tmp_path / "data.txt"))
     return file
 
 
@@ -62,7 +47,7 @@ async def test_a_run_file_is_read_again_only_if_it_has_changed(own: Path, monkey
     assert len(reads) == 1
     other = own.with_name("other.txt")
     other.write_text("other")
-    own.write_text(RUN_FILE.format(own.parent, other))
+    own.write_text(run_file_text(own.parent, other))
     assert not (await doctor.digests(asked(data))).named
     assert (await doctor.digests(asked(other))).digest
     assert len(reads) == 2
@@ -70,10 +55,10 @@ async def test_a_run_file_is_read_again_only_if_it_has_changed(own: Path, monkey
     assert not (await doctor.digests(asked(other))).named
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="it has /proc")
+@pytest.mark.needs("linux")  # which has /proc
 @pytest.mark.parametrize("path", ["/proc/version", "/proc/self/environ"])
 async def test_what_the_kernel_makes_as_it_is_read_is_not_read(own: Path, path: str) -> None:
-    own.write_text(RUN_FILE.format(own.parent, path))
+    own.write_text(run_file_text(own.parent, path))
     reply = await doctor_of(own).digests(asked(Path(path)))
     assert (reply.named, reply.digest) == (True, "")
     assert "not on a disk" in reply.problem

@@ -1,4 +1,4 @@
-"""What an agent that is none, or is broken, says to clients and to a lead: mutated frames harm neither."""
+"""Mutated frames, as from a broken agent or a stranger, harm neither clients nor a lead."""
 
 import asyncio
 import contextlib
@@ -111,7 +111,7 @@ class Lead:
 
 
 @pytest.mark.timeout(3600)
-async def test_a_lead_begins_anew_with_a_follower_that_talks_nonsense(context):
+async def test_a_lead_begins_again_with_a_follower_that_talks_nonsense(context):
     server, address = bound(context, zmq.ROUTER)
     mutator, lead, greeted = Mutator("follower to lead", 1), Lead(), 0
     link = PeerLink(context, "b", address, lead)

@@ -82,7 +82,7 @@ def test_steps_and_parts_are_summed() -> None:
     assert histogram.total == pytest.approx(400.05)
 
 
-def test_another_run_begins_anew_and_what_is_no_number_spoils_no_sum() -> None:
+def test_another_run_begins_again_and_what_is_no_number_spoils_no_sum() -> None:
     other = m.StepCommitted(
         **{**as_dict(records.step(1)), "run": "run-2", "weight": math.nan, "tokens": 0, "skipped": "nan"}
     )

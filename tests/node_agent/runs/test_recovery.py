@@ -142,7 +142,7 @@ def test_the_wait_doubles_until_it_is_given_up():
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
 
 
-def test_a_run_that_got_further_begins_to_count_anew():
+def test_a_run_that_got_further_begins_to_count_again():
     backoff = Backoff(Clock())
     assert [backoff.take("run-1", step) for step in (40, 40, 40, 41)] == [1.0, 2.0, 4.0, 1.0]
 

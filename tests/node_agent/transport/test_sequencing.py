@@ -64,7 +64,7 @@ def test_over_any_line_what_is_taken_is_a_beginning_of_what_was_sent(seed: int, 
     assert taken == list(range(1, len(taken) + 1))
 
 
-def test_a_line_is_in_touch_from_the_welcome_on_and_begins_anew_when_a_message_is_lost() -> None:
+def test_a_line_is_in_touch_from_the_welcome_on_and_begins_again_when_a_message_is_lost() -> None:
     line = Line()
     assert line.state == "unknown"
     line.begin("one", 0.0)
@@ -73,7 +73,7 @@ def test_a_line_is_in_touch_from_the_welcome_on_and_begins_anew_when_a_message_i
     assert (line.state, line.open) == ("connected", True)
     assert line.take(welcome("one"), 0.2) == "drop"
     assert line.take(exited("one", 1), 0.2) == "take"
-    assert line.take(m.PeerBeat(link="one", seq=3), 0.3) == "anew"
+    assert line.take(m.PeerBeat(link="one", seq=3), 0.3) == "begin-again"
     assert (line.state, line.open) == ("connected", False)  # its agent is there: only the conversation is over
     line.begin("two", 0.4)
     assert line.take(exited("one", 2), 0.5) == "drop"
@@ -103,7 +103,7 @@ def test_a_refusal_ends_the_conversation_and_says_why(code: str, state: str) -> 
     line = Line()
     line.begin("one", 0.0)
     line.take(welcome("one"), 0.0)
-    assert line.take(m.PeerRefusal(link="one", code=code, text="no"), 0.1) == "anew"  # type: ignore[arg-type]
+    assert line.take(m.PeerRefusal(link="one", code=code, text="no"), 0.1) == "begin-again"  # type: ignore[arg-type]
     assert (line.state, line.open) == (state, False)
     assert line.why == ("no" if state == "silent" else "")
 

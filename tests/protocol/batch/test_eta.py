@@ -103,7 +103,7 @@ def test_a_new_level_is_soon_believed(seconds: float) -> None:
     assert left(eta).expected == pytest.approx(seconds * (700 - LEVEL_STEPS), rel=0.15)
 
 
-def test_another_plan_is_measured_anew() -> None:
+def test_another_plan_is_measured_again() -> None:
     eta = steps(Eta(1000), 1, 300)
     eta.change()
     assert eta.usual_seconds == 1.0

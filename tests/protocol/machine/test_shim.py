@@ -224,12 +224,12 @@ def test_a_log_does_not_grow_without_end_while_the_command_writes_on(keep: Calla
     older = kept.log.with_name("rank-0.log.1")
     pid = kept.running()["pid"]
     first = wait_for(lambda: older.exists() and older.read_bytes())
-    begun_anew = kept.log.stat().st_size
+    begun_again = kept.log.stat().st_size
     wait_for(lambda: older.read_bytes() != first)  # and again, in the same file and with the same writer
     os.kill(pid, signal.SIGKILL)
     kept.ended()
     again = older.read_bytes()
-    assert begun_anew < limit * 20 and len(first) <= len(again) + limit
+    assert begun_again < limit * 20 and len(first) <= len(again) + limit
     for text in (first, again):
         numbers = [int(line[:9]) for line in text.splitlines()]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))  # whole lines, none missing

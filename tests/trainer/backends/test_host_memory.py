@@ -31,7 +31,7 @@ def use_and_free(meanwhile: Callable[[], None] = lambda: None) -> None:
     del block
 
 
-def read_anew(memory: HostMemory) -> Memory:
+def read_again(memory: HostMemory) -> Memory:
     """A reading of now, and not that of a moment ago."""
     first = memory.read()
     while (found := memory.read()) is first:
@@ -75,7 +75,7 @@ def test_the_allocator_of_mlx_which_a_gpu_is_asked_for_gives_each_step_s_own_pea
 
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["kept by the kernel", "sampled"])
-def test_a_peak_is_kept_until_it_was_read_and_is_then_begun_anew(
+def test_a_peak_is_kept_until_it_was_read_and_is_then_begun_again(
     kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernel:
@@ -85,11 +85,11 @@ def test_a_peak_is_kept_until_it_was_read_and_is_then_begun_anew(
     memory.reset()
     use_and_free(memory.sample)
     memory.reset()  # the next step's: nothing has been read since
-    found = read_anew(memory)
+    found = read_again(memory)
     assert found.used_bytes is not None and found.peak_bytes is not None
     assert found.peak_bytes > found.used_bytes + MUCH
     memory.reset()
-    later = read_anew(memory)
+    later = read_again(memory)
     assert later.peak_bytes is not None
     assert later.peak_bytes < found.peak_bytes - MUCH
 

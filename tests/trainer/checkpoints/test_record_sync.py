@@ -1,4 +1,4 @@
-"""What is on a disk before a checkpoint has its name: the record, by the lead's word where there is a lead."""
+"""The record is on a disk before a checkpoint has its name, by the lead's word where there is a lead."""
 
 import threading
 from collections.abc import Iterator

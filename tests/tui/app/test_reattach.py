@@ -76,7 +76,7 @@ def test_messages_lost_under_way_leave_their_steps_out() -> None:
     assert letters[place - 5 : place + 1] == " " * 6, "six steps that aren't known"
 
 
-def test_ages_are_by_the_agent_s_own_clock_and_begin_anew() -> None:
+def test_ages_are_by_the_agent_s_own_clock_and_begin_again() -> None:
     silent = played(Connection("silent", CLOCK.at_monotonic + 4, "no message"))
     assert silent.silent_for(LATER.at_monotonic) == OUTAGE_SECONDS
     assert all(row.old for row in rank_rows.rows(silent, LATER))

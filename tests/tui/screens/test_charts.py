@@ -228,7 +228,7 @@ async def test_the_old_picture_stays_while_the_record_is_asked_and_where_it_fail
     await charted(source, play)
 
 
-async def test_without_a_run_and_with_another_one_it_begins_anew() -> None:
+async def test_without_a_run_and_with_another_one_it_begins_again() -> None:
     source = Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:

@@ -35,7 +35,7 @@ guard.version = lambda: "99.0.0"
 
 
 @pytest.fixture(autouse=True)
-def asked_anew() -> Iterator[None]:
+def asked_again() -> Iterator[None]:
     guard.allows.cache_clear()
     yield
     guard.allows.cache_clear()

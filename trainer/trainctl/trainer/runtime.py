@@ -321,7 +321,7 @@ class Trainer:
 
 
 WHERE = "run file"
-"""How errors name it: the user's has the same fields, and this copy is no one's to change."""
+"""The name of the run file in errors: the user's has the same fields, and nobody is to change this copy."""
 
 
 def checked_run_file(paths: RunPaths, node: str) -> run_tables.RunFile:
@@ -355,7 +355,7 @@ def load_trainer(
     model_files = file_digests.model_digests(Path(config.model.path))
     if is_new and control.preflight is None and _wants_preflight(config, paths, who.rank):
         look = _ended_by(progress, status, control)
-        control.preflight = preflight.preflight(who, config, backend, dataset, model_files, look)
+        control.take_preflight(preflight.preflight(who, config, backend, dataset, model_files, look))
     if wants_reference(config):
         assert isinstance(dataset, Dataset), "pairs are whole files"
         settings = ReferenceSettings.of(config, who.node, caches, model_files.whole)

@@ -404,7 +404,7 @@ class Conductor:
             self._shutdown.tell(rank)
         elif self.stage not in ("loading", "leaving") and rank in self._rendezvous.live:
             self._state.happen(e.NodeState(self.durable.settings.label(rank), "trainer-back"), "warning")
-            self._regroup.anew(now)
+            self._regroup.form_again(now)
         elif rank in self._rendezvous.returning:
             self._ask_for_reports(rank)
 

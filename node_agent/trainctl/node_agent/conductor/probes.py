@@ -9,6 +9,7 @@ import math
 import statistics
 import struct
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from trainctl.protocol.messages import Probed
@@ -17,11 +18,11 @@ NOISE_MULTIPLE = 20.0
 """Multiple of two ranks' rounding noise by which they may differ. Ranks of one model were apart by 0.6 to 6 times their
 noise; the least fault that was tried, another epsilon of the norms, by 100 times."""
 LEAST_MULTIPLE = 8.0
-"""Multiple that is tolerated of the largest noise too."""
+"""Multiple of the noise that is tolerated even above `MOST_TOLERANCE`, since ranks of one model are that far apart."""
 LEAST_TOLERANCE = 1e-5
-"""Nats: of a model so small that its noise says little."""
+"""Nats. The noise of a very small model says little."""
 MOST_TOLERANCE = {False: 0.05, True: 1.0}
-"""Nats, by whether the run allows TF32, above which a model's noise is multiplied by the least multiple alone."""
+"""Nats, by whether the run allows TF32. Above it, only `LEAST_MULTIPLE` times the noise is tolerated."""
 MOST_UNLIKE = 10.0
 """Ratio of two ranks' noises above which the larger one doesn't count: a fault could widen its own limit."""
 UNMEASURED_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
@@ -47,17 +48,17 @@ class Difference(NamedTuple):
 
     @property
     def is_refused(self) -> bool:
-        """Whether the two hold unlike models. Norms count too: one weight that is off moves few tokens."""
+        """True if the two hold unlike models. Norms count too: one weight that is off moves few tokens."""
         return not (self.largest <= self.limit and self.weights <= WEIGHTS_APART)
 
     @property
     def distance(self) -> tuple[bool, float]:
-        """By which pairs are ordered: a model with much noise may differ more."""
+        """The order of pairs: first by weights that differ, then by the difference in multiples of its limit."""
         return self.weights > WEIGHTS_APART, self.largest / self.limit
 
 
 class Precision(NamedTuple):
-    """How a run computes."""
+    """A run's data type, and whether it allows TF32."""
 
     dtype: str
     tf32: bool
@@ -99,11 +100,11 @@ def compare(probes: Mapping[int, Probed], passed: Collection[int], precision: Pr
     pair of ranks that are furthest apart, the odd one out first."""
     if passed:
         return [
-            min((difference(probes, rank, other, precision) for other in passed), key=_distance)
+            min((difference(probes, rank, other, precision) for other in passed), key=attrgetter("distance"))
             for rank in sorted(probes.keys() - passed)
         ]
     pairs = [difference(probes, rank, other, precision) for other, rank in itertools.combinations(sorted(probes), 2)]
-    worst = max(pairs, key=_distance)
+    worst = max(pairs, key=attrgetter("distance"))
     if _median_distance(probes, worst.other, precision) > _median_distance(probes, worst.rank, precision):
         worst = worst._replace(rank=worst.other, other=worst.rank)
     return [worst]
@@ -132,10 +133,6 @@ def likely_cause(own: Probed, other: Probed, names: tuple[str, str]) -> str:
     if math.isfinite(largest) and max(first) <= FIRST_TOKENS_PART * largest:
         return "the RoPE settings (only tokens after a sample's first differ); compare config.json's rope_parameters"
     return "the model's code; compare config.json and the versions of transformers and mlx-lm"
-
-
-def _distance(pair: Difference) -> tuple[bool, float]:
-    return pair.distance
 
 
 def _median_distance(probes: Mapping[int, Probed], rank: int, precision: Precision) -> float:

@@ -57,9 +57,9 @@ class Regroup:
                 if self._rendezvous.all_fenced:
                     self._recover(now)
             case "offering" | "forming" | "formed" | "leaving" | "over":
-                self.anew(now)
+                self.form_again(now)
 
-    def anew(self, now: float) -> None:
+    def form_again(self, now: float) -> None:
         """Have everybody leave this generation, for another one."""
         self._pipeline.abandon()
         self._rendezvous.fence(now)

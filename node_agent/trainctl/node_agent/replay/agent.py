@@ -50,7 +50,7 @@ class PlayedAgent:
         self.host: m.HostReading | None = None
         self._version = version
 
-    def boot_anew(self, boot: str) -> None:
+    def restart(self, boot: str) -> None:
         """As an agent that was started again: its messages are numbered from 1."""
         self.publisher = Publisher(self._live, boot, self.publisher.listeners)
 

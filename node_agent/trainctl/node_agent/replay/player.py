@@ -210,7 +210,7 @@ class Player:
         for rank, agent in enumerate(self.agents):
             agent.mute = script.is_lost(rank, step) or (rank == 0 and script.is_away(step))
         if step == script.away[1] + 1:
-            lead.boot_anew(secrets.token_hex(8))
+            lead.restart(secrets.token_hex(8))
         if not lead.mute:
             self._take(self.timeline.played_step(step, at), at)
 

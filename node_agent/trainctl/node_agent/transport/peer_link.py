@@ -273,7 +273,7 @@ class PeerLink:
             if isinstance(message, m.PeerRefusal) and message.code == "older-term" and message.run is not None:
                 await self._lead.superseded(message)
             self._show()
-            if verdict == "anew":
+            if verdict == "begin-again":
                 self._broken.set()
             elif verdict != "drop":
                 await self._hear(message)

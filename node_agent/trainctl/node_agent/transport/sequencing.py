@@ -68,15 +68,15 @@ class Line:
         """A hello goes out under a new name; nothing of an older conversation counts any more."""
         self.numbers, self.open, self._heard = Numbers(link), False, now
 
-    def take(self, message: m.FromPeer, now: float) -> Literal["welcome", "take", "drop", "anew"]:
-        """What to do with a message: `anew` means that the conversation is over and another is to begin."""
+    def take(self, message: m.FromPeer, now: float) -> Literal["welcome", "take", "drop", "begin-again"]:
+        """Return what to do with a message: `begin-again`: the conversation is over, and another is to begin."""
         if message.link != self.numbers.link:
             return "drop"  # of a conversation that is over
         if isinstance(message, m.PeerRefusal):
             self.open = False
             if message.code != "unknown-link":
                 self.state, self.why = "silent", message.text
-            return "anew"
+            return "begin-again"
         if isinstance(message, m.PeerWelcome):
             return self._welcomed(message, now)
         if not self.open:
@@ -84,7 +84,7 @@ class Line:
         judgement = self.numbers.judge(message)
         if judgement == "gap":
             self.open = False
-            return "anew"
+            return "begin-again"
         self._heard = now
         return "take" if judgement == "take" else "drop"
 

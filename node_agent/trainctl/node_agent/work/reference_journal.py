@@ -31,11 +31,11 @@ class ReferenceJournal:
         """`sizes`: of a new pass; None: the journal has them."""
         make_folder(folder)
         self.folder, self._path = folder, folder / VALUES_NAME
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._connection = open_for_writing(folder / SLICES_NAME, _SCHEMA)
         try:
-            self._connection = open_for_writing(folder / SLICES_NAME, _SCHEMA)
-        except BaseException:
-            os.close(self._file)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:
+            self._connection.close()
             raise
         if sizes is not None:
             self._connection.execute("INSERT INTO sizes VALUES (?, ?)", sizes)

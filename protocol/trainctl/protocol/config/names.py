@@ -1,13 +1,13 @@
-"""What runs, nodes and files may be called, and what this machine and its user are."""
+"""Patterns of the names of runs, nodes and files, and the names of this machine and its user."""
 
 import getpass
 import socket
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
 FILE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z"
-"""Of a file or folder that another machine names: no path, no hidden file."""
+"""The name of a file or folder that another machine sends: no path, no hidden file."""
 ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,127}\Z"
-"""Of a run or of separate work: in lower case, for some disks take `R-1` for `r-1`."""
+"""The ID of a run or of separate work: in lower case, for some disks take `R-1` for `r-1`."""
 _NODE_NAME_CHARACTERS = 64
 
 

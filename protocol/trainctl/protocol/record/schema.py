@@ -167,7 +167,7 @@ def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlit
 
 
 def _sync_names(path: Path) -> None:
-    """Have the disk keep the names of a database and of its log, which SQLite makes anew whenever it is opened."""
+    """Have the disk keep the names of a database and of its log, which SQLite makes again at each opening."""
     try:
         sync(path.parent)
     except OSError as error:

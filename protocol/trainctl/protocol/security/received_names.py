@@ -60,16 +60,13 @@ def opened(root: Path, *names: str, to: Literal["read", "write"] = "read") -> It
     exist. Raises InvalidInputError for what is no name, and OSError, also for a link or another kind of file."""
     check(*names)
     descriptor = _descriptor(root, names, _FLAGS[to] | _NO_LINK)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(root.joinpath(*names)))
-        if to == "write":
-            os.ftruncate(descriptor, 0)
-        file: BufferedIOBase = os.fdopen(descriptor, "rb") if to == "read" else os.fdopen(descriptor, "r+b")
-    except BaseException:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise
+        raise OSError(errno.EINVAL, "not a regular file", str(root.joinpath(*names)))
+    file: BufferedIOBase = os.fdopen(descriptor, "rb") if to == "read" else os.fdopen(descriptor, "r+b")
     with file:
+        if to == "write":
+            file.truncate()
         yield file
 
 

@@ -18,7 +18,7 @@ _MOVED: Final = 1e-3
 """Change that packing may cause by rounding in float32, in which the tokens are evaluated: in bfloat16 it is 0.2 for a
 trained model of 135 million parameters."""
 _MOVED_LOW: Final = 1.0
-"""The same of a kernel that computes in 16 bits alone."""
+"""Change that packing may cause with a kernel that computes in 16 bits alone."""
 _ODD: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
 """What a model raises whose cache is unlike mlx-lm's, or whose attention can't be that which was asked for."""
 

@@ -76,14 +76,14 @@ def add(wanted: AddNodeOptions, file: Path, known: cluster_file.Cluster, say: Sa
         pair = _pair(wanted, machine, file, known)
         changed, text = wanted.install.carry_out(ssh, machine, built)
         done("install", changed, text)
-        anew = changed
+        restarts = changed
         made = keys.KeyFolder().make(pair.here)
         done("keys here", bool(made), f"created {' and '.join(made)}" if made else "already exist")
         python = str(machine.python_of_program)
         joined = _called(ssh, python, "join", _join_words(pair))
         done("keys there", bool(joined["changed"]), ", ".join(joined["changed"]) or "already exchanged")
-        anew = anew or any(not one.startswith("authorised") for one in joined["changed"])
-        started = _called(ssh, python, "start", {"name": pair.there, "anew": anew})
+        restarts = restarts or any(not one.startswith("authorised") for one in joined["changed"])
+        started = _called(ssh, python, "start", {"name": pair.there, "anew": restarts})
         done("start", started["changed"], _start_text(started))
         ring = Keyring(nodes=known)
         ring.learn(pair.there_address, joined["key"])

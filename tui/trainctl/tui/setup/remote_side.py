@@ -104,7 +104,7 @@ def start(given: dict[str, Any]) -> dict[str, Any]:
     if status != NO_MANAGER:  # what was begun would start a second agent some day
         _call(agent, ["uninstall", "--user", "--json"])
     why = said.get("error", {}).get("text", "") or "no service manager"
-    changed = _start_detached(agent, given["name"], anew=given["anew"])
+    changed = _start_detached(agent, given["name"], restart=given["anew"])
     return {"how": "detached", "changed": changed, "why": why, "remarks": []}
 
 
@@ -117,13 +117,13 @@ def _call(agent: Path, words: list[str]) -> tuple[int, dict[str, Any]]:
     return done.returncode, {}
 
 
-def _start_detached(agent: Path, name: str, *, anew: bool) -> bool:
+def _start_detached(agent: Path, name: str, *, restart: bool) -> bool:
     """In a session of its own, its output in a file; False if it runs already. Raises TrainctlError."""
     folder = paths.node_directory(name)
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / "detached.toml"
     process = running(note)
-    if process is not None and not anew:
+    if process is not None and not restart:
         return False
     if process is not None:
         process.terminate()
