@@ -14,11 +14,11 @@ demo: $(VENV)/.ready
 
 # The quick tier (tests/tiers.py): it needs nothing but Python and make.
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -n $(or $(WORKERS),logical) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(or $(WORKERS),logical) $(PYTEST_ARGS)
 
 # All that judges a change. These tests mostly wait for real processes, so four workers are worth it on two cores.
 test-all: $(VENV)/.ready-dev nodejs
-	$(BIN)/python -m pytest --tier all -n $(or $(WORKERS),4) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --tier all -n $(or $(WORKERS),4) $(PYTEST_ARGS)
 
 # What takes hours: kills, floods, families of models, comparisons with other libraries, images, resumes and walks, one
 # after another, with what they measure. PYTEST_ARGS takes paths of some.

@@ -1,6 +1,5 @@
 """What holds for every test: a leaked process or thread fails it; with --fail-on-skip a skipped test does too."""
 
-import functools
 import gc
 import os
 import resource
@@ -18,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from tests import tiers
+from tests import schedule, tiers
 from tests.lacking import NEEDS, lacks, packages
 from tests.second_chance import REAL_PROCESSES, SecondChance
 from tests.waiting import Patience
@@ -54,6 +53,7 @@ SHARED_PIDS: set[int] = set()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the session")
     parser.addoption("--second-chance", action="store_true", help="run failed tests of real processes once more")
+    parser.addoption("--record-durations", action="store_true", help="keep the files' seconds in tests/durations.json")
     tiers.add_options(parser)
 
 
@@ -68,24 +68,10 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("any-speed")
     if tiers.is_soak() and config.getoption("timeout") is None:
         config.option.timeout = SOAK_SECONDS
-    if config.getoption("--second-chance") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(SecondChance(config))
-
-
-LONG = (
-    ("integration/test_promotion", "integration/test_cluster_resume", "integration/test_calibrate",
-     "integration/test_probe", "integration/test_cluster", "integration/test_score", "integration/test_rollback"),
-    ("integration/test_demo", "integration/test_readme", "integration/test_memory_cap", "integration/test_run",
-     "integration/test_left", "integration/test_diagnosis", "integration/test_commands",
-     "integration/test_agent_kills", "integration/test_terminal", "integration/test_bad_input"),
-    ("integration/test_objective_examples", "trainer/"),
-    ("integration/test_faults", "integration/test_several_hosts", "integration/test_hangs",
-     "integration/test_reference", "integration/test_finetuning", "integration/test_attached_runs",
-     "integration/test_cli", "integration/test_scripting", "integration/test_service"),
-)  # fmt: skip
-"""How the paths of tests that take long begin. These are run first, in this order, so that none is left for the end,
-when the others are done; and each group by a worker of its own, for they share agents, runs and libraries that take
-long to load."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(schedule.Schedule())
+        if config.getoption("--second-chance"):
+            config.pluginmanager.register(SecondChance(config))
 
 
 @pytest.hookimpl(trylast=True)
@@ -104,39 +90,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[_lacking] = dict(Counter(what for item in without for what in needed(item) if lacks(what)))
         items[:] = [item for item in items if item not in without]
         config.hook.pytest_deselected(items=without)
-    items[:] = long_ones_first(items, int(getattr(config, "workerinput", {}).get("workercount", 1)))
+    items[:] = schedule.in_order(items)
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-def long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """In an order in which each worker begins with its groups of `LONG`: it is given an even part of the list, and once
-    it is done, what another has left at the end of its part."""
-    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
-    rest = []
-    for item in sorted(items, key=lambda item: group_of(item) or (0, 0)):
-        group = group_of(item)
-        (rest if group is None else parts[group[0] % workers]).append(item)
-    ordered: list[pytest.Item] = []
-    for number, part in enumerate(parts, 1):
-        room = max(0, len(items) * number // workers - len(ordered) - len(part))
-        ordered += part + rest[:room]
-        rest = rest[room:]
-    return ordered
-
-
-def group_of(item: pytest.Item) -> tuple[int, int] | None:
-    """Its group in `LONG`, and its place there."""
-    return _group_of_file(item.path)
-
-
-@functools.cache
-def _group_of_file(file: Path) -> tuple[int, int] | None:
-    path = file.relative_to(ROOT / "tests").as_posix()
-    places = ((number, at) for number, starts in enumerate(LONG) for at, start in enumerate(starts)
-              if path.startswith(start))  # fmt: skip
-    return next(places, None)
 
 
 def needed(item: pytest.Item) -> set[str]:

@@ -70,6 +70,10 @@ def scale(name: str) -> int:
     return int(getattr(SCALES[name], _options["tier"]))
 
 
+def is_quick() -> bool:
+    return _options["tier"] == TIERS[0]
+
+
 def is_soak() -> bool:
     return _options["tier"] == TIERS[-1]
 
