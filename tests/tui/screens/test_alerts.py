@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.tui.support.alerted import ALERTS, CLOCK_ALERT, DISK_ALERT, LOST_ALERT, SPIKE_ALERT, alerted, alerts
 from tests.tui.support.driving import body, driven, until
-from tests.tui.support.pictures import still
+from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import BOOT, CLOCK, NOW, app_of, run_view, snapshot, source_of
 from textual.pilot import Pilot
 
@@ -25,8 +25,6 @@ from trainctl.tui.state.alert_bell import AlertBell
 from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
 from trainctl.tui.widgets.line_view import Lines
-
-SIZES = [(80, 24), (120, 40), (200, 60)]
 
 
 def state_of(*found: m.AlertView, **other: Any) -> md.ViewState:
@@ -189,18 +187,18 @@ async def test_nothing_is_sent_by_a_screen_that_only_reads() -> None:
     await driven(source, play, read_only=True, bell=False)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_picture_of_the_panel(snap_compare: Any, size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(alerted()), terminal_size=size, run_before=still(("a", "down")))
+@at_columns(80, 120)
+async def test_picture_of_the_panel(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(alerted()), columns, "a", "down")
 
 
-@pytest.mark.parametrize("keys", [("1",), ("w",)], ids=["overview", "why"])
-def test_picture_of_alerts_on_the_overview(snap_compare: Any, keys: tuple[str, ...]) -> None:
-    assert snap_compare(app_of(alerted(CLOCK_ALERT, LOST_ALERT)), terminal_size=(80, 24), run_before=still(keys))
+@pytest.mark.parametrize("key", ["1", "w"], ids=["overview", "why"])
+async def test_picture_of_alerts_on_the_overview(pictures: Pictures, key: str) -> None:
+    await pictures.compare(app_of(alerted(CLOCK_ALERT, LOST_ALERT)), 80, key)
 
 
-def test_picture_without_alerts(snap_compare: Any) -> None:
-    assert snap_compare(app_of(source_of(4)), terminal_size=(80, 24), run_before=still(("a",)))
+async def test_picture_without_alerts(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_of(4)), 80, "a")
 
 
 @pytest.mark.parametrize(

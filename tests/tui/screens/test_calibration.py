@@ -1,9 +1,8 @@
 """The Calibration screen: the curves with the peak, earlier profiles behind them, and what became slower."""
 
 import msgspec
-import pytest
 from tests.protocol.support.profiles import profile_of
-from tests.tui.support.pictures import Compare, still
+from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import NOW, app_of, source_of
 
 from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskRate, GridPoint, MatmulRate, Pass
@@ -60,12 +59,12 @@ def test_memory_that_is_not_known_is_not_drawn() -> None:
     assert any("n/a" in line for line in lines)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_pictures(snap_compare: Compare, size: tuple[int, int]) -> None:
+@at_columns(80, 120)
+async def test_pictures(pictures: Pictures, columns: int) -> None:
     source = source_of(4)
     source.known_profiles = {"studio": PROFILES}
-    assert snap_compare(app_of(source), terminal_size=size, run_before=still(("2", "C")))
+    await pictures.compare(app_of(source), columns, "2", "C")
 
 
-def test_picture_without_a_profile_in_ascii(snap_compare: Compare) -> None:
-    assert snap_compare(app_of(source_of(4), glyphs=ASCII), terminal_size=(80, 24), run_before=still(("2", "C", "tab")))
+async def test_picture_without_a_profile_in_ascii(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_of(4), glyphs=ASCII), 80, "2", "C", "tab")

@@ -4,10 +4,24 @@ import asyncio
 import dataclasses
 import re
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
+import pytest
 from tests.tui.support.driving import body, burst, driven, until
-from tests.tui.support.recorded import CONNECTED, RUNS, Recorded, committed, rank_step, run_view, snapshot, source_of
+from tests.tui.support.pictures import Pictures, at_columns
+from tests.tui.support.recorded import (
+    CONNECTED,
+    RUNS,
+    Recorded,
+    app_of,
+    committed,
+    rank_step,
+    run_view,
+    snapshot,
+    source_of,
+    under_way,
+)
 from textual import events
 from textual.pilot import Pilot
 
@@ -301,3 +315,57 @@ def test_runs_of_one_name_have_labels_that_differ() -> None:
     views = {run: msgspec.structs.replace(run_view(1), run=run, name="sft") for run in ids}
     assert [renamed(view, views).name for view in views.values()] == ["3b1c", "cf8b"]
     assert renamed(views[ids[0]], {ids[0]: views[ids[0]]}).name == "sft"
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def pictured(*keys: str) -> Callable[[Pilot[Any]], Awaitable[None]]:
+    """Open the charts, press keys, and wait until the record has answered for what is in view."""
+
+    async def play(pilot: Pilot[Any]) -> None:
+        await pilot.pause()
+        await pilot.press("3")
+        screen = pilot.app.get_screen("charts")
+        assert isinstance(screen, ChartsScreen)
+        await until(pilot, lambda: bool(screen.data) and not screen._missing())
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause()
+        await until(pilot, lambda: not screen._missing())
+        for widget in pilot.app.screen.query("Input"):
+            widget.cursor_blink = False  # type: ignore[attr-defined]
+        pilot.app.paint()  # type: ignore[attr-defined]
+        await pilot.pause()
+
+    return play
+
+
+@at_columns(80, 120, 200)
+async def test_charts(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(source_of(4)), columns, play=pictured())
+
+
+@at_columns(80, 120)
+async def test_charts_with_log_crosshair_smoothing_and_tokens(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(source_of(1)), columns, play=pictured("z", "v", "f", "f", *["left"] * 20))
+
+
+async def test_charts_of_a_group_in_ascii(pictures: Pictures) -> None:
+    app = app_of(Recorded(under_way(run_view(3))), glyphs=ASCII)
+    await pictures.compare(app, 80, play=pictured("z", "z", "f", "f", "f", "left", "left"))
+
+
+async def test_charts_without_colours(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    await pictures.compare(app_of(source_of(4)), 120, play=pictured("f", "f", "f", "left"))
+
+
+async def test_a_run_laid_over_another(pictures: Pictures) -> None:
+    keys = ("v", "m", *"sft", "enter", "escape", "left", "left")
+    await pictures.compare(app_of(source_of(1)), 120, play=pictured(*keys))
+
+
+@at_columns(80, 120)
+async def test_the_list_of_metrics(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(source_of(4)), columns, play=pictured("m", "down", "down", "enter"))

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.tui.support.driving import body, dialog_text, driven, until
-from tests.tui.support.pictures import Compare, still
+from tests.tui.support.pictures import Pictures
 from tests.tui.support.recorded import NOW, Recorded, app_of, run_view, under_way
 from textual.pilot import Pilot
 
@@ -14,7 +14,6 @@ from trainctl.tui.screens.diagnosis import DiagnosisScreen
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.text.glyphs import ASCII
 
-SIZES = [(80, 24), (120, 40)]
 RUN = run_view(4, step=18_240, steps=60_000)
 QUOTA = m.Finding(
     cause="throttled", title="mbp is held back by its CPU quota", severity="warning", node="mbp", rank=1,
@@ -61,16 +60,17 @@ def telling(*findings: m.Finding) -> Recorded:
     return source
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("findings", [(), (QUOTA,), (NAN, QUOTA, LINK)], ids=["healthy", "one", "several"])
-def test_the_screen(snap_compare: Compare, findings: tuple[m.Finding, ...], size: tuple[int, int]) -> None:
-    keys = ("D", "down") if len(findings) > 1 else ("D",)
-    assert snap_compare(app_of(telling(*findings)), terminal_size=size, run_before=still(keys))
+@pytest.mark.parametrize(
+    ("findings", "columns"),
+    [((), 80), ((QUOTA,), 80), ((NAN, QUOTA, LINK), 80), ((NAN, QUOTA, LINK), 120)],
+    ids=["healthy", "one", "several-80x24", "several-120x40"],
+)
+async def test_the_screen(pictures: Pictures, findings: tuple[m.Finding, ...], columns: int) -> None:
+    await pictures.compare(app_of(telling(*findings)), columns, "D", *["down"] * (len(findings) > 1))
 
 
-def test_the_screen_in_ascii(snap_compare: Compare) -> None:
-    app = app_of(telling(QUOTA), glyphs=ASCII)
-    assert snap_compare(app, terminal_size=(80, 24), run_before=still(("D",)))
+async def test_the_screen_in_ascii(pictures: Pictures) -> None:
+    await pictures.compare(app_of(telling(QUOTA), glyphs=ASCII), 80, "D")
 
 
 async def test_a_key_opens_the_remedy_s_dialog_filled_and_sends_nothing() -> None:

@@ -4,9 +4,8 @@ import math
 from typing import Any
 
 import msgspec
-import pytest
 from tests.tui.support.driving import until
-from tests.tui.support.pictures import Compare, still
+from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import Recorded, app_of, source_of
 
 from trainctl.protocol import messages as m
@@ -73,9 +72,9 @@ def test_hostile_text_and_broken_rewards_stay_in_their_cells() -> None:
     assert any("every_steps" in line for line in shown(PairTable.of((), ChosenPair())))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_pairs_screen(snap_compare: Compare, size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(source_with(evaluations())), terminal_size=size, run_before=still(("6",)))
+@at_columns(80, 120)
+async def test_pairs_screen(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(source_with(evaluations())), columns, "6")
 
 
 async def test_another_evaluation_is_fetched_and_m_shows_the_answers() -> None:

@@ -1,9 +1,8 @@
 """The Policies screen: each policy's values and next command, its mode by keys, its last command undone."""
 
 import msgspec
-import pytest
 from tests.tui.support.driving import body, dialog_text, driven, until
-from tests.tui.support.pictures import Compare, still
+from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import BOOT, NOW, Recorded, app_of, run_view, source_of, under_way
 from textual.pilot import Pilot
 
@@ -18,7 +17,6 @@ from trainctl.tui.state.effects import Effect
 from trainctl.tui.state.policy_report import PolicyReport
 from trainctl.tui.text.glyphs import ASCII
 
-SIZES = [(80, 24), (120, 40)]
 MODES = tuple(m.PolicyView(name, entry.default) for name, entry in POLICIES.items())
 RUN = run_view(4, step=18_240, steps=60_000, policies=MODES)
 SPLIT = m.Event(
@@ -60,18 +58,17 @@ def telling() -> Recorded:
     return source
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_the_panel(snap_compare: Compare, size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(telling()), terminal_size=size, run_before=still(("P", *["down"] * 5)))
+async def test_the_panel(pictures: Pictures) -> None:
+    await pictures.compare(app_of(telling()), 80, "P", *["down"] * 5)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_the_panel_on_a_policy_that_has_acted(snap_compare: Compare, size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(telling()), terminal_size=size, run_before=still(("P", *["down"] * 3)))
+@at_columns(80, 120)
+async def test_the_panel_on_a_policy_that_has_acted(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(telling()), columns, "P", *["down"] * 3)
 
 
-def test_the_panel_in_ascii(snap_compare: Compare) -> None:
-    assert snap_compare(app_of(telling(), glyphs=ASCII), terminal_size=(80, 24), run_before=still(("P",)))
+async def test_the_panel_in_ascii(pictures: Pictures) -> None:
+    await pictures.compare(app_of(telling(), glyphs=ASCII), 80, "P")
 
 
 async def test_keys_change_the_mode_turn_it_off_and_undo_its_last_command() -> None:

@@ -4,9 +4,8 @@ import math
 from typing import Any
 
 import msgspec
-import pytest
 from tests.tui.support.driving import until
-from tests.tui.support.pictures import Compare, still
+from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import BOOT, NOW, Recorded, app_of, source_of
 
 from trainctl.protocol import messages as m
@@ -87,16 +86,15 @@ def test_answers_given_twice_are_shown_once_and_hostile_text_stays_text() -> Non
             assert not any("\x1b" in line or "\t" in line for line in lines)
 
 
-def test_without_samples_it_says_how_to_get_some() -> None:
-    assert any("every_steps" in line for line in shown(AnswerTable.of((), Chosen())))
-
-
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("filled", [True, False], ids=["answers", "none"])
-def test_samples_screen(snap_compare: Compare, size: tuple[int, int], filled: bool) -> None:
+@at_columns(80, 120)
+async def test_samples_screen(pictures: Pictures, columns: int) -> None:
     source = source_of(4)
-    source.known_samples = samples() if filled else ()
-    assert snap_compare(app_of(source), terminal_size=size, run_before=still(("6",)))
+    source.known_samples = samples()
+    await pictures.compare(app_of(source), columns, "6")
+
+
+async def test_without_samples_the_screen_says_how_to_get_some(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_of(4)), 80, "6")
 
 
 async def test_a_live_answer_appears_and_i_asks_for_one() -> None:

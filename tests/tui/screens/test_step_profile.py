@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.tui.support.driving import until
-from tests.tui.support.pictures import Compare, still
+from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import Recorded, app_of, source_of
 
 from trainctl.protocol import messages as m
@@ -147,14 +147,13 @@ async def test_the_screen_of_a_failed_profile_shows_why_and_takes_all_keys() -> 
         assert "profile of no steps" in body(app)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_the_screen(snap_compare: Compare, size: tuple[int, int]) -> None:
-    app = app_of(source_with(MIXED))
-    assert snap_compare(app, terminal_size=size, run_before=still(("7", "down", "right", "right")))
+@at_columns(80, 120)
+async def test_the_screen(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(source_with(MIXED)), columns, "7", "down", "right", "right")
 
 
-def test_the_screen_of_a_run_without_a_profile(snap_compare: Compare) -> None:
-    assert snap_compare(app_of(source_with(())), terminal_size=(80, 24), run_before=still(("7",)))
+async def test_the_screen_of_a_run_without_a_profile(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_with(())), 80, "7")
 
 
 async def test_keys_choose_phase_rank_and_profile_and_copy_the_traces(
