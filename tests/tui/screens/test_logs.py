@@ -12,8 +12,6 @@ from trainctl.protocol.record.log_format import write
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.screens.logs import LogsScreen
-from trainctl.tui.screens.node import NodeScreen
-from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state import log_feed
 
 
@@ -108,47 +106,6 @@ async def test_logs_are_read_by_offset_and_only_while_they_are_shown(monkeypatch
         assert -131_072 not in [at for _, _, at in source.asked_logs[known:]]
 
     await driven(source, play)
-
-
-async def test_a_node_is_opened_and_turned_to_the_next() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await pilot.press("down", "down", "enter")
-        assert isinstance(app.screen, NodeScreen) and app.selected == 1
-        await until(pilot, lambda: "mean of 16 steps" in body(app))
-        assert "node mbp 2 of 4" in rows(app)[1] and "log of mbp" in body(app)
-        turns: list[tuple[str, str]] = [
-            ("right", "forge"), ("tab", "mini"), ("tab", "studio"), ("left", "mini"), ("shift+tab", "forge"),
-        ]  # fmt: skip
-        for key, node in turns:
-            await pilot.press(key)
-            assert f"node {node} " in rows(app)[1], key
-        await pilot.press("slash", *"step", "enter")
-        await until(pilot, lambda: "'step' in 5" in body(app))
-        await pilot.press("escape")
-        assert isinstance(app.screen, NodeScreen) and "'step'" not in body(app)
-        await pilot.press("escape")
-        assert isinstance(app.screen, OverviewScreen)
-        await pilot.click("#body", offset=(3, 5))
-        assert isinstance(app.screen, NodeScreen) and app.selected == 2
-
-    await driven(logging_source(), play)
-
-
-async def test_each_nodes_agent_is_told_of_and_what_is_unknown_is_not_a_zero() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await until(pilot, lambda: len(app.live.agents) == 3 and app.live.agents["forge"].lag_seconds is not None)
-        await pilot.press("2")
-        assert "agent connected  leads  at tcp://127.0.0.1:7474  lag n/a  version 0.1.0" in body(app)
-        assert "trainer 612 96% 6.1 GB" in body(app)
-        await pilot.press("right")
-        assert "agent connected  at tcp://192.168.7.21:7474  lag 1 ms  version 0.1.0" in body(app)
-        await pilot.press("left", "left")
-        text = body(app)
-        assert "agent silent 4h 00m  no answer from tcp" in text and "at n/a" in text and "processes n/a" in text
-        assert "LOST since 10:21  no heartbeat" in text and "own n/a" in text and "cpu n/a" in text
-        assert "no step yet" in text
-
-    await driven(logging_source(), play)
 
 
 @pytest.mark.parametrize("key", ["2", "5"])

@@ -20,7 +20,6 @@ from tests.tui.support.recorded import (
     events,
     host,
     hung,
-    leaving,
     live_hosts,
     rank_step,
     run_view,
@@ -33,7 +32,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages.events import AnyEvent, CommandFailed, NoteWritten, Notice, SharesChanged
 from trainctl.tui.charts import marks as marks_of
-from trainctl.tui.screens import fleet_cells, fleet_grouping, fleet_table, header, overview_view, recent_events
+from trainctl.tui.screens import fleet_grouping, fleet_table, header, overview_view, recent_events
 from trainctl.tui.state import rank_rows, rank_speed, reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.membership_changes import Change
@@ -63,14 +62,6 @@ MIXED = md.ViewState()
 for _message in under_way(hung(run_view(3), 1)):
     MIXED = reducer.apply(MIXED, _message, CLOCK.at_monotonic)
 NOTHING = state_of(None)
-
-
-def test_the_head_says_where_the_run_is() -> None:
-    first, second = texts(header.lines(ALONE, CLOCK, 80, UNICODE, rows=2))
-    for word in ("stdlib", "RUNNING", "118/150", "79%", "ETA 10s, 14:31", "g1.1"):
-        assert word in first
-    for word in ("loss 2.167", "eval 2.301", "lr 1.21e-3", "|g| 0.71", "tok/s", "eff 94%"):
-        assert word in second
 
 
 def test_a_wide_head_has_the_best_and_the_worst_case_beside_the_eta() -> None:
@@ -108,19 +99,6 @@ def test_the_loss_in_the_head_is_the_mean_of_sixteen_steps_unless_the_last_is_no
     assert "loss nan" in head(*[2.0] * 16, math.nan)
 
 
-def test_the_table_has_own_rates_and_what_is_lost_has_no_numbers() -> None:
-    rows = texts(fleet_table.lines(FLEET, CLOCK, 80, UNICODE, total=False))
-    assert "STEP 3.06 s" in rows[0]
-    assert rows[1].split()[:5] == ["studio", "run", "16", "25%", "▇"]
-    assert "8×2" in rows[1]
-    assert "41/160" in rows[1]
-    assert "13×3" in rows[3]
-    assert rows[4].split() == ["mini", "LOST", "0", "-", "n/a", "no", "heartbeat", "n/a", "n/a", "4h"]
-    later = texts(fleet_table.lines(FLEET, CLOCK, 160, UNICODE, total=True))
-    assert "10:21" in later[4]
-    assert later[5].split()[:3] == ["FLEET", "3/4", "64"]
-
-
 def test_metrics_that_a_person_wants_have_columns_where_there_is_room() -> None:
     state = FLEET
     for rank, seen in FLEET.ranks.items():
@@ -150,23 +128,6 @@ def test_metrics_that_a_person_wants_have_columns_where_there_is_room() -> None:
     assert "user:reward" in fleet_table.sortable(state, CLOCK, 220, ("user:reward",))
 
 
-def test_a_mixed_group_s_straggler_and_absence_are_named() -> None:
-    rows = texts(fleet_table.lines(MIXED, CLOCK, 80, UNICODE, total=False))
-    assert "its agent is silent" in rows[2]
-    assert rows[2].split()[1] == "HUNG"
-    assert rows[2].endswith("12s")
-    assert rows[3].split()[1] == "SLOW"
-    assert "BBBB" in rows[3]
-    waiting, _, slow = (ln.plain(fleet_cells.bar(row, UNICODE, 30)) for row in rank_rows.rows(MIXED, CLOCK))
-    assert waiting.count(".") > 3
-    assert "." not in slow, "the one that is waited for doesn't wait"
-    assert {"f", "B", "s"} <= set(slow)
-    shown = texts(overview(MIXED, CLOCK, 80, 24, UNICODE))
-    assert shown[0].endswith("torch-a·gloo mixed·g1.2")
-    assert any("straggler mlx-c: +" in text and "in backward" in text for text in shown)
-    assert "eff n/a" in shown[1], "a rank that hangs has no rate to compare with"
-
-
 def test_another_node_s_agent_is_named_when_it_is_not_heard() -> None:
     state = reducer.apply_other(FLEET, "mbp", Connection("connected", CLOCK.at_monotonic), CLOCK.at_monotonic)
     state = reducer.apply_other(state, "mbp", host("mbp"), CLOCK.at_monotonic)
@@ -181,25 +142,6 @@ def test_another_node_s_agent_is_named_when_it_is_not_heard() -> None:
         assert "mbp silent 40s" in texts(header.lines(lost, later, columns, UNICODE, rows=2))[0]
     row = texts(fleet_table.lines(lost, later, 80, UNICODE, total=False))[2]
     assert row.split()[-2] == "n/a", "a reading that old says nothing, and is no zero"
-
-
-def test_lines_carry_letters_where_colours_do_not_show() -> None:
-    plain, lettered = (
-        "\n".join(texts(overview_view.chart_lines(FLEET, 120, 20, glyphs)))
-        for glyphs in (UNICODE, dataclasses.replace(UNICODE, letters=True))
-    )
-    assert "a studio" not in plain
-    for name in ("a studio", "b mbp", "c forge"):
-        assert name in lettered
-    alone = "\n".join(texts(overview_view.chart_lines(ALONE, 120, 20, ASCII)))
-    assert "a atlas" not in alone
-
-
-def test_every_width_keeps_what_a_narrower_one_shows() -> None:
-    narrow = texts(fleet_table.lines(FLEET, CLOCK, 80, UNICODE, total=False))[0].split()
-    wide = texts(fleet_table.lines(FLEET, CLOCK, 160, UNICODE, total=False))[0].split()
-    assert [title for title in wide if title in narrow] == narrow
-    assert {"DEVICE", "TREND", "WAIT", "HELD", "CLK", "W", "°C"} <= set(wide)
 
 
 def test_an_own_rate_is_tokens_over_busy_seconds() -> None:
@@ -229,15 +171,6 @@ def test_a_rank_that_says_nothing_is_dimmed_with_its_age() -> None:
     assert {piece.role for piece in row if piece.text.strip()} <= {"old", "warning"}
 
 
-def test_a_silent_agent_is_named_with_its_age_and_the_values_stay() -> None:
-    later = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + 12, at_wall=NOW + 12)
-    state = reducer.apply(ALONE, Connection("silent", later.at_monotonic - 8, "no message"), later.at_monotonic)
-    assert "agent silent 12s" in texts(header.lines(state, later, 80, UNICODE, rows=2))[0]
-    row = fleet_table.lines(state, later, 80, UNICODE, total=False)[1]
-    assert "8×3" in ln.plain(row)
-    assert all(piece.role in ("old", "warning") for piece in row if piece.text.strip())
-
-
 @pytest.mark.parametrize(
     ("state", "reason", "words"),
     [("finished", "", "FINISHED"), ("failed", "out of memory", "out of memory"), ("stopped", "by anna", "by anna"),
@@ -247,24 +180,6 @@ def test_how_a_run_ended_is_said(state: m.RunState, reason: str, words: str) -> 
     made = texts(header.lines(state_of(run_view(1, state, reason=reason)), CLOCK, 80, UNICODE, rows=2))[0]
     assert words in made
     assert "ETA 1" not in made
-
-
-def test_before_the_first_step_all_is_unknown() -> None:
-    state = state_of(run_view(1, "starting", step=0, eval_loss=None, eval_step=None, samples=None))
-    made = "\n".join(texts(overview(state, CLOCK, 100, 30, UNICODE)))
-    for words in ("loss n/a", "eval n/a", "|g| n/a", "n/a tok/s", "eff n/a", "ETA n/a", "no step yet", "epoch n/a"):
-        assert words in made
-
-
-def test_events_say_before_after_step_and_effect() -> None:
-    rows = texts(recent_events.lines(ALONE, CLOCK, 80, 6, UNICODE))
-    assert rows[0].startswith("14:31 auto    WARN atlas slowed")
-    assert "learning rate: 1.8e-4→1.62e-4 scaled @88" in rows[1]
-    ids = {event.verb: event.id for event in ALONE.run_events if event.verb}
-    assert rows[1].endswith(f"  {ids['set-lr']}")
-    assert "tok/s" not in rows[1], "what a learning rate does to the speed is nothing to speak of"
-    assert rows[3].endswith(f"  {ids['resize-batch']}")
-    assert "tok/s" in rows[3]
 
 
 def test_a_mark_keeps_its_number_when_more_commands_come() -> None:
@@ -339,14 +254,6 @@ def test_sixteen_ranks_fit_with_the_chosen_one_in_sight() -> None:
     assert "more ranks" in made
 
 
-def test_a_screen_too_small_is_told_in_one_line() -> None:
-    assert overview_view.too_small(60, 15) is None
-    for size in ((59, 40), (200, 14)):
-        said = overview_view.too_small(*size)
-        assert said is not None
-        assert "60x15" in said
-
-
 # ---------------------------------------------------------------- what other ranks and other commands leave alone
 
 
@@ -388,28 +295,6 @@ def test_a_drained_rank_is_out_of_the_scale_and_of_the_sums() -> None:
 SHRUNK = of_messages([*under_way(shrunk(run_view(3))), *comings_and_goings(run_view(3), seq=100)])
 
 
-def test_ranks_that_are_out_stay_in_the_table_with_state_age_and_why() -> None:
-    made = fleet_table.lines(SHRUNK, CLOCK, 80, UNICODE, total=True)
-    failed, back = made[2:4]
-    assert ln.plain(failed).split()[:2] == ["torch-b", "FAILED"]
-    assert ln.plain(back).split()[:2] == ["mlx-c", "REJOIN"]
-    assert "has been silent for 5 s" in ln.plain(back)
-    assert [ln.plain(row).split()[-1] for row in (failed, back)] == ["12s", "4s"]
-    roles = [next(piece.role for piece in row if piece.text.strip() in ("FAILED", "REJOIN")) for row in (failed, back)]
-    assert roles == ["bad", "warning"]
-    assert ln.plain(made[4]).split()[1] == "1/3"
-
-
-def test_a_rank_that_is_late_says_why_and_one_that_is_draining_still_has_its_step() -> None:
-    made = fleet_table.lines(of_messages(under_way(leaving(run_view(3)))), CLOCK, 80, UNICODE, total=True)
-    late, last = made[2:4]
-    assert ln.plain(late).split()[:2] == ["torch-b", "LATE"]
-    assert f"step {run_view(3).step + 1} takes" in ln.plain(late)
-    assert ln.plain(last).split()[:2] == ["mlx-c", "DRAIN"]
-    assert "fff" in ln.plain(last)
-    assert ln.plain(made[4]).split()[1] == "3/3"
-
-
 @pytest.mark.parametrize("columns", [60, 80, 100, 120, 160, 200])
 @pytest.mark.parametrize("why", ["", "was ended by signal 9", "says: " + "no memory " * 30])
 def test_a_long_why_takes_the_room_of_what_is_unknown_and_no_more(columns: int, why: str) -> None:
@@ -420,19 +305,6 @@ def test_a_long_why_takes_the_room_of_what_is_unknown_and_no_more(columns: int, 
     assert {ln.width(row) for row in made} == {columns}
     assert ln.plain(made[3]).rstrip().endswith(" 4s")
     assert columns < 80 or why[:21] in ln.plain(made[2])
-
-
-@pytest.mark.parametrize(("columns", "whole"), [(80, False), (120, True)])
-def test_why_the_selected_rank_is_out_stands_over_the_events(columns: int, whole: bool) -> None:
-    def rule_of(selected: int | None) -> str:
-        return texts([overview_view._events_rule(SHRUNK, CLOCK, columns, UNICODE, selected)])[0]
-
-    said = "torch-b failed since 14:30: says: CUDA out of memory"
-    assert said in rule_of(1)
-    assert ("with 1.21 GiB free" in rule_of(1)) is whole
-    assert "mlx-c rejoining since 14:31: has been silent for 5 s" in rule_of(2)
-    assert "failed" not in rule_of(0)
-    assert "failed" not in rule_of(None)
 
 
 def test_ranks_that_are_out_have_no_part_in_the_sums() -> None:

@@ -1,6 +1,5 @@
 """The screens driven by keys: runs, events, help, palette, pictures, themes, and a lost agent."""
 
-import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -26,7 +25,6 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import VersionError
 from trainctl.protocol.messages import verbs
 from trainctl.tui.app.app import TrainctlApp
@@ -166,21 +164,6 @@ async def test_repaints_wait_for_the_tick_however_many_messages_come() -> None:
     await driven(source, play)
 
 
-async def test_losing_the_agent_dims_and_dates_and_blocks_nothing() -> None:
-    source = source_of(1)
-    clock = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic)
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        app.clock = dataclasses.replace(clock, at_monotonic=CLOCK.at_monotonic + 12)
-        source.more.put_nowait(Connection("silent", CLOCK.at_monotonic + 8, "no message"))
-        await until(pilot, lambda: "agent silent 12s" in body(app))
-        assert "8×3" in body(app)
-        await pilot.press("0", "4", "1", "b")
-        assert isinstance(app.screen, CommandDialog)
-
-    await driven(source, play)
-
-
 async def test_an_agent_of_another_version_is_named_and_tried_again() -> None:
     class Foreign(Recorded):
         tries = 0
@@ -219,17 +202,6 @@ async def test_a_picture_is_saved_and_a_bad_folder_is_said(tmp_path: Path) -> No
         await until(pilot, lambda: any("can't write" in str(note.message) for note in app._notifications))
 
     await driven(source_of(1), play, pictures=tmp_path)
-
-
-async def test_themes_turn_and_the_screen_follows() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        seen = [app.theme]
-        for _ in range(4):
-            await pilot.press("t")
-            seen.append(app.theme)
-        assert seen == ["night", "day", "contrast", "terminal", "night"]
-
-    await driven(source_of(1), play)
 
 
 async def test_a_key_at_the_bottom_can_be_clicked() -> None:
@@ -308,21 +280,6 @@ async def test_a_message_takes_no_more_than_the_row_above_the_keys() -> None:
         assert told.height == 1
         assert told.right >= 78
         assert told.width < 24
-
-
-async def test_the_bottom_line_has_the_keys_of_the_dialog_as_it_is() -> None:
-    def under(app: TrainctlApp) -> str:
-        return app.screen_stack[-2].query_one("#keys", Lines).shown[0].strip()
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await pilot.press("y")
-        await until(pilot, lambda: under(app) == "enter take esc close")
-        await pilot.press("escape", "s")
-        await until(pilot, lambda: under(app) == "enter send esc close")
-        await pilot.press("right", "enter")
-        await until(pilot, lambda: under(app) == "u back to the previous shares esc close")
-
-    await driven(source_of(3), play)
 
 
 def test_only_the_cells_that_differ_are_painted() -> None:
