@@ -1,7 +1,7 @@
 """The Diagnosis screen: the verdict, each finding in full, and a remedy's dialog, which sends nothing by itself."""
 
 import pytest
-from tests.tui.support.driving import body, dialog_text, driven, until
+from tests.tui.support.driving import MovingClock, body, dialog_text, driven, until
 from tests.tui.support.pictures import Pictures
 from tests.tui.support.recorded import NOW, Recorded, app_of, run_view, under_way
 from textual.pilot import Pilot
@@ -11,7 +11,6 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.commands import remedies
 from trainctl.tui.screens import diagnosis_view
 from trainctl.tui.screens.diagnosis import DiagnosisScreen
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.text.glyphs import ASCII
 
 RUN = run_view(4, step=18_240, steps=60_000)
@@ -108,7 +107,7 @@ async def test_of_a_run_that_has_ended_the_key_only_says_what_to_do() -> None:
 
 
 async def test_the_chosen_finding_stays_chosen_when_another_comes_before_it() -> None:
-    source, clock = telling(LINK, QUOTA), Moving()
+    source, clock = telling(LINK, QUOTA), MovingClock()
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("D")
@@ -128,7 +127,7 @@ async def test_the_chosen_finding_stays_chosen_when_another_comes_before_it() ->
 
 
 async def test_an_agent_that_does_not_answer_is_said_and_asked_again() -> None:
-    source, clock = Recorded(under_way(RUN)), Moving()
+    source, clock = Recorded(under_way(RUN)), MovingClock()
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("D")
@@ -141,29 +140,16 @@ async def test_an_agent_that_does_not_answer_is_said_and_asked_again() -> None:
     await driven(source, play, (120, 40), clock=clock)
 
 
-class Moving(Clock):
-    """A clock that advances only on request."""
-
-    at = 0.0
-
-    def monotonic(self) -> float:
-        return self.at
-
-
-def test_the_command_line_says_it_in_80_columns_and_as_objects() -> None:
-    lines = diagnosis_view.text(reply(NAN, QUOTA, LINK)).splitlines()
-    assert lines[0].endswith("gradients weren't finite in 4 of the last")
-    assert all(len(line) <= 80 for line in lines)
-    text = "\n".join(lines)
-    assert "2. warning: mbp is held back by its CPU quota\n" in text
-    assert "  what if   without mbp's quota a step takes 0.81 s, not 1.02 s\n" in text
-    assert "            trainctl send resize-batch micro=3 --node mbp (key b)\n" in text
-    assert text.endswith("not known: small-micro (readings, steps or calibrations are missing)")
-    made = diagnosis_view.objects(reply(QUOTA))
-    assert (made["verdict"], made["live"], made["findings"][0]["cause"]) == (QUOTA.title, True, "throttled")
-
-
 def test_a_remedy_s_command_fills_its_dialog() -> None:
     assert remedies.first_command(QUOTA.remedies) == QUOTA.remedies[1]
     assert remedies.values_of(QUOTA.remedies[1]) == {"micro": "3", "node": "mbp"}
     assert remedies.first_command(LINK.remedies) is None
+
+
+def test_the_command_line_fits_80_columns_and_has_each_finding_with_its_remedies() -> None:
+    text = diagnosis_view.text(reply(NAN, QUOTA, LINK))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for finding in (NAN, QUOTA, LINK):
+        assert all(remedy.command in text for remedy in finding.remedies if remedy.command)
+    made = diagnosis_view.objects(reply(QUOTA))
+    assert (made["verdict"], made["live"], made["findings"][0]["cause"]) == (QUOTA.title, True, "throttled")

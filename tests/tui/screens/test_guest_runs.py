@@ -1,12 +1,16 @@
-"""A run that says little of itself: screens and dialogs show `n/a` for what it does not say, and invent nothing."""
+"""Runs unlike the usual: one that says little of itself, of which `n/a` is shown and nothing invented, and one that
+counts pairs instead of tokens."""
 
+import msgspec
 import pytest
 from tests.tui.support.driving import body, dialog_text, driven, until
 from tests.tui.support.guests import GuestSource, part_of, step_of, view_of
-from tests.tui.support.recorded import committed, rank_step, run_view, snapshot
+from tests.tui.support.recorded import committed, rank_step, run_view, snapshot, source_of
 from textual.pilot import Pilot
 
+from trainctl.protocol import messages as m
 from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.charts import metrics
 from trainctl.tui.cli import tables
 
 SCREENS = ("0", "1", "2", "3", "4", "5", "a")
@@ -17,7 +21,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 async def test_every_screen_and_dialog_opens(size: tuple[int, int]) -> None:
     source = GuestSource()
 
@@ -60,3 +64,34 @@ def test_the_command_line_says_so_too() -> None:
     for words in ("118/n/a (n/a)", "global batch n/a", "learning rate n/a", "loss n/a"):
         assert words in text, words
     assert "loss n/a  |g| n/a  lr n/a" in tables.step_line(last)
+
+
+# ---------------------------------------------------------------- a run whose loss is divided by pairs
+
+PAIRS = msgspec.structs.replace(run_view(3), weight_unit="pairs", loss_unit="nats per pair")
+LAST = msgspec.structs.replace(committed(PAIRS, PAIRS.step), weight=24.0, weight_total=2400.0, seconds_total=60.0)
+
+
+async def test_head_and_charts_have_the_run_s_own_unit() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        assert " 60 pairs/s" in body(app) and "average 40 pairs/s" in body(app)
+        assert "tok/s  eff" not in body(app)
+        await pilot.press("3")
+        await pilot.pause()
+        assert "─ pairs/s ─" in body(app) and "─ tokens/s ─" not in body(app)
+
+    shown = msgspec.structs.replace(snapshot(PAIRS), last_step=LAST)
+    source = source_of(3)
+    source.messages = [shown if isinstance(item, m.Snapshot) else item for item in source.messages]
+    await driven(source, play, (120, 40))
+    charts = metrics.charts_of(metrics.DEFAULT_CHARTS, PAIRS)
+    titles = [metrics.title(chart, str, PAIRS) for chart in charts]
+    assert titles[0] == "loss (nats per pair), eval loss (nats per pair)" and titles[2] == "pairs/s"
+    assert metrics.charts_of(charts, run_view(3)) == metrics.DEFAULT_CHARTS
+
+
+def test_the_command_line_has_the_run_s_own_unit() -> None:
+    text = tables.status_text(msgspec.structs.replace(snapshot(PAIRS), last_step=LAST))
+    assert " per pair" in text and "sample" not in text
+    assert "0.40 s a step  60 pairs/s" in text and "average 40 pairs/s" in text
+    assert tables.step_line(LAST, PAIRS).endswith("60 pairs/s") and tables.step_line(LAST).endswith("7,620 tok/s")

@@ -9,6 +9,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.widgets.line_view import Lines
 
 DEADLINE_SECONDS = HANG_SECONDS
@@ -50,3 +51,12 @@ def burst(app: TrainctlApp, *keys: str) -> None:
         character = {"space": " "}.get(key, key if len(key) == 1 else {"colon": ":", "slash": "/"}.get(key))
         name = {" ": "space", "=": "equals_sign", "%": "percent_sign", ":": "colon"}.get(key, key)
         app.post_message(events.Key(name, character))
+
+
+class MovingClock(Clock):
+    """A clock that advances only on request."""
+
+    at = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
