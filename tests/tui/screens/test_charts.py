@@ -74,10 +74,10 @@ async def test_each_zoom_asks_for_about_as_many_buckets_as_there_are_columns() -
         assert fine.ask.columns == dots
         assert 0.2 * dots < len(fine.windows["loss", None]) <= dots
         count = len(asked_of(source, run.run))
-        for _ in range(3):  # what is answered isn't asked again
+        for _ in range(3):
             app.paint()
-            await pilot.pause(0.12)
-        assert len(asked_of(source, run.run)) == count
+            await pilot.pause()
+        assert len(asked_of(source, run.run)) == count, "what is answered isn't asked again"
 
     await charted(source, play)
 
@@ -127,16 +127,15 @@ async def test_the_mouse_points_zooms_where_it_is_and_drags() -> None:
         await until(pilot, lambda: (screen.view.span or 0) < 6000)
         first, last = screen.view.last - screen.view.span, screen.view.last  # type: ignore[operator]
         assert first < middle < last
-        area.post_message(ChartArea.Dragged(10))
+        await pilot.mouse_down(area, offset=at)
+        area.on_mouse_move(events.MouseMove(area, *at, 12, 0, 1, False, False, False, *at))
         await until(pilot, lambda: screen.view.last != last)
         assert screen.view.last < last  # type: ignore[operator]
+        await pilot.mouse_up(area, offset=at)
+        assert app.mouse_captured is None
         area.post_message(ChartArea.Wheeled(1, *at))
         area.post_message(ChartArea.Wheeled(1, *at))
         await until(pilot, lambda: screen.view.span is None)
-        before = screen.view
-        area.post_message(ChartArea.Wheeled(-1, 0, 0))  # on the head: nothing to zoom
-        await pilot.pause()
-        assert screen.view == before
         line = next(row for row, text in enumerate(area.shown) if "x: step" in text)
         await pilot.click(area, offset=(area.shown[line].index("z x:"), line))
         await until(pilot, lambda: screen.view.x == "tokens")
@@ -179,7 +178,7 @@ async def test_live_values_are_appended_and_the_axis_stands_still() -> None:
 
     async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
         await pilot.press("f")
-        for _ in range(2):  # drawing what came tells how many columns there are: then it is asked for just so many
+        for _ in range(2):  # drawing what came says how many columns there are: then it is asked for just so many
             app.paint()
             await pilot.pause()
             await until(pilot, lambda: not screen._missing() and not screen._under_way)
@@ -192,37 +191,35 @@ async def test_live_values_are_appended_and_the_axis_stands_still() -> None:
         await until(pilot, lambda: app.live.seq == 20)
         app.paint()
         assert axis in body(app)
-        trace = screen._stacked(120, 38, app.glyphs)
-        assert trace.places
         await pilot.press("right")
         seen = []
         for _ in range(12):
             await pilot.press("left")
             seen.append("9.000" in body(app))
         assert any(seen)
-        await pilot.pause(0.3)
         assert len(source.asked) == count, source.asked
 
     await charted(source, play)
 
 
+class SlowRecord(Recorded):
+    slow = False
+    waiting = 0
+
+    async def history(self, *args: Any, **options: Any) -> m.History:
+        if self.refuses:
+            raise UnreachableError("no answer from tcp://127.0.0.1:7474 within 5 s")
+        if self.slow:
+            self.waiting += 1
+            await asyncio.Event().wait()
+        return await super().history(*args, **options)
+
+
 async def test_the_old_picture_stays_while_the_record_is_asked_and_where_it_fails() -> None:
-    class Slow(Recorded):
-        slow = False
-        waiting = 0
+    source = SlowRecord(source_of(4).messages)
 
-        async def history(
-            self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None,
-            columns: int = 120,
-        ) -> m.History:  # fmt: skip
-            if self.refuses:
-                raise UnreachableError("no answer from tcp://127.0.0.1:7474 within 5 s")
-            if self.slow:
-                self.waiting += 1
-                await asyncio.Event().wait()
-            return await super().history(run, metrics, first_step, last_step, columns)
-
-    source = Slow([CONNECTED, snapshot(run_view(4, step=18_240, steps=60_000))])
+    def dots(app: TrainctlApp) -> int:
+        return sum("\u2801" <= char <= "\u28ff" for char in body(app))
 
     async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
         source.slow = True
@@ -230,16 +227,25 @@ async def test_the_old_picture_stays_while_the_record_is_asked_and_where_it_fail
         await until(pilot, lambda: source.waiting > 0)
         await pilot.pause(0.3)
         count = source.waiting
-        assert sum("\u2801" <= char <= "\u28ff" for char in body(app)) > 100
+        assert dots(app) > 100
         app.paint()
         await pilot.pause(0.25)
         assert source.waiting == count, "an ask under way is not begun again"
         source.refuses = True
         await pilot.press("plus")
         await until(pilot, lambda: "no answer from" in body(app))
-        assert sum("\u2801" <= char <= "\u28ff" for char in body(app)) > 50
+        assert dots(app) > 50
 
     await charted(source, play)
+
+
+@pytest.mark.parametrize(("parent", "over"), [(RUNS[1].run, (RUNS[1].run,)), ("gone-20261001-120000", ())])
+async def test_a_branch_lies_over_its_parent_where_that_is_known(parent: str, over: tuple[str, ...]) -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+        await until(pilot, lambda: not screen._missing() and not screen._under_way)
+        assert screen.view.runs == over and not screen._problem
+
+    await charted(source_of(branch=m.BranchPoint(parent, 100)), play)
 
 
 async def test_without_a_run_and_with_another_one_it_begins_again() -> None:
@@ -273,41 +279,6 @@ async def test_sizes_and_ascii_are_filled_without_another_character() -> None:
             assert len(screen.query_one(ChartArea).shown) in (1, size[1] - 1)
 
     await charted(source_of(4), play, glyphs=dataclasses.replace(ASCII))
-
-
-async def test_a_pressed_mouse_that_moves_drags() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
-        await pilot.press("left", "plus", "plus")
-        area, last = screen.query_one(ChartArea), screen.view.last
-        place = screen._drawn.places[0]
-        at = (place.left + 40, place.first_row + 3)
-        await pilot.mouse_down(area, offset=at)
-        move = events.MouseMove(area, *at, 12, 0, 1, False, False, False, *at)
-        area.on_mouse_move(move)
-        await until(pilot, lambda: screen.view.last != last)
-        await pilot.mouse_up(area, offset=at)
-        assert app.mouse_captured is None
-
-    await charted(source_of(4), play)
-
-
-async def test_a_branch_lies_over_its_parent_where_that_is_known() -> None:
-    async def parent_of(run: str) -> tuple[str, ...]:
-        found: list[tuple[str, ...]] = []
-
-        async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
-            await until(pilot, lambda: not run_is_asked(screen))
-            found.append(screen.view.runs)
-            assert not screen._problem
-
-        await charted(source_of(branch=m.BranchPoint(run, 100)), play)
-        return found[0]
-
-    def run_is_asked(screen: ChartsScreen) -> bool:
-        return bool(screen._missing()) or bool(screen._under_way)
-
-    assert await parent_of(RUNS[1].run) == (RUNS[1].run,)
-    assert await parent_of("gone-20261001-120000") == ()
 
 
 def test_runs_of_one_name_have_labels_that_differ() -> None:

@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 from tests.tui.support.recorded import CLOCK, NOW, RUNS, run_view, snapshot, under_way
+from tests.tui.support.states import state_after
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import CostFigures
 from trainctl.tui.cli import tables
 from trainctl.tui.screens import header, runs_view
-from trainctl.tui.state import reducer
-from trainctl.tui.state import view_state as md
 from trainctl.tui.state.sorting import SortOrder
 from trainctl.tui.state.table_schemas import RunRow
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import cost_line, energy
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
@@ -23,11 +23,8 @@ PART = msgspec.structs.replace(COST, unpriced=("mbp",))
 FIGURES = CostFigures("EUR", 12.4, 2.0, 18.8, 0.42, ())
 
 
-def state_of(view: m.RunView) -> md.ViewState:
-    state = md.ViewState()
-    for message in under_way(view):
-        state = reducer.apply(state, message, CLOCK.at_monotonic)
-    return state
+def state_of(view: m.RunView) -> ViewState:
+    return state_after(under_way(view))
 
 
 def words(figures: CostFigures, **options: object) -> str:
@@ -57,10 +54,7 @@ def test_skipped_positions_are_no_samples_that_were_trained_on():
     assert [run.trained(cursor) for cursor in (None, 1000, 1100, 1300, 1650)] == [None, 1000, 1000, 1000, 1300]
     found = cost_line.figures(run, None, NOW, None)
     assert found is not None and found.per_1000 == pytest.approx(10.0)
-    host = m.HostReading(
-        node="a", read_at=NOW, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None, disk_free_bytes=None,
-        energy_joules=2400.0, energy_since_at=run.started_at,
-    )  # fmt: skip
+    host = msgspec.structs.replace(READ, read_at=NOW, energy_joules=2400.0, energy_since_at=run.started_at)
     nodes = msgspec.structs.replace(run, ranks=(msgspec.structs.replace(run.ranks[0], node="a"),))
     assert energy.figures([host], nodes, 1500).joules_per_1000 == pytest.approx(2000.0)
 

@@ -1,13 +1,25 @@
 """Events chosen, opened, sorted, and undone by keys and mouse."""
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from tests.tui.support.driving import body, dialog_text, driven, hint, until
-from tests.tui.support.recorded import BOOT, CLOCK, NOW, Recorded, events, run_view, snapshot, source_of, under_way
-from tests.tui.support.states import ALONE, GROUP
+from tests.tui.support.recorded import (
+    BOOT,
+    CLOCK,
+    CONNECTED,
+    NOW,
+    Recorded,
+    events,
+    run_view,
+    snapshot,
+    source_of,
+    under_way,
+)
+from tests.tui.support.states import ALONE, GROUP, SHRUNK
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
@@ -27,6 +39,7 @@ from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.screens import recent_events
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.state.membership_changes import Change
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE
 
@@ -102,33 +115,20 @@ async def test_events_are_chosen_opened_sorted_and_undone() -> None:
     await driven(source, play)
 
 
-async def test_old_effects_are_asked_of_the_record() -> None:
-    source = source_of(4)
-    source.messages[1] = snapshot(run_view(4, step=18_240, steps=60_000))
-    asked: list[tuple[int, int | None]] = []
-    original = source.history
+async def test_old_effects_are_asked_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Recorded([CONNECTED, snapshot(run_view(4, step=18_240, steps=60_000))])
+    data = SharesChanged({"studio": 20, "mbp": 5}, {"studio": 16, "mbp": 9})
+    applied = {"step": 9_000, "verb": "rebalance", "outcome": "applied", "command": "z"}
 
-    async def history(
-        run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> m.History:
-        asked.append((first_step, last_step))
-        return await original(run, metrics, first_step, last_step, columns)
+    async def events(run: str, **options: Any) -> m.Events:
+        old = m.Event(id=9, at=NOW - 12000, severity="info", by="anna", data=data, run=run, **applied)
+        return m.Events(rid="r", run=run, events=(old,), more=False)
 
-    source.history = history  # type: ignore[method-assign]
-    old = m.Event(
-        id=9, at=NOW - 12000, severity="info", by="anna", step=9_000, verb="rebalance", outcome="applied", command="z",
-        data=SharesChanged({"studio": 20, "mbp": 5}, {"studio": 16, "mbp": 9}),
-    )  # fmt: skip
-
-    async def events(run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False) -> m.Events:
-        assert run is not None
-        return m.Events(rid="r", run=run, events=(msgspec.structs.replace(old, run=run),), more=False)
-
-    source.events = events  # type: ignore[method-assign]
+    monkeypatch.setattr(source, "events", events)
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("4")
-        await until(pilot, lambda: (8_980, 9_019) in asked)
+        await until(pilot, lambda: (8_980, 9_019) in [(ask.first_step, ask.last_step) for ask in source.asked])
 
     await driven(source, play)
 
@@ -221,6 +221,11 @@ def test_a_mark_keeps_its_number_when_more_commands_come() -> None:
     assert len(set(after.values())) == len(after)
     kept = before.keys() & after.keys()
     assert kept and all(after[event] == before[event] for event in kept)
+
+
+def test_the_charts_mark_a_rank_that_was_lost_and_one_that_came_back() -> None:
+    marks = [mark for mark in marks_of.of_run(SHRUNK) if isinstance(mark, Change)]
+    assert marks == [Change(70, "g1.3"), Change(78, "g1.4"), Change(116, "g1.5")]
 
 
 def test_only_an_alert_of_a_severity_is_called_one() -> None:

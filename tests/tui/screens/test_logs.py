@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from tests.tui.support.driving import body, driven, hint, until
 from tests.tui.support.logs import logging_source
-from tests.tui.support.recorded import NOW, Recorded, source_of
+from tests.tui.support.recorded import CONNECTED, NOW, Recorded, snapshot
+from textual.events import MouseScrollDown
 from textual.pilot import Pilot
 
 from trainctl.protocol.record.log_format import write
@@ -71,16 +72,10 @@ async def test_the_log_is_scrolled_held_and_followed() -> None:
         assert "ready: mlx" not in rows(app)[2] and "1,235,814,400" in rows(app)[2]
         await pilot.press("left")
         assert "ready: mlx" in rows(app)[2]
-        await pilot._post_mouse_events([_wheel()], widget="#body", offset=(5, 5))
+        await pilot._post_mouse_events([MouseScrollDown], widget="#body", offset=(5, 5))
         await until(pilot, lambda: "ready: mlx" not in rows(app)[2])
 
     await driven(source, play)
-
-
-def _wheel() -> type:
-    from textual.events import MouseScrollDown
-
-    return MouseScrollDown
 
 
 async def test_logs_are_read_by_offset_and_only_while_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,34 +103,19 @@ async def test_logs_are_read_by_offset_and_only_while_they_are_shown(monkeypatch
     await driven(source, play)
 
 
-@pytest.mark.parametrize("key", ["2", "5"])
-async def test_without_a_run_there_is_a_word_of_it(key: str) -> None:
-    from tests.tui.support.recorded import CONNECTED, RUNS, snapshot
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await pilot.press(key)
-        await until(pilot, lambda: "no run" in body(app))
-
-    await driven(Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:]), play)
-
-
-@pytest.mark.parametrize("size", [(60, 15), (79, 20), (100, 30), (400, 120)])
-async def test_every_row_is_as_wide_as_the_screen(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("size", [(60, 15), (79, 20), (400, 120)])
+async def test_every_row_of_logs_and_of_a_node_is_as_wide_as_the_screen(size: tuple[int, int]) -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         for key in ("2", "5"):
             await opened(pilot, app, key, "log")
-            assert {len(row) for row in rows(app)} == {size[0]}
-            assert len(rows(app)) == size[1] - 1
+            assert {len(row) for row in rows(app)} == {size[0]} and len(rows(app)) == size[1] - 1
 
     await driven(logging_source(), play, size=size)
 
 
-async def test_a_single_rank_has_a_log_without_a_name_column() -> None:
-    source = source_of(1)
-    source.logs = {0: write(NOW - 5, "INFO", "ready: torch on cpu") + "\n"}
-
+@pytest.mark.parametrize("key", ["2", "5"])
+async def test_without_a_run_the_screen_says_so(key: str) -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await opened(pilot, app, "5", "log of atlas, 1 line,")
-        assert rows(app)[2].startswith("14:31:00 info  ready: torch on cpu")
+        await opened(pilot, app, key, "no run")
 
-    await driven(source, play)
+    await driven(Recorded([CONNECTED, snapshot(None)]), play)

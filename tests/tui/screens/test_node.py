@@ -9,6 +9,7 @@ from tests.memory_values import memory
 from tests.tui.support.driving import body, driven, until
 from tests.tui.support.logs import logging_source
 from tests.tui.support.recorded import CLOCK, CONNECTED, OF_FOUR, host, rank_step, run_view, snapshot
+from tests.tui.support.states import state_after
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
@@ -21,7 +22,7 @@ from trainctl.tui.screens import node_facts, node_view
 from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state import rank_rows, reducer, step_phases
-from trainctl.tui.state import view_state as md
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import compute_words
 from trainctl.tui.text.compile_times import Compilation
 from trainctl.tui.text.glyphs import UNICODE
@@ -63,13 +64,10 @@ def with_compute(compute: m.Compute | None) -> m.RunView:
     return msgspec.structs.replace(FOUR, ranks=(*FOUR.ranks[:FORGE], forge, *FOUR.ranks[FORGE + 1 :]))
 
 
-def state_of(view: m.RunView, values: dict[str, float]) -> md.ViewState:
+def state_of(view: m.RunView, values: dict[str, float]) -> ViewState:
     """Return the fleet's state after a step with such values on forge, with a reading of its machine and GPU."""
     step = msgspec.structs.replace(rank_step(view, view.step, FORGE, seq=1), values=values)
-    state = md.ViewState()
-    for message in (CONNECTED, snapshot(view), step, host("forge", seq=2, gpu=True)):
-        state = reducer.apply(state, message, CLOCK.at_monotonic)
-    return state
+    return state_after([CONNECTED, snapshot(view), step, host("forge", seq=2, gpu=True)])
 
 
 def screen_of_forge(view: m.RunView, values: dict[str, float], columns: int, rows: int) -> list[str]:
@@ -100,19 +98,9 @@ def test_what_a_device_does_not_have_takes_no_room() -> None:
     (first,) = [number for number, line in enumerate(lines) if line.startswith("dtype ")]
     assert lines[first].split() == ["dtype", "float32", "weights", "float32", "compile", "off"]
     assert lines[first + 1].startswith("40 TFLOP/s")
+    assert plain(node_facts._flops({"tflops": 6.21, "matmul_use": 0.48})) == "6.21 TFLOP/s, 48% of its matmul peak"
+    assert plain(node_facts._flops({})) == ""
     assert "dtype n/a" in "\n".join(screen_of_forge(with_compute(None), {}, 80, 22))
-
-
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [
-        ({}, ""),
-        ({"tflops": 6.21, "matmul_use": 0.48}, "6.21 TFLOP/s, 48% of its matmul peak"),
-        ({"tflops": 402.0, "matmul_use": 0.5, "mfu": 0.406}, "402 TFLOP/s, 50% of its matmul peak, MFU 41%"),
-    ],
-)
-def test_operations_and_the_part_of_the_peak_where_they_are_known(values: dict[str, float], shown: str) -> None:
-    assert plain(node_facts._flops(values)) == shown
 
 
 def computing(view: m.RunView) -> list[str]:
@@ -191,7 +179,7 @@ def test_all_parts_and_the_cache_are_shown_at_every_size_and_unknown_ones_are_no
     assert not any(f" {name} " in text for name in (*(f"{name[0]} {name}" for name in PARTS), "cache"))
 
 
-def breakdown(state: md.ViewState, columns: int, rows: int) -> list[str]:
+def breakdown(state: ViewState, columns: int, rows: int) -> list[str]:
     row = rank_rows.rows(state, CLOCK)[FORGE]
     lines = [plain(line) for line in memory_breakdown.lines(row, columns, rows, UNICODE)]
     assert len(lines) == rows

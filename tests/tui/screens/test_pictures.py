@@ -2,13 +2,11 @@
 and the data held still."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.tui.support import run_directory
-from tests.tui.support.driving import body, until
+from tests.tui.support.driving import until
 from tests.tui.support.logs import logging_source
 from tests.tui.support.pictures import SEVERAL, Pictures, Typed, at_columns, settled, still
 from tests.tui.support.recorded import (
@@ -32,14 +30,9 @@ from tests.tui.support.recorded import (
 )
 from textual.pilot import Pilot
 
-from trainctl.node_agent.replay import format as recordings
-from trainctl.node_agent.replay import readings
-from trainctl.node_agent.replay.alerts import PlayedAlerts
-from trainctl.node_agent.replay.timeline import Timeline
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.text.glyphs import ASCII
 
 # ---------------------------------------------------------------- the Overview
@@ -157,45 +150,14 @@ async def test_too_small(pictures: Pictures) -> None:
     await pictures.compare(app_of(source_of(1)), 50)
 
 
-async def test_the_scripted_demonstration(tmp_path: Path, pictures: Pictures) -> None:
-    """Eight nodes of which one runs hot, and a badge that says what it is."""
-
-    async def arrived(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: app.live.run is not None and len(app.live.hosts) == 8)
-        await pilot.pause()
-        assert "RECORDING" in body(app)
-        rows = [line.split() for line in body(app).splitlines()]
-        assert ["torch-c", "HOT"] in [row[:2] for row in rows], "one runs hot, and its row says so"
-        assert "ALERT torch-c +295 ms in backward: 92 °C, 1.61→1.16 GHz" in body(app)
-        assert "W scripted" in body(app), "no machine drew it"
-
-    app = await scripted_demonstration(run_directory.make(tmp_path / "demo-recording", 8, faults=True), step=95)
-    await pictures.compare(app, 200, play=arrived)
-
-
-async def scripted_demonstration(directory: Path, step: int) -> TrainctlApp:
-    """Return the app at a step of a record of the recording, as its player would send it."""
-    source = ReplaySource(directory)
-    source.seek(step)
-    seen = await source.snapshot(200)
-    source.close()
-    assert seen.run is not None
-    run = msgspec.structs.replace(seen.run, recording=True, directory="/runs/demo-recording", steps=300)
-    timeline = Timeline(recordings.read(recordings.shipped()), run.run, 8)
-    alerts = PlayedAlerts(timeline)
-    for past in range(1, step + 1):
-        then = seen.at - step + past
-        alerts.take(timeline.played_step(past, then), run, {}, then)
-    hosts = [
-        msgspec.structs.replace(
-            readings.reading(timeline.recording, timeline.script, node, rank, step, step, seen.at),
-            boot=seen.boot,
-            seq=seen.seq + 1 + rank,
-        )
-        for rank, node in enumerate(timeline.nodes)
-    ]
-    seen = msgspec.structs.replace(seen, run=run, alerts=alerts.view)
-    return app_of(Recorded([CONNECTED, seen, *hosts]), clock=dataclasses.replace(CLOCK, at_wall=seen.at))
+async def test_a_recording_that_is_played(pictures: Pictures) -> None:
+    """A badge says what it is, and the power that no machine drew is marked."""
+    source = source_of(4, recording=True)
+    for at, message in enumerate(source.messages):
+        if isinstance(message, m.HostReading):
+            gpus = tuple(msgspec.structs.replace(gpu, name=m.SCRIPTED_DEVICE) for gpu in message.gpus)
+            source.messages[at] = msgspec.structs.replace(message, gpus=gpus)
+    await pictures.compare(app_of(source), 200)
 
 
 # ---------------------------------------------------------------- Events, Runs, Node and Logs
