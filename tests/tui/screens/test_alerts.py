@@ -5,16 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 from tests.tui.support.alerted import ALERTS, CLOCK_ALERT, DISK_ALERT, LOST_ALERT, SPIKE_ALERT, alerted, alerts
-from tests.tui.support.driving import body, driven, until
+from tests.tui.support.driving import body, running, until
 from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import BOOT, CLOCK, NOW, app_of, run_view, snapshot, source_of
-from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import AlertCleared, AlertRaised
-from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.cli import tables
 from trainctl.tui.commands import forms
 from trainctl.tui.screens import alerts_view, header
@@ -112,7 +110,7 @@ def test_the_dialogs_and_the_command_line_begin_with_what_calls() -> None:
 async def test_the_panel_by_key_and_mouse() -> None:
     source = alerted()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         rung: list[int] = []
         app.bell = lambda: rung.append(1)  # type: ignore[method-assign]
         await until(pilot, lambda: len(app.live.open_alerts) == 4)
@@ -155,18 +153,14 @@ async def test_the_panel_by_key_and_mouse() -> None:
         assert app.screen.query_one("#dialog").border_title == "why: mbp: clock"
         assert "+142 ms" in app.screen.query_one("#dialog-text", Lines).shown[1]
 
-    await driven(source, play)
-
 
 async def test_nothing_is_sent_by_a_screen_that_only_reads() -> None:
     source = alerted()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, read_only=True, bell=False) as (pilot, app):
         await until(pilot, lambda: bool(app.live.open_alerts))
         await pilot.press("a", "A", "m")
         await pilot.pause()
-
-    await driven(source, play, read_only=True, bell=False)
     assert source.commands == []
 
 

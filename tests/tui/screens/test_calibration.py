@@ -41,11 +41,6 @@ def test_a_machine_that_became_slower_says_what() -> None:
     assert not any(line.startswith("slower: ") for line in shown((PROFILES[1], PROFILES[0]), 120, 39))
 
 
-def test_earlier_profiles_are_drawn_behind_the_newest() -> None:
-    alone, all_three = shown(PROFILES[:1]), shown(PROFILES)
-    assert alone[1:8] != all_three[1:8]
-
-
 @at_columns(80, 120)
 async def test_pictures(pictures: Pictures, columns: int) -> None:
     source = source_of(4)

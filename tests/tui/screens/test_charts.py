@@ -3,12 +3,13 @@
 import asyncio
 import dataclasses
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
-from tests.tui.support.driving import body, burst, driven, until
+from tests.tui.support.driving import body, burst, running, until
 from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import (
     CONNECTED,
@@ -37,20 +38,18 @@ from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.text.glyphs import ASCII
 from trainctl.tui.widgets.line_view import Lines
 
-Play = Callable[[Pilot[int], TrainctlApp, ChartsScreen], Awaitable[None]]
 
-
-async def charted(source: Recorded, play: Play, size: tuple[int, int] = (120, 40), **options: object) -> None:
-    """Plays on the Charts screen once the record has answered."""
-
-    async def begin(pilot: Pilot[int], app: TrainctlApp) -> None:
+@asynccontextmanager
+async def charted(
+    source: Recorded, size: tuple[int, int] = (120, 40), **options: Any
+) -> AsyncIterator[tuple[Pilot[int], TrainctlApp, ChartsScreen]]:
+    """Run the program on the Charts screen once the record has answered."""
+    async with running(source, size, **options) as (pilot, app):
         await pilot.press("3")
         screen = app.screen
         assert isinstance(screen, ChartsScreen)
         await until(pilot, lambda: bool(screen.data) or source.refuses)
-        await play(pilot, app, screen)
-
-    await driven(source, begin, size=size, **options)
+        yield pilot, app, screen
 
 
 def asked_of(source: Recorded, run: str) -> list[m.HistoryRequest]:
@@ -60,7 +59,7 @@ def asked_of(source: Recorded, run: str) -> list[m.HistoryRequest]:
 async def test_each_zoom_asks_for_about_as_many_buckets_as_there_are_columns() -> None:
     source = source_of(4)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source) as (pilot, app, screen):
         run = screen.owner.shown.run
         assert run is not None
         await pilot.press("left", "plus", "plus", "plus")
@@ -79,11 +78,9 @@ async def test_each_zoom_asks_for_about_as_many_buckets_as_there_are_columns() -
             await pilot.pause()
         assert len(asked_of(source, run.run)) == count, "what is answered isn't asked again"
 
-    await charted(source, play)
-
 
 async def test_keys_zoom_pan_cross_scale_smooth_and_go_back() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source_of(4)) as (pilot, app, screen):
         assert "all steps · live" in body(app)
         burst(app, "left", "plus", "plus", "v", "f", "z")  # as a slow line delivers them
         await until(pilot, lambda: screen.view.x == "tokens")
@@ -107,11 +104,9 @@ async def test_keys_zoom_pan_cross_scale_smooth_and_go_back() -> None:
         assert len(screen.view.charts) == 1
         assert isinstance(app.screen, OverviewScreen)
 
-    await charted(source_of(4), play)
-
 
 async def test_the_mouse_points_zooms_where_it_is_and_drags() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source_of(4)) as (pilot, app, screen):
         area = screen.query_one(ChartArea)
         place = screen._drawn.places[1]
         at = (place.left + place.columns // 2, place.first_row + 3)
@@ -140,13 +135,11 @@ async def test_the_mouse_points_zooms_where_it_is_and_drags() -> None:
         await pilot.click(area, offset=(area.shown[line].index("z x:"), line))
         await until(pilot, lambda: screen.view.x == "tokens")
 
-    await charted(source_of(4), play)
-
 
 async def test_the_list_ticks_metrics_of_nodes_and_runs_by_keys_and_mouse() -> None:
     source = source_of(1)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source) as (pilot, app, screen):
         await pilot.press("m")
         await until(pilot, lambda: isinstance(app.screen, ChartPicker))
         assert "[x] loss" in "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
@@ -169,14 +162,12 @@ async def test_the_list_ticks_metrics_of_nodes_and_runs_by_keys_and_mouse() -> N
         assert len(screen.view.charts) == 6
         await pilot.press("R")
 
-    await charted(source, play)
-
 
 async def test_live_values_are_appended_and_the_axis_stands_still() -> None:
     source = source_of(1)
     view = run_view(1)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source) as (pilot, app, screen):
         await pilot.press("f")
         for _ in range(2):  # drawing what came says how many columns there are: then it is asked for just so many
             app.paint()
@@ -199,8 +190,6 @@ async def test_live_values_are_appended_and_the_axis_stands_still() -> None:
         assert any(seen)
         assert len(source.asked) == count, source.asked
 
-    await charted(source, play)
-
 
 class SlowRecord(Recorded):
     slow = False
@@ -221,7 +210,7 @@ async def test_the_old_picture_stays_while_the_record_is_asked_and_where_it_fail
     def dots(app: TrainctlApp) -> int:
         return sum("\u2801" <= char <= "\u28ff" for char in body(app))
 
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source) as (pilot, app, _screen):
         source.slow = True
         await pilot.press("left", "plus", "plus")
         await until(pilot, lambda: source.waiting > 0)
@@ -236,22 +225,18 @@ async def test_the_old_picture_stays_while_the_record_is_asked_and_where_it_fail
         await until(pilot, lambda: "no answer from" in body(app))
         assert dots(app) > 50
 
-    await charted(source, play)
-
 
 @pytest.mark.parametrize(("parent", "over"), [(RUNS[1].run, (RUNS[1].run,)), ("gone-20261001-120000", ())])
 async def test_a_branch_lies_over_its_parent_where_that_is_known(parent: str, over: tuple[str, ...]) -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source_of(branch=m.BranchPoint(parent, 100))) as (pilot, _app, screen):
         await until(pilot, lambda: not screen._missing() and not screen._under_way)
         assert screen.view.runs == over and not screen._problem
-
-    await charted(source_of(branch=m.BranchPoint(parent, 100)), play)
 
 
 async def test_without_a_run_and_with_another_one_it_begins_again() -> None:
     source = Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         await pilot.press("3")
         await until(pilot, lambda: "no run yet" in body(app))
         await pilot.press("plus", "left", "v", "z", "f", "escape")
@@ -261,11 +246,9 @@ async def test_without_a_run_and_with_another_one_it_begins_again() -> None:
         assert isinstance(screen, ChartsScreen)
         assert screen.view.span is None
 
-    await driven(source, play)
-
 
 async def test_sizes_and_ascii_are_filled_without_another_character() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source_of(4), glyphs=dataclasses.replace(ASCII)) as (pilot, app, screen):
         await pilot.press("left", "f", "v", "m")
         await until(pilot, lambda: isinstance(app.screen, ChartPicker))
         for widget in (*app.screen.query(Lines), *screen.query(Lines)):
@@ -277,8 +260,6 @@ async def test_sizes_and_ascii_are_filled_without_another_character() -> None:
             await until(pilot, lambda size=size: app.size == size)  # type: ignore[misc]
             await pilot.pause()
             assert len(screen.query_one(ChartArea).shown) in (1, size[1] - 1)
-
-    await charted(source_of(4), play, glyphs=dataclasses.replace(ASCII))
 
 
 def test_runs_of_one_name_have_labels_that_differ() -> None:

@@ -1,14 +1,11 @@
 """The Diagnosis screen: the verdict, each finding in full, and a remedy's dialog, which sends nothing by itself."""
 
 import pytest
-from tests.tui.support.driving import MovingClock, body, dialog_text, driven, until
+from tests.tui.support.driving import MovingClock, body, dialog_text, running, until
 from tests.tui.support.pictures import Pictures
 from tests.tui.support.recorded import NOW, Recorded, app_of, run_view, under_way
-from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.commands import remedies
 from trainctl.tui.screens import diagnosis_view
 from trainctl.tui.screens.diagnosis import DiagnosisScreen
 from trainctl.tui.text.glyphs import ASCII
@@ -75,7 +72,7 @@ async def test_the_screen_in_ascii(pictures: Pictures) -> None:
 async def test_a_key_opens_the_remedy_s_dialog_filled_and_sends_nothing() -> None:
     source = telling(NAN, QUOTA, LINK)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, (120, 40)) as (pilot, app):
         await pilot.press("D")
         await until(pilot, lambda: "4 of the last 24 steps; 2 more findings" in body(app))
         await pilot.press("down")
@@ -86,30 +83,25 @@ async def test_a_key_opens_the_remedy_s_dialog_filled_and_sends_nothing() -> Non
         assert app.screen.query_one("#field-micro").value == "3"  # type: ignore[attr-defined]
         await pilot.press("escape", "down", "enter")  # of the last one: no verb
         await until(pilot, lambda: any("trainctl calibrate" in one.message for one in app._notifications))
-
-    await driven(source, play, (120, 40))
     assert source.commands == []
 
 
 async def test_of_a_run_that_has_ended_the_key_only_says_what_to_do() -> None:
     source = telling()
     source.known_diagnosis = reply(NAN, live=False)
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, (120, 40)) as (pilot, app):
         await pilot.press("D")
         await until(pilot, lambda: "4 of the last 24 steps" in body(app))
         await pilot.press("enter")
-        await until(pilot, lambda: any("set-lr value" in one.message for one in app._notifications))
-        assert type(app.screen).__name__ == "DiagnosisScreen"
-
-    await driven(source, play, (120, 40))
+        await until(pilot, lambda: any("set-lr value" in note.message for note in app._notifications))
+        assert isinstance(app.screen, DiagnosisScreen)
     assert source.commands == []
 
 
 async def test_the_chosen_finding_stays_chosen_when_another_comes_before_it() -> None:
     source, clock = telling(LINK, QUOTA), MovingClock()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, (120, 40), clock=clock) as (pilot, app):
         await pilot.press("D")
         await until(pilot, lambda: "1 more finding" in body(app))
         await pilot.press("down")
@@ -123,27 +115,17 @@ async def test_the_chosen_finding_stays_chosen_when_another_comes_before_it() ->
         await until(pilot, lambda: "2 more findings" in body(app))
         assert "62 %" in body(app)
 
-    await driven(source, play, (120, 40), clock=clock)
-
 
 async def test_an_agent_that_does_not_answer_is_said_and_asked_again() -> None:
     source, clock = Recorded(under_way(RUN)), MovingClock()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, (120, 40), clock=clock) as (pilot, app):
         await pilot.press("D")
         await until(pilot, lambda: "no answer from studio" in body(app))
         source.known_diagnosis = reply()
         clock.at = DiagnosisScreen.POLL_SECONDS
         app.paint()
         await until(pilot, lambda: "nothing found: 3 causes were checked; too little is known about 1" in body(app))
-
-    await driven(source, play, (120, 40), clock=clock)
-
-
-def test_a_remedy_s_command_fills_its_dialog() -> None:
-    assert remedies.first_command(QUOTA.remedies) == QUOTA.remedies[1]
-    assert remedies.values_of(QUOTA.remedies[1]) == {"micro": "3", "node": "mbp"}
-    assert remedies.first_command(LINK.remedies) is None
 
 
 def test_the_command_line_fits_80_columns_and_has_each_finding_with_its_remedies() -> None:

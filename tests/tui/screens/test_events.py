@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.tui.support.driving import body, dialog_text, driven, hint, until
+from tests.tui.support.driving import body, dialog_text, hint, running, until
 from tests.tui.support.recorded import (
     BOOT,
     CLOCK,
@@ -20,7 +20,6 @@ from tests.tui.support.recorded import (
     under_way,
 )
 from tests.tui.support.states import ALONE, GROUP, SHRUNK
-from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import (
@@ -29,7 +28,6 @@ from trainctl.protocol.messages.events import (
     Notice,
     SharesChanged,
 )
-from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts import marks as marks_of
 from trainctl.tui.commands import undo
 from trainctl.tui.dialogs.command_dialog import CommandDialog
@@ -45,7 +43,7 @@ from trainctl.tui.text.glyphs import UNICODE
 
 
 async def test_undo_is_offered_and_clicked_where_the_chosen_event_has_an_inverse() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(4)) as (pilot, app):
         await pilot.press("4")
         screen = app.screen
         assert isinstance(screen, EventsScreen)
@@ -64,13 +62,11 @@ async def test_undo_is_offered_and_clicked_where_the_chosen_event_has_an_inverse
         await pilot.click("#body", offset=(text.index("u undo"), row))
         await until(pilot, lambda: isinstance(app.screen, CommandDialog))
 
-    await driven(source_of(4), play)
-
 
 async def test_events_are_chosen_opened_sorted_and_undone() -> None:
     source = source_of(4)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         await pilot.press("4")
         screen = app.screen
         assert isinstance(screen, EventsScreen)
@@ -112,8 +108,6 @@ async def test_events_are_chosen_opened_sorted_and_undone() -> None:
         await pilot.click("#body", offset=(20, 4))
         assert screen.cursor == 1
 
-    await driven(source, play)
-
 
 async def test_old_effects_are_asked_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Recorded([CONNECTED, snapshot(run_view(4, step=18_240, steps=60_000))])
@@ -126,15 +120,13 @@ async def test_old_effects_are_asked_of_the_record(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(source, "events", events)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, _app):
         await pilot.press("4")
         await until(pilot, lambda: (8_980, 9_019) in [(ask.first_step, ask.last_step) for ask in source.asked])
 
-    await driven(source, play)
-
 
 async def test_u_on_the_overview_lists_the_changes_that_can_be_undone() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(4)) as (pilot, app):
         await pilot.press("u")
         assert isinstance(app.screen, Chooser)
         assert "1 14:20 anna learning rate: 1.8e-4→1.62e-4 scaled @18,210;" in dialog_text(app)
@@ -147,8 +139,6 @@ async def test_u_on_the_overview_lists_the_changes_that_can_be_undone() -> None:
         await pilot.press("escape", "u", "escape")
         assert isinstance(app.screen, OverviewScreen)
 
-    await driven(source_of(4), play)
-
 
 async def test_a_split_is_undone_in_the_split_dialog() -> None:
     source = Recorded(under_way(run_view(3)))
@@ -159,7 +149,7 @@ async def test_a_split_is_undone_in_the_split_dialog() -> None:
     )  # fmt: skip
     source.messages.append(split)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         await until(pilot, lambda: split in app.live.events)
         await pilot.press("u", "1")
         await until(pilot, lambda: isinstance(app.screen, SplitDialog))
@@ -168,8 +158,6 @@ async def test_a_split_is_undone_in_the_split_dialog() -> None:
         assert "undoes rebalance" in dialog_text(app)
         await pilot.press("enter")
         await until(pilot, lambda: bool(source.commands))
-
-    await driven(source, play)
     verb, args, options = source.commands[0]
     assert (verb, args) == ("rebalance", {"shares": {"torch-a": 8, "torch-b": 12, "mlx-c": 4}})
     assert options["undoes"] == "q"

@@ -4,7 +4,7 @@ import dataclasses
 
 import msgspec
 import pytest
-from tests.tui.support.driving import body, driven, until
+from tests.tui.support.driving import body, running, until
 from tests.tui.support.pictures import SEVERAL, of_two_nodes
 from tests.tui.support.recorded import (
     CLOCK,
@@ -15,7 +15,6 @@ from tests.tui.support.recorded import (
     source_of,
 )  # fmt: skip
 from tests.tui.support.states import FLEET, SHRUNK, state_after
-from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.tui.app.app import TrainctlApp
@@ -40,7 +39,7 @@ def note(app: TrainctlApp) -> str:
 
 
 async def test_a_filter_shows_its_errors_as_it_is_typed_and_the_last_good_one_stays() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(4)) as (pilot, app):
         assert nodes(app) == ["studio", "mbp", "forge", "mini"]
         await pilot.press("slash", *"tok/s<2k")
         assert nodes(app) == ["mbp"]
@@ -59,11 +58,9 @@ async def test_a_filter_shows_its_errors_as_it_is_typed_and_the_last_good_one_st
         assert nodes(app) == ["studio", "mbp", "forge", "mini"]
         assert not app.screen.query_one("FilterBar").display
 
-    await driven(source_of(4), play)
-
 
 async def test_the_fleet_is_sorted_by_keys_and_by_its_heads() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(4)) as (pilot, app):
         await pilot.press("o")
         assert nodes(app) == ["forge", "mbp", "mini", "studio"]
         assert "NODE↑" in body(app)
@@ -86,11 +83,9 @@ async def test_the_fleet_is_sorted_by_keys_and_by_its_heads() -> None:
         await pilot.click("#body", offset=(head.index("OWN T/S") + 2, line))
         assert nodes(app) == ["studio", "mbp", "forge", "mini"]
 
-    await driven(source_of(4), play)
-
 
 async def test_right_opens_a_node_and_left_closes_it() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(Recorded(list(SEVERAL))) as (pilot, app):
         await pilot.press("down")
         assert nodes(app) == ["▸", "forge", "mini"]
         await pilot.press("right", "down")
@@ -103,17 +98,13 @@ async def test_right_opens_a_node_and_left_closes_it() -> None:
         await pilot.click("#body", offset=(1, 3))
         await until(pilot, lambda: nodes(app)[0] == "▾")
 
-    await driven(Recorded(list(SEVERAL)), play)
-
 
 async def test_a_click_on_a_row_opens_its_node() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(4)) as (pilot, app):
         row = next(at for at, text in enumerate(app.screen.query_one("#body", Lines).shown) if text.startswith("NODE"))
         await pilot.click("#body", offset=(3, row + 2))
         await until(pilot, lambda: app.screen.name == "node")
         assert app.selected == 1
-
-    await driven(source_of(4), play)
 
 
 def test_a_node_of_several_devices_is_one_row_of_sums_that_opens_into_its_ranks() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.tui.support.driving import body, driven, hint, until
+from tests.tui.support.driving import body, hint, running, until
 from tests.tui.support.logs import logging_source
 from tests.tui.support.recorded import CONNECTED, NOW, Recorded, snapshot
 from textual.events import MouseScrollDown
@@ -28,7 +28,7 @@ async def opened(pilot: Pilot[int], app: TrainctlApp, key: str, says: str) -> No
 async def test_all_logs_are_merged_searched_and_walked_through() -> None:
     source = logging_source()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         await opened(pilot, app, "5", "28 lines")
         screen = app.screen
         assert isinstance(screen, LogsScreen)
@@ -51,21 +51,17 @@ async def test_all_logs_are_merged_searched_and_walked_through() -> None:
         await pilot.press("n")
         assert isinstance(app.screen, CommandDialog)
 
-    await driven(source, play)
-
 
 async def test_the_log_is_scrolled_held_and_followed() -> None:
     source = logging_source()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         await opened(pilot, app, "5", "28 lines")
-        steps: list[tuple[str, str]] = [
-            ("up", "paused"), ("down", "live"), ("pageup", "paused"), ("pagedown", "live"), ("home", "paused"),
-            ("end", "live"), ("F", "paused"), ("F", "live"), ("k", "paused"), ("j", "live"),
-        ]  # fmt: skip
-        for key, word in steps:
-            await pilot.press(key)
-            assert word in rows(app)[1], key
+        for pauses, follows in (("up", "down"), ("pageup", "pagedown"), ("home", "end"), ("F", "F"), ("k", "j")):
+            await pilot.press(pauses)
+            assert "paused" in rows(app)[1], pauses
+            await pilot.press(follows)
+            assert "live" in rows(app)[1], follows
         await pilot.press("home")
         assert "ready: mlx on gpu Apple M2" in rows(app)[2]
         await pilot.press("right")
@@ -75,14 +71,12 @@ async def test_the_log_is_scrolled_held_and_followed() -> None:
         await pilot._post_mouse_events([MouseScrollDown], widget="#body", offset=(5, 5))
         await until(pilot, lambda: "ready: mlx" not in rows(app)[2])
 
-    await driven(source, play)
-
 
 async def test_logs_are_read_by_offset_and_only_while_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_feed, "POLL_SECONDS", 0.02)
     source = logging_source()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         assert source.asked_logs == []
         await opened(pilot, app, "5", "28 lines")
         size = len(source.logs[0].encode())
@@ -100,22 +94,16 @@ async def test_logs_are_read_by_offset_and_only_while_they_are_shown(monkeypatch
         assert {rank for _, rank, _ in source.asked_logs[known:]} == {0}
         assert -131_072 not in [at for _, _, at in source.asked_logs[known:]]
 
-    await driven(source, play)
-
 
 @pytest.mark.parametrize("size", [(60, 15), (79, 20), (400, 120)])
 async def test_every_row_of_logs_and_of_a_node_is_as_wide_as_the_screen(size: tuple[int, int]) -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(logging_source(), size=size) as (pilot, app):
         for key in ("2", "5"):
             await opened(pilot, app, key, "log")
             assert {len(row) for row in rows(app)} == {size[0]} and len(rows(app)) == size[1] - 1
 
-    await driven(logging_source(), play, size=size)
-
 
 @pytest.mark.parametrize("key", ["2", "5"])
 async def test_without_a_run_the_screen_says_so(key: str) -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(Recorded([CONNECTED, snapshot(None)])) as (pilot, app):
         await opened(pilot, app, key, "no run")
-
-    await driven(Recorded([CONNECTED, snapshot(None)]), play)

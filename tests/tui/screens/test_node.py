@@ -1,19 +1,16 @@
 """The Node screen: what a rank computes with, its memory by part, its operations, and its agent; at every size."""
 
 import re
-from typing import Any
 
 import msgspec
 import pytest
 from tests.memory_values import memory
-from tests.tui.support.driving import body, driven, until
+from tests.tui.support.driving import body, running, until
 from tests.tui.support.logs import logging_source
 from tests.tui.support.recorded import CLOCK, CONNECTED, OF_FOUR, host, rank_step, run_view, snapshot
 from tests.tui.support.states import state_after
-from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.cli import tables
 from trainctl.tui.report import run_side, setup_sections
 from trainctl.tui.report.document import ReportTable
@@ -196,6 +193,9 @@ def test_the_bar_of_the_peak_has_a_letter_for_each_part_in_proportion() -> None:
 
 def test_parts_stand_alone_where_there_is_room_and_with_few_rows_what_says_least_is_left_out() -> None:
     state = state_of(FOUR, MEMORY | MEMORY_PARTS)
+    sized = msgspec.structs.replace(host("forge", seq=3), disk_total_bytes=10**12)
+    row = rank_rows.rows(reducer.apply(state, sized, CLOCK.at_monotonic), CLOCK)[FORGE]
+    assert "788/1000" in plain(memory_breakdown.lines(row, 44, 11, UNICODE)[-1])
     tall = breakdown(state, 44, 11)
     assert [line.split()[1] for line in tall[1:5]] == list(PARTS)
     assert [line.split()[-2] for line in tall[1:5]] == ["9%", "18%", "37%", "28%"]
@@ -205,19 +205,11 @@ def test_parts_stand_alone_where_there_is_room_and_with_few_rows_what_says_least
     assert names == ["held after", "cache", "machine", "disk free"]
 
 
-@pytest.mark.parametrize("total", [None, 1_000_000_000_000])
-def test_the_disk_is_shown_used_of_its_size_where_that_is_known(total: int | None) -> None:
-    reading = msgspec.structs.replace(host("forge"), disk_total_bytes=total)
-    shown = plain(memory_breakdown._line(memory_breakdown.disk(reading), 100, UNICODE)).strip()
-    assert shown.startswith("disk " if total else "disk free")
-    assert ("788/1000" in shown.replace(",", "")) == (total is not None)
-
-
 # ---------------------------------------------------------------- by keys
 
 
 async def test_a_node_is_opened_and_turned_to_the_next() -> None:
-    async def play(pilot: Pilot[Any], app: TrainctlApp) -> None:
+    async with running(logging_source()) as (pilot, app):
         await pilot.press("down", "down", "enter")
         assert isinstance(app.screen, NodeScreen) and app.selected == 1
         await until(pilot, lambda: "mean of 16 steps" in body(app))
@@ -240,11 +232,9 @@ async def test_a_node_is_opened_and_turned_to_the_next() -> None:
         await pilot.click("#body", offset=(3, 5))
         assert isinstance(app.screen, NodeScreen) and app.selected == 2
 
-    await driven(logging_source(), play)
-
 
 async def test_what_is_unknown_of_a_node_s_agent_is_not_a_zero() -> None:
-    async def play(pilot: Pilot[Any], app: TrainctlApp) -> None:
+    async with running(logging_source()) as (pilot, app):
         await until(pilot, lambda: len(app.live.agents) == 3 and app.live.agents["forge"].lag_seconds is not None)
         await pilot.press("2")
         assert "agent connected  leads  at tcp://127.0.0.1:7474  lag n/a  version 0.1.0" in body(app)
@@ -253,5 +243,3 @@ async def test_what_is_unknown_of_a_node_s_agent_is_not_a_zero() -> None:
         await pilot.press("left", "left")
         for words in ("agent silent 4h 00m  no answer", "at n/a", "processes n/a", "own n/a", "cpu n/a", "no step yet"):
             assert words in body(app)
-
-    await driven(logging_source(), play)

@@ -49,15 +49,6 @@ def test_a_wide_head_has_the_best_and_the_worst_case_beside_the_eta() -> None:
     assert " to " not in narrow
 
 
-def test_the_head_has_the_perplexity_where_it_is_wide_and_the_loss_is_per_token() -> None:
-    def learning(columns: int, state: md.ViewState = ALONE) -> str:
-        return texts(header.lines(state, CLOCK, columns, UNICODE, rows=2))[1]
-
-    assert "eval 2.301 ppl 9.984 @" in learning(120)
-    assert "ppl" not in learning(119)
-    assert "ppl" not in learning(120, attached(1, loss_unit="nats per pair"))
-
-
 def test_the_loss_in_the_head_is_the_mean_of_sixteen_steps_unless_the_last_is_no_number() -> None:
     def head(*losses: float) -> str:
         state = ALONE
@@ -176,10 +167,3 @@ def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggl
     span = panel.traces[1]
     assert span.band and (span.window.minimum[-1], span.window.maximum[-1]) == pytest.approx((0.26, 0.37), abs=0.005)
     assert [track.label for track in overview_view.rate_panel(dataclasses.replace(wide, slow=None)).traces] == ["mean"]
-
-
-@pytest.mark.parametrize("size", [(20, 5), (12, 40), (200, 3)])
-def test_what_is_too_small_says_first_what_it_needs(size: tuple[int, int]) -> None:
-    said = overview_view.too_small(*size)
-    assert said is not None
-    assert said[: size[0]].startswith("needs 60x15")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import msgspec
-from tests.tui.support.driving import body, dialog_text, driven, until
+from tests.tui.support.driving import body, dialog_text, running, until
 from tests.tui.support.recorded import (
     BRANCHES,
     CLOCK,
@@ -18,11 +18,9 @@ from tests.tui.support.recorded import (
     source_of,
 )  # fmt: skip
 from tests.tui.support.states import state_after
-from textual.pilot import Pilot
 from textual.widgets import Input
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.start_run import BranchDialog, StartDialog
 from trainctl.tui.screens import runs_view
@@ -38,7 +36,7 @@ from trainctl.tui.text.glyphs import UNICODE
 async def test_without_a_run_it_opens_on_the_runs() -> None:
     source = Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         assert isinstance(app.screen, RunsScreen)
         await until(pilot, lambda: "sft-1b" in body(app))
         await pilot.press("down", "s")
@@ -46,13 +44,11 @@ async def test_without_a_run_it_opens_on_the_runs() -> None:
         assert app.screen.values() == {"resume": RUNS[2].run}
         await pilot.press("enter")
         await until(pilot, lambda: bool(source.commands))
-
-    await driven(source, play)
     assert source.commands[0][:2] == ("start-run", {"resume": RUNS[2].run})
 
 
 async def test_another_run_is_opened_from_the_record_and_1_comes_back() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(1)) as (pilot, app):
         await pilot.press("0")
         screen = app.screen
         assert isinstance(screen, RunsScreen)
@@ -67,11 +63,9 @@ async def test_another_run_is_opened_from_the_record_and_1_comes_back() -> None:
         await until(pilot, lambda: bool(app._notifications))
         assert isinstance(app.screen, RunsScreen)
 
-    await driven(source_of(1), play)
-
 
 async def test_runs_are_filtered_sorted_marked_and_compared() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(4)) as (pilot, app):
         await pilot.press("0")
         screen = app.screen
         assert isinstance(screen, RunsScreen)
@@ -94,8 +88,6 @@ async def test_runs_are_filtered_sorted_marked_and_compared() -> None:
         assert screen.chosen is not None
         assert screen.chosen.name == "tiny"
 
-    await driven(source_of(4), play)
-
 
 RUN_FILE = """
 [run]
@@ -116,7 +108,7 @@ async def test_n_starts_a_run_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     source = source_of(1)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, address="tcp://192.0.2.7:7474") as (pilot, app):
         await pilot.press("0", "N")
         dialog = app.screen
         assert isinstance(dialog, StartDialog)
@@ -132,8 +124,6 @@ async def test_n_starts_a_run_from_its_file(tmp_path: Path) -> None:
         await until(pilot, lambda: "tiny: 40 steps of 8 samples" in dialog_text(app))
         await pilot.press("enter")
         await until(pilot, lambda: bool(source.commands))
-
-    await driven(source, play, address="tcp://192.0.2.7:7474")
     verb, args, options = source.commands[0]
     assert (verb, args["config"]["run"]["name"], options["run"]) == ("start-run", "tiny", None)
 
@@ -141,7 +131,7 @@ async def test_n_starts_a_run_from_its_file(tmp_path: Path) -> None:
 async def test_a_branch_is_started_from_a_checkpoint_with_settings() -> None:
     source = Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         await until(pilot, lambda: "sft-1b" in body(app))
         await pilot.press("B")
         screen = app.screen
@@ -153,8 +143,6 @@ async def test_a_branch_is_started_from_a_checkpoint_with_settings() -> None:
         screen.query_one("#field-settings", Input).value = "optimizer.learning_rate=1e-5 run.name='a b'"
         await pilot.press("enter")
         await until(pilot, lambda: bool(source.commands))
-
-    await driven(source, play)
     overrides = {"optimizer.learning_rate": "1e-5", "run.name": "a b"}
     assert source.commands[0][:2] == ("start-run", {"branch": f"{RUNS[1].run}@9000", "overrides": overrides})
 

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.tui.support.driving import body, dialog_text, driven, hint, until
+from tests.tui.support.driving import body, dialog_text, hint, running, until
 from tests.tui.support.pictures import screen_strips
 from tests.tui.support.recorded import Recorded, app_of, committed, run_view, source_of
 from textual.command import CommandList
-from textual.pilot import Pilot
 from textual.screen import ModalScreen
 
 from trainctl.protocol.errors import VersionError
@@ -25,7 +24,7 @@ def rows_of(app: TrainctlApp) -> list[str]:
 
 
 async def test_help_lists_the_live_bindings_and_keys_at_the_bottom_are_clicked() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(1)) as (pilot, app):
         await pilot.press("question_mark")
         assert isinstance(app.screen, HelpScreen)
         assert all(getattr(binding, "tooltip", "") in dialog_text(app) for binding in TrainctlApp.BINDINGS)
@@ -36,11 +35,9 @@ async def test_help_lists_the_live_bindings_and_keys_at_the_bottom_are_clicked()
         await pilot.click("#keys", offset=(hint(app).index("b batch"), 0))
         await until(pilot, lambda: isinstance(app.screen, CommandDialog))
 
-    await driven(source_of(1), play)
-
 
 async def test_the_palette_has_every_verb() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(1)) as (pilot, app):
         everything = [hit.display async for hit in PaletteProvider(app.screen).discover()]
         assert everything[: len(verbs.VERBS)] == list(verbs.VERBS)
         assert {*everything} >= {"overview", "events", "help", "theme contrast", "picture", "detach", "read-only"}
@@ -53,13 +50,11 @@ async def test_the_palette_has_every_verb() -> None:
         await app.run_action("read_only")
         assert "READ-ONLY" in body(app)
 
-    await driven(source_of(1), play)
-
 
 async def test_repaints_wait_for_the_tick_however_many_messages_come(monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_of(1)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         paints: list[int] = []
         paint = app.paint
         monkeypatch.setattr(app, "paint", lambda: (paints.append(app.live.seq), paint()))
@@ -68,14 +63,12 @@ async def test_repaints_wait_for_the_tick_however_many_messages_come(monkeypatch
         await until(pilot, lambda: app.live.seq == 30)
         assert len(paints) <= 1
 
-    await driven(source, play)
-
 
 async def test_ascii_screens_have_no_other_character_and_no_row_is_wider_or_narrower() -> None:
     """No sign is a `?` but the key's, and one with two letters in ASCII moves nothing out of its row."""
     known = ("? help", "?+-", " ?  this", "copy what?", "undo which change?")
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(4), glyphs=ASCII) as (pilot, app):
         await until(pilot, lambda: "forge" in body(app))
         for key in ("", "b", "s", "u", "y", "question_mark", "ctrl+p", "0", "2", "a", "4", "enter"):
             await pilot.press(*[key] * bool(key))
@@ -92,8 +85,6 @@ async def test_ascii_screens_have_no_other_character_and_no_row_is_wider_or_narr
             if isinstance(app.screen, ModalScreen):
                 await pilot.press("escape")
 
-    await driven(source_of(4), play, glyphs=ASCII)
-
 
 async def test_an_agent_of_another_version_is_named_and_tried_again() -> None:
     class Foreign(Recorded):
@@ -105,15 +96,13 @@ async def test_an_agent_of_another_version_is_named_and_tried_again() -> None:
 
     source = Foreign([])
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         await until(pilot, lambda: "this program uses 1" in body(app))
         await until(pilot, lambda: source.tries > 1)
 
-    await driven(source, play)
-
 
 async def test_a_picture_is_saved_and_a_bad_folder_is_said(tmp_path: Path) -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(1), pictures=tmp_path) as (pilot, app):
         await pilot.press("S")
         saved = tmp_path / "trainctl-20261120-143105.svg"
         await until(pilot, saved.exists)
@@ -121,8 +110,6 @@ async def test_a_picture_is_saved_and_a_bad_folder_is_said(tmp_path: Path) -> No
         app._pictures = tmp_path / "none"
         await pilot.press("S")
         await until(pilot, lambda: any("can't write" in str(note.message) for note in app._notifications))
-
-    await driven(source_of(1), play, pictures=tmp_path)
 
 
 async def test_a_message_takes_no_more_than_the_row_above_the_keys() -> None:
@@ -145,7 +132,7 @@ async def test_a_message_takes_no_more_than_the_row_above_the_keys() -> None:
 async def test_a_screen_that_is_being_taken_down_is_not_painted(gone: str) -> None:
     """Its children go one by one, and a repaint can come between two of them."""
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(1)) as (_pilot, app):
         before = app.screen.paints
         parts = app._painting()
         next(parts)
@@ -154,13 +141,11 @@ async def test_a_screen_that_is_being_taken_down_is_not_painted(gone: str) -> No
         assert len([*parts]) >= 1
         assert app.screen.paints == before
 
-    await driven(source_of(1), play)
-
 
 async def test_y_copies_a_value_by_osc_52() -> None:
     copied: list[str] = []
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source_of(4)) as (pilot, app):
         app.copy_to_clipboard = copied.append  # type: ignore[method-assign]
         await pilot.press("down", "y")
         assert isinstance(app.screen, Chooser)
@@ -178,5 +163,3 @@ async def test_y_copies_a_value_by_osc_52() -> None:
         await until(pilot, lambda: "stdlib" in body(app))
         await pilot.press("y", "1")
         await until(pilot, lambda: copied[4:] == ["stdlib-20261120-142900"])
-
-    await driven(source_of(4), play)
