@@ -79,6 +79,7 @@ def test_another_node_s_agent_is_named_when_it_is_not_heard() -> None:
         assert "mbp silent 40s" in texts(header.lines(lost, later, columns, UNICODE, rows=2))[0]
     row = texts(fleet_table.lines(lost, later, 80, UNICODE, total=False))[2]
     assert row.split()[-2] == "n/a", "a reading that old says nothing, and is no zero"
+    assert "silent 40s" in texts(fleet_table.lines(lost, later, 160, UNICODE, total=False))[2], "so is its link"
 
 
 @given(st.tuples(*[st.floats(0, 10)] * 6), st.integers(1, 60), st.floats(0.01, 100))
