@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from tests.tui.support import run_directory
 from tests.tui.support.driving import body, until
+from tests.tui.support.pictures import Pictures, at_columns
 from textual.pilot import Pilot
 
 from trainctl.node_agent.records.run_db import RunDb
@@ -360,8 +361,8 @@ async def test_what_changes_a_run_is_not_offered(source: ReplaySource) -> None:
     await played(source, play)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_picture(source: ReplaySource, size: tuple[int, int], snap_compare: object) -> None:
+@at_columns(80, 120)
+async def test_picture(source: ReplaySource, columns: int, pictures: Pictures) -> None:
     source.seek(112)
     app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", glyphs=UNICODE)
     app.address = "/runs/demo-1"
@@ -381,4 +382,4 @@ def test_picture(source: ReplaySource, size: tuple[int, int], snap_compare: obje
         app.paint()
         await pilot.pause()
 
-    assert snap_compare(app, terminal_size=size, run_before=arrived)  # type: ignore[operator]
+    await pictures.compare(app, columns, play=arrived)

@@ -5,19 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 from tests.tui.support.alerted import ALERTS, CLOCK_ALERT, DISK_ALERT, LOST_ALERT, SPIKE_ALERT, alerted, alerts
-from tests.tui.support.driving import body, driven, until
-from tests.tui.support.pictures import still
+from tests.tui.support.driving import body, running, until
+from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import BOOT, CLOCK, NOW, app_of, run_view, snapshot, source_of
-from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import AlertCleared, AlertRaised
-from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.cli import tables
 from trainctl.tui.commands import forms
-from trainctl.tui.dialogs import alert_text
 from trainctl.tui.screens import alerts_view, header
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
@@ -25,8 +22,6 @@ from trainctl.tui.state.alert_bell import AlertBell
 from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
 from trainctl.tui.widgets.line_view import Lines
-
-SIZES = [(80, 24), (120, 40), (200, 60)]
 
 
 def state_of(*found: m.AlertView, **other: Any) -> md.ViewState:
@@ -72,66 +67,50 @@ def test_what_a_returned_node_repeats_of_the_lead_is_the_lead_s_to_end() -> None
     assert state.open_alerts == ()
 
 
-def test_an_event_of_an_alert_shown_above_is_not_told_twice() -> None:
-    def event(number: int, at: float, severity: m.Severity, after: str) -> m.Event:
-        cleared, raised = AlertCleared(after, "", "clock"), AlertRaised(after, "", f"event {number}")
-        data = cleared if severity == "good" else raised
-        return m.Event(id=number, at=at, severity=severity, by="auto", data=data, run=run.run, boot=BOOT, seq=number)
-
-    run = run_view(4, step=18_240, steps=60_000)
+def test_an_event_of_an_alert_shown_above_is_not_shown_twice() -> None:
     state = state_of(CLOCK_ALERT)
-    for number, (at, severity, id) in enumerate(
-        [(NOW - 900, "warning", "clock:mbp:1"), (NOW - 800, "good", "clock:mbp:1"),
-         (NOW - 64, "warning", "clock:mbp:1"), (NOW - 30, "warning", "disk:forge")], 20,
-    ):  # fmt: skip
-        state = reducer.apply(state, event(number, at, severity, id), 1.0)  # type: ignore[arg-type]
-    told = [event.text for event in alerts_view.without_open(state) if event.kind == "alert"]
-    assert told == ["event 20", "clock cleared", "event 23"]
-    assert plain(alerts_view.overview_lines(state, CLOCK, 80, 3, UNICODE)[0]).rstrip().endswith("w why")
+    assert state.run is not None
+    for number, (ago, id) in enumerate(((900, "clock:mbp:1"), (800, ""), (64, "clock:mbp:1"), (30, "disk:forge")), 20):
+        data = AlertRaised(id, "", f"event {number}") if id else AlertCleared("clock:mbp:1", "", "clock")
+        severity: m.Severity = "warning" if id else "good"
+        event = m.Event(number, NOW - ago, severity, "auto", data=data, run=state.run.run, boot=BOOT, seq=number)
+        state = reducer.apply(state, event, 1.0)
+    shown = [event.text for event in alerts_view.without_open(state) if event.kind == "alert"]
+    assert shown == ["event 20", "clock cleared", "event 23"]
     many = state_of(*(msgspec.structs.replace(SPIKE_ALERT, id=f"x{index}") for index in range(9)))
-    shown = [plain(pieces).rstrip() for pieces in alerts_view.overview_lines(many, CLOCK, 80, 3, UNICODE)]
-    assert len(shown) == 3
-    assert shown[-1] == "… 7 more alerts: a shows them"
+    lines = [plain(pieces).rstrip() for pieces in alerts_view.overview_lines(many, CLOCK, 80, 3, UNICODE)]
+    assert len(lines) == 3 and lines[-1] == "… 7 more alerts: a shows them"
 
 
 def test_the_bell_rings_once_for_each_alert_that_is_new() -> None:
-    ringer = AlertBell()
-    assert not ringer.rings(md.ViewState())
-    assert not ringer.rings(state_of(CLOCK_ALERT))
-    assert ringer.rings(state_of(CLOCK_ALERT, SPIKE_ALERT))
-    assert not ringer.rings(state_of(CLOCK_ALERT, SPIKE_ALERT))
-    assert not ringer.rings(state_of(DISK_ALERT))
-    assert ringer.rings(state_of(msgspec.structs.replace(SPIKE_ALERT, raised_at=NOW)))
-    ringer.on = False
-    assert not ringer.rings(state_of(CLOCK_ALERT, SPIKE_ALERT))
-    ringer.on = True
-    assert not ringer.rings(state_of(CLOCK_ALERT, SPIKE_ALERT))
+    bell = AlertBell()
+    again = state_of(msgspec.structs.replace(SPIKE_ALERT, raised_at=NOW))
+    both = state_of(CLOCK_ALERT, SPIKE_ALERT)
+    states = [md.ViewState(), state_of(CLOCK_ALERT), both, both, state_of(DISK_ALERT), again]
+    assert [bell.rings(state) for state in states] == [False, False, True, False, False, True]
+    bell.on = False
+    assert not bell.rings(both)
+    bell.on = True
+    assert not bell.rings(both)
 
 
-def test_dialogs_of_the_verbs_start_from_what_calls() -> None:
-    state = state_of(*ALERTS)
-    form = forms.form("acknowledge", state)
+def test_the_dialogs_and_the_command_line_begin_with_what_calls() -> None:
+    form = forms.form("acknowledge", state_of(*ALERTS))
     assert forms.order_of(form, {"id": form.fields[0].value}).args == {"id": "loss-spike"}
     form = forms.form("mute", state_of(CLOCK_ALERT))
     order = forms.order_of(form, {item.name: item.value for item in form.fields})
     assert (order.args, order.node) == ({"kind": "clock", "minutes": 60.0}, "mbp")
     verbs.check(order.verb, dict(order.args), order.node)
-
-
-def test_the_command_line_s_table_and_status() -> None:
     table = tables.alerts_table(ALERTS).splitlines()
     assert [row.split()[0] for row in table] == ["ID", "loss-spike", "clock:mbp:1", "disk:forge", "node-lost:mini:3"]
-    assert "acknowledged by anna" in table[-1]
-    shot = msgspec.structs.replace(snapshot(run_view(4, step=18_240)), alerts=alerts(*ALERTS))
-    said = [line for line in tables.status_text(shot).splitlines() if line.startswith("alert ")]
-    assert len(said) == 2
-    assert said[0].endswith("mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz")
+    status = tables.status_text(msgspec.structs.replace(snapshot(run_view(4, step=18_240)), alerts=alerts(*ALERTS)))
+    assert sum(line.startswith("alert ") for line in status.splitlines()) == 2, "those that call"
 
 
 async def test_the_panel_by_key_and_mouse() -> None:
     source = alerted()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         rung: list[int] = []
         app.bell = lambda: rung.append(1)  # type: ignore[method-assign]
         await until(pilot, lambda: len(app.live.open_alerts) == 4)
@@ -174,38 +153,26 @@ async def test_the_panel_by_key_and_mouse() -> None:
         assert app.screen.query_one("#dialog").border_title == "why: mbp: clock"
         assert "+142 ms" in app.screen.query_one("#dialog-text", Lines).shown[1]
 
-    await driven(source, play)
-
 
 async def test_nothing_is_sent_by_a_screen_that_only_reads() -> None:
     source = alerted()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, read_only=True, bell=False) as (pilot, app):
         await until(pilot, lambda: bool(app.live.open_alerts))
         await pilot.press("a", "A", "m")
         await pilot.pause()
-        assert source.commands == []
-
-    await driven(source, play, read_only=True, bell=False)
+    assert source.commands == []
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_picture_of_the_panel(snap_compare: Any, size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(alerted()), terminal_size=size, run_before=still(("a", "down")))
+@at_columns(80, 120)
+async def test_picture_of_the_panel(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(alerted()), columns, "a", "down")
 
 
-@pytest.mark.parametrize("keys", [("1",), ("w",)], ids=["overview", "why"])
-def test_picture_of_alerts_on_the_overview(snap_compare: Any, keys: tuple[str, ...]) -> None:
-    assert snap_compare(app_of(alerted(CLOCK_ALERT, LOST_ALERT)), terminal_size=(80, 24), run_before=still(keys))
+@pytest.mark.parametrize("key", ["1", "w"], ids=["overview", "why"])
+async def test_picture_of_alerts_on_the_overview(pictures: Pictures, key: str) -> None:
+    await pictures.compare(app_of(alerted(CLOCK_ALERT, LOST_ALERT)), 80, key)
 
 
-def test_picture_without_alerts(snap_compare: Any) -> None:
-    assert snap_compare(app_of(source_of(4)), terminal_size=(80, 24), run_before=still(("a",)))
-
-
-@pytest.mark.parametrize(
-    ("node", "kind", "said"),
-    [("torch-h", "node-lost", "torch-h lost"), ("mbp", "lead-silent", "mbp: lead silent"), ("", "stall", "stall")],
-)
-def test_an_alert_is_titled_in_words(node: str, kind: m.AlertKind, said: str) -> None:
-    assert alert_text.title(msgspec.structs.replace(CLOCK_ALERT, node=node, kind=kind)) == said
+async def test_picture_without_alerts(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_of(4)), 80, "a")

@@ -1,9 +1,8 @@
 """The Calibration screen: the curves with the peak, earlier profiles behind them, and what became slower."""
 
 import msgspec
-import pytest
 from tests.protocol.support.profiles import profile_of
-from tests.tui.support.pictures import Compare, still
+from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import NOW, app_of, source_of
 
 from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskRate, GridPoint, MatmulRate, Pass
@@ -36,36 +35,23 @@ def shown(profiles: tuple[DeviceProfile, ...], columns: int = 80, rows: int = 23
     return [plain(line) for line in lines]
 
 
-def test_the_peak_and_what_ran_out_of_memory_are_named() -> None:
-    lines = shown(PROFILES[1:2])
-    (line,) = [line for line in lines if line.startswith("peak at ")]
-    assert line.split() == ["peak", "at", "4", "278", "samples/s,", "5.4", "GB;", "out", "of", "memory", "at", "32"]
-    assert not any("slower" in line for line in lines)
-
-
 def test_a_machine_that_became_slower_says_what() -> None:
     told = [line for line in shown(PROFILES, 120, 39) if line.startswith("slower: ")]
     assert [line.split(",")[0] for line in told] == ["slower: training", "slower: float32 matmul"]
     assert not any(line.startswith("slower: ") for line in shown((PROFILES[1], PROFILES[0]), 120, 39))
 
 
-def test_earlier_profiles_are_drawn_behind_the_newest() -> None:
-    alone, all_three = shown(PROFILES[:1]), shown(PROFILES)
-    assert alone[1:8] != all_three[1:8]
+@at_columns(80, 120)
+async def test_pictures(pictures: Pictures, columns: int) -> None:
+    source = source_of(4)
+    source.known_profiles = {"studio": PROFILES}
+    await pictures.compare(app_of(source), columns, "2", "C")
+
+
+async def test_picture_without_a_profile_in_ascii(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_of(4), glyphs=ASCII), 80, "2", "C", "tab")
 
 
 def test_memory_that_is_not_known_is_not_drawn() -> None:
-    passes = tuple(Pass(one.micro, one.seconds) for one in PROFILES[0].passes)
-    lines = shown((msgspec.structs.replace(PROFILES[0], passes=passes),))
-    assert any("n/a" in line for line in lines)
-
-
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_pictures(snap_compare: Compare, size: tuple[int, int]) -> None:
-    source = source_of(4)
-    source.known_profiles = {"studio": PROFILES}
-    assert snap_compare(app_of(source), terminal_size=size, run_before=still(("2", "C")))
-
-
-def test_picture_without_a_profile_in_ascii(snap_compare: Compare) -> None:
-    assert snap_compare(app_of(source_of(4), glyphs=ASCII), terminal_size=(80, 24), run_before=still(("2", "C", "tab")))
+    passes = tuple(Pass(known.micro, known.seconds) for known in PROFILES[0].passes)
+    assert any("n/a" in line for line in shown((msgspec.structs.replace(PROFILES[0], passes=passes),)))

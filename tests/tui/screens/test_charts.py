@@ -3,11 +3,26 @@
 import asyncio
 import dataclasses
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
-from tests.tui.support.driving import body, burst, driven, until
-from tests.tui.support.recorded import CONNECTED, RUNS, Recorded, committed, rank_step, run_view, snapshot, source_of
+import pytest
+from tests.tui.support.driving import body, burst, running, until
+from tests.tui.support.pictures import Pictures, at_columns
+from tests.tui.support.recorded import (
+    CONNECTED,
+    RUNS,
+    Recorded,
+    app_of,
+    committed,
+    rank_step,
+    run_view,
+    snapshot,
+    source_of,
+    under_way,
+)
 from textual import events
 from textual.pilot import Pilot
 
@@ -23,20 +38,18 @@ from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.text.glyphs import ASCII
 from trainctl.tui.widgets.line_view import Lines
 
-Play = Callable[[Pilot[int], TrainctlApp, ChartsScreen], Awaitable[None]]
 
-
-async def charted(source: Recorded, play: Play, size: tuple[int, int] = (120, 40), **options: object) -> None:
-    """Plays on the Charts screen once the record has answered."""
-
-    async def begin(pilot: Pilot[int], app: TrainctlApp) -> None:
+@asynccontextmanager
+async def charted(
+    source: Recorded, size: tuple[int, int] = (120, 40), **options: Any
+) -> AsyncIterator[tuple[Pilot[int], TrainctlApp, ChartsScreen]]:
+    """Run the program on the Charts screen once the record has answered."""
+    async with running(source, size, **options) as (pilot, app):
         await pilot.press("3")
         screen = app.screen
         assert isinstance(screen, ChartsScreen)
         await until(pilot, lambda: bool(screen.data) or source.refuses)
-        await play(pilot, app, screen)
-
-    await driven(source, begin, size=size, **options)
+        yield pilot, app, screen
 
 
 def asked_of(source: Recorded, run: str) -> list[m.HistoryRequest]:
@@ -46,7 +59,7 @@ def asked_of(source: Recorded, run: str) -> list[m.HistoryRequest]:
 async def test_each_zoom_asks_for_about_as_many_buckets_as_there_are_columns() -> None:
     source = source_of(4)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source) as (pilot, app, screen):
         run = screen.owner.shown.run
         assert run is not None
         await pilot.press("left", "plus", "plus", "plus")
@@ -60,16 +73,14 @@ async def test_each_zoom_asks_for_about_as_many_buckets_as_there_are_columns() -
         assert fine.ask.columns == dots
         assert 0.2 * dots < len(fine.windows["loss", None]) <= dots
         count = len(asked_of(source, run.run))
-        for _ in range(3):  # what is answered isn't asked again
+        for _ in range(3):
             app.paint()
-            await pilot.pause(0.12)
-        assert len(asked_of(source, run.run)) == count
-
-    await charted(source, play)
+            await pilot.pause()
+        assert len(asked_of(source, run.run)) == count, "what is answered isn't asked again"
 
 
 async def test_keys_zoom_pan_cross_scale_smooth_and_go_back() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source_of(4)) as (pilot, app, screen):
         assert "all steps · live" in body(app)
         burst(app, "left", "plus", "plus", "v", "f", "z")  # as a slow line delivers them
         await until(pilot, lambda: screen.view.x == "tokens")
@@ -93,11 +104,9 @@ async def test_keys_zoom_pan_cross_scale_smooth_and_go_back() -> None:
         assert len(screen.view.charts) == 1
         assert isinstance(app.screen, OverviewScreen)
 
-    await charted(source_of(4), play)
-
 
 async def test_the_mouse_points_zooms_where_it_is_and_drags() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source_of(4)) as (pilot, app, screen):
         area = screen.query_one(ChartArea)
         place = screen._drawn.places[1]
         at = (place.left + place.columns // 2, place.first_row + 3)
@@ -113,27 +122,24 @@ async def test_the_mouse_points_zooms_where_it_is_and_drags() -> None:
         await until(pilot, lambda: (screen.view.span or 0) < 6000)
         first, last = screen.view.last - screen.view.span, screen.view.last  # type: ignore[operator]
         assert first < middle < last
-        area.post_message(ChartArea.Dragged(10))
+        await pilot.mouse_down(area, offset=at)
+        area.on_mouse_move(events.MouseMove(area, *at, 12, 0, 1, False, False, False, *at))
         await until(pilot, lambda: screen.view.last != last)
         assert screen.view.last < last  # type: ignore[operator]
+        await pilot.mouse_up(area, offset=at)
+        assert app.mouse_captured is None
         area.post_message(ChartArea.Wheeled(1, *at))
         area.post_message(ChartArea.Wheeled(1, *at))
         await until(pilot, lambda: screen.view.span is None)
-        before = screen.view
-        area.post_message(ChartArea.Wheeled(-1, 0, 0))  # on the head: nothing to zoom
-        await pilot.pause()
-        assert screen.view == before
         line = next(row for row, text in enumerate(area.shown) if "x: step" in text)
         await pilot.click(area, offset=(area.shown[line].index("z x:"), line))
         await until(pilot, lambda: screen.view.x == "tokens")
-
-    await charted(source_of(4), play)
 
 
 async def test_the_list_ticks_metrics_of_nodes_and_runs_by_keys_and_mouse() -> None:
     source = source_of(1)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source) as (pilot, app, screen):
         await pilot.press("m")
         await until(pilot, lambda: isinstance(app.screen, ChartPicker))
         assert "[x] loss" in "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
@@ -156,16 +162,14 @@ async def test_the_list_ticks_metrics_of_nodes_and_runs_by_keys_and_mouse() -> N
         assert len(screen.view.charts) == 6
         await pilot.press("R")
 
-    await charted(source, play)
-
 
 async def test_live_values_are_appended_and_the_axis_stands_still() -> None:
     source = source_of(1)
     view = run_view(1)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source) as (pilot, app, screen):
         await pilot.press("f")
-        for _ in range(2):  # drawing what came tells how many columns there are: then it is asked for just so many
+        for _ in range(2):  # drawing what came says how many columns there are: then it is asked for just so many
             app.paint()
             await pilot.pause()
             await until(pilot, lambda: not screen._missing() and not screen._under_way)
@@ -178,60 +182,61 @@ async def test_live_values_are_appended_and_the_axis_stands_still() -> None:
         await until(pilot, lambda: app.live.seq == 20)
         app.paint()
         assert axis in body(app)
-        trace = screen._stacked(120, 38, app.glyphs)
-        assert trace.places
         await pilot.press("right")
         seen = []
         for _ in range(12):
             await pilot.press("left")
             seen.append("9.000" in body(app))
         assert any(seen)
-        await pilot.pause(0.3)
         assert len(source.asked) == count, source.asked
 
-    await charted(source, play)
+
+class SlowRecord(Recorded):
+    slow = False
+    waiting = 0
+
+    async def history(self, *args: Any, **options: Any) -> m.History:
+        if self.refuses:
+            raise UnreachableError("no answer from tcp://127.0.0.1:7474 within 5 s")
+        if self.slow:
+            self.waiting += 1
+            await asyncio.Event().wait()
+        return await super().history(*args, **options)
 
 
 async def test_the_old_picture_stays_while_the_record_is_asked_and_where_it_fails() -> None:
-    class Slow(Recorded):
-        slow = False
-        waiting = 0
+    source = SlowRecord(source_of(4).messages)
 
-        async def history(
-            self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None,
-            columns: int = 120,
-        ) -> m.History:  # fmt: skip
-            if self.refuses:
-                raise UnreachableError("no answer from tcp://127.0.0.1:7474 within 5 s")
-            if self.slow:
-                self.waiting += 1
-                await asyncio.Event().wait()
-            return await super().history(run, metrics, first_step, last_step, columns)
+    def dots(app: TrainctlApp) -> int:
+        return sum("\u2801" <= char <= "\u28ff" for char in body(app))
 
-    source = Slow([CONNECTED, snapshot(run_view(4, step=18_240, steps=60_000))])
-
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source) as (pilot, app, _screen):
         source.slow = True
         await pilot.press("left", "plus", "plus")
         await until(pilot, lambda: source.waiting > 0)
         await pilot.pause(0.3)
         count = source.waiting
-        assert sum("\u2801" <= char <= "\u28ff" for char in body(app)) > 100
+        assert dots(app) > 100
         app.paint()
         await pilot.pause(0.25)
         assert source.waiting == count, "an ask under way is not begun again"
         source.refuses = True
         await pilot.press("plus")
         await until(pilot, lambda: "no answer from" in body(app))
-        assert sum("\u2801" <= char <= "\u28ff" for char in body(app)) > 50
+        assert dots(app) > 50
 
-    await charted(source, play)
+
+@pytest.mark.parametrize(("parent", "over"), [(RUNS[1].run, (RUNS[1].run,)), ("gone-20261001-120000", ())])
+async def test_a_branch_lies_over_its_parent_where_that_is_known(parent: str, over: tuple[str, ...]) -> None:
+    async with charted(source_of(branch=m.BranchPoint(parent, 100))) as (pilot, _app, screen):
+        await until(pilot, lambda: not screen._missing() and not screen._under_way)
+        assert screen.view.runs == over and not screen._problem
 
 
 async def test_without_a_run_and_with_another_one_it_begins_again() -> None:
     source = Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         await pilot.press("3")
         await until(pilot, lambda: "no run yet" in body(app))
         await pilot.press("plus", "left", "v", "z", "f", "escape")
@@ -241,11 +246,9 @@ async def test_without_a_run_and_with_another_one_it_begins_again() -> None:
         assert isinstance(screen, ChartsScreen)
         assert screen.view.span is None
 
-    await driven(source, play)
-
 
 async def test_sizes_and_ascii_are_filled_without_another_character() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+    async with charted(source_of(4), glyphs=dataclasses.replace(ASCII)) as (pilot, app, screen):
         await pilot.press("left", "f", "v", "m")
         await until(pilot, lambda: isinstance(app.screen, ChartPicker))
         for widget in (*app.screen.query(Lines), *screen.query(Lines)):
@@ -258,46 +261,63 @@ async def test_sizes_and_ascii_are_filled_without_another_character() -> None:
             await pilot.pause()
             assert len(screen.query_one(ChartArea).shown) in (1, size[1] - 1)
 
-    await charted(source_of(4), play, glyphs=dataclasses.replace(ASCII))
-
-
-async def test_a_pressed_mouse_that_moves_drags() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
-        await pilot.press("left", "plus", "plus")
-        area, last = screen.query_one(ChartArea), screen.view.last
-        place = screen._drawn.places[0]
-        at = (place.left + 40, place.first_row + 3)
-        await pilot.mouse_down(area, offset=at)
-        move = events.MouseMove(area, *at, 12, 0, 1, False, False, False, *at)
-        area.on_mouse_move(move)
-        await until(pilot, lambda: screen.view.last != last)
-        await pilot.mouse_up(area, offset=at)
-        assert app.mouse_captured is None
-
-    await charted(source_of(4), play)
-
-
-async def test_a_branch_lies_over_its_parent_where_that_is_known() -> None:
-    async def parent_of(run: str) -> tuple[str, ...]:
-        found: list[tuple[str, ...]] = []
-
-        async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
-            await until(pilot, lambda: not run_is_asked(screen))
-            found.append(screen.view.runs)
-            assert not screen._problem
-
-        await charted(source_of(branch=m.BranchPoint(run, 100)), play)
-        return found[0]
-
-    def run_is_asked(screen: ChartsScreen) -> bool:
-        return bool(screen._missing()) or bool(screen._under_way)
-
-    assert await parent_of(RUNS[1].run) == (RUNS[1].run,)
-    assert await parent_of("gone-20261001-120000") == ()
-
 
 def test_runs_of_one_name_have_labels_that_differ() -> None:
     ids = "sft-20261126-174052-3b1c", "sft-20261126-174126-cf8b"
     views = {run: msgspec.structs.replace(run_view(1), run=run, name="sft") for run in ids}
     assert [renamed(view, views).name for view in views.values()] == ["3b1c", "cf8b"]
     assert renamed(views[ids[0]], {ids[0]: views[ids[0]]}).name == "sft"
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def pictured(*keys: str) -> Callable[[Pilot[Any]], Awaitable[None]]:
+    """Open the charts, press keys, and wait until the record has answered for what is in view."""
+
+    async def play(pilot: Pilot[Any]) -> None:
+        await pilot.pause()
+        await pilot.press("3")
+        screen = pilot.app.get_screen("charts")
+        assert isinstance(screen, ChartsScreen)
+        await until(pilot, lambda: bool(screen.data) and not screen._missing())
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause()
+        await until(pilot, lambda: not screen._missing())
+        for widget in pilot.app.screen.query("Input"):
+            widget.cursor_blink = False  # type: ignore[attr-defined]
+        pilot.app.paint()  # type: ignore[attr-defined]
+        await pilot.pause()
+
+    return play
+
+
+@at_columns(80, 120, 200)
+async def test_charts(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(source_of(4)), columns, play=pictured())
+
+
+@at_columns(80, 120)
+async def test_charts_with_log_crosshair_smoothing_and_tokens(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(source_of(1)), columns, play=pictured("z", "v", "f", "f", *["left"] * 20))
+
+
+async def test_charts_of_a_group_in_ascii(pictures: Pictures) -> None:
+    app = app_of(Recorded(under_way(run_view(3))), glyphs=ASCII)
+    await pictures.compare(app, 80, play=pictured("z", "z", "f", "f", "f", "left", "left"))
+
+
+async def test_charts_without_colours(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    await pictures.compare(app_of(source_of(4)), 120, play=pictured("f", "f", "f", "left"))
+
+
+async def test_a_run_laid_over_another(pictures: Pictures) -> None:
+    keys = ("v", "m", *"sft", "enter", "escape", "left", "left")
+    await pictures.compare(app_of(source_of(1)), 120, play=pictured(*keys))
+
+
+@at_columns(80, 120)
+async def test_the_list_of_metrics(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(source_of(4)), columns, play=pictured("m", "down", "down", "enter"))

@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 from tests.tui.support.recorded import CLOCK, NOW, RUNS, run_view, snapshot, under_way
+from tests.tui.support.states import state_after
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import CostFigures
 from trainctl.tui.cli import tables
 from trainctl.tui.screens import header, runs_view
-from trainctl.tui.state import reducer
-from trainctl.tui.state import view_state as md
 from trainctl.tui.state.sorting import SortOrder
 from trainctl.tui.state.table_schemas import RunRow
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import cost_line, energy
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
@@ -23,21 +23,30 @@ PART = msgspec.structs.replace(COST, unpriced=("mbp",))
 FIGURES = CostFigures("EUR", 12.4, 2.0, 18.8, 0.42, ())
 
 
-def state_of(view: m.RunView) -> md.ViewState:
-    state = md.ViewState()
-    for message in under_way(view):
-        state = reducer.apply(state, message, CLOCK.at_monotonic)
-    return state
+def state_of(view: m.RunView) -> ViewState:
+    return state_after(under_way(view))
 
 
-def words(found: CostFigures, **other: object) -> str:
-    given = {"active": True, "energy": "61.5 Wh", **other}
-    return ln.plain(ln.groups(cost_line.pieces(found, "samples", **given), 200))
+def words(figures: CostFigures, **options: object) -> str:
+    return ln.plain(
+        ln.groups(cost_line.pieces(figures, "samples", **{"active": True, "energy": "n/a", **options}), 200)
+    )
 
 
-def test_the_line_has_cost_so_far_to_the_end_per_thousand_and_the_energy_beside_it():
-    assert words(FIGURES) == "cost 12.40 EUR  18.80 EUR to the end  0.42 EUR per 1,000 samples  energy 61.5 Wh"
+def test_the_line_marks_what_has_no_price_and_says_what_is_unknown():
     assert words(FIGURES, active=False, energy="") == "cost 12.40 EUR  0.42 EUR per 1,000 samples"
+    unknown = msgspec.structs.replace(FIGURES, to_end=None, per_1000=None)
+    assert words(unknown) == "cost 12.40 EUR  n/a to the end  n/a per 1,000 samples  energy n/a"
+    many = words(msgspec.structs.replace(FIGURES, unpriced=("a", "b", "c", "d", "e\x1b")))
+    assert "cost >12.40 EUR  >18.80 EUR to the end" in many and "no price: a, b, c, 2 more  energy" in many
+
+
+AMOUNTS = {12.4: "12.40", 0.0: "0.00", 0.00000312: "0.0000031", 1e-12: "1e-12", 1234.5: "1,234.50", 12345.6: "12,346"}
+
+
+def test_amounts():
+    assert [f.money(value, "EUR") for value in AMOUNTS] == [f"{text} EUR" for text in AMOUNTS.values()]
+    assert {f.money(value, "EUR") for value in (None, float("nan"), float("inf"))} == {"n/a"}
 
 
 def test_skipped_positions_are_no_samples_that_were_trained_on():
@@ -45,57 +54,22 @@ def test_skipped_positions_are_no_samples_that_were_trained_on():
     assert [run.trained(cursor) for cursor in (None, 1000, 1100, 1300, 1650)] == [None, 1000, 1000, 1000, 1300]
     found = cost_line.figures(run, None, NOW, None)
     assert found is not None and found.per_1000 == pytest.approx(10.0)
-    host = m.HostReading(
-        node="a", read_at=NOW, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None, disk_free_bytes=None,
-        energy_joules=2400.0, energy_since_at=run.started_at,
-    )  # fmt: skip
+    host = msgspec.structs.replace(READ, read_at=NOW, energy_joules=2400.0, energy_since_at=run.started_at)
     nodes = msgspec.structs.replace(run, ranks=(msgspec.structs.replace(run.ranks[0], node="a"),))
     assert energy.figures([host], nodes, 1500).joules_per_1000 == pytest.approx(2000.0)
 
 
-def test_what_is_unknown_is_not_a_number():
-    unknown = msgspec.structs.replace(FIGURES, to_end=None, per_1000=None)
-    assert words(unknown, energy="n/a") == "cost 12.40 EUR  n/a to the end  n/a per 1,000 samples  energy n/a"
-
-
-def test_a_node_without_a_price_is_named_and_the_amounts_are_marked():
-    part = msgspec.structs.replace(FIGURES, unpriced=("mbp",))
-    assert words(part) == (
-        "cost >12.40 EUR  >18.80 EUR to the end  >0.42 EUR per 1,000 samples  no price: mbp  energy 61.5 Wh"
-    )
-    many = msgspec.structs.replace(FIGURES, unpriced=("a", "b", "c", "d", "e\x1b"))
-    assert "no price: a, b, c, 2 more  energy" in words(many)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(12.4, "12.40"), (0.0, "0.00"), (0.1, "0.10"), (0.0042, "0.0042"), (0.00000312, "0.0000031"), (1e-12, "1e-12"),
-     (1234.5, "1,234.50"), (12345.6, "12,346")],
-)  # fmt: skip
-def test_amounts(value, text):
-    assert f.money(value, "EUR") == f"{text} EUR"
-
-
-def test_an_unknown_amount_is_not_a_number():
-    assert {f.money(value, "EUR") for value in (None, float("nan"), float("inf"))} == {"n/a"}
-
-
-@pytest.mark.parametrize(("columns", "rows"), [(80, 2), (80, 3), (120, 2), (120, 4)])
-def test_the_head_has_the_cost_where_there_is_a_price_and_is_the_same_without(columns, rows):
+@pytest.mark.parametrize(("columns", "rows"), [(80, 2), (120, 4)])
+def test_the_head_has_the_cost_where_there_is_a_price(columns, rows):
     def head(cost: m.RunCost | None) -> list[str]:
         state = state_of(run_view(1, cost=cost))
         return [ln.plain(row) for row in header.lines(state, CLOCK, columns, UNICODE, rows=rows)]
 
-    priced, plain = head(COST), head(None)
-    assert any("cost 12.40 EUR" in row for row in priced)
-    assert not any("cost" in row for row in plain)
-    assert {len(row) for row in priced} == {columns}
-    if rows > 2:
-        assert "to the end" in priced[-1] and "per 1,000 samples" in priced[-1]
-        assert "energy" in priced[-1] or columns == 80
-    else:
-        assert "loss" in priced[1] and "tok/s" in priced[1]
-        assert "cost >12.40 EUR" in head(PART)[1]
+    priced = head(COST)
+    assert any("cost 12.40 EUR" in row for row in priced) and {len(row) for row in priced} == {columns}
+    assert "cost >12.40 EUR" in "\n".join(head(PART))
+    assert not any("cost" in row for row in head(None))
+    assert rows == 2 or all(words in priced[-1] for words in ("to the end", "per 1,000 samples", "energy"))
 
 
 def test_the_status_has_a_line_for_the_cost_only_with_a_price():
@@ -145,10 +119,18 @@ def test_the_chosen_run_on_runs_says_all_of_its_cost():
     )
 
 
+# ---------------------------------------------------------------- energy
+
 READ = m.HostReading(
-    node="a", read_at=4600.0, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None, disk_free_bytes=None,
-    energy_joules=7200.0, energy_since_at=1000.0,
-)  # fmt: skip
+    node="a",
+    read_at=4600.0,
+    cpu_percent=None,
+    memory_used_bytes=None,
+    memory_total_bytes=None,
+    disk_free_bytes=None,
+    energy_joules=7200.0,
+    energy_since_at=1000.0,
+)
 
 
 def used(*hosts: m.HostReading, state: m.RunState = "running") -> energy.EnergyFigures:
@@ -164,9 +146,16 @@ def test_energy_per_thousand_needs_the_whole_run_on_every_machine():
     assert used(READ).joules_per_1000 is None
     for change in ({"energy_since_at": 2000.0}, {"energy_gap_seconds": 600.0}, {"energy_joules": None}):
         assert used(READ, msgspec.structs.replace(other, **change)).joules_per_1000 is None
-
-
-def test_of_an_ended_run_only_a_count_that_began_with_it_is_its_energy():
     later = msgspec.structs.replace(READ, energy_since_at=2000.0)
-    assert used(later, state="stopped").joules is None
+    assert used(later, state="stopped").joules is None, "an ended run's count began with it"
     assert used(later).joules == used(READ, state="stopped").joules == 7200.0
+
+
+def test_a_gap_in_the_readings_is_named_and_what_was_not_read_is_unknown():
+    def text(**changes: object) -> str:
+        return energy.text([msgspec.structs.replace(READ, **changes)])
+
+    assert (text(), text(energy_joules=36e6), text(energy_gap_seconds=30.0)) == ("2.0 Wh", "10.00 kWh", "2.0 Wh")
+    assert text(energy_gap_seconds=600.0) == "over 2.0 Wh (10m 00s unread)"
+    assert {text(energy_joules=None), text(energy_since_at=None), energy.text([])} == {"n/a"}
+    assert energy.text([READ, READ, msgspec.structs.replace(READ, energy_joules=None)]) == "4.0 Wh"

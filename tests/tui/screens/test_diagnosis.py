@@ -1,20 +1,15 @@
 """The Diagnosis screen: the verdict, each finding in full, and a remedy's dialog, which sends nothing by itself."""
 
 import pytest
-from tests.tui.support.driving import body, dialog_text, driven, until
-from tests.tui.support.pictures import Compare, still
+from tests.tui.support.driving import MovingClock, body, dialog_text, running, until
+from tests.tui.support.pictures import Pictures
 from tests.tui.support.recorded import NOW, Recorded, app_of, run_view, under_way
-from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.commands import remedies
 from trainctl.tui.screens import diagnosis_view
 from trainctl.tui.screens.diagnosis import DiagnosisScreen
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.text.glyphs import ASCII
 
-SIZES = [(80, 24), (120, 40)]
 RUN = run_view(4, step=18_240, steps=60_000)
 QUOTA = m.Finding(
     cause="throttled", title="mbp is held back by its CPU quota", severity="warning", node="mbp", rank=1,
@@ -61,22 +56,23 @@ def telling(*findings: m.Finding) -> Recorded:
     return source
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("findings", [(), (QUOTA,), (NAN, QUOTA, LINK)], ids=["healthy", "one", "several"])
-def test_the_screen(snap_compare: Compare, findings: tuple[m.Finding, ...], size: tuple[int, int]) -> None:
-    keys = ("D", "down") if len(findings) > 1 else ("D",)
-    assert snap_compare(app_of(telling(*findings)), terminal_size=size, run_before=still(keys))
+@pytest.mark.parametrize(
+    ("findings", "columns"),
+    [((), 80), ((QUOTA,), 80), ((NAN, QUOTA, LINK), 80), ((NAN, QUOTA, LINK), 120)],
+    ids=["healthy", "one", "several-80x24", "several-120x40"],
+)
+async def test_the_screen(pictures: Pictures, findings: tuple[m.Finding, ...], columns: int) -> None:
+    await pictures.compare(app_of(telling(*findings)), columns, "D", *["down"] * (len(findings) > 1))
 
 
-def test_the_screen_in_ascii(snap_compare: Compare) -> None:
-    app = app_of(telling(QUOTA), glyphs=ASCII)
-    assert snap_compare(app, terminal_size=(80, 24), run_before=still(("D",)))
+async def test_the_screen_in_ascii(pictures: Pictures) -> None:
+    await pictures.compare(app_of(telling(QUOTA), glyphs=ASCII), 80, "D")
 
 
 async def test_a_key_opens_the_remedy_s_dialog_filled_and_sends_nothing() -> None:
     source = telling(NAN, QUOTA, LINK)
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, (120, 40)) as (pilot, app):
         await pilot.press("D")
         await until(pilot, lambda: "4 of the last 24 steps; 2 more findings" in body(app))
         await pilot.press("down")
@@ -87,30 +83,25 @@ async def test_a_key_opens_the_remedy_s_dialog_filled_and_sends_nothing() -> Non
         assert app.screen.query_one("#field-micro").value == "3"  # type: ignore[attr-defined]
         await pilot.press("escape", "down", "enter")  # of the last one: no verb
         await until(pilot, lambda: any("trainctl calibrate" in one.message for one in app._notifications))
-
-    await driven(source, play, (120, 40))
     assert source.commands == []
 
 
 async def test_of_a_run_that_has_ended_the_key_only_says_what_to_do() -> None:
     source = telling()
     source.known_diagnosis = reply(NAN, live=False)
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, (120, 40)) as (pilot, app):
         await pilot.press("D")
         await until(pilot, lambda: "4 of the last 24 steps" in body(app))
         await pilot.press("enter")
-        await until(pilot, lambda: any("set-lr value" in one.message for one in app._notifications))
-        assert type(app.screen).__name__ == "DiagnosisScreen"
-
-    await driven(source, play, (120, 40))
+        await until(pilot, lambda: any("set-lr value" in note.message for note in app._notifications))
+        assert isinstance(app.screen, DiagnosisScreen)
     assert source.commands == []
 
 
 async def test_the_chosen_finding_stays_chosen_when_another_comes_before_it() -> None:
-    source, clock = telling(LINK, QUOTA), Moving()
+    source, clock = telling(LINK, QUOTA), MovingClock()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, (120, 40), clock=clock) as (pilot, app):
         await pilot.press("D")
         await until(pilot, lambda: "1 more finding" in body(app))
         await pilot.press("down")
@@ -124,13 +115,11 @@ async def test_the_chosen_finding_stays_chosen_when_another_comes_before_it() ->
         await until(pilot, lambda: "2 more findings" in body(app))
         assert "62 %" in body(app)
 
-    await driven(source, play, (120, 40), clock=clock)
-
 
 async def test_an_agent_that_does_not_answer_is_said_and_asked_again() -> None:
-    source, clock = Recorded(under_way(RUN)), Moving()
+    source, clock = Recorded(under_way(RUN)), MovingClock()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, (120, 40), clock=clock) as (pilot, app):
         await pilot.press("D")
         await until(pilot, lambda: "no answer from studio" in body(app))
         source.known_diagnosis = reply()
@@ -138,32 +127,11 @@ async def test_an_agent_that_does_not_answer_is_said_and_asked_again() -> None:
         app.paint()
         await until(pilot, lambda: "nothing found: 3 causes were checked; too little is known about 1" in body(app))
 
-    await driven(source, play, (120, 40), clock=clock)
 
-
-class Moving(Clock):
-    """A clock that advances only on request."""
-
-    at = 0.0
-
-    def monotonic(self) -> float:
-        return self.at
-
-
-def test_the_command_line_says_it_in_80_columns_and_as_objects() -> None:
-    lines = diagnosis_view.text(reply(NAN, QUOTA, LINK)).splitlines()
-    assert lines[0].endswith("gradients weren't finite in 4 of the last")
-    assert all(len(line) <= 80 for line in lines)
-    text = "\n".join(lines)
-    assert "2. warning: mbp is held back by its CPU quota\n" in text
-    assert "  what if   without mbp's quota a step takes 0.81 s, not 1.02 s\n" in text
-    assert "            trainctl send resize-batch micro=3 --node mbp (key b)\n" in text
-    assert text.endswith("not known: small-micro (readings, steps or calibrations are missing)")
+def test_the_command_line_fits_80_columns_and_has_each_finding_with_its_remedies() -> None:
+    text = diagnosis_view.text(reply(NAN, QUOTA, LINK))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for finding in (NAN, QUOTA, LINK):
+        assert all(remedy.command in text for remedy in finding.remedies if remedy.command)
     made = diagnosis_view.objects(reply(QUOTA))
     assert (made["verdict"], made["live"], made["findings"][0]["cause"]) == (QUOTA.title, True, "throttled")
-
-
-def test_a_remedy_s_command_fills_its_dialog() -> None:
-    assert remedies.first_command(QUOTA.remedies) == QUOTA.remedies[1]
-    assert remedies.values_of(QUOTA.remedies[1]) == {"micro": "3", "node": "mbp"}
-    assert remedies.first_command(LINK.remedies) is None

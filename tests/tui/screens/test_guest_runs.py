@@ -1,12 +1,14 @@
-"""A run that says little of itself: screens and dialogs show `n/a` for what it does not say, and invent nothing."""
+"""Runs unlike the usual: one that says little of itself, of which `n/a` is shown and nothing invented, and one that
+counts pairs instead of tokens."""
 
+import msgspec
 import pytest
-from tests.tui.support.driving import body, dialog_text, driven, until
+from tests.tui.support.driving import body, dialog_text, running, until
 from tests.tui.support.guests import GuestSource, part_of, step_of, view_of
-from tests.tui.support.recorded import committed, rank_step, run_view, snapshot
-from textual.pilot import Pilot
+from tests.tui.support.recorded import committed, rank_step, run_view, snapshot, source_of
 
-from trainctl.tui.app.app import TrainctlApp
+from trainctl.protocol import messages as m
+from trainctl.tui.charts import metrics
 from trainctl.tui.cli import tables
 
 SCREENS = ("0", "1", "2", "3", "4", "5", "a")
@@ -17,46 +19,62 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 async def test_every_screen_and_dialog_opens(size: tuple[int, int]) -> None:
     source = GuestSource()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source, size) as (pilot, app):
         for key in SCREENS:
             await pilot.press("escape", key)
             await pilot.pause()
             assert "118/n/a" in body(app) or key in "0", key
         await pilot.press("1")
+        for words in ("118/n/a", "ETA n/a", "loss n/a", "lr n/a", "|g| n/a"):
+            assert words in body(app), words
+        assert "0%" not in body(app)
         for key, why in REFUSED.items():
             await pilot.press(key)
             await until(pilot, lambda why=why: why in dialog_text(app))  # type: ignore[misc]
             await pilot.press("enter", "escape")
         await pilot.press("p", "enter")
         await until(pilot, lambda: bool(source.commands))
-
-    await driven(source, play, size)
     assert [verb for verb, *_ in source.commands] == ["pause"]
-
-
-async def test_what_is_not_said_is_not_available() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        shown = body(app)
-        for words in ("118/n/a", "ETA n/a", "loss n/a", "lr n/a", "|g| n/a", "G n/a", "epoch n/a"):
-            assert words in shown, words
-        assert "0%" not in shown
-
-    await driven(GuestSource(), play, (120, 40))
 
 
 def test_the_command_line_says_so_too() -> None:
     whole = run_view(3)
-    shown = snapshot(whole)
-    view, last, part = view_of(whole), step_of(committed(whole, 118)), part_of(rank_step(whole, 118, 0))
-    replaced = type(shown)(
-        rid="r", boot="b", seq=0, at=0.0, node=shown.node, run=view, last_step=last, rank_steps=(part,), events=(),
-        series=(),
-    )  # fmt: skip
-    text = tables.status_text(replaced)
+    last, parts = step_of(committed(whole, 118)), (part_of(rank_step(whole, 118, 0)),)
+    guest = {"run": view_of(whole), "last_step": last, "rank_steps": parts, "events": (), "series": ()}
+    text = tables.status_text(msgspec.structs.replace(snapshot(whole), **guest))
     for words in ("118/n/a (n/a)", "global batch n/a", "learning rate n/a", "loss n/a"):
         assert words in text, words
     assert "loss n/a  |g| n/a  lr n/a" in tables.step_line(last)
+
+
+# ---------------------------------------------------------------- a run whose loss is divided by pairs
+
+PAIRS = msgspec.structs.replace(run_view(3), weight_unit="pairs", loss_unit="nats per pair")
+LAST = msgspec.structs.replace(committed(PAIRS, PAIRS.step), weight=24.0, weight_total=2400.0, seconds_total=60.0)
+
+
+async def test_head_and_charts_have_the_run_s_own_unit() -> None:
+    shown = msgspec.structs.replace(snapshot(PAIRS), last_step=LAST)
+    source = source_of(3)
+    source.messages = [shown if isinstance(item, m.Snapshot) else item for item in source.messages]
+    async with running(source, (120, 40)) as (pilot, app):
+        assert " 60 pairs/s" in body(app) and "average 40 pairs/s" in body(app)
+        assert "tok/s  eff" not in body(app) and " ppl " not in body(app)
+        await pilot.press("3")
+        await pilot.pause()
+        assert "─ pairs/s ─" in body(app) and "─ tokens/s ─" not in body(app)
+    charts = metrics.charts_of(metrics.DEFAULT_CHARTS, PAIRS)
+    titles = [metrics.title(chart, str, PAIRS) for chart in charts]
+    assert titles[0] == "loss (nats per pair), eval loss (nats per pair)" and titles[2] == "pairs/s"
+    assert metrics.charts_of(charts, run_view(3)) == metrics.DEFAULT_CHARTS
+
+
+def test_the_command_line_has_the_run_s_own_unit() -> None:
+    text = tables.status_text(msgspec.structs.replace(snapshot(PAIRS), last_step=LAST))
+    assert " per pair" in text and "sample" not in text
+    assert "0.40 s a step  60 pairs/s" in text and "average 40 pairs/s" in text
+    assert tables.step_line(LAST, PAIRS).endswith("60 pairs/s") and tables.step_line(LAST).endswith("7,620 tok/s")

@@ -3,17 +3,16 @@
 import asyncio
 
 import pytest
-from tests.tui.support.driving import body, driven, hint, until
+from tests.tui.support.driving import body, hint, running, until
 from tests.tui.support.logs import logging_source
-from tests.tui.support.recorded import NOW, Recorded, source_of
+from tests.tui.support.recorded import CONNECTED, NOW, Recorded, snapshot
+from textual.events import MouseScrollDown
 from textual.pilot import Pilot
 
 from trainctl.protocol.record.log_format import write
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.screens.logs import LogsScreen
-from trainctl.tui.screens.node import NodeScreen
-from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state import log_feed
 
 
@@ -29,7 +28,7 @@ async def opened(pilot: Pilot[int], app: TrainctlApp, key: str, says: str) -> No
 async def test_all_logs_are_merged_searched_and_walked_through() -> None:
     source = logging_source()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         await opened(pilot, app, "5", "28 lines")
         screen = app.screen
         assert isinstance(screen, LogsScreen)
@@ -52,44 +51,32 @@ async def test_all_logs_are_merged_searched_and_walked_through() -> None:
         await pilot.press("n")
         assert isinstance(app.screen, CommandDialog)
 
-    await driven(source, play)
-
 
 async def test_the_log_is_scrolled_held_and_followed() -> None:
     source = logging_source()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         await opened(pilot, app, "5", "28 lines")
-        steps: list[tuple[str, str]] = [
-            ("up", "paused"), ("down", "live"), ("pageup", "paused"), ("pagedown", "live"), ("home", "paused"),
-            ("end", "live"), ("F", "paused"), ("F", "live"), ("k", "paused"), ("j", "live"),
-        ]  # fmt: skip
-        for key, word in steps:
-            await pilot.press(key)
-            assert word in rows(app)[1], key
+        for pauses, follows in (("up", "down"), ("pageup", "pagedown"), ("home", "end"), ("F", "F"), ("k", "j")):
+            await pilot.press(pauses)
+            assert "paused" in rows(app)[1], pauses
+            await pilot.press(follows)
+            assert "live" in rows(app)[1], follows
         await pilot.press("home")
         assert "ready: mlx on gpu Apple M2" in rows(app)[2]
         await pilot.press("right")
         assert "ready: mlx" not in rows(app)[2] and "1,235,814,400" in rows(app)[2]
         await pilot.press("left")
         assert "ready: mlx" in rows(app)[2]
-        await pilot._post_mouse_events([_wheel()], widget="#body", offset=(5, 5))
+        await pilot._post_mouse_events([MouseScrollDown], widget="#body", offset=(5, 5))
         await until(pilot, lambda: "ready: mlx" not in rows(app)[2])
-
-    await driven(source, play)
-
-
-def _wheel() -> type:
-    from textual.events import MouseScrollDown
-
-    return MouseScrollDown
 
 
 async def test_logs_are_read_by_offset_and_only_while_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_feed, "POLL_SECONDS", 0.02)
     source = logging_source()
 
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+    async with running(source) as (pilot, app):
         assert source.asked_logs == []
         await opened(pilot, app, "5", "28 lines")
         size = len(source.logs[0].encode())
@@ -107,78 +94,16 @@ async def test_logs_are_read_by_offset_and_only_while_they_are_shown(monkeypatch
         assert {rank for _, rank, _ in source.asked_logs[known:]} == {0}
         assert -131_072 not in [at for _, _, at in source.asked_logs[known:]]
 
-    await driven(source, play)
 
-
-async def test_a_node_is_opened_and_turned_to_the_next() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await pilot.press("down", "down", "enter")
-        assert isinstance(app.screen, NodeScreen) and app.selected == 1
-        await until(pilot, lambda: "mean of 16 steps" in body(app))
-        assert "node mbp 2 of 4" in rows(app)[1] and "log of mbp" in body(app)
-        turns: list[tuple[str, str]] = [
-            ("right", "forge"), ("tab", "mini"), ("tab", "studio"), ("left", "mini"), ("shift+tab", "forge"),
-        ]  # fmt: skip
-        for key, node in turns:
-            await pilot.press(key)
-            assert f"node {node} " in rows(app)[1], key
-        await pilot.press("slash", *"step", "enter")
-        await until(pilot, lambda: "'step' in 5" in body(app))
-        await pilot.press("escape")
-        assert isinstance(app.screen, NodeScreen) and "'step'" not in body(app)
-        await pilot.press("escape")
-        assert isinstance(app.screen, OverviewScreen)
-        await pilot.click("#body", offset=(3, 5))
-        assert isinstance(app.screen, NodeScreen) and app.selected == 2
-
-    await driven(logging_source(), play)
-
-
-async def test_each_nodes_agent_is_told_of_and_what_is_unknown_is_not_a_zero() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await until(pilot, lambda: len(app.live.agents) == 3 and app.live.agents["forge"].lag_seconds is not None)
-        await pilot.press("2")
-        assert "agent connected  leads  at tcp://127.0.0.1:7474  lag n/a  version 0.1.0" in body(app)
-        assert "trainer 612 96% 6.1 GB" in body(app)
-        await pilot.press("right")
-        assert "agent connected  at tcp://192.168.7.21:7474  lag 1 ms  version 0.1.0" in body(app)
-        await pilot.press("left", "left")
-        text = body(app)
-        assert "agent silent 4h 00m  no answer from tcp" in text and "at n/a" in text and "processes n/a" in text
-        assert "LOST since 10:21  no heartbeat" in text and "own n/a" in text and "cpu n/a" in text
-        assert "no step yet" in text
-
-    await driven(logging_source(), play)
+@pytest.mark.parametrize("size", [(60, 15), (79, 20), (400, 120)])
+async def test_every_row_of_logs_and_of_a_node_is_as_wide_as_the_screen(size: tuple[int, int]) -> None:
+    async with running(logging_source(), size=size) as (pilot, app):
+        for key in ("2", "5"):
+            await opened(pilot, app, key, "log")
+            assert {len(row) for row in rows(app)} == {size[0]} and len(rows(app)) == size[1] - 1
 
 
 @pytest.mark.parametrize("key", ["2", "5"])
-async def test_without_a_run_there_is_a_word_of_it(key: str) -> None:
-    from tests.tui.support.recorded import CONNECTED, RUNS, snapshot
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await pilot.press(key)
-        await until(pilot, lambda: "no run" in body(app))
-
-    await driven(Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:]), play)
-
-
-@pytest.mark.parametrize("size", [(60, 15), (79, 20), (100, 30), (400, 120)])
-async def test_every_row_is_as_wide_as_the_screen(size: tuple[int, int]) -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        for key in ("2", "5"):
-            await opened(pilot, app, key, "log")
-            assert {len(row) for row in rows(app)} == {size[0]}
-            assert len(rows(app)) == size[1] - 1
-
-    await driven(logging_source(), play, size=size)
-
-
-async def test_a_single_rank_has_a_log_without_a_name_column() -> None:
-    source = source_of(1)
-    source.logs = {0: write(NOW - 5, "INFO", "ready: torch on cpu") + "\n"}
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await opened(pilot, app, "5", "log of atlas, 1 line,")
-        assert rows(app)[2].startswith("14:31:00 info  ready: torch on cpu")
-
-    await driven(source, play)
+async def test_without_a_run_the_screen_says_so(key: str) -> None:
+    async with running(Recorded([CONNECTED, snapshot(None)])) as (pilot, app):
+        await opened(pilot, app, key, "no run")

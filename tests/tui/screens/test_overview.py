@@ -1,5 +1,4 @@
-"""The Overview's parts as lines: right words at 80 columns, exact sizes at every one, nothing unknown shown as a
-number."""
+"""The Overview's head, charts and events as lines: nothing unknown is shown as a number."""
 
 import dataclasses
 import itertools
@@ -7,46 +6,29 @@ import math
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tui.support.recorded import (
     CLOCK,
-    CONNECTED,
     NOW,
-    comings_and_goings,
     committed,
-    events,
     host,
-    hung,
-    leaving,
-    live_hosts,
     rank_step,
     run_view,
-    shrunk,
     snapshot,
-    under_way,
-)
+)  # fmt: skip
+from tests.tui.support.states import ALONE, FLEET, GROUP, MIXED, NOTHING, attached, state_after
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.protocol.messages.events import AnyEvent, CommandFailed, NoteWritten, Notice, SharesChanged
-from trainctl.tui.charts import marks as marks_of
-from trainctl.tui.screens import fleet_cells, fleet_grouping, fleet_table, header, overview_view, recent_events
-from trainctl.tui.state import rank_rows, rank_speed, reducer
+from trainctl.tui.screens import fleet_table, header, overview_view
+from trainctl.tui.state import rank_speed, reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.state.membership_changes import Change
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.widgets import inline_bars
-
-
-def state_of(view: m.RunView | None) -> md.ViewState:
-    state = md.ViewState()
-    for message in (CONNECTED, snapshot(view), *(live_hosts(view) if view else ())):
-        state = reducer.apply(state, message, CLOCK.at_monotonic)
-    return state
 
 
 def texts(made: list[ln.Line]) -> list[str]:
@@ -57,22 +39,6 @@ def overview(*given: Any, **options: Any) -> list[ln.Line]:
     return [pieces for part in overview_view.parts(*given, **options) for pieces in part]
 
 
-FLEET = state_of(run_view(4, step=18_240, steps=60_000))
-ALONE = state_of(run_view(1))
-MIXED = md.ViewState()
-for _message in under_way(hung(run_view(3), 1)):
-    MIXED = reducer.apply(MIXED, _message, CLOCK.at_monotonic)
-NOTHING = state_of(None)
-
-
-def test_the_head_says_where_the_run_is() -> None:
-    first, second = texts(header.lines(ALONE, CLOCK, 80, UNICODE, rows=2))
-    for word in ("stdlib", "RUNNING", "118/150", "79%", "ETA 10s, 14:31", "g1.1"):
-        assert word in first
-    for word in ("loss 2.167", "eval 2.301", "lr 1.21e-3", "|g| 0.71", "tok/s", "eff 94%"):
-        assert word in second
-
-
 def test_a_wide_head_has_the_best_and_the_worst_case_beside_the_eta() -> None:
     assert ALONE.last_step is not None
     left = {"time_left_seconds": 3600.0, "time_left_best_seconds": 3300.0, "time_left_worst_seconds": 4500.0}
@@ -81,15 +47,6 @@ def test_a_wide_head_has_the_best_and_the_worst_case_beside_the_eta() -> None:
     assert "ETA 1h 00m, 15:31 (55m 00s to 1h 15m)" in texts(header.lines(state, CLOCK, 120, UNICODE, rows=2))[0]
     assert "ETA 1h 00m" in (narrow := texts(header.lines(state, CLOCK, 80, UNICODE, rows=2))[0])
     assert " to " not in narrow
-
-
-def test_the_head_has_the_perplexity_where_it_is_wide_and_the_loss_is_per_token() -> None:
-    def learning(columns: int, state: md.ViewState = ALONE) -> str:
-        return texts(header.lines(state, CLOCK, columns, UNICODE, rows=2))[1]
-
-    assert "eval 2.301 ppl 9.984 @" in learning(120)
-    assert "ppl" not in learning(119)
-    assert "ppl" not in learning(120, state_of(run_view(1, loss_unit="nats per pair")))
 
 
 def test_the_loss_in_the_head_is_the_mean_of_sixteen_steps_unless_the_last_is_no_number() -> None:
@@ -108,65 +65,6 @@ def test_the_loss_in_the_head_is_the_mean_of_sixteen_steps_unless_the_last_is_no
     assert "loss nan" in head(*[2.0] * 16, math.nan)
 
 
-def test_the_table_has_own_rates_and_what_is_lost_has_no_numbers() -> None:
-    rows = texts(fleet_table.lines(FLEET, CLOCK, 80, UNICODE, total=False))
-    assert "STEP 3.06 s" in rows[0]
-    assert rows[1].split()[:5] == ["studio", "run", "16", "25%", "▇"]
-    assert "8×2" in rows[1]
-    assert "41/160" in rows[1]
-    assert "13×3" in rows[3]
-    assert rows[4].split() == ["mini", "LOST", "0", "-", "n/a", "no", "heartbeat", "n/a", "n/a", "4h"]
-    later = texts(fleet_table.lines(FLEET, CLOCK, 160, UNICODE, total=True))
-    assert "10:21" in later[4]
-    assert later[5].split()[:3] == ["FLEET", "3/4", "64"]
-
-
-def test_metrics_that_a_person_wants_have_columns_where_there_is_room() -> None:
-    state = FLEET
-    for rank, seen in FLEET.ranks.items():
-        own = msgspec.structs.replace(
-            seen.value, values={**seen.value.values, "user:reward": 0.25 + rank, "user:share": 0.5}, step=18_241,
-            boot=state.boot, seq=state.seq + 1,
-        )  # fmt: skip
-        state = reducer.apply(state, own, CLOCK.at_monotonic)
-    assert state.own_metrics == ("user:reward", "user:share")
-
-    def table(columns: int, *metrics: str) -> list[str]:
-        wanted = fleet_grouping.Arrangement(metrics=metrics)
-        rows = texts(fleet_table.lines(state, CLOCK, columns, UNICODE, total=True, wanted=wanted))
-        assert {len(row) for row in rows} == {columns}
-        return rows
-
-    wide = table(220, "user:reward", "user:share", "busy_seconds", "own_loss", "user:absent")
-    assert [word for word in ("reward", "share", "busy seconds", "absent") if word in wide[0]] == [
-        "reward", "share", "busy seconds", "absent"
-    ]  # fmt: skip
-    assert "1.250" in wide[2] and wide[0].count("LOSS") == 1
-    end = wide[0].index("share") + len("share")
-    assert wide[2][:end].endswith(" 0.500") and not wide[5][end - 7 : end].strip(), "the sum of shares is of samples"
-    assert table(149, "user:reward") == table(149)
-    many = table(190, *(f"user:metric_{number}" for number in range(40)))[0]
-    assert "metric 0" in many and "metric 30" not in many and "STEP" in many
-    assert "user:reward" in fleet_table.sortable(state, CLOCK, 220, ("user:reward",))
-
-
-def test_a_mixed_group_s_straggler_and_absence_are_named() -> None:
-    rows = texts(fleet_table.lines(MIXED, CLOCK, 80, UNICODE, total=False))
-    assert "its agent is silent" in rows[2]
-    assert rows[2].split()[1] == "HUNG"
-    assert rows[2].endswith("12s")
-    assert rows[3].split()[1] == "SLOW"
-    assert "BBBB" in rows[3]
-    waiting, _, slow = (ln.plain(fleet_cells.bar(row, UNICODE, 30)) for row in rank_rows.rows(MIXED, CLOCK))
-    assert waiting.count(".") > 3
-    assert "." not in slow, "the one that is waited for doesn't wait"
-    assert {"f", "B", "s"} <= set(slow)
-    shown = texts(overview(MIXED, CLOCK, 80, 24, UNICODE))
-    assert shown[0].endswith("torch-a·gloo mixed·g1.2")
-    assert any("straggler mlx-c: +" in text and "in backward" in text for text in shown)
-    assert "eff n/a" in shown[1], "a rank that hangs has no rate to compare with"
-
-
 def test_another_node_s_agent_is_named_when_it_is_not_heard() -> None:
     state = reducer.apply_other(FLEET, "mbp", Connection("connected", CLOCK.at_monotonic), CLOCK.at_monotonic)
     state = reducer.apply_other(state, "mbp", host("mbp"), CLOCK.at_monotonic)
@@ -181,33 +79,7 @@ def test_another_node_s_agent_is_named_when_it_is_not_heard() -> None:
         assert "mbp silent 40s" in texts(header.lines(lost, later, columns, UNICODE, rows=2))[0]
     row = texts(fleet_table.lines(lost, later, 80, UNICODE, total=False))[2]
     assert row.split()[-2] == "n/a", "a reading that old says nothing, and is no zero"
-
-
-def test_lines_carry_letters_where_colours_do_not_show() -> None:
-    plain, lettered = (
-        "\n".join(texts(overview_view.chart_lines(FLEET, 120, 20, glyphs)))
-        for glyphs in (UNICODE, dataclasses.replace(UNICODE, letters=True))
-    )
-    assert "a studio" not in plain
-    for name in ("a studio", "b mbp", "c forge"):
-        assert name in lettered
-    alone = "\n".join(texts(overview_view.chart_lines(ALONE, 120, 20, ASCII)))
-    assert "a atlas" not in alone
-
-
-def test_every_width_keeps_what_a_narrower_one_shows() -> None:
-    narrow = texts(fleet_table.lines(FLEET, CLOCK, 80, UNICODE, total=False))[0].split()
-    wide = texts(fleet_table.lines(FLEET, CLOCK, 160, UNICODE, total=False))[0].split()
-    assert [title for title in wide if title in narrow] == narrow
-    assert {"DEVICE", "TREND", "WAIT", "HELD", "CLK", "W", "°C"} <= set(wide)
-
-
-def test_an_own_rate_is_tokens_over_busy_seconds() -> None:
-    step = rank_step(run_view(1), 118, 0)
-    busy = step.phases.data + step.phases.forward + step.phases.backward
-    assert step.own_tokens_per_second == pytest.approx(step.tokens / busy)
-    alone = dataclasses.replace(ALONE, recent={})
-    assert rank_rows.own_rate(alone, 0, alone.ranks[0]) == pytest.approx(step.tokens / busy)
+    assert "silent 40s" in texts(fleet_table.lines(lost, later, 160, UNICODE, total=False))[2], "so is its link"
 
 
 @given(st.tuples(*[st.floats(0, 10)] * 6), st.integers(1, 60), st.floats(0.01, 100))
@@ -218,104 +90,10 @@ def test_a_phase_bar_is_never_longer_than_its_room(parts: tuple[float, ...], siz
         assert len(bar) == size
 
 
-def test_a_rank_that_says_nothing_is_dimmed_with_its_age() -> None:
-    late = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + 20)
-    beat = m.Heartbeat(
-        node="studio", at=NOW + 20, step_age_seconds=20, loop_lag_seconds=0, boot=FLEET.boot, seq=FLEET.seq
-    )
-    state = reducer.apply(FLEET, beat, late.at_monotonic)
-    row = fleet_table.lines(state, late, 80, UNICODE, total=False)[1]
-    assert ln.plain(row).split()[-1] == "20s"
-    assert {piece.role for piece in row if piece.text.strip()} <= {"old", "warning"}
-
-
-def test_a_silent_agent_is_named_with_its_age_and_the_values_stay() -> None:
-    later = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + 12, at_wall=NOW + 12)
-    state = reducer.apply(ALONE, Connection("silent", later.at_monotonic - 8, "no message"), later.at_monotonic)
-    assert "agent silent 12s" in texts(header.lines(state, later, 80, UNICODE, rows=2))[0]
-    row = fleet_table.lines(state, later, 80, UNICODE, total=False)[1]
-    assert "8×3" in ln.plain(row)
-    assert all(piece.role in ("old", "warning") for piece in row if piece.text.strip())
-
-
-@pytest.mark.parametrize(
-    ("state", "reason", "words"),
-    [("finished", "", "FINISHED"), ("failed", "out of memory", "out of memory"), ("stopped", "by anna", "by anna"),
-     ("paused", "", "PAUSED")],
-)  # fmt: skip
-def test_how_a_run_ended_is_said(state: m.RunState, reason: str, words: str) -> None:
-    made = texts(header.lines(state_of(run_view(1, state, reason=reason)), CLOCK, 80, UNICODE, rows=2))[0]
-    assert words in made
-    assert "ETA 1" not in made
-
-
-def test_before_the_first_step_all_is_unknown() -> None:
-    state = state_of(run_view(1, "starting", step=0, eval_loss=None, eval_step=None, samples=None))
-    made = "\n".join(texts(overview(state, CLOCK, 100, 30, UNICODE)))
-    for words in ("loss n/a", "eval n/a", "|g| n/a", "n/a tok/s", "eff n/a", "ETA n/a", "no step yet", "epoch n/a"):
-        assert words in made
-
-
-def test_events_say_before_after_step_and_effect() -> None:
-    rows = texts(recent_events.lines(ALONE, CLOCK, 80, 6, UNICODE))
-    assert rows[0].startswith("14:31 auto    WARN atlas slowed")
-    assert "learning rate: 1.8e-4→1.62e-4 scaled @88" in rows[1]
-    ids = {event.verb: event.id for event in ALONE.run_events if event.verb}
-    assert rows[1].endswith(f"  {ids['set-lr']}")
-    assert "tok/s" not in rows[1], "what a learning rate does to the speed is nothing to speak of"
-    assert rows[3].endswith(f"  {ids['resize-batch']}")
-    assert "tok/s" in rows[3]
-
-
-def test_a_mark_keeps_its_number_when_more_commands_come() -> None:
-    """A question for what one did gets the same answer before and after the next."""
-    first = next(event for event in ALONE.run_events if event.verb == "resize-batch")
-    more = [msgspec.structs.replace(first, id=100 + index, step=100 + index) for index in range(8)]
-    before = marks_of.numbered(ALONE)
-    after = marks_of.numbered(dataclasses.replace(ALONE, events=(*ALONE.run_events, *more)))
-    assert len(after) == marks_of.MAX_MARKS
-    assert len(set(after.values())) == len(after)
-    kept = before.keys() & after.keys()
-    assert kept and all(after[event] == before[event] for event in kept)
-
-
-@pytest.mark.parametrize(
-    ("severity", "data", "outcome", "label"),
-    [
-        ("warning", Notice("x", "alert"), None, "ALERT "),
-        ("warning", Notice("x", "rank"), None, "WARN "),
-        ("error", Notice("x", "rank"), None, "ERROR "),
-        ("warning", CommandFailed("x"), "rejected", ""),
-        ("info", Notice("x", "agent"), None, ""),
-        ("good", Notice("x", "alert"), None, ""),
-    ],
-)
-def test_only_an_alert_is_called_one(
-    severity: m.Severity, data: AnyEvent, outcome: m.CommandState | None, label: str
-) -> None:
-    event = m.Event(id=1, at=NOW, severity=severity, by="auto", data=data, outcome=outcome)
-    assert recent_events.label(event)[0] == label
-
-
-def test_before_anything_answers_no_run_is_not_said_to_be_missing() -> None:
-    waiting = texts(overview(md.ViewState(), CLOCK, 80, 24, UNICODE))
-    assert any("connecting" in row for row in waiting)
-    assert not any("no run yet" in row for row in waiting)
-    assert any("no run yet" in row for row in texts(overview(NOTHING, CLOCK, 80, 24, UNICODE)))
-
-
-def test_an_events_text_cannot_drive_the_terminal() -> None:
-    bad = msgspec.structs.replace(events(run_view(1))[0], data=NoteWritten("\x1b[2Jgone\x07"), by="\x1b]0;x")
-    assert "\x1b" not in ln.plain(recent_events.event_line(bad, ALONE, CLOCK, 80, UNICODE))
-
-
-def test_an_effect_needs_steps_on_both_sides() -> None:
-    resized = events(run_view(1))[2]
-    near = msgspec.structs.replace(resized, step=117)
-    assert recent_events.effect(ALONE, near) is None
-    change = recent_events.effect(ALONE, resized)
-    assert change is not None
-    assert abs(change) < 0.1
+@pytest.mark.parametrize("state", ["failed", "stopped"])
+def test_how_a_run_ended_is_said_and_when_it_would_have_is_not(state: m.RunState) -> None:
+    head = texts(header.lines(attached(1, state, reason="out of memory"), CLOCK, 80, UNICODE, rows=2))[0]
+    assert "out of memory" in head and "ETA 1" not in head
 
 
 @given(
@@ -330,6 +108,12 @@ def test_every_size_is_filled_exactly(columns: int, rows: int, state: md.ViewSta
     assert {ln.width(pieces) for pieces in made} == {columns}
 
 
+def test_before_anything_answers_no_run_is_not_said_to_be_missing() -> None:
+    waiting, empty = ("\n".join(texts(overview(state, CLOCK, 80, 24, UNICODE))) for state in (ViewState(), NOTHING))
+    assert "connecting" in waiting and "no run yet" not in waiting
+    assert "no run yet" in empty
+
+
 def test_sixteen_ranks_fit_with_the_chosen_one_in_sight() -> None:
     view = run_view(4, step=18_240, steps=60_000)
     ranks = tuple(msgspec.structs.replace(view.ranks[0], rank=rank, node=f"node{rank}") for rank in range(16))
@@ -339,166 +123,8 @@ def test_sixteen_ranks_fit_with_the_chosen_one_in_sight() -> None:
     assert "more ranks" in made
 
 
-def test_a_screen_too_small_is_told_in_one_line() -> None:
-    assert overview_view.too_small(60, 15) is None
-    for size in ((59, 40), (200, 14)):
-        said = overview_view.too_small(*size)
-        assert said is not None
-        assert "60x15" in said
-
-
-# ---------------------------------------------------------------- what other ranks and other commands leave alone
-
-
-def of_messages(messages: list[object], state: md.ViewState | None = None) -> md.ViewState:
-    state = state or md.ViewState()
-    for message in messages:
-        state = reducer.apply(state, message, CLOCK.at_monotonic)  # type: ignore[arg-type]
-    return state
-
-
-def test_a_wait_is_unknown_while_reports_are_still_to_come() -> None:
-    state = of_messages(under_way(run_view(3)))
-    ahead = msgspec.structs.replace(state.ranks[0].value, step=119, seq=state.seq + 1)
-    waits = [row.wait for row in rank_rows.rows(reducer.apply(state, ahead, CLOCK.at_monotonic), CLOCK)]
-    assert waits == [row.wait for row in rank_rows.rows(state, CLOCK)]
-    assert None not in waits
-    alone = dataclasses.replace(state, parts={**state.parts, 0: (ahead,)}, ranks={**state.ranks, 0: md.Seen(ahead, 0)})
-    assert [row.wait for row in rank_rows.rows(alone, CLOCK)] == [None] * 3
-
-
-def drained(view: m.RunView, rank: int) -> m.RunView:
-    """A rank is out, and the first one has its samples."""
-    ranks = [msgspec.structs.replace(item, state="drained", share=0) if item.rank == rank else item
-             for item in view.ranks]  # fmt: skip
-    ranks[0] = msgspec.structs.replace(ranks[0], share=ranks[0].share + view.ranks[rank].share)
-    return msgspec.structs.replace(view, ranks=tuple(ranks))
-
-
-def test_a_drained_rank_is_out_of_the_scale_and_of_the_sums() -> None:
-    state = of_messages(under_way(run_view(3)))
-    old = msgspec.structs.replace(state.ranks[2].value, step_seconds=9.0, seq=state.seq + 1, step=119)
-    state = of_messages([old, msgspec.structs.replace(drained(run_view(3), 2), seq=state.seq + 2)], state)
-    assert [row.slowest_seconds for row in rank_rows.rows(state, CLOCK)] == [0.4] * 3
-    made = texts(fleet_table.lines(state, CLOCK, 120, UNICODE, total=True))
-    assert "drained" in made[3]
-    assert " 0.81" in made[4], "0.41 and 0.40 GB"
-
-
-SHRUNK = of_messages([*under_way(shrunk(run_view(3))), *comings_and_goings(run_view(3), seq=100)])
-
-
-def test_ranks_that_are_out_stay_in_the_table_with_state_age_and_why() -> None:
-    made = fleet_table.lines(SHRUNK, CLOCK, 80, UNICODE, total=True)
-    failed, back = made[2:4]
-    assert ln.plain(failed).split()[:2] == ["torch-b", "FAILED"]
-    assert ln.plain(back).split()[:2] == ["mlx-c", "REJOIN"]
-    assert "has been silent for 5 s" in ln.plain(back)
-    assert [ln.plain(row).split()[-1] for row in (failed, back)] == ["12s", "4s"]
-    roles = [next(piece.role for piece in row if piece.text.strip() in ("FAILED", "REJOIN")) for row in (failed, back)]
-    assert roles == ["bad", "warning"]
-    assert ln.plain(made[4]).split()[1] == "1/3"
-
-
-def test_a_rank_that_is_late_says_why_and_one_that_is_draining_still_has_its_step() -> None:
-    made = fleet_table.lines(of_messages(under_way(leaving(run_view(3)))), CLOCK, 80, UNICODE, total=True)
-    late, last = made[2:4]
-    assert ln.plain(late).split()[:2] == ["torch-b", "LATE"]
-    assert f"step {run_view(3).step + 1} takes" in ln.plain(late)
-    assert ln.plain(last).split()[:2] == ["mlx-c", "DRAIN"]
-    assert "fff" in ln.plain(last)
-    assert ln.plain(made[4]).split()[1] == "3/3"
-
-
-@pytest.mark.parametrize("columns", [60, 80, 100, 120, 160, 200])
-@pytest.mark.parametrize("why", ["", "was ended by signal 9", "says: " + "no memory " * 30])
-def test_a_long_why_takes_the_room_of_what_is_unknown_and_no_more(columns: int, why: str) -> None:
-    assert SHRUNK.run is not None
-    ranks = tuple(msgspec.structs.replace(view, why=why) for view in SHRUNK.run.ranks)
-    state = dataclasses.replace(SHRUNK, run=msgspec.structs.replace(SHRUNK.run, ranks=ranks))
-    made = fleet_table.lines(state, CLOCK, columns, UNICODE, total=True)
-    assert {ln.width(row) for row in made} == {columns}
-    assert ln.plain(made[3]).rstrip().endswith(" 4s")
-    assert columns < 80 or why[:21] in ln.plain(made[2])
-
-
-@pytest.mark.parametrize(("columns", "whole"), [(80, False), (120, True)])
-def test_why_the_selected_rank_is_out_stands_over_the_events(columns: int, whole: bool) -> None:
-    def rule_of(selected: int | None) -> str:
-        return texts([overview_view._events_rule(SHRUNK, CLOCK, columns, UNICODE, selected)])[0]
-
-    said = "torch-b failed since 14:30: says: CUDA out of memory"
-    assert said in rule_of(1)
-    assert ("with 1.21 GiB free" in rule_of(1)) is whole
-    assert "mlx-c rejoining since 14:31: has been silent for 5 s" in rule_of(2)
-    assert "failed" not in rule_of(0)
-    assert "failed" not in rule_of(None)
-
-
-def test_ranks_that_are_out_have_no_part_in_the_sums() -> None:
-    assert [view.node for view in rank_speed.live_ranks(SHRUNK.run)] == ["torch-a"]
-    assert rank_speed.reporting(SHRUNK.run) == [0]
-    assert rank_rows.sum_of_own_rates(SHRUNK) == pytest.approx(5200, rel=0.02)
-    assert [row.step is None for row in rank_rows.rows(SHRUNK, CLOCK)] == [False, True, True]
-
-
-def test_a_loss_and_a_return_are_told_as_they_are() -> None:
-    rows = texts(recent_events.lines(SHRUNK, CLOCK, 120, 9, UNICODE))
-    assert any("ERROR mlx-c is lost: was ended by signal 9; torch-a 12→13" in row for row in rows)
-    assert any(" mlx-c rejoins: torch-a 13→12" in row for row in rows)
-    assert not any("rebalance mlx-c" in row or "admit mlx-c" in row for row in rows)
-    marks = [mark for mark in marks_of.of_run(SHRUNK) if isinstance(mark, Change)]
-    assert marks == [Change(70, "g1.3"), Change(78, "g1.4"), Change(116, "g1.5")]
-
-
-def test_efficiency_is_of_the_present_plan_alone() -> None:
-    state = of_messages(under_way(run_view(3)))
-    assert rank_rows.efficiency(state) == pytest.approx(3048 / 0.4 / (5200 + 4900 + 690), rel=0.02)
-    view = msgspec.structs.replace(drained(run_view(3), 2), seq=state.seq + 1, plan_version=5)
-    state = reducer.apply(state, view, CLOCK.at_monotonic)
-    for number in range(119, 125):
-        done = msgspec.structs.replace(committed(view, number, seconds=0.32), plan_version=5, seq=state.seq + 1)
-        state = reducer.apply(state, done, CLOCK.at_monotonic)
-        for rank in (0, 1):
-            part = msgspec.structs.replace(rank_step(run_view(3), number, rank), seq=state.seq + 1)
-            state = reducer.apply(state, part, CLOCK.at_monotonic)
-        known = rank_rows.efficiency(state)
-        assert known is None if number < 122 else known == pytest.approx(3048 / 0.32 / (5200 + 4900), rel=0.02)
-
-
-def test_efficiency_is_unknown_where_not_every_rank_of_the_plan_is() -> None:
-    """To a node that doesn't conduct: its own rank is all that it has."""
-    view = run_view(3)
-    assert rank_rows.efficiency(of_messages(under_way(view))) is not None
-    alone = msgspec.structs.replace(view, ranks=view.ranks[:1])
-    state = of_messages(under_way(view))
-    assert rank_rows.efficiency(dataclasses.replace(state, run=alone)) is None
-
-
-def test_a_neighbour_s_effect_is_not_credited_and_no_change_has_none() -> None:
-    state = of_messages(under_way(run_view(3)))
-    window = state.lately("tokens_per_second")
-    rates = dataclasses.replace(window, last=np.where(window.first < 100, 100.0, 200.0))
-    state = dataclasses.replace(state, recent={**state.recent, ("tokens_per_second", None): rates})
-
-    def rebalance(number: int, step: int, before: int = 1, after: int = 2) -> m.Event:
-        return m.Event(
-            id=number, at=NOW, severity="info", by="anna", data=SharesChanged({"a": before}, {"a": after}), step=step,
-            run=run_view(3).run, verb="rebalance", outcome="applied",
-        )  # fmt: skip
-
-    first, second = rebalance(21, 92), rebalance(22, 100)
-    both = dataclasses.replace(state, events=(first, second))
-    assert recent_events.effect(both, second) == pytest.approx(1.0)
-    assert recent_events.effect(both, first) == pytest.approx(0.0)
-    assert recent_events.effect(dataclasses.replace(both, events=(first, rebalance(23, 96), second)), first) is None
-    same = rebalance(24, 100, 2, 2)
-    assert recent_events.effect(both, same) is None
-    assert marks_of.numbered(dataclasses.replace(both, events=(first, same))) == {21: "21"}
-
-
 def test_the_chart_by_node_tells_equal_steps_apart_by_what_each_rank_is_busy() -> None:
-    panel = overview_view.busy_panel(of_messages(under_way(run_view(3))))
+    panel = overview_view.busy_panel(GROUP)
     assert [track.label for track in panel.traces] == ["step", "torch-a", "torch-b", "mlx-c"]
     assert [round(float(track.window.last[-1]), 2) for track in panel.traces] == [0.4, 0.29, 0.26, 0.37]
     assert [track.label for track in overview_view.busy_panel(ALONE).traces] == ["atlas"]
@@ -521,22 +147,18 @@ def test_no_chart_is_drawn_in_less_than_half_of_its_width(step: int) -> None:
     for past in range(1, step + 1):
         view = run_view(3, step=past, steps=2000)
         begun += [committed(view, past, next(seq)), *(rank_step(view, past, rank, next(seq)) for rank in range(3))]
-    state = of_messages(begun)
+    state = state_after(begun)
     left, right = zip(
-        *(_halves(row) for row in texts(overview_view.chart_lines(state, 80, 9, UNICODE))[1:-1]), strict=True
+        *(row.split(UNICODE.vertical, 1) for row in texts(overview_view.chart_lines(state, 80, 9, UNICODE))[1:-1]),
+        strict=True,
     )
     for rows in (left, right):
         drawn = {at for row in rows for at, char in enumerate(row) if "\u2800" < char <= "\u28ff"}
         assert max(drawn) - min(drawn) + 1 >= len(rows[0]) / 2, "\n".join(rows)
 
 
-def _halves(row: str) -> tuple[str, str]:
-    left, _, right = row.partition(UNICODE.vertical)
-    return left, right
-
-
 def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggler() -> None:
-    state = of_messages(under_way(run_view(3)))
+    state = GROUP
     assert state.run is not None
     slow = rank_speed.Straggler(rank=2, node="mlx-c", phase="backward", excess_seconds=0.1, waited_seconds=0.1)
     many = tuple(msgspec.structs.replace(state.run.ranks[0], rank=rank, node=f"node-{rank}") for rank in range(8))
@@ -544,15 +166,5 @@ def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggl
     panel = overview_view.busy_panel(wide, selected=1)
     assert [track.label for track in panel.traces] == ["step", "mean", "node-1", "node-2"]
     span = panel.traces[1]
-    assert span.band and (round(float(span.window.minimum[-1]), 2), round(float(span.window.maximum[-1]), 2)) == (
-        0.26,
-        0.37,
-    )
+    assert span.band and (span.window.minimum[-1], span.window.maximum[-1]) == pytest.approx((0.26, 0.37), abs=0.005)
     assert [track.label for track in overview_view.rate_panel(dataclasses.replace(wide, slow=None)).traces] == ["mean"]
-
-
-@pytest.mark.parametrize("size", [(20, 5), (12, 40), (200, 3)])
-def test_what_is_too_small_says_first_what_it_needs(size: tuple[int, int]) -> None:
-    said = overview_view.too_small(*size)
-    assert said is not None
-    assert said[: size[0]].startswith("needs 60x15")

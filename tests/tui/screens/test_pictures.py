@@ -1,12 +1,14 @@
-"""Pictures of every screen and dialog, with the clock and the data held still."""
+"""Pictures of the Overview, of the tables, of the Node and Logs screens and of what opens over them, with the clock
+and the data held still."""
 
 import dataclasses
 from typing import Any
 
 import msgspec
 import pytest
+from tests.tui.support.driving import until
 from tests.tui.support.logs import logging_source
-from tests.tui.support.pictures import SEVERAL, Compare, Typed, settled, still
+from tests.tui.support.pictures import SEVERAL, Pictures, Typed, at_columns, settled, still
 from tests.tui.support.recorded import (
     BRANCHES,
     CLOCK,
@@ -30,47 +32,47 @@ from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.text.glyphs import ASCII
 
-SIZES = [(80, 24), (120, 40), (200, 60)]
+# ---------------------------------------------------------------- the Overview
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_overview(snap_compare: Compare, nodes: int, size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(source_of(nodes)), terminal_size=size, run_before=still())
+@at_columns(80, 120, 200)
+async def test_overview(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(source_of(4)), columns)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_overview_of_a_mixed_group(snap_compare: Compare, size: tuple[int, int]) -> None:
+@at_columns(80, 120)
+async def test_overview_of_one_node(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(source_of(1)), columns)
+
+
+@at_columns(80, 120)
+async def test_overview_of_a_mixed_group(pictures: Pictures, columns: int) -> None:
     """One rank is waited for, one hangs."""
-    assert snap_compare(app_of(mixed()), terminal_size=size, run_before=still())
+    await pictures.compare(app_of(Recorded(under_way(hung(run_view(3), 1)))), columns)
 
 
-@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_overview_of_a_group_in_motion(snap_compare: Compare, size: tuple[int, int]) -> None:
+@at_columns(80)
+async def test_overview_of_a_group_in_motion(pictures: Pictures, columns: int) -> None:
     """One rank is late, one is about to be drained."""
-    assert snap_compare(app_of(Recorded(under_way(leaving(run_view(3))))), terminal_size=size, run_before=still())
+    await pictures.compare(app_of(Recorded(under_way(leaving(run_view(3))))), columns)
 
 
-@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_overview_while_a_checkpoint_is_written(snap_compare: Compare, size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(Recorded(under_way(writing(run_view(1))))), terminal_size=size, run_before=still())
+@at_columns(80)
+async def test_overview_while_a_checkpoint_is_written(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(Recorded(under_way(writing(run_view(1))))), columns)
 
 
-def mixed() -> Recorded:
-    view = hung(run_view(3), 1)
-    return Recorded(under_way(view))
-
-
-@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_overview_of_a_group_that_shrank(snap_compare: Compare, size: tuple[int, int]) -> None:
+@at_columns(80, 120)
+async def test_overview_of_a_group_that_shrank(pictures: Pictures, columns: int) -> None:
     """One rank is given up, and the selected one; one is on its way back."""
-    assert snap_compare(app_of(shrinking()), terminal_size=size, run_before=still(("down", "down")))
+    await pictures.compare(app_of(shrinking()), columns, "down", "down")
 
 
-def test_a_group_that_shrank_in_ascii(snap_compare: Compare) -> None:
-    assert snap_compare(app_of(shrinking(), glyphs=ASCII), terminal_size=(80, 24), run_before=still())
+async def test_a_group_that_shrank_in_ascii(pictures: Pictures) -> None:
+    await pictures.compare(app_of(shrinking(), glyphs=ASCII), 80)
 
 
 def shrinking() -> Recorded:
@@ -80,45 +82,60 @@ def shrinking() -> Recorded:
     return Recorded([connected, snapshot(before), *news, *comings_and_goings(view, seq=100)])
 
 
-def test_overview_without_colours(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+@at_columns(80, 120)
+async def test_a_node_of_several_devices(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(Recorded(list(SEVERAL))), columns, "down", "right")
+
+
+async def test_overview_without_colours(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    assert snap_compare(app_of(source_of(4)), terminal_size=(120, 40), run_before=still())
+    await pictures.compare(app_of(source_of(4)), 120)
 
 
-@pytest.mark.parametrize("keys", [("s",), ("s", "down", "1"), ("s", "a"), ("s", "a", "enter")],
-                         ids=["plan", "typing", "auto", "applied"])  # fmt: skip
-def test_split_dialog(snap_compare: Compare, keys: tuple[str, ...]) -> None:
-    assert snap_compare(app_of(source_of(3)), terminal_size=(80, 24), run_before=still(keys))
+async def test_overview_in_ascii(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_of(4), glyphs=ASCII), 80)
 
 
-def test_split_dialog_in_ascii(snap_compare: Compare) -> None:
-    assert snap_compare(app_of(source_of(4), glyphs=ASCII), terminal_size=(80, 24), run_before=still(("s", "9", "9")))
+@pytest.mark.parametrize("theme", ["day", "contrast", "terminal"])
+async def test_overview_by_theme(pictures: Pictures, theme: str) -> None:
+    await pictures.compare(seen_by_two(theme), 120, play=attended())
 
 
-def test_overview_in_ascii(snap_compare: Compare) -> None:
-    assert snap_compare(app_of(source_of(4), glyphs=ASCII), terminal_size=(80, 24), run_before=still())
+def seen_by_two(theme: str = "night") -> TrainctlApp:
+    source = source_of(4)
+    source.viewers = (m.Viewer(by="anna", since_at=0.0), m.Viewer(by="cron", since_at=1.0, read_only=True))
+    app = app_of(source)
+    app.theme = theme
+    return app
 
 
-def test_before_the_first_step(snap_compare: Compare) -> None:
+def attended(*keys: str) -> Any:
+    """Others are known to be attached, then the keys."""
+
+    async def play(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: bool(pilot.app.live.viewers))  # type: ignore[attr-defined]
+        await still(*keys)(pilot)
+
+    return play
+
+
+async def test_before_the_first_step(pictures: Pictures) -> None:
     source = source_of(1, state="starting", step=0, eval_loss=None, eval_step=None, samples=None)
-    assert snap_compare(app_of(source), terminal_size=(80, 24), run_before=still())
+    await pictures.compare(app_of(source), 80)
 
 
-def test_a_finished_run(snap_compare: Compare) -> None:
-    source = source_of(1, state="finished", step=150)
-    assert snap_compare(app_of(source), terminal_size=(80, 24), run_before=still(("1",)))
+async def test_a_finished_run(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_of(1, state="finished", step=150)), 80, "1")
 
 
-def test_no_run(snap_compare: Compare) -> None:
-    source = Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])
-    assert snap_compare(app_of(source), terminal_size=(80, 24), run_before=still())
+async def test_no_run(pictures: Pictures) -> None:
+    await pictures.compare(app_of(Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])), 80)
 
 
-def test_a_lost_agent(snap_compare: Compare) -> None:
+async def test_a_lost_agent(pictures: Pictures) -> None:
     silent = Connection("silent", CLOCK.at_monotonic - 12, "no message")
     beat = m.Heartbeat(node="atlas", at=NOW, step_age_seconds=0.1, loop_lag_seconds=0.001, boot="boot-1", seq=0)
-    source = Recorded([CONNECTED, snapshot(run_view(1)), beat, silent])
-    app = app_of(source, clock=CLOCK)
+    app = app_of(Recorded([CONNECTED, snapshot(run_view(1)), beat, silent]))
 
     async def play(pilot: Pilot[Any]) -> None:
         await settled(pilot)
@@ -126,99 +143,143 @@ def test_a_lost_agent(snap_compare: Compare) -> None:
         app.paint()
         await settled(pilot)
 
-    assert snap_compare(app, terminal_size=(80, 24), run_before=play)
+    await pictures.compare(app, 80, play=play)
 
 
-def test_too_small(snap_compare: Compare) -> None:
-    assert snap_compare(app_of(source_of(1)), terminal_size=(50, 12), run_before=still())
+async def test_too_small(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_of(1)), 50)
 
 
-@pytest.mark.parametrize("key", ["b", "l", "c", "p", "x", "n"])
-def test_dialog(snap_compare: Compare, key: str) -> None:
-    assert snap_compare(app_of(source_of(4)), terminal_size=(80, 24), run_before=still((key,)))
+async def test_a_recording_that_is_played(pictures: Pictures) -> None:
+    """A badge says what it is, and the power that no machine drew is marked."""
+    source = source_of(4, recording=True)
+    for at, message in enumerate(source.messages):
+        if isinstance(message, m.HostReading):
+            gpus = tuple(msgspec.structs.replace(gpu, name=m.SCRIPTED_DEVICE) for gpu in message.gpus)
+            source.messages[at] = msgspec.structs.replace(message, gpus=gpus)
+    await pictures.compare(app_of(source), 200)
 
 
-def test_dialog_with_a_mistake(snap_compare: Compare) -> None:
-    assert snap_compare(app_of(source_of(1)), terminal_size=(80, 24), run_before=still(("b", "0")))
+# ---------------------------------------------------------------- Events, Runs, Node and Logs
 
 
-def test_dialog_applied(snap_compare: Compare) -> None:
-    assert snap_compare(app_of(source_of(1)), terminal_size=(80, 24), run_before=still(("b", "4", "enter")))
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@at_columns(80, 120)
 @pytest.mark.parametrize("keys", [("4", "j", "j", "j"), ("0", "space", "j")], ids=["events", "runs"])
-def test_tables(snap_compare: Compare, keys: tuple[str, ...], size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(source_of(4)), terminal_size=size, run_before=still(keys))
+async def test_tables(pictures: Pictures, keys: tuple[str, ...], columns: int) -> None:
+    await pictures.compare(app_of(source_of(4)), columns, *keys)
 
 
-@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_runs_with_branches(snap_compare: Compare, size: tuple[int, int]) -> None:
-    source = Recorded([CONNECTED, snapshot(None)], runs=BRANCHES)
-    assert snap_compare(app_of(source), terminal_size=size, run_before=still(("0", "j")))
+@at_columns(80)
+async def test_runs_with_branches(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(Recorded([CONNECTED, snapshot(None)], runs=BRANCHES)), columns, "0", "j")
 
 
-@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_runs_with_separate_work(snap_compare: Compare, size: tuple[int, int]) -> None:
+@at_columns(80)
+async def test_runs_with_separate_work(pictures: Pictures, columns: int) -> None:
     source = Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])
     source.known_works = (SCORING,)
-    assert snap_compare(app_of(source), terminal_size=size, run_before=still(("0",)))
+    await pictures.compare(app_of(source), columns, "0")
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        ("slash", Typed("tok/s<2k or state:out"), "enter", "o"), ("slash", Typed("tok/s<2k age<3x")),
-        ("4", "slash", Typed("by:anna")),
-        ("4", "j", "j", "j", "enter"), ("u",), ("u", "1"), ("y",), ("0", "N"),
-    ],
-    ids=["filtered", "mistake", "filter_of_events", "event", "undo_which", "undo", "copy", "start"],
-)  # fmt: skip
-def test_over_a_table(snap_compare: Compare, keys: tuple[str, ...]) -> None:
-    assert snap_compare(app_of(source_of(4)), terminal_size=(80, 24), run_before=still(keys))
+@at_columns(80, 120)
+async def test_logs(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(logging_source()), columns, "5", "slash", Typed("evaluated"), "enter")
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_a_node_of_several_devices(snap_compare: Compare, size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(Recorded(list(SEVERAL))), terminal_size=size, run_before=still(("down", "right")))
+@at_columns(80, 120, 200)
+async def test_node(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(logging_source()), columns, "2", "right")
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [("0",), ("4",), ("colon", Typed("resize-batch micro=6"))],
-    ids=["runs", "events", "command"],
-)
-def test_other_screens(snap_compare: Compare, keys: tuple[str, ...]) -> None:
-    assert snap_compare(app_of(source_of(1)), terminal_size=(80, 24), run_before=still(keys))
+@at_columns(80, 120)
+async def test_a_node_with_a_gpu(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(logging_source()), columns, "2", "right", "right")
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("key", ["question_mark", "ctrl+p"], ids=["help", "palette"])
-def test_over_any_screen(snap_compare: Compare, key: str, size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(source_of(4)), terminal_size=size, run_before=still((key,)))
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_logs(snap_compare: Compare, size: tuple[int, int]) -> None:
-    keys = ("5", "slash", Typed("evaluated"), "enter")
-    assert snap_compare(app_of(logging_source()), terminal_size=size, run_before=still(keys))
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_node(snap_compare: Compare, size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(logging_source()), terminal_size=size, run_before=still(("2", "right")))
-
-
-@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_a_node_with_a_gpu(snap_compare: Compare, size: tuple[int, int]) -> None:
-    assert snap_compare(app_of(logging_source()), terminal_size=size, run_before=still(("2", "right", "right")))
-
-
-def test_a_lost_node(snap_compare: Compare) -> None:
-    assert snap_compare(app_of(logging_source()), terminal_size=(80, 24), run_before=still(("2", "left")))
+async def test_a_lost_node(pictures: Pictures) -> None:
+    await pictures.compare(app_of(logging_source()), 80, "2", "left")
 
 
 @pytest.mark.parametrize("key", ["2", "5"], ids=["node", "logs"])
-def test_node_and_logs_in_ascii(snap_compare: Compare, key: str) -> None:
-    source = logging_source()
-    assert snap_compare(app_of(source, glyphs=ASCII), terminal_size=(120, 40), run_before=still((key,)))
+async def test_node_and_logs_in_ascii(pictures: Pictures, key: str) -> None:
+    await pictures.compare(app_of(logging_source(), glyphs=ASCII), 120, key)
+
+
+# ---------------------------------------------------------------- what opens over a screen
+
+
+OVER = {
+    "batch": ("b",),
+    "batch_with_a_mistake": ("b", "0"),
+    "batch_applied": ("b", "4", "enter"),
+    "learning_rate": ("l",),
+    "stop": ("x",),
+    "note": ("n",),
+    "filtered": ("slash", Typed("tok/s<2k or state:out"), "enter", "o"),
+    "filter_with_a_mistake": ("slash", Typed("tok/s<2k age<3x")),
+    "filter_of_events": ("4", "slash", Typed("by:anna")),
+    "event": ("4", "j", "j", "j", "enter"),
+    "undo_which": ("u",),
+    "undo": ("u", "1"),
+    "copy": ("y",),
+    "start": ("0", "N"),
+    "palette": ("ctrl+p",),
+}
+
+
+@pytest.mark.parametrize("name", OVER)
+async def test_over_a_table(pictures: Pictures, name: str) -> None:
+    await pictures.compare(app_of(source_of(4)), 80, *OVER[name])
+
+
+@at_columns(80, 120)
+async def test_help(pictures: Pictures, columns: int) -> None:
+    await pictures.compare(app_of(source_of(4)), columns, "question_mark")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [("s",), ("s", "down", "1"), ("s", "a"), ("s", "a", "enter")],
+    ids=["plan", "typing", "auto", "applied"],
+)
+async def test_split_dialog(pictures: Pictures, keys: tuple[str, ...]) -> None:
+    await pictures.compare(app_of(source_of(3)), 80, *keys)
+
+
+async def test_split_dialog_in_ascii(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_of(4), glyphs=ASCII), 80, "s", "9", "9")
+
+
+async def test_command_line(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_of(1)), 80, "colon", Typed("resize-batch micro=6"))
+
+
+@at_columns(80, 120)
+async def test_prediction_of_the_command_line(pictures: Pictures, columns: int) -> None:
+    keys = ("colon", Typed("rebalance studio=17 mbp=8 forge=39"))
+    await pictures.compare(seen_by_two(), columns, play=attended(*keys))
+
+
+PREDICTED = {"resize-batch": "4", "set-global-batch": "128", "drain": "", "promote": ""}
+
+
+@pytest.mark.parametrize("verb", PREDICTED)
+async def test_dialog_with_its_prediction(pictures: Pictures, verb: str) -> None:
+    app = app_of(source_of(4))
+
+    async def play(pilot: Pilot[Any]) -> None:
+        await settled(pilot)
+        app.selected = 2
+        app.open_dialog(verb)
+        await still(*PREDICTED[verb])(pilot)
+
+    await pictures.compare(app, 80, play=play)
+
+
+async def test_dialog_in_the_terminal_s_own_colours(pictures: Pictures) -> None:
+    """What is under it stays in sight: half transparent there would be wholly blank."""
+    await pictures.compare(seen_by_two("terminal"), 80, play=attended("l"))
+
+
+async def test_dialog_read_only(pictures: Pictures) -> None:
+    await pictures.compare(app_of(source_of(4), read_only=True), 80, "l")

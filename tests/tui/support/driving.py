@@ -1,7 +1,9 @@
 """Drives the program in tests: keys in, text out, every wait with a deadline."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 from tests.tui.support.recorded import Recorded, app_of  # fmt: skip
 from tests.waiting import HANG_SECONDS
@@ -9,6 +11,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.widgets.line_view import Lines
 
 DEADLINE_SECONDS = HANG_SECONDS
@@ -33,14 +36,25 @@ def hint(app: TrainctlApp) -> str:
     return app.screen.query_one("#keys", Lines).shown[0]
 
 
-async def driven(
-    source: Recorded, play: Callable[[Pilot[int], TrainctlApp], Awaitable[None]], size: tuple[int, int] = (80, 24),
-    **options: object
-) -> TrainctlApp:  # fmt: skip
-    app = app_of(source, **options)  # type: ignore[arg-type]
+@asynccontextmanager
+async def running(
+    source: Recorded, size: tuple[int, int] = (80, 24), **options: Any
+) -> AsyncIterator[tuple[Pilot[int], TrainctlApp]]:
+    """Run the program over a recorded agent that it has heard."""
+    app = app_of(source, **options)
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: app.live.heard_at is not None or not source.messages)
         await pilot.pause()
+        yield pilot, app
+
+
+async def driven(
+    source: Recorded,
+    play: Callable[[Pilot[int], TrainctlApp], Awaitable[None]],
+    size: tuple[int, int] = (80, 24),
+    **options: Any,
+) -> TrainctlApp:
+    async with running(source, size, **options) as (pilot, app):
         await play(pilot, app)
     return app
 
@@ -50,3 +64,12 @@ def burst(app: TrainctlApp, *keys: str) -> None:
         character = {"space": " "}.get(key, key if len(key) == 1 else {"colon": ":", "slash": "/"}.get(key))
         name = {" ": "space", "=": "equals_sign", "%": "percent_sign", ":": "colon"}.get(key, key)
         app.post_message(events.Key(name, character))
+
+
+class MovingClock(Clock):
+    """A clock that advances only on request."""
+
+    at = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
