@@ -1,11 +1,15 @@
-"""Detectors on planted curves: each fault is found soon, and nothing else."""
+"""Detectors on planted curves and on 20 recorded ones: each fault is found soon, and nothing else.
+
+tests/trainer/support/healthy_curves.py recorded the healthy runs of real models.
+"""
 
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from tests.protocol.support import planted_curves as planted
-from tests.protocol.support.planted_curves import FAULT_STEP, Curve
+from tests.protocol.support.planted_curves import CURVES, FAULT_STEP, Curve
 from tests.tiers import scale
 
 from trainctl.protocol.analysis.divergence import Divergence, DivergenceDetector
@@ -16,7 +20,6 @@ SEEDS = range(scale("healthy curves"))
 
 
 def spikes(curve: Curve, detector: SpikeDetector | None = None, first: int = 1) -> Iterator[tuple[int, Spike]]:
-    """The present spike at each step that has one."""
     detector = detector or SpikeDetector()
     for step, (loss, norm) in enumerate(curve[first - 1 :], first):
         if (found := detector.add(step, loss, norm)) is not None:
@@ -72,6 +75,24 @@ def test_a_plateau_is_found_at_the_last_of_its_patience(seed: int) -> None:
     detector.restore(None)
     detector.replay(planted.evaluations(seed, plateau_from=None))
     assert not detector.is_reached
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_a_recorded_healthy_run_has_no_fault(number: int) -> None:
+    curve = CURVES[number].tolist()
+    assert [*spikes(curve)] == [*divergences(curve)] == []
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_a_fault_that_is_planted_in_a_recorded_run_is_found(number: int) -> None:
+    """Loss and norm jump at step 300 and stay; or the loss alone rises by twice its level within 200 steps."""
+    jump, rise = CURVES[number].copy(), CURVES[number].copy()
+    jump[FAULT_STEP - 1 :] *= (3, 20)
+    rise[FAULT_STEP - 1 :, 0] += CURVES[number, 250:300, 0].mean() * np.arange(1, 202) / 100
+    spiked = [*spikes(jump.tolist())]
+    assert spiked[0][0] == 302
+    assert next(step for step, spike in spiked if spike.is_stuck) == 350
+    assert next(step for step, _ in divergences(rise.tolist())) > FAULT_STEP
 
 
 # ---------------------------------------------------------------- edges

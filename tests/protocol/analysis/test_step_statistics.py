@@ -26,12 +26,11 @@ def test_the_metrics_are_those_of_the_newest_steps() -> None:
     full = STATISTICS_STEPS - 1
     assert [values.keys() & NAMES for values in found[:full]] == [set()] * full
     assert found[full].keys() & NAMES == NAMES - {"loss_z"}
-    last = CURVE[-STATISTICS_STEPS:]
+    losses, norms = zip(*CURVE[-STATISTICS_STEPS:], strict=True)
     assert found[-1].keys() == NAMES | {"clip_scale"}
-    assert m.METRICS.keys() >= NAMES
-    assert found[-1]["loss_std"] == pytest.approx(statistics.stdev(loss for loss, _ in last))
-    assert found[-1]["loss_trend"] == pytest.approx(_slope([loss for loss, _ in last]))
-    assert found[-1]["grad_norm_trend"] == pytest.approx(_slope([norm for _, norm in last]))
+    assert found[-1]["loss_std"] == pytest.approx(statistics.stdev(losses))
+    for name, values in (("loss_trend", losses), ("grad_norm_trend", norms)):
+        assert found[-1][name] == pytest.approx(statistics.linear_regression(range(len(values)), values).slope)
     before = sorted(loss for loss, _ in CURVE[-STATISTICS_STEPS - 1 : -1])
     middle = statistics.median(before)
     mad = statistics.median(abs(loss - middle) for loss in before)
@@ -45,19 +44,11 @@ def test_skipped_steps_are_counted() -> None:
     assert found[STATISTICS_STEPS - 1 : STATISTICS_STEPS + 21] == [2.0] * 20 + [3.0] * 2
 
 
-def _slope(values: list[float]) -> float:
-    return statistics.linear_regression(range(len(values)), values).slope
-
-
 def test_a_restart_changes_nothing_and_a_step_made_again_only_lacks_the_oldest_step() -> None:
     whole, again = StepStatistics(), StepStatistics(STEPS[50:150])
     found = [whole.joined(step) for step in STEPS]
     assert [again.joined(step) for step in STEPS[150:]] == found[150:]
     made_again = {name: value for name, value in found[-1].values.items() if name != "loss_z"}
     assert whole.joined(STEPS[-1]).values == made_again  # 99 of the 100 steps before are known
-
-
-def test_a_program_s_own_value_stays() -> None:
-    rolling = StepStatistics(STEPS[:-1])
     own = msgspec.structs.replace(STEPS[-1], values={"loss_std": 3.0})
-    assert rolling.joined(own).values["loss_std"] == 3.0
+    assert StepStatistics(STEPS[:-1]).joined(own).values["loss_std"] == 3.0, "a program's own value stays"
