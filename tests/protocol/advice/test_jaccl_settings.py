@@ -35,8 +35,8 @@ def test_the_matrix_of_mlx_documentation() -> None:
         ["rdma_en4", "rdma_en3", None, "rdma_en5"],
         ["rdma_en3", "rdma_en4", "rdma_en5", None],
     ]
-    assert settings.coordinator == "10.0.7.97:32323"
-    assert settings.topology == "mesh"
+    assert (settings.topology, settings.coordinator) == ("mesh", "10.0.7.97:32323")
+    assert jaccl_settings(group(*MESH, interface="en5"), port=5000).coordinator == "192.168.0.1:5000"
 
 
 def test_a_ring_takes_the_cables_of_neighbours_alone() -> None:
@@ -58,10 +58,6 @@ def test_several_cables_have_one_order_and_one_number() -> None:
     assert json.loads(settings.devices_json()) == [[None, ["rdma_en5", "rdma_en4"]], [["rdma_en2", "rdma_en3"], None]]
     uneven = group(*twice, ("a", "en1", "c", "en1"), ("b", "en1", "c", "en2"), names="abc")
     assert json.loads(jaccl_settings(uneven).devices_json())[0] == [None, "rdma_en5", "rdma_en1"]
-
-
-def test_rank_0_listens_where_the_run_file_says() -> None:
-    assert jaccl_settings(group(*MESH, interface="en5"), port=5000).coordinator == "192.168.0.1:5000"
 
 
 @pytest.mark.parametrize(

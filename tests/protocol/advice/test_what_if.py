@@ -32,28 +32,22 @@ def test_a_larger_global_batch_comes_nearer_to_the_sum_of_the_rates() -> None:
     assert 0.8 < (found["G = 96"].part_of_sum or 0) < (found["G = 192"].part_of_sum or 0) < 1
 
 
-def test_no_link_slower_than_the_measured_one_is_named() -> None:
-    assert not {"1 GbE", "2.5 GbE", "10 GbE"} & set(changes(facts_of(RATES, ethernet(10))))
-
-
-def test_nodes_of_one_machine_need_no_faster_network() -> None:
+def test_only_a_faster_link_is_named_and_none_within_one_machine() -> None:
     shared = {name: {"machine": "box"} for name in RATES}
     links = {"2.5 GbE", "10 GbE", "25 GbE"}
     assert links <= set(changes(facts_of(RATES, ethernet(1))))
+    assert links & set(changes(facts_of(RATES, ethernet(10)))) == {"25 GbE"}
     assert not links & set(changes(facts_of(RATES, ethernet(1), shared)))
 
 
-def test_rdma_is_named_between_macs_alone_and_as_missing() -> None:
-    assert not [one for one in advise(facts_of(RATES, ethernet(1))).what_ifs if one.needs]
-    macs = facts_of(RATES, ethernet(1), {name: {"system": "Darwin"} for name in RATES})
-    assert [one.needs for one in advise(macs).what_ifs if one.needs] == ["engine jaccl"]
-    assert any(need.startswith("RDMA") for need in advise(macs).needs)
-
-
-def test_nccl_is_named_between_nvidia_devices_alone() -> None:
+def test_rdma_and_nccl_are_named_as_missing_between_devices_that_have_them() -> None:
+    plain = advise(facts_of(RATES, ethernet(1)))
+    assert not plain.needs and not [one for one in plain.what_ifs if one.needs]
+    macs = advise(facts_of(RATES, ethernet(1), {name: {"system": "Darwin"} for name in RATES}))
+    assert [one.needs for one in macs.what_ifs if one.needs] == ["engine jaccl"]
+    assert any(need.startswith("RDMA") for need in macs.needs)
     nvidia = {name: {"device": "cuda:0 NVIDIA H100 80GB HBM3"} for name in RATES}
     assert any(need.startswith("NCCL") for need in advise(facts_of(RATES, ethernet(1), nvidia)).needs)
-    assert not advise(facts_of(RATES, ethernet(1))).needs
 
 
 def test_the_peak_micro_batch_is_a_change_only_if_another_is_set() -> None:

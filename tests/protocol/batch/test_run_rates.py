@@ -37,14 +37,18 @@ def test_all_of_it() -> None:
 def test_what_a_step_takes_lately_counts_and_the_last_step_is_where_the_run_is() -> None:
     found = rates({"step": 3}, step_seconds=2.0)
     assert (found.steps_per_second, found.seconds_left, found.average_per_second) == (0.5, 120.0, 4000.0)
+    past_the_last = rates({"steps": 30})
+    assert (past_the_last.epochs_left, past_the_last.seconds_left) == (0.0, 0.0)
+    assert rates({"global_batch": None}, {"samples": 12}).samples_per_second == 24.0, "those of the last step"
 
 
 def test_the_lead_s_own_estimate_counts_while_the_run_is_under_way() -> None:
     values = {"time_left_seconds": 40.0, "time_left_best_seconds": 35.0, "time_left_worst_seconds": 50.0}
     found = rates(last={"values": values})
     assert (found.seconds_left_best, found.seconds_left, found.seconds_left_worst) == (35.0, 40.0, 50.0)
-    ended = rates({"state": "stopped"}, {"values": values})
-    assert (ended.seconds_left_best, ended.seconds_left, ended.seconds_left_worst) == (None, None, None)
+    for state in ("paused", "stopped", "finished"):
+        ended = rates({"state": state}, {"values": values})
+        assert (ended.seconds_left_best, ended.seconds_left, ended.seconds_left_worst) == (None, None, None)
 
 
 def test_pairs_are_averaged_where_the_loss_is_divided_by_pairs() -> None:
@@ -57,10 +61,6 @@ def test_without_the_samples_of_an_epoch_nothing_is_said_of_epochs(samples: int 
     found = rates({"samples": samples})
     assert (found.seconds_per_epoch, found.epochs_left) == (None, None)
     assert (found.seconds_left, found.samples_per_second) == (30.0, 48.0)
-
-
-def test_without_a_global_batch_the_last_step_s_samples_count() -> None:
-    assert rates({"global_batch": None}, {"samples": 12}).samples_per_second == 24.0
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
@@ -83,13 +83,3 @@ def test_of_a_run_that_says_little() -> None:
     }  # fmt: skip
     none = rates(view, {"samples": 0})
     assert (none.samples_per_second, none.seconds_per_sample) == (0.0, None)
-
-
-@pytest.mark.parametrize("state", ["paused", "stopped", "finished"])
-def test_a_run_that_is_not_under_way_has_no_end_in_sight(state: m.RunState) -> None:
-    assert rates({"state": state}).seconds_left is None
-
-
-def test_a_run_past_its_last_step_has_nothing_left() -> None:
-    found = rates({"steps": 30})
-    assert (found.epochs_left, found.seconds_left) == (0.0, 0.0)

