@@ -26,6 +26,7 @@ def test_a_line_of_another_form_stays_whole(line: str) -> None:
 
 
 def test_a_record_of_logging_takes_the_form() -> None:
-    record = logging.LogRecord("x", logging.ERROR, "f.py", 1, "rank %s: %s", (0, "no memory"), None)
-    record.created = AT
+    record = logging.makeLogRecord(
+        {"levelname": "ERROR", "msg": "rank %s: %s", "args": (0, "no memory"), "created": AT}
+    )
     assert log_format.Formatter().format(record) == "2025-11-20T14:31:05.123Z ERROR rank 0: no memory"

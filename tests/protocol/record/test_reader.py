@@ -3,8 +3,8 @@
 import itertools
 import math
 import sqlite3
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -79,7 +79,7 @@ def long_values(long_run: RecordReader) -> dict[str, list[tuple[int, float]]]:
 
 
 def check_against(values: list[tuple[int, float]], series: m.Series, first: int, last: int, columns: int) -> None:
-    """Whether a series is what its own bucket size makes of the values first..last."""
+    """Check that a series is what its own bucket size makes of the values first..last."""
     buckets: dict[int, list[float]] = {}
     for step, value in values:
         if first <= step <= last:
@@ -93,26 +93,17 @@ def check_against(values: list[tuple[int, float]], series: m.Series, first: int,
 
 
 @pytest.mark.parametrize(("metric", "rank"), [("loss", None), ("tokens_per_second", None), ("wait_seconds", 3)])
-@pytest.mark.parametrize(
-    ("first", "last", "columns"),
-    [
+def test_every_zoom_of_a_long_run_is_what_its_steps_make(
+    long_run: RecordReader, long_values: dict[str, list[tuple[int, float]]], metric: str, rank: int | None
+) -> None:
+    for first, last, columns in (
         (0, None, 120), (1, LONG, 1), (1, LONG, 2), (123_000, 124_000, 120), (123_450, 123_460, 120), (99, 20_101, 80),
         (100_001, 199_999, 119), (149_000, 161_000, 100), (150_100, 150_200, 50), (LONG, LONG, 3), (7, 7, 1),
         (123_400, 123_457, 1), (0, LONG, 2000), (5, 2 * LONG, 33),
-    ],
-)  # fmt: skip
-def test_every_zoom_of_a_long_run_is_what_its_steps_make(
-    long_run: RecordReader,
-    long_values: dict[str, list[tuple[int, float]]],
-    metric: str,
-    rank: int | None,
-    first: int,
-    last: int | None,
-    columns: int,
-) -> None:
-    series = long_run.series(metric, rank, first, last, columns)
-    assert (series.metric, series.rank) == (metric, rank)
-    check_against(long_values[metric], series, first, last or LONG, columns)
+    ):  # fmt: skip
+        series = long_run.series(metric, rank, first, last, columns)
+        assert (series.metric, series.rank) == (metric, rank)
+        check_against(long_values[metric], series, first, last or LONG, columns)
 
 
 def test_a_single_spike_is_in_the_maximum_of_its_column_at_any_zoom(long_run: RecordReader) -> None:
@@ -130,9 +121,6 @@ def test_a_whole_run_fills_most_columns_and_leaves_the_hole_open(long_run: Recor
     series = long_run.series("loss", columns=120)
     assert series.bucket_steps == 1700 and len(series.steps) > 100
     assert not [step for step in series.steps if step in HOLE and step + series.bucket_steps <= HOLE.stop]
-
-
-def test_ranks_are_found_without_reading_every_row(long_run: RecordReader) -> None:
     assert long_run.ranks() == (0, 3)
 
 
@@ -208,13 +196,9 @@ def test_steps_come_back_as_they_were_committed(small: RunPaths) -> None:
         assert reader.meta("name") == "demo" and reader.meta("absent") is None
 
 
-def test_totals_leave_out_what_was_retracted(small: RunPaths) -> None:
-    with RecordReader(small) as reader:
-        assert reader.totals() == Totals(4, 4 * 3072.0, 4 * 4096.0, 4 * 0.5, {"a": 8.0})
-
-
 def test_only_the_redo_of_a_retracted_step_is_seen(small: RunPaths) -> None:
     with RecordReader(small) as reader:
+        assert reader.totals() == Totals(4, 4 * 3072.0, 4 * 4096.0, 4 * 0.5, {"a": 8.0})
         assert reader.rank_steps(3) == (
             m.RankStep(
                 run="run-1", generation=m.Generation(1, 2), step=3, rank=0, node="a", tokens=8.0, samples=4,
@@ -278,15 +262,16 @@ def test_tokens_and_time_are_read_at_the_ends_of_each_bucket_without_rollups(
 
 
 def test_what_cannot_be_asked_is_refused_by_name(small: RunPaths) -> None:
+    refused: tuple[tuple[str, int | None, int, str], ...] = (
+        ("los", None, 120, "metric: unknown metric 'los'; the metrics are loss"),
+        ("wait_seconds", None, 120, "rank: wait_seconds is recorded per rank"),
+        ("loss", 0, 120, "rank: loss is recorded for the whole run"),
+        ("loss", None, 0, "columns: must be at least 1, not 0"),
+    )
     with RecordReader(small) as reader:
-        with pytest.raises(InvalidInputError, match="metric: unknown metric 'los'; the metrics are loss"):
-            reader.series("los")
-        with pytest.raises(InvalidInputError, match="rank: wait_seconds is recorded per rank"):
-            reader.series("wait_seconds")
-        with pytest.raises(InvalidInputError, match="rank: loss is recorded for the whole run"):
-            reader.series("loss", 0)
-        with pytest.raises(InvalidInputError, match="columns: must be at least 1, not 0"):
-            reader.series("loss", columns=0)
+        for metric, rank, columns, says in refused:
+            with pytest.raises(InvalidInputError, match=says):
+                reader.series(metric, rank, columns=columns)
 
 
 def test_what_is_no_record_is_refused_in_a_line(tmp_path: Path) -> None:
@@ -303,27 +288,16 @@ def test_what_is_no_record_is_refused_in_a_line(tmp_path: Path) -> None:
 
 def test_threads_may_share_a_reader_while_the_writer_writes(small: RunPaths) -> None:
     writer = open_for_writing(small.record, RUN_SCHEMA)
-    found: list[int] = []
-    with RecordReader(small) as reader:
-
-        def look() -> None:
-            for _ in range(50):
-                last = reader.last_step()
-                assert last is not None
-                found.append(last.step)
-
-        threads = [threading.Thread(target=look) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+    with RecordReader(small) as reader, ThreadPoolExecutor(4) as threads:
+        looks = [threads.submit(reader.last_step) for _ in range(200)]
         for number in range(5, 55):
             writer.execute(
                 f"INSERT INTO steps VALUES ({number}, 1, 2, 0, 1.0, 1, 1, 0.1, 1, 1, 1, 1, 1.0, 1, NULL, 0, 1, 1, 1)"
             )
-        for thread in threads:
-            thread.join(20)
-        assert len(found) == 200 and set(found) <= set(range(4, 55))
-        last = reader.last_step()
-        assert last is not None and last.step == 54  # no reader is stuck in an old view
+        looks.append(threads.submit(reader.last_step))
+        steps = [last.step for look in looks if (last := look.result())]
+    assert len(steps) == 201 and set(steps) <= set(range(4, 55))
+    assert steps[-1] == 54, "no reader is stuck in an old view"
     writer.close()
 
 

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,24 +17,12 @@ def test_what_is_shown_is_read(tmp_path: Path) -> None:
     first = status_page.read_status(path)
     assert first is not None
     assert first[:5] == (os.getpid(), 0, 0, 0, "starting")
-    assert first.changed_at == pytest.approx(time.time(), abs=60)
     writer.show("forward", step=7, generation=(1, 4))
-    writer.show("backward")
-    seen = status_page.read_status(path)
-    assert seen is not None
-    assert (seen.pid, seen.term, seen.n, seen.step, seen.phase) == (os.getpid(), 1, 4, 7, "backward")
+    for phase in status_page.STATUS_PHASES:
+        writer.show(phase)
+        assert (status_page.read_status(path) or ())[:5] == (os.getpid(), 1, 4, 7, phase)
     writer.close()
     assert status_page.read_status(path) is not None
-
-
-@pytest.mark.parametrize("phase", status_page.STATUS_PHASES)
-def test_every_phase_has_its_number(tmp_path: Path, phase: str) -> None:
-    writer = status_page.StatusWriter(tmp_path / "page", 1)
-    writer.show(phase)
-    seen = status_page.read_status(tmp_path / "page")
-    assert seen is not None
-    assert seen.phase == phase
-    writer.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(64), b"\x01" + bytes(63), b"\xff" * 64])

@@ -1,6 +1,6 @@
 """The codec: what is said arrives, and whatever else arrives is a ProtocolError that names the reason."""
 
-import datetime
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -54,24 +54,24 @@ def test_random_bytes_are_refused(decode: Callable[[bytes], Any], frame: bytes) 
         decode(frame)
 
 
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats()
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | strategies.TEXT
-    | st.binary(max_size=9),
+    st.none() | st.booleans() | NUMBERS | strategies.TEXT | st.binary(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(strategies.TEXT, inner, max_size=3),
     max_leaves=8,
 )
+
+
+def example(talk: str, data: st.DataObject) -> m.Message:
+    message: m.Message = examples.EXAMPLES[talk][data.draw(st.sampled_from(sorted(examples.EXAMPLES[talk])))]
+    return message
 
 
 @pytest.mark.parametrize("talk", conversations.DECODERS)
 @OFTEN
 @given(data=st.data())
 def test_a_message_with_one_field_replaced_is_read_or_refused(talk: str, data: st.DataObject) -> None:
-    message = examples.EXAMPLES[talk][data.draw(st.sampled_from(sorted(examples.EXAMPLES[talk])))]
-    fields = msgspec.to_builtins(message)
+    fields = msgspec.to_builtins(example(talk, data))
     fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(JSON)
     try:
         read = conversations.DECODERS[talk](packed(fields))
@@ -85,16 +85,12 @@ def test_a_message_with_one_field_replaced_is_read_or_refused(talk: str, data: s
 @OFTEN
 @given(data=st.data())
 def test_a_frame_cut_or_flipped_is_read_or_refused(talk: str, data: st.DataObject) -> None:
-    frame = bytearray(
-        codec.encode(examples.EXAMPLES[talk][data.draw(st.sampled_from(sorted(examples.EXAMPLES[talk])))])
-    )
+    frame = bytearray(codec.encode(example(talk, data)))
     place = data.draw(st.integers(0, len(frame) - 1))
     frame[place] ^= data.draw(st.integers(1, 255))
     for broken in (bytes(frame), bytes(frame[:place])):
-        try:
+        with contextlib.suppress(ProtocolError):
             conversations.DECODERS[talk](broken)
-        except ProtocolError:
-            continue
 
 
 # ---------------------------------------------------------------- limits, one by one
@@ -121,13 +117,14 @@ def test_a_message_too_large_to_send_says_so() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        pytest.param("x" * 4097, id="string"),
-        pytest.param([0] * 4097, id="array"),
-        pytest.param({str(key): 0 for key in range(257)}, id="map"),
-        pytest.param(msgpack.ExtType(5, b"x"), id="extension"),
-        pytest.param(msgpack.Timestamp(1, 2), id="timestamp"),
-        pytest.param({1: 2}, id="key that is no string"),
+        "x" * 4097,
+        [0] * 4097,
+        {str(key): 0 for key in range(257)},
+        msgpack.ExtType(5, b"x"),
+        msgpack.Timestamp(1, 2),  # not read as a date
+        {1: 2},
     ],
+    ids=["string", "array", "map", "extension", "timestamp", "key that is no string"],
 )
 def test_caps_of_what_a_client_sends(value: Any) -> None:
     refused(packed(plain(args={"a": value})), "not a msgpack message within limits")
@@ -184,9 +181,7 @@ def test_a_bad_field_is_named(changes: dict[str, Any], why: str) -> None:
 
 @pytest.mark.parametrize("field", ["rid", "id", "verb"])
 def test_a_missing_field_is_named(field: str) -> None:
-    fields = plain()
-    del fields[field]
-    refused(packed(fields), field)
+    refused(packed({name: value for name, value in plain().items() if name != field}), field)
 
 
 def test_unknown_fields_are_ignored_in_what_an_agent_says() -> None:
@@ -203,43 +198,22 @@ def test_other_versions_are_refused(version: Any) -> None:
         with pytest.raises(error):
             decode(packed(plain(v=version)))
             pytest.fail(f"{decode} takes version {version}")
-
-
-def test_a_message_without_a_version_is_refused() -> None:
-    fields = plain()
-    del fields["v"]
     with pytest.raises(VersionError, match="None is not supported; this program uses 2"):
-        codec.decode_request(packed(fields))
+        codec.decode_request(packed({name: value for name, value in plain().items() if name != "v"}))
 
 
-@pytest.mark.parametrize("value", [None, 1, "text", [1], b"bytes", True, 1.5])
-def test_only_maps_are_messages(value: Any) -> None:
-    refused(packed(value), "a message must be a map")
-
-
-def test_trailing_bytes_are_refused() -> None:
+def test_only_a_whole_map_is_a_message() -> None:
+    for value in (None, 1, "text", [1], b"bytes", True, 1.5):
+        refused(packed(value), "a message must be a map")
     refused(packed(plain()) + b"\x00", "not a msgpack message")
-
-
-def test_bad_utf8_is_refused() -> None:
     refused(packed(plain()).replace(b"anna", b"an\xff\xff"), "not a msgpack message")
 
 
 # ---------------------------------------------------------------- whom to answer
 
 
-def test_the_request_id_of_a_malformed_request_is_found() -> None:
+def test_the_request_id_of_a_malformed_request_is_read_or_empty() -> None:
     assert codec.peek_rid(packed(plain(verb=7))) == plain()["rid"]
     assert codec.peek_rid(packed({"rid": "r", "v": 99})) == "r"
-
-
-@pytest.mark.parametrize(
-    "frame", [b"", b"\xc1", packed([1]), packed({"rid": 7}), packed({"rid": "x" * 65}), packed({})]
-)
-def test_no_request_id_is_an_empty_one(frame: bytes) -> None:
-    assert codec.peek_rid(frame) == ""
-
-
-def test_a_timestamp_is_not_read_as_a_date() -> None:
-    frame = msgpack.packb(plain(args={"a": datetime.datetime.now(datetime.UTC)}), datetime=True)
-    refused(frame, "not a msgpack message within limits")
+    for frame in (b"", b"\xc1", packed([1]), packed({"rid": 7}), packed({"rid": "x" * 65}), packed({})):
+        assert codec.peek_rid(frame) == ""
