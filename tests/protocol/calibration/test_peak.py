@@ -29,6 +29,7 @@ LATE = {1: 200.0, 2: 320.0, 4: 450.0, 8: 530.0, 16: 620.0, 32: 776.0, 64: 750.0}
 def test_published_curves_peak_where_their_guides_say():
     assert peak(swept(EARLY)).micro == 4
     assert peak(swept(LATE)).micro == 32
+    assert peak(passes_of(LATE), most_bytes=16_000).micro == 16, "memory bounds it"
 
 
 def test_a_sweep_ends_after_two_falls_and_not_after_one():
@@ -36,14 +37,12 @@ def test_a_sweep_ends_after_two_falls_and_not_after_one():
     assert not has_fallen(passes_of({1: 100, 2: 90, 4: 110, 8: 90}))
     assert has_fallen(passes_of({1: 100, 2: 90, 4: 110, 8: 90, 16: 91}))
     assert not has_fallen(passes_of({1: 100, 2: 99, 4: 99}))
+    assert not has_fallen(passes_of({1: 100, 2: 100 * (1 - FALL) + 1e-9, 4: 90})), "exactly the limit"
 
 
-def test_no_size_is_tried_at_or_above_one_that_ran_out_of_memory():
+def test_sizes_end_below_one_that_ran_out_of_memory_or_at_the_largest_of_interest():
     assert [one.micro for one in swept(LATE, out_of_memory=16)] == [1, 2, 4, 8]
     assert next_micro([], 8, out_of_memory=1) is None
-
-
-def test_the_last_size_is_the_largest_of_interest():
     rates = {micro: 100.0 + micro for micro in range(1, 65)}
     assert [one.micro for one in swept(rates, most=12)] == [1, 2, 4, 8, 12]
 
@@ -68,10 +67,6 @@ def test_the_peak_is_the_smallest_that_is_near_the_best_of_those_allowed(rates, 
         return
     near = [one.micro for one in allowed if one.rate >= (1 - NEAR) * max(two.rate for two in allowed)]
     assert chosen.micro == min(near)
-
-
-def test_memory_bounds_the_peak():
-    assert peak(passes_of(LATE), most_bytes=16_000).micro == 16
 
 
 @given(st.dictionaries(st.integers(1, 200), st.floats(0.1, 1e6), min_size=1, max_size=12))
@@ -110,7 +105,3 @@ def test_training_rates_of_another_model_are_not_compared(field):
     key = msgspec.structs.replace(before.key, **{field: "other"})
     slow = tuple(Pass(one.micro, one.seconds * 9, one.peak_bytes) for one in before.passes)
     assert not slower(before, msgspec.structs.replace(before, key=key, passes=slow))
-
-
-def test_a_fall_of_exactly_the_limit_does_not_count():
-    assert not has_fallen(passes_of({1: 100, 2: 100 * (1 - FALL) + 1e-9, 4: 90}))

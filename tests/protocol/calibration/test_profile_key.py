@@ -44,17 +44,11 @@ def test_a_setting_that_changes_no_pass_leaves_the_key(change):
     assert key([change]) == key()
 
 
-def test_rows_of_another_file_have_another_key():
+def test_the_file_of_rows_the_attention_of_packs_and_a_node_s_own_settings_count():
     rows = [("data", "kind", "rows"), ("data", "path", "/data/a.jsonl")]
     assert key(rows) != key([*rows, ("data", "path", "/data/b.jsonl")])
-
-
-def test_the_attention_of_packs_counts():
     packs = [("data", "kind", "rows"), ("data", "packing", "best-fit"), ("model", "dtype", "bfloat16")]
     assert key([*packs, ("model", "attention", "varlen")]) != key(packs)
-
-
-def test_a_node_s_own_settings_count():
     assert key(node="b") != key(node="a")
 
 

@@ -1,5 +1,6 @@
 """Flushes and reads of a disk, by the calls that each system gets."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -83,25 +84,17 @@ def test_a_file_system_that_refuses_gets_an_fsync_and_is_read_from_its_cache(
     assert calls == [("fcntl", descriptor, FULL), ("fsync", descriptor), ("fcntl", descriptor, UNCACHED, 1)]
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_a_disk_that_fails_to_empty_its_cache_is_no_file_system_that_refuses(
-    descriptor: int, calls: Calls, monkeypatch: pytest.MonkeyPatch, number: int
+    descriptor: int, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> int:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     on_macos(monkeypatch)
     monkeypatch.setattr(fcntl, "fcntl", recorded(calls, "fcntl", fail))
-    with pytest.raises(OSError, match=os.strerror(number)):
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         durable_files.flush(descriptor)
     assert calls == [("fcntl", descriptor, FULL)]
-
-
-def test_a_disk_s_error_is_raised(tmp_path: Path) -> None:
-    closed = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    os.close(closed)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        durable_files.flush(closed)
 
 
 def test_new_folders_are_kept_with_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +119,7 @@ def test_a_file_system_that_syncs_no_folders_is_used_as_it_is(
     monkeypatch.setattr(durable_files, "flush", refused)
     with pytest.raises(OSError, match="refused"):
         durable_files.sync(file)
-    if number == errno.EINVAL:
-        durable_files.sync(tmp_path)
-        return
-    with pytest.raises(OSError, match="refused"):
+    with contextlib.nullcontext() if number == errno.EINVAL else pytest.raises(OSError, match="refused"):
         durable_files.sync(tmp_path)
 
 

@@ -38,12 +38,9 @@ def config(tables: dict[str, dict[str, Any]], **model: Any) -> run_file.RunFile:
     [
         ({"studio": {}, "ampere": {}}, "bfloat16", "all ranks compute in bfloat16, which each of their devices has"),
         ({"studio": {}, "m1": {}}, "float16", "since m1 (gpu) has no bfloat16"),
-        ({"studio": {}, "turing": {}}, "float16", "since turing (cuda:0) has no bfloat16"),
         ({"ampere": {}, "turing": {}, "pascal": {}}, "float32", "since pascal (cuda:0) has no"),
         ({"ampere": {"device": "cpu"}, "studio": {}}, "float32", "since ampere (cpu) has no"),
-        ({"ampere": {"device": "cuda"}}, "bfloat16", "bfloat16"),
         ({"studio": {"backend": "mlx", "device": "gpu"}}, "bfloat16", "bfloat16"),
-        ({"box": {}, "studio": {}}, "float32", "since box (cpu) has no"),
     ],
 )
 def test_all_ranks_compute_in_the_best_type_that_all_have(tables: dict[str, Any], dtype: str, says: str) -> None:
@@ -53,12 +50,9 @@ def test_all_ranks_compute_in_the_best_type_that_all_have(tables: dict[str, Any]
     assert devices.resolve(found, {}, "config") == (found, "")
 
 
-def test_a_node_that_has_said_nothing_is_named() -> None:
+def test_a_node_that_has_said_nothing_is_named_and_a_backend_that_it_lacks_has_no_device() -> None:
     with pytest.raises(InvalidInputError, match=r'^config: model\.dtype: "auto" needs to know the device of far, '):
         devices.resolve(config({"far": {}}), NODES, "config")
-
-
-def test_a_backend_that_a_node_lacks_has_no_device() -> None:
     assert devices.rank_types(MAC, run_file.NodeTable(backend="torch")) is None
     both = (*MAC, CPU)
     assert devices.rank_types(both, run_file.NodeTable(), torch_only=True) == ("cpu", ())
@@ -76,13 +70,13 @@ def test_this_machine_has_a_device_and_a_processor_says_what_it_has(tmp_path: Pa
 @pytest.mark.parametrize(
     ("said", "types"),
     [
-        ("Apple M1", ("float16",)), ("Apple M1 Ultra", ("float16",)), ("Apple M2 Ultra", ("bfloat16", "float16")),
-        ("Apple M10", ("bfloat16", "float16")), ("Apple processor", ("bfloat16", "float16")),
+        ("Apple M1 Ultra", ("float16",)),
+        ("Apple M10", ("bfloat16", "float16")),
+        ("Apple processor", ("bfloat16", "float16")),  # of a virtual machine
         ("", ("bfloat16", "float16")),
     ],
-)  # fmt: skip
+)
 def test_the_name_of_an_apple_chip_says_whether_it_has_bfloat16(said: str, types: tuple[str, ...]) -> None:
-    """Values of machdep.cpu.brand_string, the last ones of a virtual machine and of none."""
     assert devices._of_apple_gpu(said) == types
 
 
@@ -91,9 +85,6 @@ def test_bfloat16_that_a_card_lacks_is_warned_of() -> None:
     warned = devices.unsuited(config({"turing": {}, "ampere": {}, "box": {}}, **fixed), NODES)
     assert warned[0].startswith('model.dtype = "bfloat16": cuda:0 of turing computes it without hardware')
     assert [line.split()[5] for line in warned] == ["turing", "pascal", "m1"]
-    assert devices.unsuited(config({}, dtype="bf16-sr"), {"": TURING})[0].startswith(
-        'model.dtype = "bf16-sr": cuda:0 computes it without hardware'
-    )
     for dtype in ("auto", "float16", "float32"):
         assert devices.unsuited(config({}, dtype=dtype), NODES) == ()
     assert devices.unsuited(config({"turing": {"device": "cpu"}}, **fixed), {"turing": TURING}) == ()
@@ -118,7 +109,6 @@ BOTH = ("bfloat16", "float16")
         ({"CUDA_VISIBLE_DEVICES": "2,7,1"}, ("cuda:0", ("float16",)), (("cuda:0", ("float16",)), None)),
         ({"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, ("cuda:0", ()), (("cuda:0", ()), None)),
         ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, ("cuda:0", ()), (("cuda:0", ()), ("cuda:1", ()))),
-        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "1"}, ("cuda:0", ()), (("cuda:0", ()), None)),
         ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ("cuda:1", BOTH), (("cuda:0", ()), ("cuda:1", BOTH))),
     ],
 )
