@@ -28,6 +28,17 @@ def uneven_facts(steps: int = STEPS) -> DiagnosisFacts:
     return simulated.facts(made, simulated.record(made, steps, steps))
 
 
+def scaled(facts: DiagnosisFacts, part: float) -> DiagnosisFacts:
+    """Return the facts with steps that take this part of their seconds."""
+
+    def shorter(row: m.RankStep) -> m.RankStep:
+        phases = m.Phases(**{name: part * getattr(row.phases, name) for name in m.PHASES})
+        return msgspec.structs.replace(row, phases=phases, step_seconds=part * row.step_seconds)
+
+    steps = tuple(msgspec.structs.replace(step, step_seconds=part * step.step_seconds) for step in facts.steps)
+    return dataclasses.replace(facts, parts=tuple(map(shorter, facts.parts)), steps=steps)
+
+
 def with_readings(facts: DiagnosisFacts, node: str, values: Mapping[str, float], **fields: Any) -> DiagnosisFacts:
     """With these metrics in all readings of a node's last 50 s, and other fields."""
     since = facts.at - 50
@@ -96,22 +107,19 @@ def with_event(facts: DiagnosisFacts, data: AnyEvent, at: float | None = None) -
 
 
 def first(facts: DiagnosisFacts) -> m.Finding:
-    """The first finding."""
     findings = diagnose(facts).findings
     assert findings, "nothing was found"
     return findings[0]
 
 
 def causes(facts: DiagnosisFacts) -> list[str]:
-    """All that is found, in order."""
     return [finding.cause for finding in diagnose(facts).findings]
 
 
 def said_of(facts: DiagnosisFacts, cause: str) -> list[tuple[str, str]]:
-    """What was checked of a cause: result and text."""
+    """Return the result and text of each check of a cause."""
     return [(one.result, one.text) for one in diagnose(facts).checked if one.cause == cause]
 
 
 def commands(finding: m.Finding) -> list[str]:
-    """Those of its remedies."""
     return [remedy.command for remedy in finding.remedies if remedy.command]
