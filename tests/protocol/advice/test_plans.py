@@ -55,8 +55,9 @@ def test_a_billion_parameters_over_gigabit_ethernet_train_alone() -> None:
     together = plan(facts, "sync")
     assert together.samples_per_second == pytest.approx(0.96, abs=0.015)
     assert together.sent_bytes == GRADIENTS
-    assert sum(together.shares.values()) == 48
-    assert together.shares["studio"] in (31, 32)
+    assert together.shares in ({"studio": 31, "mbp": 17}, {"studio": 32, "mbp": 16})
+    halves = facts_of(RATES, ethernet(10), {"studio": {"share": 24}, "mbp": {"share": 24}})
+    assert plan(halves, "sync").step_seconds == pytest.approx(24 / 1.03 + GRADIENTS / ethernet(10) + HANDOVER_SECONDS)
 
 
 @pytest.mark.parametrize("gigabits", [1, 2.5, 10])
@@ -86,15 +87,15 @@ def test_a_step_takes_as_long_as_that_of_simulated_nodes(rates: list[float], gig
 
 def test_of_plans_that_are_as_fast_the_one_with_fewer_nodes_is_the_answer() -> None:
     found = advise(facts_of({"studio": 2.0, "mbp": 0.02}, ethernet(100), gradient_bytes=4_000_000))
-    assert found.answer is not None
-    assert found.answer.nodes == ("studio",)
+    assert found.answer is not None and found.answer.nodes == ("studio",)
+    many = advise(facts_of({f"n{number}": 1.0 + number for number in range(16)}, ethernet(10)))
+    assert len(many.plans) == 16 + 2 * 15, "few of the plans of many nodes are looked at"
 
 
 def test_a_plan_that_memory_forbids_is_not_the_answer() -> None:
     facts = facts_of(RATES, ethernet(1), {"studio": {"cap_bytes": 10_000}})
     found = advise(facts)
-    assert found.answer is not None
-    assert found.answer.nodes == ("mbp",)
+    assert found.answer is not None and found.answer.nodes == ("mbp",)
     (alone,) = [one for one in found.plans if one.nodes == ("studio",)]
     assert alone.fits is False
     assert alone.memory[0].spare_bytes == 10_000 - 18_000
@@ -148,11 +149,6 @@ def test_checkpoints_and_evaluations_take_time_too() -> None:
     assert more[2] - more[0] == pytest.approx(10 * 60 / 0.5 + evaluations, rel=0.1)
 
 
-def test_given_shares_are_kept() -> None:
-    facts = facts_of(RATES, ethernet(10), {"studio": {"share": 24}, "mbp": {"share": 24}})
-    assert plan(facts, "sync").step_seconds == pytest.approx(24 / 1.03 + GRADIENTS / ethernet(10) + HANDOVER_SECONDS)
-
-
 @pytest.mark.parametrize(
     "cores, threads, device, quota, seconds",
     [(2, 1, "cpu", None, AGENT_SECONDS), (3, 1, "cpu", None, 0.0), (8, 0, "cpu", None, AGENT_SECONDS),
@@ -188,14 +184,11 @@ def on_one_machine(beside: bool) -> AdviceFacts:
     return msgspec.structs.replace(facts, nodes=tuple(nodes))
 
 
-def test_nodes_of_one_machine_that_were_measured_one_at_a_time_are_named() -> None:
+def test_nodes_of_one_machine_are_predicted_by_what_was_measured_at_once() -> None:
     facts = on_one_machine(beside=False)
     assert "will slow it down" in plan(facts, "separate").notes[0]
     assert plan(facts, "separate").source == "estimated"
     assert not plan(facts, "alone").notes
-
-
-def test_nodes_of_one_machine_are_predicted_by_what_was_measured_at_once() -> None:
     facts = on_one_machine(beside=True)
     assert plan(facts, "separate").samples_per_second == pytest.approx(2.98 / 2)
     assert plan(facts, "separate").source == "measured"
@@ -220,11 +213,6 @@ def test_links_are_assumed_where_none_was_measured() -> None:
     assert (found.link, found.link_measured) == ("1 GbE, assumed", False)
     linked = msgspec.structs.replace(facts, links={"mbp": link_to(ethernet(1))})
     assert plan_of(linked, ["studio", "mbp"], "sync").link_measured
-
-
-def test_of_many_nodes_few_plans_are_looked_at() -> None:
-    facts = facts_of({f"n{number}": 1.0 + number for number in range(16)}, ethernet(10))
-    assert len(advise(facts).plans) == 16 + 2 * 15
 
 
 def test_a_checkpoint_s_copy_counts_where_the_device_s_memory_is_the_host_s() -> None:

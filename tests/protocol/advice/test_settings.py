@@ -65,17 +65,16 @@ def test_layers_are_computed_again_only_where_memory_is_short() -> None:
     assert "gradient_checkpointing=none" in point("checkpointing", model={"gradient_checkpointing": "all"}).command
 
 
-def test_a_compiled_model_is_advised_on_nvidia_devices() -> None:
-    nvidia = with_nodes(node_of("studio", 2.0, device="cuda:0 NVIDIA H200"))
-    assert "model.compile=default" in point("compile", nvidia).command
-    assert point("compile", nvidia, model={"compile": "default"}).state == "ok"
-    packs = {"data": {"kind": "rows", "packing": "best-fit"}}
-    varlen = {"attention": "varlen", "dtype": "bfloat16"}
-    assert point("compile", nvidia, model=varlen, **packs).state == "ok"
-    assert point("compile").state == "ok"
-
-
 H200 = "cuda:0 NVIDIA H200"
+
+
+def test_a_compiled_model_is_advised_on_nvidia_devices() -> None:
+    nvidia = with_nodes(node_of("studio", 2.0, device=H200))
+    assert "model.compile=default" in point("compile", nvidia).command
+    packs = {"data": {"kind": "rows", "packing": "best-fit"}}
+    for model in ({"compile": "default"}, {"attention": "varlen", "dtype": "bfloat16"}):
+        assert point("compile", nvidia, model=model, **packs).state == "ok"
+    assert point("compile").state == "ok"
 
 
 def test_each_node_has_its_own_advice_on_compiling() -> None:
@@ -105,16 +104,12 @@ def test_a_nodes_own_mode_counts_and_unknown_nodes_are_named() -> None:
     assert point("compile", nodes, nodes=tables | {name: {"backend": "mlx"} for name in "ab"}).state == "ok"
 
 
-def test_short_rows_are_packed() -> None:
+def test_short_rows_are_packed_and_lengths_are_compared_with_the_sequence_length() -> None:
     rows = {"data": {"kind": "rows"}}
     assert "data.packing=best-fit" in point("packing", read=ROWS, **rows).command
     assert point("packing", read=msgspec.structs.replace(ROWS, padding=0.02), **rows).state == "ok"
     assert point("packing", **rows).state == "unknown"
     assert point("packing").state == "ok"
-
-
-def test_lengths_are_compared_with_the_sequence_length() -> None:
-    rows = {"data": {"kind": "rows"}}
     assert point("lengths", read=ROWS, **rows).state == "ok"
     cut = msgspec.structs.replace(ROWS, truncated=200)
     assert "data.sequence_length=900" in point("lengths", read=cut, **rows).command
@@ -130,20 +125,16 @@ def test_the_peak_micro_batch_has_its_command() -> None:
     assert (bare.state, bare.command) == ("unknown", "trainctl calibrate run.toml --node box")
 
 
-def test_what_is_worth_setting_may_stand_in_a_run_file() -> None:
-    wanted = {one.name: one.value for one in VARIABLES if one.use == "set"}
-    assert wanted and all(wanted.values())
-    env_policy.check(wanted, "run.toml: nodes.box.env")
-
-
 def test_variables_are_those_of_the_platform() -> None:
-    assert platform_of("Darwin", "gpu Apple M2 Ultra") == "Apple GPU"
-    assert platform_of("Linux", "cuda:0 NVIDIA H200") == "NVIDIA GPU"
-    assert platform_of("Linux", "cpu") == "CPU"
+    machines = (("Darwin", "gpu Apple M2 Ultra"), ("Linux", H200), ("Linux", "cpu"))
+    assert [platform_of(*machine) for machine in machines] == ["Apple GPU", "NVIDIA GPU", "CPU"]
     apple = {one.name for one in variables_for(["Apple GPU"])}
     assert "MLX_METAL_PREALLOCATE" in apple
     assert not {"PYTORCH_ALLOC_CONF", "NCCL_SOCKET_IFNAME"} & apple
     assert variables_for(["NVIDIA GPU"])[0].use == "set"
+    wanted = {one.name: one.value for one in VARIABLES if one.use == "set"}
+    assert wanted and all(wanted.values())
+    env_policy.check(wanted, "run.toml: nodes.box.env")
 
 
 @pytest.mark.parametrize(

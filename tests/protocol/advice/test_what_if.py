@@ -27,7 +27,9 @@ def test_a_faster_link_gains_what_a_whole_prediction_with_it_says() -> None:
     assert found.beats_answer
 
 
-def test_a_larger_global_batch_comes_nearer_to_the_sum_of_the_rates() -> None:
+def test_a_larger_global_batch_comes_nearer_to_the_sum_of_the_rates_and_adapters_shrink_it() -> None:
+    adapters = facts_of(RATES, ethernet(1), adapter_gradient_bytes=40_000_000)
+    assert changes(adapters)["LoRA: fewer gradients to sum"] > 1
     found = {one.change: one for one in advise(facts_of(RATES, ethernet(10))).what_ifs}
     assert 0.8 < (found["G = 96"].part_of_sum or 0) < (found["G = 192"].part_of_sum or 0) < 1
 
@@ -57,11 +59,6 @@ def test_the_peak_micro_batch_is_a_change_only_if_another_is_set() -> None:
     found = changes(msgspec.structs.replace(facts, nodes=(curved,)))
     assert found["micro-batch 4 on studio"] == pytest.approx(0.1 / 16 / (0.016 / 4) - 1, rel=0.02)
     assert not changes(msgspec.structs.replace(facts, nodes=(msgspec.structs.replace(curved, micro=4),)))
-
-
-def test_adapters_shrink_the_sum() -> None:
-    facts = facts_of(RATES, ethernet(1), adapter_gradient_bytes=40_000_000)
-    assert changes(facts)["LoRA: fewer gradients to sum"] > 1
 
 
 def test_sizes_go_to_the_faster_chip_until_its_memory_ends() -> None:

@@ -49,13 +49,11 @@ def test_what_is_spread_is_within_one_of_its_proportion(weights: dict[int, float
     assert all(abs(counts[rank] - total * weights[rank] / whole) < 1 + 1e-6 * total for rank in weights)
 
 
-@pytest.mark.parametrize("weights", [{}, {0: 0.0}, {0: -1.0, 1: 2.0}, {0: float("nan")}, {0: float("inf")}])
-def test_weights_without_a_proportion_are_refused(weights: dict[int, float]) -> None:
-    with pytest.raises(InvalidInputError, match="positive weight"):
-        apportion(8, weights)
-
-
-def test_more_ranks_than_samples_are_refused_by_the_field() -> None:
+def test_weights_without_a_proportion_and_more_ranks_than_samples_are_refused() -> None:
+    refused: tuple[dict[int, float], ...] = ({}, {0: 0.0}, {0: -1.0, 1: 2.0}, {0: float("nan")}, {0: float("inf")})
+    for weights in refused:
+        with pytest.raises(InvalidInputError, match="positive weight"):
+            apportion(8, weights)
     with pytest.raises(InvalidInputError, match="shares: 2 samples are too few for 3 ranks"):
         apportion(2, {0: 1, 1: 1, 2: 1}, "shares")
 

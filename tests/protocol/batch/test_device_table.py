@@ -3,6 +3,9 @@
 import pytest
 
 from trainctl.protocol.batch.device_table import DEVICES, datasheet_tflops, device_named, device_of, no_such_device
+from trainctl.protocol.batch.device_types import types_of_device
+
+BOTH = ("bfloat16", "float16")
 
 
 @pytest.mark.parametrize(
@@ -14,6 +17,18 @@ from trainctl.protocol.batch.device_table import DEVICES, datasheet_tflops, devi
 def test_devices_are_known_by_their_drivers_names(name: str, known: str | None) -> None:
     found = device_of(name)
     assert (found.name if found is not None else None) == known
+
+
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("cuda:0 NVIDIA A100-SXM4-80GB", BOTH), ("NVIDIA RTX A6000", BOTH), ("Tesla T4", ("float16",)),
+        ("NVIDIA GeForce GTX 1080 Ti", ()), ("NVIDIA of tomorrow", None), ("gpu Apple M1 Pro", ("float16",)),
+        ("gpu Apple M2 Ultra", BOTH), ("Apple M4 Max GPU", BOTH), ("mps", None), ("cpu", None), ("", None),
+    ],
+)  # fmt: skip
+def test_a_name_says_the_16_bit_types(name: str, types: tuple[str, ...] | None) -> None:
+    assert types_of_device(name) == types
 
 
 def test_each_device_is_found_by_its_name_in_a_cluster_file_and_by_its_title() -> None:

@@ -9,7 +9,6 @@ from the start.
 import dataclasses
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -101,84 +100,63 @@ def cluster(seed: int) -> SimulatedCluster:
 # ---------------------------------------------------------------- causes
 
 
-def _slow_disk(c: SimulatedCluster) -> None:
-    c.victim.data_part = c.draw.uniform(0.12, 0.8)
-    waits = c.draw.uniform(20, 70)
-    c.victim.readings = {"io_pressure": waits, "disk_busy_percent": c.draw.uniform(70, 100),
-                         "disk_read_bytes_per_second": c.draw.uniform(5e6, 4e7)}  # fmt: skip
+CAUSES: Final = (
+    "slow-disk", "slow-link", "lossy-link", "throttled", "stolen-cpu", "swap", "small-micro", "late-data", "slow-rank",
+    "long-checkpoint", "clip-bound", "not-finite",
+)  # fmt: skip
+"""What can be planted, by the rule that must name it first."""
 
 
-def _slow_link(c: SimulatedCluster) -> None:
-    c.link_factor = c.draw.uniform(0.2, 1.0) / c.link_part
+def plant(cause: str, c: SimulatedCluster) -> None:
+    """Make a cluster suffer from a cause."""
+    uniform, victim = c.draw.uniform, c.victim
+    match cause:
+        case "slow-disk":
+            victim.data_part = uniform(0.12, 0.8)
+            victim.readings = {"io_pressure": uniform(20, 70), "disk_busy_percent": uniform(70, 100),
+                               "disk_read_bytes_per_second": uniform(5e6, 4e7)}  # fmt: skip
+        case "slow-link":
+            c.link_factor = uniform(0.2, 1.0) / c.link_part
+        case "lossy-link":
+            c.lost = uniform(0.5, 0.9)
+            for node in c.nodes:
+                node.readings = {"retransmits_per_second": uniform(5, 200), "network_out_bytes_per_second": 1e6}
+        case "throttled":
+            _slow_down(c, 1.2, 3.0)
+            if c.draw.random() < 0.5:
+                victim.readings = {"cpu_throttled_percent": uniform(20, 100)}
+            else:
+                victim.limits = (c.draw.choice(("thermal", "power", "hardware")),)
+        case "stolen-cpu":
+            _slow_down(c, 1.2, 2.5)
+            name, low = c.draw.choice((("cpu_steal_percent", 8), ("cpu_pressure", 40)))
+            victim.readings = {name: uniform(low, 90)}
+        case "swap":
+            _slow_down(c, 1.3, 4.0)
+            victim.data_part = uniform(0, 0.2)
+            victim.readings = {"swap_in_bytes_per_second": uniform(4e6, 1e8), "memory_pressure": 30.0,
+                               "swap_used_bytes": 4e9, "io_pressure": 25.0}  # fmt: skip
+        case "small-micro":
+            c.has_profiles = True
+            for node in c.nodes:
+                node.micro = 1
+        case "late-data":
+            for node in c.nodes if c.draw.random() < 0.5 else [victim]:
+                node.data_part = uniform(0.12, 0.8)
+        case "slow-rank":
+            victim.factors = {c.draw.choice(("forward", "backward")): uniform(1.5, 3.0)}
+        case "long-checkpoint":
+            c.checkpoint_part = uniform(0.08, 0.4)
+        case "clip-bound":
+            c.clip_scale = 10 ** uniform(-6, -2.3)
+        case "not-finite":
+            steps = range(STEPS - PLANTED_STEPS, STEPS + 1)
+            c.skipped = tuple(sorted(c.draw.sample(steps, c.draw.randint(4, 30))))
 
 
-def _lossy_link(c: SimulatedCluster) -> None:
-    c.lost = c.draw.uniform(0.5, 0.9)
-    for node in c.nodes:
-        node.readings = {"retransmits_per_second": c.draw.uniform(5, 200), "network_out_bytes_per_second": 1e6}
-
-
-def _slower(c: SimulatedCluster, low: float, high: float) -> None:
+def _slow_down(c: SimulatedCluster, low: float, high: float) -> None:
     factor = c.draw.uniform(low, high)
     c.victim.factors = {name: factor * c.draw.uniform(0.97, 1.03) for name in m.BUSY_PHASES}
-
-
-def _throttled(c: SimulatedCluster) -> None:
-    _slower(c, 1.2, 3.0)
-    if c.draw.random() < 0.5:
-        c.victim.readings = {"cpu_throttled_percent": c.draw.uniform(20, 100)}
-    else:
-        c.victim.limits = (c.draw.choice(("thermal", "power", "hardware")),)
-
-
-def _stolen_cpu(c: SimulatedCluster) -> None:
-    _slower(c, 1.2, 2.5)
-    name, low = c.draw.choice((("cpu_steal_percent", 8), ("cpu_pressure", 40)))
-    c.victim.readings = {name: c.draw.uniform(low, 90)}
-
-
-def _swap(c: SimulatedCluster) -> None:
-    _slower(c, 1.3, 4.0)
-    c.victim.data_part = c.draw.uniform(0, 0.2)
-    c.victim.readings = {"swap_in_bytes_per_second": c.draw.uniform(4e6, 1e8), "memory_pressure": 30.0,
-                         "swap_used_bytes": 4e9, "io_pressure": 25.0}  # fmt: skip
-
-
-def _tiny_micro(c: SimulatedCluster) -> None:
-    c.has_profiles = True
-    for node in c.nodes:
-        node.micro = 1
-
-
-def _late_data(c: SimulatedCluster) -> None:
-    for node in c.nodes if c.draw.random() < 0.5 else [c.victim]:
-        node.data_part = c.draw.uniform(0.12, 0.8)
-
-
-def _slow_phase(c: SimulatedCluster) -> None:
-    c.victim.factors = {c.draw.choice(("forward", "backward")): c.draw.uniform(1.5, 3.0)}
-
-
-def _long_checkpoint(c: SimulatedCluster) -> None:
-    c.checkpoint_part = c.draw.uniform(0.08, 0.4)
-
-
-def _clip_bound(c: SimulatedCluster) -> None:
-    c.clip_scale = 10 ** c.draw.uniform(-6, -2.3)
-
-
-def _not_finite(c: SimulatedCluster) -> None:
-    count = c.draw.randint(4, 30)
-    c.skipped = tuple(sorted(c.draw.sample(range(STEPS - PLANTED_STEPS, STEPS + 1), count)))
-
-
-CAUSES: Final[dict[str, Callable[[SimulatedCluster], None]]] = {
-    "slow-disk": _slow_disk, "slow-link": _slow_link, "lossy-link": _lossy_link, "throttled": _throttled,
-    "stolen-cpu": _stolen_cpu, "swap": _swap, "small-micro": _tiny_micro, "late-data": _late_data,
-    "slow-rank": _slow_phase, "long-checkpoint": _long_checkpoint, "clip-bound": _clip_bound,
-    "not-finite": _not_finite,
-}  # fmt: skip
-"""What plants each cause, by the rule that must name it first."""
 
 
 # ---------------------------------------------------------------- runs
@@ -197,7 +175,7 @@ class SimulatedRecord:
 def planted(cause: str, seed: int, steps: int = STEPS) -> DiagnosisFacts:
     """A run with this cause, as a diagnosis sees it at its end."""
     made = cluster(seed)
-    CAUSES[cause](made)
+    plant(cause, made)
     return facts(made, record(made, steps, steps - PLANTED_STEPS))
 
 
@@ -317,14 +295,10 @@ def facts(c: SimulatedCluster, kept: SimulatedRecord, last: int | None = None, n
     return DiagnosisFacts(
         at=at, is_live=True, view=view(c, last), config=CONFIG, steps=tuple(steps),
         parts=tuple(kept.parts[count * (steps[0].step - 1) : count * last]), step_age_seconds=0.5,
-        readings={node: _until(found, at) for node, found in kept.readings.items()},
+        readings={node: tuple(one for one in rows if one.read_at <= at)[-200:] for node, rows in kept.readings.items()},
         events=tuple(event for event in kept.events if event.at <= at)[-100:],
         profiles=profiles(c) if c.has_profiles else {}, checkpoint_step=last - last % 50 or None,
     )  # fmt: skip
-
-
-def _until(found: list[m.HostReading], at: float) -> tuple[m.HostReading, ...]:
-    return tuple(one for one in found if one.read_at <= at)[-200:]
 
 
 def view(c: SimulatedCluster, step: int) -> m.RunView:

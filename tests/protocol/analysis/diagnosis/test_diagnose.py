@@ -41,7 +41,7 @@ def test_a_planted_cause_is_named_first(cause: str) -> None:
 def test_a_slow_rank_is_named_soon(seed: int) -> None:
     """Steps of 0.7 to 3 s: not only once 24 of them were slow."""
     made = simulated.cluster(seed)
-    simulated.CAUSES["slow-rank"](made)
+    simulated.plant("slow-rank", made)
     began = simulated.STEPS - simulated.PLANTED_STEPS
     kept = simulated.record(made, simulated.STEPS, began)
     named = next(

@@ -41,7 +41,7 @@ def written(folder: Path, c: SimulatedCluster, kept: SimulatedRecord) -> RunPath
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_record_is_diagnosed_like_the_live_run(cause: str, tmp_path: Path) -> None:
     made = simulated.cluster(5)
-    simulated.CAUSES[cause](made)
+    simulated.plant(cause, made)
     if made.skipped:
         made.skipped = tuple(range(STEPS - 20, STEPS, 3))
     paths = written(tmp_path, made, simulated.record(made, STEPS, STEPS - simulated.PLANTED_STEPS))

@@ -28,11 +28,15 @@ def stalled(**view: object) -> DiagnosisFacts:
     return dataclasses.replace(facts, view=msgspec.structs.replace(facts.view, **view))
 
 
-def test_a_hang_is_named_with_the_rank_that_hangs() -> None:
+def test_a_hang_is_named_with_the_rank_that_hangs_but_an_evaluation_or_a_first_step_may_take_long() -> None:
     found = first(simulated.with_rank(stalled(), 1, state="hung", why="no progress in backward"))
     assert (found.cause, found.rank) == ("hang", 1)
     assert "rank 1 on node-1 is hung: no progress in backward" in found.evidence
     assert commands(found) == ["trainctl logs --rank 1", "trainctl send drain --node node-1"]
+    assert causes(dataclasses.replace(stalled(), doing="evaluate")) == []
+    before = dataclasses.replace(stalled(), steps=(), parts=(), step_age_seconds=200.0)
+    assert causes(before) == []
+    assert causes(dataclasses.replace(before, step_age_seconds=400.0)) == ["hang"]
 
 
 @pytest.mark.parametrize(
@@ -42,13 +46,6 @@ def test_a_hang_is_named_with_the_rank_that_hangs() -> None:
 def test_a_run_that_is_meant_to_wait_does_not_hang(view: dict[str, object]) -> None:
     assert "clear" in dict(said_of(stalled(**view), "hang"))
     assert causes(stalled(**view)) == []
-
-
-def test_an_evaluation_or_a_first_step_may_take_long() -> None:
-    assert causes(dataclasses.replace(stalled(), doing="evaluate")) == []
-    before = dataclasses.replace(stalled(), steps=(), parts=(), step_age_seconds=200.0)
-    assert causes(before) == []
-    assert causes(dataclasses.replace(before, step_age_seconds=400.0)) == ["hang"]
 
 
 def test_a_record_that_ends_in_a_hang_offers_to_resume_only_with_a_checkpoint() -> None:
@@ -61,7 +58,11 @@ def test_a_record_that_ends_in_a_hang_offers_to_resume_only_with_a_checkpoint() 
     assert causes(dataclasses.replace(went_on, is_live=False)) == []
 
 
-def test_passes_that_are_repeated_name_too_little_memory() -> None:
+def test_passes_that_are_repeated_and_a_rank_given_up_at_one_sample_name_too_little_memory() -> None:
+    given_up = first(with_event(healthy_facts(), e.RankChanged(("node-1",), "out-of-memory", "8.1 of 8.0 GB")))
+    assert (given_up.cause, given_up.node) == ("out-of-memory", "node-1")
+    assert not any("resize-batch" in command for command in commands(given_up))
+
     def change(part: m.RankStep) -> m.RankStep:
         return msgspec.structs.replace(part, replays=1) if part.rank == 1 and part.step % 10 == 0 else part
 
@@ -89,12 +90,6 @@ def test_with_adapters_the_ladder_has_4_bits_and_a_smaller_rank() -> None:
         ),
     ):  # fmt: skip
         assert not any("nf4" in command for command in commands(first(refused)))
-
-
-def test_a_rank_given_up_at_one_sample_is_named() -> None:
-    found = first(with_event(healthy_facts(), e.RankChanged(("node-1",), "out-of-memory", "8.1 of 8.0 GB")))
-    assert (found.cause, found.node) == ("out-of-memory", "node-1")
-    assert not any("resize-batch" in command for command in commands(found))
 
 
 def skipping(facts: DiagnosisFacts, why: str, *steps: int) -> DiagnosisFacts:

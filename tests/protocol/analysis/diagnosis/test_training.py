@@ -114,11 +114,10 @@ def test_an_idle_gpu_is_named_last() -> None:
     assert ahead in commands(found)
     facts = simulated.with_config(healthy_facts(), data={"prefetch": 4})
     assert ahead not in commands(first(with_gpu(facts, "node-1", utilization_percent=30.0)))
-    late = with_gpu(longer(healthy_facts(), 1, {"data": 40}), "node-1", utilization_percent=30.0)
-    assert causes(late) == ["late-data"]
-
-
-# ---------------------------------------------------------------- settings
+    late = longer(healthy_facts(), 1, {"data": 40})
+    assert causes(with_gpu(late, "node-1", utilization_percent=30.0)) == ["late-data"]
+    from_disk = with_readings(late, "node-1", {"disk_read_bytes_per_second": 3e7})
+    assert causes(from_disk) == ["late-data", "tokens-not-cached"]
 
 
 def test_float32_is_named_by_measured_products_or_the_devices_name() -> None:
@@ -134,26 +133,15 @@ def test_float32_is_named_by_measured_products_or_the_devices_name() -> None:
     assert causes(dataclasses.replace(on_cpu, profiles={1: measured})) == ["float32"]
 
 
-def test_attention_that_is_not_fused_is_named() -> None:
-    facts = simulated.with_rank(healthy_facts(), 0, compute=m.Compute(dtype="bfloat16", attention="eager"))
-    assert first(facts).title == "node-0's attention is not fused"
-
-
-def test_gradient_checkpointing_while_memory_is_free_is_named() -> None:
+def test_other_settings_that_cost_time_are_named() -> None:
+    eager = simulated.with_rank(healthy_facts(), 0, compute=m.Compute(dtype="bfloat16", attention="eager"))
+    assert first(eager).title == "node-0's attention is not fused"
+    short = simulated.with_config(healthy_facts(), data={"kind": "rows", "sequence_length": 2048})
+    assert first(short).cause == "unpacked"
+    assert causes(simulated.with_config(short, data={"packing": "best-fit"})) == []
     facts = simulated.with_config(healthy_facts(), model={"gradient_checkpointing": "all"})
     assert first(facts).cause == "recomputed"
     full = with_parts(
         facts, lambda part: msgspec.structs.replace(part, values={**part.values, "memory_peak_bytes": 7e9})
     )
     assert causes(full) == []
-
-
-def test_short_samples_that_are_not_packed_are_named() -> None:
-    facts = simulated.with_config(healthy_facts(), data={"kind": "rows", "sequence_length": 2048})
-    assert first(facts).cause == "unpacked"
-    assert causes(simulated.with_config(facts, data={"packing": "best-fit"})) == []
-
-
-def test_tokens_that_are_read_from_the_disk_are_named() -> None:
-    facts = with_readings(longer(healthy_facts(), 1, {"data": 40}), "node-1", {"disk_read_bytes_per_second": 3e7})
-    assert causes(facts) == ["late-data", "tokens-not-cached"]
