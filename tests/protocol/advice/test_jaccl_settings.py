@@ -41,10 +41,7 @@ def test_the_matrix_of_mlx_documentation_and_that_of_a_ring() -> None:
     settings = jaccl_settings(group(*ring))
     assert settings.topology == "ring"
     assert json.loads(settings.devices_json())[1] == ["rdma_en5", None, "rdma_en3", None]
-
-
-def test_several_cables_have_one_order_and_one_number() -> None:
-    """The k-th name of a pair is the same cable at both ends."""
+    # Of several cables, the k-th name of a pair is the same cable at both ends.
     twice = (("a", "en5", "b", "en2"), ("a", "en4", "b", "en3"))
     settings = jaccl_settings(group(*twice, names="ab"))
     assert json.loads(settings.devices_json()) == [[None, ["rdma_en5", "rdma_en4"]], [["rdma_en2", "rdma_en3"], None]]
@@ -52,15 +49,12 @@ def test_several_cables_have_one_order_and_one_number() -> None:
     assert json.loads(jaccl_settings(uneven).devices_json())[0] == [None, "rdma_en5", "rdma_en1"]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "says"),
-    [
+def test_what_is_missing_is_named() -> None:
+    for nodes, says in (
         (group(*MESH[:3]), "no Thunderbolt network of two addresses joins b and c, b and d, c and d"),
         (group(names="ab"), "no Thunderbolt network of two addresses joins a and b"),  # a LAN is no cable
         (group(names="a"), "one node has no other to be joined to"),
         (group(*MESH, interface="en9"), "a, which has rank 0, has no IPv4 address on en9; all ranks must reach one"),
-    ],
-)
-def test_what_is_missing_is_named(nodes: list[JacclNode], says: str) -> None:
-    with pytest.raises(InvalidInputError, match=says):
-        jaccl_settings(nodes)
+    ):
+        with pytest.raises(InvalidInputError, match=says):
+            jaccl_settings(nodes)

@@ -46,10 +46,10 @@ def test_steps_made_again_take_the_place_of_the_later_ones(values: list[float]) 
     assert (rolling.values, rolling.median, rolling.trend) == (again.values, again.median, again.trend)
 
 
-@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, 1e300])
-def test_values_that_are_not_finite_are_left_out(value: float | None) -> None:
+def test_values_that_are_not_finite_are_left_out() -> None:
     rolling = filled([1.0, 2.0])
-    rolling.add(3, value)
+    for value in (None, math.nan, math.inf, -math.inf, 1e300):
+        rolling.add(3, value)
     rolling.add(5, 4.0)
     assert rolling.values == [1.0, 2.0, 4.0]
     assert rolling.trend == pytest.approx(statistics.linear_regression([1, 2, 5], [1, 2, 4]).slope)

@@ -7,11 +7,9 @@ import pytest
 from tests.protocol.support import planted_curves as planted
 from tools.protocol_docs import examples
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
 
 EXAMPLE = examples.EXAMPLES["published by an agent"]["step-committed"]
-assert isinstance(EXAMPLE, m.StepCommitted)
 CURVE = planted.healthy(0, 2 * STATISTICS_STEPS)
 STEPS = [
     msgspec.structs.replace(EXAMPLE, step=number, loss=loss, grad_norm=norm, values={"clip_scale": 0.5})
@@ -35,9 +33,7 @@ def test_the_metrics_are_those_of_the_newest_steps() -> None:
     middle = statistics.median(before)
     mad = statistics.median(abs(loss - middle) for loss in before)
     assert found[-1]["loss_z"] == pytest.approx((CURVE[-1][0] - middle) / (1.4826 * mad))
-
-
-def test_skipped_steps_are_counted() -> None:
+    # Skipped steps are counted.
     rolling = StepStatistics()
     rows = [msgspec.structs.replace(step, skipped="nan" if step.step % 40 == 0 else None) for step in STEPS]
     found = [rolling.joined(row).values.get("recent_skipped_steps") for row in rows]

@@ -12,18 +12,15 @@ from trainctl.protocol.errors import InvalidInputError
 WEIGHTS = st.dictionaries(st.integers(0, 15), st.floats(0, 1e6), min_size=1, max_size=16)
 
 
-@pytest.mark.parametrize(
-    ("total", "weights", "counts"),
-    [
+def test_samples_are_dealt_in_proportion() -> None:
+    for total, weights, counts in (
         (32, {0: 14, 1: 2}, {0: 28, 1: 4}),  # what divides without a rest is dealt just so
         (8, {0: 1, 1: 1, 2: 1}, {0: 3, 1: 3, 2: 2}),  # ties to the lower rank
         (10, {0: 0.1, 1: 0.2, 2: 0.7}, {0: 1, 1: 2, 2: 7}),
         (16, {0: 1000, 1: 1, 2: 1}, {0: 14, 1: 1, 2: 1}),  # no rank is left without
         (3, {0: 0, 1: 0, 2: 5}, {0: 1, 1: 1, 2: 1}),
-    ],
-)
-def test_samples_are_dealt_in_proportion(total: int, weights: dict[int, float], counts: dict[int, int]) -> None:
-    assert apportion(total, weights) == counts
+    ):
+        assert apportion(total, weights) == counts
 
 
 @given(WEIGHTS, st.integers(0, 10_000))

@@ -5,30 +5,21 @@ import pytest
 from trainctl.protocol.batch.device_table import DEVICES, datasheet_tflops, device_named, device_of, no_such_device
 from trainctl.protocol.batch.device_types import types_of_device
 
-BOTH = ("bfloat16", "float16")
 
-
-@pytest.mark.parametrize(
-    "name, known",
-    [("cuda:0 NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA H100 PCIe", None),
-     ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"), ("NVIDIA A100-SXM4-40GB", "A100 40GB"), ("gpu Apple M2 Ultra", None),
-     ("Tesla T4", "T4"), ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090"), ("NVIDIA GeForce RTX 4090 Laptop GPU", None)],
-)  # fmt: skip
-def test_devices_are_known_by_their_drivers_names(name: str, known: str | None) -> None:
-    found = device_of(name)
-    assert (found.name if found is not None else None) == known
-
-
-@pytest.mark.parametrize(
-    ("name", "types"),
-    [
-        ("cuda:0 NVIDIA A100-SXM4-80GB", BOTH), ("NVIDIA RTX A6000", BOTH), ("Tesla T4", ("float16",)),
-        ("NVIDIA GeForce GTX 1080 Ti", ()), ("NVIDIA of tomorrow", None), ("gpu Apple M1 Pro", ("float16",)),
-        ("gpu Apple M2 Ultra", BOTH), ("Apple M4 Max GPU", BOTH), ("mps", None), ("cpu", None), ("", None),
-    ],
-)  # fmt: skip
-def test_a_name_says_the_16_bit_types(name: str, types: tuple[str, ...] | None) -> None:
-    assert types_of_device(name) == types
+def test_names_of_drivers_say_the_device_and_its_16_bit_types() -> None:
+    devices = {
+        "cuda:0 NVIDIA H100 80GB HBM3": "H100", "NVIDIA A100-SXM4-80GB": "A100", "NVIDIA H100 PCIe": None,
+        "NVIDIA A100-PCIE-40GB": "A100 PCIe 40GB", "NVIDIA A100-SXM4-40GB": "A100 40GB", "gpu Apple M2 Ultra": None,
+        "Tesla T4": "T4", "NVIDIA GeForce RTX 4090": "GeForce RTX 4090", "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+    }  # fmt: skip
+    assert {name: getattr(device_of(name), "name", None) for name in devices} == devices
+    both = ("bfloat16", "float16")
+    types = {
+        "cuda:0 NVIDIA A100-SXM4-80GB": both, "NVIDIA RTX A6000": both, "Tesla T4": ("float16",),
+        "NVIDIA GeForce GTX 1080 Ti": (), "NVIDIA of tomorrow": None, "gpu Apple M1 Pro": ("float16",),
+        "gpu Apple M2 Ultra": both, "Apple M4 Max GPU": both, "mps": None, "cpu": None, "": None,
+    }  # fmt: skip
+    assert {name: types_of_device(name) for name in types} == types
 
 
 def test_each_device_is_found_by_its_name_in_a_cluster_file_and_by_its_title() -> None:

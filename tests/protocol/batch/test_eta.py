@@ -65,11 +65,8 @@ def test_a_long_step_in_a_hundred_counts_as_often_as_it_comes() -> None:
     for step in range(1, 2001):
         eta.step(step, 60.0 if step % 100 == 0 else chance.gauss(1, 0.05))
     assert left(eta).expected == pytest.approx(8000 * (1 + 0.59), rel=0.05)
-
-
-def test_steps_of_texts_of_all_lengths_are_no_exceptions() -> None:
     eta, chance = Eta(10_000), random.Random(2)
-    for step in range(1, 1001):
+    for step in range(1, 1001):  # texts of all lengths are no exceptions
         eta.step(step, chance.uniform(0.2, 1.8))
     assert left(eta).expected == pytest.approx(9000, rel=0.1)
     assert eta.facts.long_steps.events == 0
@@ -111,19 +108,15 @@ def test_faults_to_come_cost_what_those_so_far_did() -> None:
         eta.fault(3600, 200.0)
     assert 3 * 100 < left(eta).expected - alone.expected < 5 * 200
     assert left(eta).worst - left(eta).expected > alone.worst - alone.expected
-
     again = steps(Eta(1000), 1, 500)
     again.fault(400, 30.0)
     assert left(again).expected > 600, "steps to be made again are left again"
 
 
-def test_at_the_end_nothing_is_left_but_the_last_plans() -> None:
+def test_nothing_is_known_before_the_first_step_and_nothing_is_left_at_the_end_but_the_last_plans() -> None:
     eta = steps(Eta(100), 1, 100)
     assert left(eta) == (0.0, 0.0, 0.0)
     assert left(eta, EVALUATIONS).expected == pytest.approx(8.0, rel=0.05)
-
-
-def test_nothing_is_known_before_the_first_step_and_a_time_that_is_none_is_left_out() -> None:
     eta = Eta(100)
     assert eta.left(EVALUATIONS) is None
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
@@ -155,6 +148,5 @@ def test_best_is_never_after_worst(seconds: list[float], more: int) -> None:
     eta = Eta(len(seconds) + more)
     for step, each in enumerate(seconds, 1):
         eta.step(step, each)
-    found = eta.left(EVALUATIONS)
-    if found is not None:
-        assert 0 <= found.best <= found.expected <= found.worst < float("inf")
+    time_left = eta.left(EVALUATIONS)
+    assert time_left is None or 0 <= time_left.best <= time_left.expected <= time_left.worst < float("inf")

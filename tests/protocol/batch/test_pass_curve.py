@@ -29,17 +29,17 @@ def test_rising_points_are_kept(steps: list[float]) -> None:
     assert [curve.seconds(size) for size, _ in points] == pytest.approx([seconds for _, seconds in points])
 
 
-def test_falling_neighbours_get_their_mean() -> None:
+def test_falling_neighbours_get_their_mean_and_seconds_lie_on_lines_between_points_and_beyond_them() -> None:
     curve = PassCurve(((4, 2.0), (1, 1.0), (8, 1.0), (16, 3.0)))
     assert curve.points == ((1, 1.0), (4, 1.5), (8, 1.5), (16, 3.0))
-
-
-def test_seconds_lie_on_lines_between_points_and_beyond_them() -> None:
     curve = PassCurve(((2, 1.0), (4, 1.5), (8, 3.5)))
     assert [curve.seconds(size) for size in (0, 1, 3, 6, 10)] == pytest.approx([0.0, 0.75, 1.25, 2.5, 4.5])
     alone = PassCurve(((4, 2.0),))
     assert [alone.seconds(size) for size in (1, 4, 12)] == pytest.approx([0.5, 2.0, 6.0])
     assert [curve.most(seconds) for seconds in (0.5, 0.75, 1.49, 4.5)] == [0, 1, 3, 10]
+    for points in ((), ((1, 0.0),), ((0, 1.0),)):
+        with pytest.raises(InvalidInputError, match="at least one micro-batch with positive seconds"):
+            PassCurve(points)
 
 
 def test_the_peaks_of_two_chips_are_found() -> None:
@@ -49,12 +49,6 @@ def test_the_peaks_of_two_chips_are_found() -> None:
     assert (large.peak(), small.peak()) == (32, 4)
     assert (large.peak(24), small.peak(3)) == (24, 3)
     assert small.samples_per_second(4) == pytest.approx(278)
-
-
-def test_a_curve_needs_positive_points() -> None:
-    for points in ((), ((1, 0.0),), ((0, 1.0),)):
-        with pytest.raises(InvalidInputError, match="at least one micro-batch with positive seconds"):
-            PassCurve(points)
 
 
 def test_noise_is_averaged_out_where_the_curve_is_straight() -> None:

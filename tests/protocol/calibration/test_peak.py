@@ -1,7 +1,6 @@
 """The sweep's end and the chosen micro-batch: known curves, and any curve against a search over all of it."""
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.protocol.support.profiles import profile_of
@@ -15,7 +14,6 @@ def passes_of(rates: dict[int, float]) -> list[Pass]:
 
 
 def swept(rates: dict[int, float], most: int = 64, out_of_memory: int | None = None) -> list[Pass]:
-    """What a sweep measures of a curve."""
     found: list[Pass] = []
     while (micro := next_micro(found, most, out_of_memory)) is not None:
         found += passes_of({micro: rates[micro]})
@@ -75,11 +73,8 @@ def test_half_way_sizes_are_new_and_beside_the_best(rates):
     best = max(passes, key=lambda one: one.rate).micro
     for micro in between(passes):
         assert micro not in rates
-        neighbours = [size for size in rates if min(best, micro) < size < max(best, micro)]
-        assert not neighbours
-
-
-def test_half_way_to_what_ran_out_of_memory_is_tried():
+        assert not [size for size in rates if min(best, micro) < size < max(best, micro)]
+    # Half-way to what ran out of memory is tried.
     assert between(passes_of({1: 100, 2: 150, 4: 200}), out_of_memory=8) == [3, 6]
     assert between(passes_of({1: 100}), out_of_memory=2) == []
 
@@ -97,11 +92,6 @@ def test_what_got_slower_is_named_with_its_size():
     assert found == {"training, samples/s": 0.2, "bfloat16 matmul, GFLOPS": 0.5, "from studio, bytes/s": 0.5}
     assert not slower(before, before)
     assert not slower(after, before)
-
-
-@pytest.mark.parametrize("field", ["model_digest", "dtype", "settings"])
-def test_training_rates_of_another_model_are_not_compared(field):
-    before = profile_of()
-    key = msgspec.structs.replace(before.key, **{field: "other"})
-    slow = tuple(Pass(one.micro, one.seconds * 9, one.peak_bytes) for one in before.passes)
-    assert not slower(before, msgspec.structs.replace(before, key=key, passes=slow))
+    for field in ("model_digest", "dtype", "settings"):  # another model's training rates are not compared
+        key = msgspec.structs.replace(before.key, **{field: "other"})
+        assert not slower(before, msgspec.structs.replace(before, key=key, passes=after.passes))

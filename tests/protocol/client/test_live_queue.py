@@ -1,8 +1,8 @@
-"""What an agent publishes is taken all at once, in order, without keeping the loop from others, and in bounded room."""
+"""Published messages are taken all at once, in order and in bounded room, without keeping the loop from others."""
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -23,13 +23,6 @@ OTHER_VERSION = msgspec.msgpack.encode({**msgspec.msgpack.decode(codec.encode(EV
 SECONDS = HANG_SECONDS
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.asyncio.Context]:
-    made = zmq.asyncio.Context()
-    yield made
-    made.destroy(linger=0)
-
-
 class Publisher:
     """A socket that a queue is connected to."""
 
@@ -48,8 +41,9 @@ Ends = tuple[Publisher, LiveQueue]
 
 
 @pytest.fixture
-async def ends(context: zmq.asyncio.Context) -> AsyncIterator[Ends]:
+async def ends() -> AsyncIterator[Ends]:
     """A publisher, and a queue that has joined it."""
+    context = zmq.asyncio.Context()
     publisher = Publisher(context)
     queue = LiveQueue(context, publisher.address, None)
     try:
@@ -61,17 +55,16 @@ async def ends(context: zmq.asyncio.Context) -> AsyncIterator[Ends]:
     finally:
         queue.close()
         publisher.socket.close()
+        context.destroy(linger=0)
 
 
 async def arrived(queue: LiveQueue, count: int) -> None:
-    """Until so many messages wait to be taken."""
     async with asyncio.timeout(SECONDS):
         while len(queue._messages) < count:
             await asyncio.sleep(0.005)
 
 
 async def numbers(queue: LiveQueue, count: int) -> list[list[int]]:
-    """The numbers of so many messages, as they were given."""
     found: list[list[int]] = []
     while sum(map(len, found)) < count:
         messages = await queue.get(SECONDS)

@@ -1,8 +1,7 @@
-"""What is warned of before a run, by the model's sizes."""
+"""Warnings before a run, by the model's sizes."""
 
 from typing import Any
 
-import pytest
 from tests.protocol.support.run_files import good
 
 from trainctl.protocol.config import run_file
@@ -18,9 +17,8 @@ FACTS = ModelFacts(
 NO_KL = "evaluations of a dpo run that trains all weights don't measure eval/kl, so the alert kl can't open"
 
 
-@pytest.mark.parametrize(
-    ("length", "objective", "adapter", "says"),
-    [
+def test_what_rarely_does_what_is_meant() -> None:
+    cases: tuple[tuple[int, str, dict[str, Any], list[str]], ...] = (
         (128, "sft", {}, []),
         (129, "sft", {}, ["data.sequence_length 129 is above the model's max_position_embeddings 128"]),
         (64, "sft", {"kind": "lora", "rank": 15}, []),
@@ -30,13 +28,9 @@ NO_KL = "evaluations of a dpo run that trains all weights don't measure eval/kl,
         (64, "dpo", {}, [NO_KL]),
         (64, "dpo", {"kind": "lora", "rank": 4}, []),
         (64, "orpo", {}, []),
-    ],
-)
-def test_what_rarely_does_what_is_meant(length: int, objective: str, adapter: dict[str, Any], says: list[str]) -> None:
-    raw = good() | {
-        "data": {"path": "d", "kind": "rows", "sequence_length": length},
-        "objective": {"kind": objective},
-        "adapter": adapter,
-    }
-    lines = fit_warnings(run_file.parse(raw), FACTS, "r.toml")
-    assert [line[: len(said)] for line, said in zip(lines, says, strict=True)] == says
+    )
+    for length, objective, adapter, says in cases:
+        data = {"path": "d", "kind": "rows", "sequence_length": length}
+        raw = good() | {"data": data, "objective": {"kind": objective}, "adapter": adapter}
+        lines = fit_warnings(run_file.parse(raw), FACTS, "r.toml")
+        assert [line[: len(said)] for line, said in zip(lines, says, strict=True)] == says

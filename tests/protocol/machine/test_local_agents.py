@@ -27,7 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def hold(node: str, address: str) -> "subprocess.Popen[str]":
-    """Another process that is registered."""
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-c", HOLD, node, address], text=True, **streams)
     assert process.stdout is not None and process.stdout.readline() == "held\n"

@@ -1,11 +1,10 @@
-"""What a process is shown as, and that its environment stays readable from outside."""
+"""Titles of processes, whose environment stays readable from outside."""
 
 import json
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,24 +17,15 @@ LONG = "x" * 200
 """Room for a title: a command line is as long as it was."""
 
 
-@pytest.fixture
-def run() -> Callable[..., Any]:
-    """Run a script, and give the JSON that it prints."""
+def run(script: str, *words: str) -> Any:
+    """Run a script, and return the JSON that it prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-
-    def run(script: str, *words: str) -> Any:
-        command = [sys.executable, "-c", textwrap.dedent(script), *words]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return run
+    command = [sys.executable, "-c", textwrap.dedent(script), *words]
+    return json.loads(subprocess.check_output(command, env=environment, timeout=HANG_SECONDS))
 
 
 @pytest.mark.needs("ps")
-def test_a_title_is_what_ps_shows_and_a_fork_keeps_whose_it_is(run: Callable[..., Any]) -> None:
+def test_a_title_is_what_ps_shows_and_a_fork_keeps_whose_it_is() -> None:
     said = run(
         """
         import json, os, psutil, subprocess, sys
@@ -63,9 +53,7 @@ def test_a_title_is_what_ps_shows_and_a_fork_keeps_whose_it_is(run: Callable[...
     assert said == [[title, os.environ[MARK]] for title in titles]
 
 
-def test_a_long_title_is_cut_and_the_environment_stays_whole_here_and_in_processes_started(
-    run: Callable[..., Any],
-) -> None:
+def test_a_long_title_is_cut_and_the_environment_stays_whole_here_and_in_processes_started() -> None:
     before, after, title, mark, length = run(
         """
         import json, os, psutil, subprocess, sys
@@ -89,9 +77,7 @@ def test_a_long_title_is_cut_and_the_environment_stays_whole_here_and_in_process
 
 @pytest.mark.needs("linux")  # it reads this process's memory as Linux shows it
 @pytest.mark.parametrize("whose", ["rank 1 of r", "z" * 5000])
-def test_on_macos_as_many_zero_bytes_are_left_before_the_environment_as_there_were_arguments(
-    run: Callable[..., Any], whose: str
-) -> None:
+def test_on_macos_as_many_zero_bytes_are_left_before_the_environment_as_there_were_arguments(whose: str) -> None:
     """That is how the system finds an environment there."""
     zeros, words, begins = run(
         """
@@ -120,8 +106,6 @@ def test_a_role_is_read_from_a_title_only() -> None:
     assert role_of(["trainctl:", "standby", "reducer", "rank", "0", "of", "r"]) == "standby reducer"
     assert role_of(["python", "-m", "trainctl.trainer.collective.reducer", "--whose", "rank 0 of r"]) == ""
     assert role_of([]) == ""
-
-
-def test_the_library_is_loaded_by_those_that_are_shown_only(run: Callable[..., Any]) -> None:
+    # The library is loaded by those that are shown only.
     loaded = "import json, sys, trainctl.protocol.machine.process_title, trainctl.tui.cli.main; "
     assert run(loaded + "print(json.dumps('setproctitle' in sys.modules))") is False

@@ -34,9 +34,7 @@ class Kept:
         )  # fmt: skip
 
     def known(self) -> dict[str, Any]:
-        found = json.loads(self.record.read_text()) if self.record.exists() else {}
-        assert isinstance(found, dict)
-        return found
+        return json.loads(self.record.read_text()) if self.record.exists() else {}
 
     def running(self) -> dict[str, Any]:
         return wait_for(self.known)
@@ -75,29 +73,21 @@ def test_who_runs_and_how_it_ended(keep: Callable[..., Kept], tmp_path: Path) ->
     assert (tmp_path / "rank-0.log").read_text() == f"from before\n{known['pid']}\n"
 
 
-def test_while_it_runs_the_record_names_it_and_has_no_end(keep: Callable[..., Kept]) -> None:
+def test_while_it_runs_the_record_names_it_and_signals_for_the_agent_end_neither(keep: Callable[..., Kept]) -> None:
     kept = keep("sleep", "60")
     known = kept.running()
     assert "exit_status" not in known and "ended_at" not in known
     assert known["keeper_pid"] == kept.process.pid
     assert shim.start_time(known["pid"]) == known["start_time"] is not None
-    wait_for(lambda: psutil.Process(known["pid"]).cmdline() == ["sleep", "60"])
     assert os.getsid(known["pid"]) == kept.process.pid != os.getsid(0)
-    os.kill(known["pid"], signal.SIGKILL)
-    assert kept.ended() == {**known, "exit_status": -9, "ended_at": kept.known()["ended_at"]}
-    assert kept.process.returncode == 0
-
-
-def test_signals_for_the_agent_end_neither_the_shim_nor_its_command(keep: Callable[..., Kept]) -> None:
-    kept = keep("sleep", "60")
-    known = kept.running()
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         kept.process.send_signal(number)
     # The same signal still ends the command: the shim doesn't hand down its own deafness.
     wait_for(lambda: psutil.Process(known["pid"]).cmdline() == ["sleep", "60"])
     assert kept.process.poll() is None
     os.kill(known["pid"], signal.SIGTERM)
-    assert kept.ended()["exit_status"] == -signal.SIGTERM
+    assert kept.ended() == {**known, "exit_status": -signal.SIGTERM, "ended_at": kept.known()["ended_at"]}
+    assert kept.process.returncode == 0
 
 
 def test_a_signal_that_comes_before_the_command_has_begun_still_ends_it(keep: Callable[..., Kept]) -> None:
@@ -119,14 +109,14 @@ def test_the_command_reads_nothing_and_ignores_only_the_signal_for_stacks(keep: 
     assert int(ignored.split()[-1], 16) & 0x7FFFFFFF == stacks  # 32 and up are the C library's own
 
 
-def test_a_command_that_is_not_there(keep: Callable[..., Kept]) -> None:
+def test_a_command_that_is_not_there_and_a_record_that_cannot_be_written(
+    keep: Callable[..., Kept], tmp_path: Path
+) -> None:
     kept = keep("/no/such/program")
     assert kept.ended()["exit_status"] == shim.CANNOT_EXECUTE
     assert kept.log.read_text() == "shim: /no/such/program: No such file or directory\n"
-
-
-def test_without_a_record_the_command_never_begins(keep: Callable[..., Kept], tmp_path: Path) -> None:
-    (tmp_path / "rank-0.process.json").mkdir()  # cannot be replaced by a file
+    tmp_path = tmp_path / "other"
+    (tmp_path / "rank-0.process.json").mkdir(parents=True)  # cannot be replaced by a file
     kept = Kept(tmp_path, "/bin/sh", "-c", f"touch {tmp_path}/began")
     _, errors = kept.process.communicate(timeout=HANG_SECONDS)
     assert kept.process.returncode == 1 and errors.startswith("shim: ") and errors.count("\n") == 1
@@ -145,9 +135,6 @@ def test_start_time_of_the_living_the_dead_and_the_undead_whatever_their_name(tm
     assert psutil.pid_exists(child.pid)
     child.wait(HANG_SECONDS)
     assert shim.start_time(child.pid) is None
-
-
-# ---------------------------------------------------------------- priority
 
 
 def test_a_priority_is_the_shims_and_of_all_that_is_started(keep: Callable[..., Kept]) -> None:
@@ -183,9 +170,6 @@ def test_a_node_refuses_a_priority_that_it_may_not_have() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, preexec_fn=may_not_be_hasty)
     assert "InvalidInputError: nodes.box.priority: -20 is not permitted here; use " in done.stderr
-
-
-# ---------------------------------------------------------------- the log's size
 
 
 def test_a_log_does_not_grow_without_end_while_the_command_writes_on(keep: Callable[..., Kept]) -> None:

@@ -2,7 +2,6 @@
 
 from typing import get_args
 
-import pytest
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
@@ -14,24 +13,19 @@ from trainctl.protocol.messages.events import GlobalBatchChanged, LearningRateCh
 EVEN = {"a": 8, "b": 8, "c": 8}
 
 
-@pytest.mark.parametrize(
-    ("data", "nodes"),
-    [
+def test_an_event_is_about_the_nodes_in_its_data() -> None:
+    for data, nodes in (
         (run_events.CommandFailed("no room, unlike mac1", node="mac10"), {"mac10"}),
         (SharesChanged({"a": 8, "b": 2}, {"a": 11}, lost="b:1", returned="c"), {"a", "b", "c"}),
         (MicroBatchChanged((("a", 8), ("a", 8)), (("a", 4), ("a", 4))), {"a"}),
-        (run_events.LeadChanged("a", ""), {"a"}),
         (run_events.GenerationFormed(Generation(1, 2), 3, behind=("b",), source="a"), {"a", "b"}),
         (run_events.StateShared("a", 0.5, "b:10"), {"a", "b"}),
         (run_events.ProbePassed("a:0", "a:1", 0.0, 1e-4, 256, 1.0), {"a"}),
         (run_events.RankChanged(("a:0", "b"), "lost", "by a"), {"a", "b"}),
-        (run_events.SharesUnmeasured(("a",)), {"a"}),
         (run_events.AlertRaised("1", "a", "b is slow"), {"a"}),
         (run_events.NoteWritten("restarted mac1"), set()),
-    ],
-)
-def test_an_event_is_about_the_nodes_in_its_data(data: run_events.AnyEvent, nodes: set[str]) -> None:
-    assert run_events.nodes_of(data) == nodes
+    ):
+        assert run_events.nodes_of(data) == nodes
 
 
 def test_each_kind_says_something_of_its_own_on_one_line() -> None:
@@ -44,9 +38,8 @@ def test_each_kind_says_something_of_its_own_on_one_line() -> None:
     assert len({event.text for event in kinds}) == len({type(event.data) for event in kinds}) + 1  # one is a command's
 
 
-@pytest.mark.parametrize(
-    ("data", "verb", "words"),
-    [
+def test_words_name_what_changed_and_what_did_not() -> None:
+    for data, verb, words in (
         (
             SharesChanged(EVEN, {**EVEN, "a": 11, "b": 5}, "by speed"),
             "rebalance",
@@ -64,30 +57,20 @@ def test_each_kind_says_something_of_its_own_on_one_line() -> None:
         (MicroBatchChanged((("a", 2), ("b", 4)), (("a", 2), ("b", 2))), None, "micro-batch: a 2, unchanged; b 4 → 2"),
         (LearningRateChanged(3e-4, 1e-4, "set"), "set-lr", "learning rate: 3e-4 → 1e-4 constant"),
         (run_events.PolicyModeChanged("replays", "off", "off"), "autopilot", "policy replays: off, unchanged"),
-    ],
-)
-def test_words_name_what_changed_and_what_did_not(data: run_events.AnyEvent, verb: str | None, words: str) -> None:
-    assert event_prose.text(data, verb, "applied" if verb else None) == words
-
-
-def test_a_command_that_was_refused_says_by_what_and_why() -> None:
+    ):
+        assert event_prose.text(data, verb, "applied" if verb else None) == words
     refused = run_events.CommandFailed("99 is over a's share of 8 samples", "micro", "a")
     said = event_prose.text(refused, "resize-batch", "rejected")
     assert said == "resize-batch a rejected: micro: 99 is over a's share of 8 samples"
     assert event_prose.brief(refused) == "micro: 99 is over a's share of 8 samples"
 
 
-@pytest.mark.parametrize(
-    ("data", "before", "after"),
-    [
+def test_before_and_after_differ_only_where_something_changed() -> None:
+    for data, before, after in (
         (LearningRateChanged(1e-3, 1e-3, "scale"), "0.001", "0.001"),
         (LearningRateChanged(1e-3, 1e-3, "scale", was_constant=True), "0.001 constant", "0.001 constant"),
         (LearningRateChanged(1e-3, 1e-3, "set"), "0.001", "0.001 constant"),
         (GlobalBatchChanged(12, 12, "scale"), "12", "12"),
         (MicroBatchChanged((("a", 4),), (("a", 2),)), "4", "2"),
-    ],
-)
-def test_before_and_after_differ_only_where_something_changed(
-    data: run_events.AnyEvent, before: str, after: str
-) -> None:
-    assert event_prose.before_after(data) == (before, after)
+    ):
+        assert event_prose.before_after(data) == (before, after)

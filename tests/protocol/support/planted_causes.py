@@ -1,9 +1,7 @@
 """Simulated runs with a planted cause, made from a seed: what ranks report, and what machines read meanwhile.
 
-Each phase of each rank varies by 5 % from step to step, independently. Ranks compute, wait in the sum for the slowest
-one, and sum over their link. The first step takes far longer, one step in a hundred takes 2 to 10 times as long, and
-evaluations and checkpoints are made now and then. The cause begins 60 steps before the end, but for one that is there
-from the start.
+Ranks compute, wait in the sum for the slowest one, and sum over their link. The first step takes far longer, and
+evaluations and checkpoints are made now and then. Most causes begin 60 steps before the end.
 """
 
 import dataclasses
@@ -77,7 +75,6 @@ class SimulatedCluster:
 
     @property
     def usual_seconds(self) -> float:
-        """Of the slowest rank's passes."""
         return max(node.curve.share_seconds(node.share, node.micro) for node in self.nodes)
 
 
@@ -97,14 +94,11 @@ def cluster(seed: int) -> SimulatedCluster:
     return SimulatedCluster(draw, nodes, draw.uniform(0.01, 0.06), has_profiles=draw.random() < 0.7)
 
 
-# ---------------------------------------------------------------- causes
-
-
 CAUSES: Final = (
     "slow-disk", "slow-link", "lossy-link", "throttled", "stolen-cpu", "swap", "small-micro", "late-data", "slow-rank",
     "long-checkpoint", "clip-bound", "not-finite",
 )  # fmt: skip
-"""What can be planted, by the rule that must name it first."""
+"""Causes that can be planted, by the rule that must name it first."""
 
 
 def plant(cause: str, c: SimulatedCluster) -> None:
@@ -159,13 +153,8 @@ def _slow_down(c: SimulatedCluster, low: float, high: float) -> None:
     c.victim.factors = {name: factor * c.draw.uniform(0.97, 1.03) for name in m.BUSY_PHASES}
 
 
-# ---------------------------------------------------------------- runs
-
-
 @dataclass
 class SimulatedRecord:
-    """All that a run left."""
-
     steps: list[m.StepCommitted] = field(default_factory=list)
     parts: list[m.RankStep] = field(default_factory=list)
     readings: dict[str, list[m.HostReading]] = field(default_factory=dict)
@@ -180,13 +169,11 @@ def planted(cause: str, seed: int, steps: int = STEPS) -> DiagnosisFacts:
 
 
 def healthy(seed: int, steps: int = STEPS) -> tuple[SimulatedCluster, SimulatedRecord]:
-    """A run without a cause."""
     made = cluster(seed)
     return made, record(made, steps, steps)
 
 
 def record(c: SimulatedCluster, steps: int, planted_after: int) -> SimulatedRecord:
-    """What the run's agent keeps."""
     kept, now, tokens, read_at = SimulatedRecord(), BEGAN_AT, 0.0, 0.0
     for step in range(1, steps + 1):
         is_planted = step > planted_after
@@ -271,8 +258,8 @@ def _side_plans(c: SimulatedCluster, kept: SimulatedRecord, step: int, now: floa
 
 
 def _reading(c: SimulatedCluster, node: SimulatedNode, now: float, *, is_planted: bool) -> m.HostReading:
-    values = {**QUIET, **(node.readings if is_planted else {})}
-    values = {name: value * _noise(c) for name, value in values.items()}
+    readings = QUIET | (node.readings if is_planted else {})
+    values = {name: value * _noise(c) for name, value in readings.items()}
     gpu = m.GpuReading(
         "NVIDIA A100", utilization_percent=90.0, clock_mhz=1400.0 if is_planted and node.limits else 1700.0,
         temperature_celsius=60.0, clock_limits=node.limits if is_planted else (),
@@ -281,9 +268,6 @@ def _reading(c: SimulatedCluster, node: SimulatedNode, now: float, *, is_planted
         node=node.name, read_at=now, cpu_percent=60.0, memory_used_bytes=40_000_000_000,
         memory_total_bytes=64_000_000_000, disk_free_bytes=10**12, gpus=(gpu,), values=values,
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------- facts
 
 
 def facts(c: SimulatedCluster, kept: SimulatedRecord, last: int | None = None, newest: int = STEPS) -> DiagnosisFacts:
@@ -302,7 +286,6 @@ def facts(c: SimulatedCluster, kept: SimulatedRecord, last: int | None = None, n
 
 
 def view(c: SimulatedCluster, step: int) -> m.RunView:
-    """The run as its agent shows it."""
     compute = m.Compute(dtype="bfloat16", attention="sdpa")
     ranks = tuple(
         m.RankView(rank=rank, node=node.name, state="run", since_at=BEGAN_AT, share=node.share,
@@ -319,13 +302,11 @@ def view(c: SimulatedCluster, step: int) -> m.RunView:
 
 
 def profiles(c: SimulatedCluster) -> dict[int, ProfileSummary]:
-    """Calibrations by rank."""
-    lead = c.nodes[0].name
-    rate = 0.8e9
+    link = LinkRate(c.nodes[0].name, 0.8e9, 0.8e9, 0.001)
     return {
         rank: ProfileSummary(
             created_at=BEGAN_AT, passes=tuple(Pass(micro=size, seconds=node.curve.seconds(size)) for size in SIZES),
-            links=() if node.name == lead else (LinkRate(lead, rate, rate, 0.001),),
+            links=(link,) if rank else (),
         )
         for rank, node in enumerate(c.nodes)
     }  # fmt: skip
@@ -343,15 +324,11 @@ CONFIG: Final[RunFile] = run_file.parse({
 
 
 def with_config(known: DiagnosisFacts, **tables: dict[str, object]) -> DiagnosisFacts:
-    """With other settings: fields by table."""
-    assert known.config is not None
     raw = run_file.to_dict(known.config)
     changed = {**raw, **{name: {**raw.get(name, {}), **fields} for name, fields in tables.items()}}
     return dataclasses.replace(known, config=run_file.parse(changed))
 
 
 def with_rank(known: DiagnosisFacts, rank: int, **changes: object) -> DiagnosisFacts:
-    """With another view of a rank."""
-    assert known.view is not None
     ranks = tuple(msgspec.structs.replace(one, **changes) if one.rank == rank else one for one in known.view.ranks)
     return dataclasses.replace(known, view=msgspec.structs.replace(known.view, ranks=ranks))

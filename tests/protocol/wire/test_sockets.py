@@ -16,14 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 from tests.integration.support import rawzmtp
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
-from tools.protocol_docs import examples
 from zmq.utils.monitor import recv_monitor_message
 
 from trainctl.protocol.errors import ProtocolError
@@ -83,21 +80,17 @@ def test_a_server_that_hangs_is_noticed_by_its_clients(context) -> None:
     assert seen == [zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED]
 
 
-def test_what_is_said_to_nobody_is_not_kept_for_whoever_comes(context) -> None:
+def test_what_is_said_to_nobody_is_not_kept_and_a_reply_to_one_who_is_gone_is_an_error(context) -> None:
     """A command that nobody took would else be delivered, stale, to an agent that is started later."""
     client = sockets.new_socket(context, zmq.DEALER)
     client.connect("tcp://127.0.0.1:1")
     with pytest.raises(zmq.Again):
         client.send(b"command", zmq.DONTWAIT)
-
-
-def test_a_reply_to_one_who_is_gone_is_an_error(context) -> None:
     with pytest.raises(zmq.ZMQError, match="Host unreachable"):
         sockets.new_socket(context, zmq.ROUTER).send_multipart([b"nobody", b"reply"], zmq.DONTWAIT)
 
 
 def test_nobody_takes_over_the_replies_to_another(context) -> None:
-    """By coming with the same identity."""
     server = sockets.new_socket(context, zmq.ROUTER)
     address = f"tcp://127.0.0.1:{server.bind_to_random_port('tcp://127.0.0.1')}"
     first, second = (sockets.new_socket(context, zmq.DEALER) for _ in range(2))
@@ -139,12 +132,6 @@ async def test_others_have_a_turn_before_each_message(receive: Any) -> None:
     assert turns >= waiting
 
 
-def test_bytes_are_capped_in_what_agents_say_too() -> None:
-    message = msgspec.to_builtins(examples.EXAMPLES["agent to client"]["runs"])
-    with pytest.raises(ProtocolError, match="within limits"):
-        codec.decode_reply(msgpack.packb({**message, "added": b"x" * 65_537}))
-
-
 def test_nothing_is_unpickled() -> None:
     """In no room: neither by its name, nor by torch.load of more than weights."""
     for file in [file for room in ROOMS for file in room.rglob("*.py")]:
@@ -162,26 +149,22 @@ def test_nothing_is_unpickled() -> None:
 
 def test_no_two_processes_number_their_connections_alike() -> None:
     """libzmq seeds nothing: who had seen one process's numbers would know every other's."""
-    program = """
-import zmq
-from trainctl.protocol.wire import sockets
-context = zmq.Context()
-router, dealer = sockets.new_socket(context, zmq.ROUTER), sockets.new_socket(context, zmq.DEALER)
-dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
-dealer.send(b"")
-print(router.recv_multipart()[0].hex())
-context.destroy(linger=0)
-"""
-    said = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=HANG_SECONDS).stdout
-        for _ in range(2)
-    ]
-    assert [len(one) for one in said] == [11, 11]
-    assert said[0] != said[1]
+    program = """if True:
+        import zmq
+        from trainctl.protocol.wire import sockets
+        context = zmq.Context()
+        router, dealer = sockets.new_socket(context, zmq.ROUTER), sockets.new_socket(context, zmq.DEALER)
+        dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+        dealer.send(b"")
+        print(router.recv_multipart()[0].hex())
+        context.destroy(linger=0)
+    """
+    first, second = (subprocess.check_output([sys.executable, "-c", program], timeout=HANG_SECONDS) for _ in range(2))
+    assert len(first) == len(second) == 11
+    assert first != second
 
 
-@pytest.mark.parametrize(("sent", "kept"), [(1, 1), (8, 8), (9, 9), (500, 9)])
-async def test_a_long_multipart_message_is_not_kept(sent: int, kept: int) -> None:
+async def test_a_long_multipart_message_is_not_kept() -> None:
     assert sockets.check_frames([b"x"], 1) == [b"x"]
     for count in (0, 2, 3):
         with pytest.raises(ProtocolError, match=f"{count} frames, expected 1"):
@@ -191,9 +174,10 @@ async def test_a_long_multipart_message_is_not_kept(sent: int, kept: int) -> Non
         there, here = sockets.new_socket(context, zmq.PAIR), sockets.new_socket(context, zmq.PAIR)
         port = here.bind_to_random_port("tcp://127.0.0.1")
         there.connect(f"tcp://127.0.0.1:{port}")
-        await there.send_multipart([b"x"] * sent)
-        await there.send_multipart([b"next"])
-        assert len(await sockets.receive(here)) == kept
-        assert await sockets.receive(here) == [b"next"]
+        for sent, kept in ((1, 1), (8, 8), (9, 9), (500, 9)):
+            await there.send_multipart([b"x"] * sent)
+            await there.send_multipart([b"next"])
+            assert len(await sockets.receive(here)) == kept
+            assert await sockets.receive(here) == [b"next"]
     finally:
         context.destroy(linger=0)

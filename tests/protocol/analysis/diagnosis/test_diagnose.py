@@ -13,7 +13,6 @@ from tests.tiers import scale
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
-from trainctl.protocol.analysis.diagnosis.situation import Situation
 
 SEEDS = scale("diagnosed runs")
 NAMED_FIRST = 0.95
@@ -58,9 +57,6 @@ def test_a_healthy_run_has_no_finding(seed: int) -> None:
         assert diagnose(simulated.facts(made, kept, last)).findings == (), f"at step {last}"
 
 
-# ---------------------------------------------------------------- what is missing is not taken for 0
-
-
 def without(facts: DiagnosisFacts, fields: set[str], names: set[str], readings: set[str], kept: int) -> DiagnosisFacts:
     """Without whole fields, metrics of ranks and readings by name, and with only the newest steps."""
     changed: dict[str, Any] = {name: getattr(EMPTY, name) for name in fields}
@@ -89,15 +85,6 @@ def test_missing_facts_raise_nothing(
     found = diagnose(facts)
     assert all(finding.evidence for finding in found.findings)
     assert all(finding.what_if is None or finding.what_if.saved >= 0 for finding in found.findings)
-
-
-@settings(max_examples=30)
-@given(names=st.sets(st.sampled_from(READINGS), min_size=1))
-def test_a_missing_reading_is_unknown(names: set[str]) -> None:
-    facts = without(FACTS["slow-disk"], set(), set(), names, 240)
-    situation = Situation(facts)
-    assert {situation.reading("node-0", name) for name in names} == {None}
-    assert {situation.reading_before("node-0", name) for name in names} == {None}
 
 
 @settings(max_examples=40)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,41 +16,34 @@ def slower(facts: DiagnosisFacts | None = None) -> DiagnosisFacts:
     return longer(facts or healthy_facts(), 1, {"data": 1.5, "forward": 1.5, "backward": 1.5})
 
 
-@pytest.mark.parametrize(
-    ("gpu", "words", "when_healthy"),
-    [
-        ({"clock_limits": ("thermal",), "clock_mhz": 1100.0}, "heat", ["throttled"]),
-        ({"clock_limits": ("power",), "clock_mhz": 1700.0}, "its power cap", []),
-        ({"clock_limits": ("power", "thermal"), "clock_mhz": 1700.0}, "its power cap", ["throttled"]),
-        ({"clock_limits": ("hardware",), "clock_mhz": 1700.0}, "its hardware", ["throttled"]),
-        ({"clock_mhz": 1200.0}, "a lower clock", ["throttled"]),
-    ],
-)
-def test_a_clock_s_limit_is_named(gpu: dict[str, Any], words: str, when_healthy: list[str]) -> None:
-    facts = diagnosed.with_gpu(slower(), "node-1", **gpu)
-    found = first(facts)
-    assert (found.cause, found.title) == ("throttled", f"node-1 is held back by {words}")
-    assert found.what_if is not None and found.what_if.part > 0.2
-    assert "slow-rank" not in causes(facts) and "follows" in dict(said_of(facts, "slow-rank"))
-    assert causes(diagnosed.with_gpu(healthy_facts(), "node-1", **gpu)) == when_healthy
+def test_a_clock_s_limit_is_named() -> None:
+    for limits, clock_mhz, words, when_healthy in (
+        (("thermal",), 1100.0, "heat", ["throttled"]),
+        (("power",), 1700.0, "its power cap", []),
+        (("power", "thermal"), 1700.0, "its power cap", ["throttled"]),
+        (("hardware",), 1700.0, "its hardware", ["throttled"]),
+        ((), 1200.0, "a lower clock", ["throttled"]),
+    ):
+        gpu = {"clock_limits": limits, "clock_mhz": clock_mhz}
+        facts = diagnosed.with_gpu(slower(), "node-1", **gpu)
+        found = first(facts)
+        assert (found.cause, found.title) == ("throttled", f"node-1 is held back by {words}")
+        assert found.what_if is not None and found.what_if.part > 0.2
+        assert "slow-rank" not in causes(facts) and "follows" in dict(said_of(facts, "slow-rank"))
+        assert causes(diagnosed.with_gpu(healthy_facts(), "node-1", **gpu)) == when_healthy
 
 
-@pytest.mark.parametrize(
-    ("values", "when_slow", "when_healthy"),
-    [
+def test_most_readings_are_a_cause_only_where_passes_are_slower() -> None:
+    for values, when_slow, when_healthy in (
         ({"cpu_throttled_percent": 20}, "throttled", []),
         ({"thermal_pressure": 2}, "throttled", ["throttled"]),
         ({"thermal_pressure": 1}, "slow-rank", []),
         ({"cpu_steal_percent": 5}, "stolen-cpu", []),
         ({"cpu_steal_percent": 15}, "stolen-cpu", ["stolen-cpu"]),
         ({"memory_pressure": 25}, "memory-pressure", ["memory-pressure"]),
-    ],
-)
-def test_most_readings_are_a_cause_only_where_passes_are_slower(
-    values: dict[str, float], when_slow: str, when_healthy: list[str]
-) -> None:
-    assert first(with_readings(slower(), "node-1", values)).cause == when_slow
-    assert causes(with_readings(healthy_facts(), "node-1", values)) == when_healthy
+    ):
+        assert first(with_readings(slower(), "node-1", values)).cause == when_slow
+        assert causes(with_readings(healthy_facts(), "node-1", values)) == when_healthy
 
 
 def test_swap_is_no_slow_disk_and_full_memory_no_swap() -> None:
@@ -78,19 +70,17 @@ def test_a_busy_disk_is_a_cause_only_if_data_are_late() -> None:
     assert {"trainctl data bench RUN.toml", "trainctl run RUN.toml --set data.prefetch=4"} <= {*commands(found)}
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "cause"),
-    [(2.0, 60, "stolen-cpu"), (60.0, 60, "slow-rank"), (60.0, 85, "stolen-cpu"), (88.0, 92, "slow-rank"),
-     (88.0, 96, "stolen-cpu")],
-)  # fmt: skip
-def test_pressure_that_was_there_before_steals_nothing(before: float, now: float, cause: str) -> None:
+def test_pressure_that_was_there_before_steals_nothing() -> None:
     """Ranks that share a machine's processors always wait for each other; from 88 % it can't rise by 15 points."""
-    facts = slower()
-    rows = [
-        msgspec.structs.replace(row, values={**row.values, "cpu_pressure": before}) for row in facts.readings["node-1"]
-    ]
-    facts = dataclasses.replace(facts, readings={**facts.readings, "node-1": tuple(rows)})
-    assert causes(with_readings(facts, "node-1", {"cpu_pressure": now})) == [cause]
+    pressed = slower()
+    rows = pressed.readings["node-1"]
+    for before, now, cause in (
+        (2.0, 60, "stolen-cpu"), (60.0, 60, "slow-rank"), (60.0, 85, "stolen-cpu"), (88.0, 92, "slow-rank"),
+        (88.0, 96, "stolen-cpu"),
+    ):  # fmt: skip
+        changed = [msgspec.structs.replace(row, values=row.values | {"cpu_pressure": before}) for row in rows]
+        facts = dataclasses.replace(pressed, readings=pressed.readings | {"node-1": tuple(changed)})
+        assert causes(with_readings(facts, "node-1", {"cpu_pressure": now})) == [cause]
 
 
 def test_other_programs_on_a_gpu_are_named_with_their_user(monkeypatch: pytest.MonkeyPatch) -> None:

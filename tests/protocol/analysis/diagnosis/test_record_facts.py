@@ -61,7 +61,6 @@ def test_an_agent_adds_what_only_it_knows(tmp_path: Path) -> None:
     with RecordReader(written(tmp_path, made, kept)) as reader:
         at = kept.steps[-1].committed_at + 95
         view = simulated.with_rank(simulated.facts(made, kept), 1, state="hung").view
-        assert view is not None
         newest = {node: (msgspec.structs.replace(found[-1], read_at=at),) for node, found in kept.readings.items()}
         live = LiveFacts(view, profiles=simulated.profiles(made), readings=newest, step_age_seconds=95.0)
         facts = facts_of_record(reader, simulated.CONFIG, live=live, at=at)
@@ -86,17 +85,13 @@ def test_a_checkpoint_is_found_behind_many_other_events(tmp_path: Path) -> None:
     assert [event.step for event in early] == [40]
 
 
-def test_an_empty_record_finds_nothing(tmp_path: Path) -> None:
-    with RunDb(RunPaths(tmp_path)):
-        pass
+def test_an_empty_record_finds_nothing_and_the_run_file_is_read_where_there_is_one(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    RunDb(paths).__enter__().close()
     with RecordReader(tmp_path) as reader:
         found = diagnose(facts_of_record(reader))
     assert found.findings == ()
     assert {one.result for one in found.checked} == {"unknown"}
-
-
-def test_the_run_file_is_read_where_there_is_one(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
     assert config_of(paths) is None
     paths.run_file.write_text("not a run file", "utf-8")
     assert config_of(paths) is None

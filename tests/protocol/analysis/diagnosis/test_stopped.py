@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 import msgspec
-import pytest
 from tests.protocol.support import planted_causes as simulated
 from tests.protocol.support.diagnosed import (
     causes,
@@ -39,13 +38,10 @@ def test_a_hang_is_named_with_the_rank_that_hangs_but_an_evaluation_or_a_first_s
     assert causes(dataclasses.replace(before, step_age_seconds=400.0)) == ["hang"]
 
 
-@pytest.mark.parametrize(
-    "view",
-    [{"state": "paused"}, {"reason": "waiting for data: the next step needs 64"}, {"state": "starting"}],
-)
-def test_a_run_that_is_meant_to_wait_does_not_hang(view: dict[str, object]) -> None:
-    assert "clear" in dict(said_of(stalled(**view), "hang"))
-    assert causes(stalled(**view)) == []
+def test_a_run_that_is_meant_to_wait_does_not_hang() -> None:
+    for view in ({"state": "paused"}, {"reason": "waiting for data: the next step needs 64"}, {"state": "starting"}):
+        assert "clear" in dict(said_of(stalled(**view), "hang"))
+        assert causes(stalled(**view)) == []
 
 
 def test_a_record_that_ends_in_a_hang_offers_to_resume_only_with_a_checkpoint() -> None:

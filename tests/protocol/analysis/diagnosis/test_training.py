@@ -63,17 +63,13 @@ def test_a_larger_micro_batch_must_fit_into_memory() -> None:
     assert commands(found)[0] == "trainctl send resize-batch micro=3 --node node-0"
 
 
-def test_clipping_is_named_with_the_norm() -> None:
-    facts = with_steps(
-        healthy_facts(), lambda one: msgspec.structs.replace(one, grad_norm=500.0, values={"clip_scale": 0.002})
-    )
-    found = first(facts)
+def test_clipping_is_named_with_the_norm_and_a_jump_of_the_loss_goes_back_before_it() -> None:
+    clipped = {"grad_norm": 500.0, "values": {"clip_scale": 0.002}}
+    found = first(with_steps(healthy_facts(), lambda step: msgspec.structs.replace(step, **clipped)))
     assert found.cause == "clip-bound"
     assert found.evidence[1:] == ("median gradient norm 500", "optimizer.clip_norm is 1")
     assert commands(found) == ["trainctl run RUN.toml --set optimizer.clip_norm=5e+02"]
 
-
-def test_a_jump_of_the_loss_goes_back_before_it() -> None:
     def jump(step: m.StepCommitted) -> m.StepCommitted:
         return msgspec.structs.replace(step, loss=30.0, grad_norm=90.0) if step.step > 135 else step
 
