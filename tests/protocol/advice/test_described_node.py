@@ -20,17 +20,15 @@ def alone(settings: SimulatedNode, *, dtype: str = "bfloat16", **run: Any) -> Ad
     return AdviceFacts(run=run_of(flops=StepFlops(6 * BILLION, 0.0), dtype=dtype, **run), nodes=(node,))
 
 
-@pytest.mark.parametrize(
-    ("settings", "seconds"),
-    [(SimulatedNode(samples_per_second=2.0), 24.0), (SimulatedNode(samples_per_second=2.0, pass_seconds=0.5), 30.0),
-     (SimulatedNode(passes=((1, 0.3), (4, 1.0)), step_seconds=0.2), 12.2)],
-)  # fmt: skip
-def test_a_described_speed_makes_an_estimate(settings: SimulatedNode, seconds: float) -> None:
+def test_a_described_speed_makes_an_estimate() -> None:
     """A global batch of 48 in passes of 4."""
-    found = plan_of(alone(settings), ["box"], "alone")
-    assert found.source == "estimated"
-    assert found.step_seconds == pytest.approx(seconds, rel=0.01)
-    assert "as described" in found.notes[0]
+    for settings, seconds in (
+        (SimulatedNode(samples_per_second=2.0), 24.0),
+        (SimulatedNode(samples_per_second=2.0, pass_seconds=0.5), 30.0),
+        (SimulatedNode(passes=((1, 0.3), (4, 1.0)), step_seconds=0.2), 12.2),
+    ):
+        found = plan_of(alone(settings), ["box"], "alone")
+        assert (found.source, found.step_seconds) == ("estimated", pytest.approx(seconds, rel=0.01))
 
 
 def test_a_described_device_is_taken_from_its_datasheet() -> None:
@@ -39,26 +37,20 @@ def test_a_described_device_is_taken_from_its_datasheet() -> None:
     unknown = alone(SimulatedNode(device="abacus"))
     assert plan_of(unknown, ["box"], "alone").source == "unknown"
     assert "no device 'abacus'; known are a100" in unknown.nodes[0].problem
-
-
-def test_a_described_device_without_bfloat16_is_estimated_in_float16_alone() -> None:
-    bfloat = alone(SimulatedNode(device="T4"), dtype="bfloat16")
-    assert plan_of(bfloat, ["box"], "alone").source == "unknown"
-    assert advise(bfloat).unknown == {"box": 'no profile, and its speed is known for model.dtype = "float16" alone'}
-    auto = plan_of(alone(SimulatedNode(device="T4"), auto_dtype=True), ["box"], "alone")
-    assert auto.samples_per_second == pytest.approx(0.4 * 65e12 / (512 * 6 * BILLION), rel=0.01)
-    found = plan_of(alone(SimulatedNode(device="T4"), dtype="float16"), ["box"], "alone")
-    assert found.samples_per_second == pytest.approx(0.4 * 65e12 / (512 * 6 * BILLION), rel=0.01)
+    # A device without bfloat16 is estimated in float16 alone.
+    assert "float16" in advise(alone(SimulatedNode(device="T4"), dtype="bfloat16")).unknown["box"]
+    for settings in ({"auto_dtype": True}, {"dtype": "float16"}):
+        found = plan_of(alone(SimulatedNode(device="T4"), **settings), ["box"], "alone")
+        assert found.samples_per_second == pytest.approx(0.4 * 65e12 / (512 * 6 * BILLION), rel=0.01)
 
 
 @pytest.mark.parametrize(("device", "micro"), [("rtx4090", 4), ("t4", 2), ("h100", 8)])
-def test_a_described_device_starts_from_the_micro_batch_of_its_preset(device: str, micro: int) -> None:
+def test_a_described_device_starts_from_its_preset_s_micro_batch_and_memory_is_compared(
+    device: str, micro: int
+) -> None:
     node = described_node(NodeFacts(name="box"), SimulatedNode(device=device), None)
     facts = AdviceFacts(run=run_of(flops=StepFlops(6 * BILLION, 0.0), dtype="float16"), nodes=(node,))
     assert plan_of(facts, ["box"], "alone").micro == {"box": micro}
-
-
-def test_described_memory_is_compared() -> None:
     settings = SimulatedNode(samples_per_second=2.0, memory_gb=24.0, model_gb=20.0, sample_gb=1.5)
     (fit,) = plan_of(alone(settings), ["box"], "alone").memory
     assert (fit.needed_bytes, fit.cap_bytes, fit.fits) == (26 * BILLION, 24 * BILLION, False)

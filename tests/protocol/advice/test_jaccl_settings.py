@@ -26,7 +26,7 @@ def group(*cables: Cable, names: str = "abcd", interface: str = "") -> list[Jacc
     return [JacclNode(name, interface, found[name]) for name in names]
 
 
-def test_the_matrix_of_mlx_documentation() -> None:
+def test_the_matrix_of_mlx_documentation_and_that_of_a_ring() -> None:
     """Four Macs, fully connected: the file that MLX's page on distributed communication shows."""
     settings = jaccl_settings(group(*MESH))
     assert json.loads(settings.devices_json()) == [
@@ -35,24 +35,13 @@ def test_the_matrix_of_mlx_documentation() -> None:
         ["rdma_en4", "rdma_en3", None, "rdma_en5"],
         ["rdma_en3", "rdma_en4", "rdma_en5", None],
     ]
-    assert settings.coordinator == "10.0.7.97:32323"
-    assert settings.topology == "mesh"
-
-
-def test_a_ring_takes_the_cables_of_neighbours_alone() -> None:
+    assert (settings.topology, settings.coordinator) == ("mesh", "10.0.7.97:32323")
+    assert jaccl_settings(group(*MESH, interface="en5"), port=5000).coordinator == "192.168.0.1:5000"
     ring = [cable for cable in MESH if cable[:3:2] != ("a", "c")]  # b and d are joined, but no neighbours
     settings = jaccl_settings(group(*ring))
     assert settings.topology == "ring"
-    assert json.loads(settings.devices_json()) == [
-        [None, "rdma_en5", None, "rdma_en3"],
-        ["rdma_en5", None, "rdma_en3", None],
-        [None, "rdma_en3", None, "rdma_en5"],
-        ["rdma_en3", None, "rdma_en5", None],
-    ]
-
-
-def test_several_cables_have_one_order_and_one_number() -> None:
-    """The k-th name of a pair is the same cable at both ends."""
+    assert json.loads(settings.devices_json())[1] == ["rdma_en5", None, "rdma_en3", None]
+    # Of several cables, the k-th name of a pair is the same cable at both ends.
     twice = (("a", "en5", "b", "en2"), ("a", "en4", "b", "en3"))
     settings = jaccl_settings(group(*twice, names="ab"))
     assert json.loads(settings.devices_json()) == [[None, ["rdma_en5", "rdma_en4"]], [["rdma_en2", "rdma_en3"], None]]
@@ -60,19 +49,12 @@ def test_several_cables_have_one_order_and_one_number() -> None:
     assert json.loads(jaccl_settings(uneven).devices_json())[0] == [None, "rdma_en5", "rdma_en1"]
 
 
-def test_rank_0_listens_where_the_run_file_says() -> None:
-    assert jaccl_settings(group(*MESH, interface="en5"), port=5000).coordinator == "192.168.0.1:5000"
-
-
-@pytest.mark.parametrize(
-    ("nodes", "says"),
-    [
+def test_what_is_missing_is_named() -> None:
+    for nodes, says in (
         (group(*MESH[:3]), "no Thunderbolt network of two addresses joins b and c, b and d, c and d"),
         (group(names="ab"), "no Thunderbolt network of two addresses joins a and b"),  # a LAN is no cable
         (group(names="a"), "one node has no other to be joined to"),
         (group(*MESH, interface="en9"), "a, which has rank 0, has no IPv4 address on en9; all ranks must reach one"),
-    ],
-)
-def test_what_is_missing_is_named(nodes: list[JacclNode], says: str) -> None:
-    with pytest.raises(InvalidInputError, match=says):
-        jaccl_settings(nodes)
+    ):
+        with pytest.raises(InvalidInputError, match=says):
+            jaccl_settings(nodes)

@@ -1,11 +1,15 @@
-"""Detectors on planted curves: each fault is found soon, and nothing else."""
+"""Detectors on planted curves and on 20 recorded ones: each fault is found soon, and nothing else.
+
+tests/trainer/support/healthy_curves.py recorded the healthy runs of real models.
+"""
 
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from tests.protocol.support import planted_curves as planted
-from tests.protocol.support.planted_curves import FAULT_STEP, Curve
+from tests.protocol.support.planted_curves import CURVES, FAULT_STEP, Curve
 from tests.tiers import scale
 
 from trainctl.protocol.analysis.divergence import Divergence, DivergenceDetector
@@ -16,7 +20,6 @@ SEEDS = range(scale("healthy curves"))
 
 
 def spikes(curve: Curve, detector: SpikeDetector | None = None, first: int = 1) -> Iterator[tuple[int, Spike]]:
-    """The present spike at each step that has one."""
     detector = detector or SpikeDetector()
     for step, (loss, norm) in enumerate(curve[first - 1 :], first):
         if (found := detector.add(step, loss, norm)) is not None:
@@ -31,24 +34,13 @@ def divergences(curve: Curve, detector: DivergenceDetector | None = None) -> Ite
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_healthy_curve_has_no_fault(seed: int) -> None:
-    curve = planted.healthy(seed)
-    assert [*spikes(curve)] == []
-    assert [*divergences(curve)] == []
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_spike_that_comes_back_is_found_and_ends(seed: int) -> None:
+def test_a_spike_comes_back_or_is_stuck_until_its_level_is_learned(seed: int) -> None:
     found = [*spikes(planted.spiked(seed, back_after=40))]
     step, spike = found[0]
     assert (step, spike.first, spike.steps) == (FAULT_STEP + 2, FAULT_STEP, 3)
     assert spike.loss > 1.5 * spike.expected
     assert found[-1][0] < FAULT_STEP + 50
     assert not any(spike.is_stuck for _, spike in found)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_spike_that_stays_is_stuck_and_its_level_is_learned(seed: int) -> None:
     found = [*spikes(planted.spiked(seed, back_after=None))]
     stuck = [step for step, spike in found if spike.is_stuck]
     assert found[0][0] == FAULT_STEP + 2
@@ -56,7 +48,8 @@ def test_a_spike_that_stays_is_stuck_and_its_level_is_learned(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_rising_loss_is_found_while_it_rises(seed: int) -> None:
+def test_a_rising_loss_is_found_while_it_rises_and_a_healthy_curve_has_no_fault(seed: int) -> None:
+    assert [*spikes(planted.healthy(seed))] == [*divergences(planted.healthy(seed))] == []
     found = [step for step, _ in divergences(planted.diverged(seed))]
     assert FAULT_STEP + 100 < found[0] < FAULT_STEP + 250
     assert found == [*range(found[0], planted.STEPS + 1)]
@@ -74,7 +67,18 @@ def test_a_plateau_is_found_at_the_last_of_its_patience(seed: int) -> None:
     assert not detector.is_reached
 
 
-# ---------------------------------------------------------------- edges
+@pytest.mark.parametrize("number", range(20))
+def test_a_recorded_run_has_no_fault_but_the_planted_one(number: int) -> None:
+    """Loss and norm jump at step 300 and stay; or the loss alone rises by twice its level within 200 steps."""
+    curve = CURVES[number].tolist()
+    assert [*spikes(curve)] == [*divergences(curve)] == []
+    jump, rise = CURVES[number].copy(), CURVES[number].copy()
+    jump[FAULT_STEP - 1 :] *= (3, 20)
+    rise[FAULT_STEP - 1 :, 0] += CURVES[number, 250:300, 0].mean() * np.arange(1, 202) / 100
+    spiked = [*spikes(jump.tolist())]
+    assert spiked[0][0] == 302
+    assert next(step for step, spike in spiked if spike.is_stuck) == 350
+    assert next(step for step, _ in divergences(rise.tolist())) > FAULT_STEP
 
 
 def test_a_loss_alone_that_jumps_is_no_spike_where_norms_are_known() -> None:
@@ -83,9 +87,7 @@ def test_a_loss_alone_that_jumps_is_no_spike_where_norms_are_known() -> None:
     detector = SpikeDetector()
     alone = [detector.add(step, loss, None) for step, (loss, _) in enumerate(curve, 1)]
     assert [spike.first for spike in alone if spike is not None][:1] == [FAULT_STEP]
-
-
-def test_two_steps_are_no_spike_and_losses_that_are_not_finite_are_none() -> None:
+    # Two steps are no spike, and losses that are not finite are none.
     curve = planted.healthy(0)
     for step in (FAULT_STEP, FAULT_STEP + 1):
         curve[step - 1] = 50.0, 500.0
@@ -94,18 +96,14 @@ def test_two_steps_are_no_spike_and_losses_that_are_not_finite_are_none() -> Non
     assert [*divergences(curve)] == []
 
 
-def test_a_run_that_goes_back_before_a_spike_has_none() -> None:
-    bad, detector = planted.spiked(0, back_after=None), SpikeDetector()
-    before = [*spikes(bad[: FAULT_STEP + 60], detector)]
+def test_a_fault_that_is_rolled_back_is_over() -> None:
+    spiked = SpikeDetector()
+    before = [*spikes(planted.spiked(0, back_after=None)[: FAULT_STEP + 60], spiked)]
     assert before[-1][1].is_stuck
-    assert [*spikes(planted.healthy(0), detector, first=FAULT_STEP - 50)] == []
-
-
-def test_a_divergence_that_is_rolled_back_is_over() -> None:
+    assert [*spikes(planted.healthy(0), spiked, first=FAULT_STEP - 50)] == []
     detector = DivergenceDetector()
     assert [*divergences(planted.diverged(0), detector)]
     best = detector.best
-    assert best is not None
     for step, (loss, _) in [*enumerate(planted.healthy(0), 1)][best.step :]:
         assert detector.add(step, loss) is None
 
@@ -116,7 +114,6 @@ def test_a_restart_continues_from_the_record_and_the_best_level() -> None:
     *_, (_, expected) = divergences(curve, whole)
     again = DivergenceDetector(best=whole.best)
     found = [again.add(step, loss) for step, (loss, _) in [*enumerate(curve, 1)][-300:]]
-    assert found[-1] is not None
     assert (found[-1].best, found[-1].trend) == (expected.best, expected.trend)
 
 

@@ -46,27 +46,22 @@ def test_steps_made_again_take_the_place_of_the_later_ones(values: list[float]) 
     assert (rolling.values, rolling.median, rolling.trend) == (again.values, again.median, again.trend)
 
 
-@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, 1e300])
-def test_values_that_are_not_finite_are_left_out(value: float | None) -> None:
+def test_values_that_are_not_finite_are_left_out() -> None:
     rolling = filled([1.0, 2.0])
-    rolling.add(3, value)
+    for value in (None, math.nan, math.inf, -math.inf, 1e300):
+        rolling.add(3, value)
     rolling.add(5, 4.0)
     assert rolling.values == [1.0, 2.0, 4.0]
     assert rolling.trend == pytest.approx(statistics.linear_regression([1, 2, 5], [1, 2, 4]).slope)
 
 
-def test_an_empty_window_has_no_statistics() -> None:
-    rolling = RollingStatistics(5)
-    found = (rolling.mean, rolling.std, rolling.median, rolling.mad, rolling.scatter, rolling.trend, rolling.last_step)
-    assert found == (None,) * 7
-    assert rolling.robust_z(1.0) is None
-
-
 def test_the_robust_z_is_in_scatters_above_the_median() -> None:
-    rolling = filled([1.0, 2.0, 3.0, 4.0, 100.0])
-    assert rolling.is_full is False
-    assert rolling.robust_z(9.0) == pytest.approx(6.0 / MAD_SCALE)
+    assert filled([1.0, 2.0, 3.0, 4.0, 100.0]).robust_z(9.0) == pytest.approx(6.0 / MAD_SCALE)
     assert filled([2.0, 2.0, 2.0, 5.0]).robust_z(9.0) is None
+    empty = RollingStatistics(5)
+    assert (empty.mean, empty.std, empty.median, empty.mad, empty.scatter, empty.trend, empty.robust_z(1.0)) == (
+        None,
+    ) * 7
 
 
 def test_a_line_with_outliers_has_the_line_s_trend() -> None:

@@ -7,11 +7,9 @@ import pytest
 from tests.protocol.support import planted_curves as planted
 from tools.protocol_docs import examples
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
 
 EXAMPLE = examples.EXAMPLES["published by an agent"]["step-committed"]
-assert isinstance(EXAMPLE, m.StepCommitted)
 CURVE = planted.healthy(0, 2 * STATISTICS_STEPS)
 STEPS = [
     msgspec.structs.replace(EXAMPLE, step=number, loss=loss, grad_norm=norm, values={"clip_scale": 0.5})
@@ -26,27 +24,20 @@ def test_the_metrics_are_those_of_the_newest_steps() -> None:
     full = STATISTICS_STEPS - 1
     assert [values.keys() & NAMES for values in found[:full]] == [set()] * full
     assert found[full].keys() & NAMES == NAMES - {"loss_z"}
-    last = CURVE[-STATISTICS_STEPS:]
+    losses, norms = zip(*CURVE[-STATISTICS_STEPS:], strict=True)
     assert found[-1].keys() == NAMES | {"clip_scale"}
-    assert m.METRICS.keys() >= NAMES
-    assert found[-1]["loss_std"] == pytest.approx(statistics.stdev(loss for loss, _ in last))
-    assert found[-1]["loss_trend"] == pytest.approx(_slope([loss for loss, _ in last]))
-    assert found[-1]["grad_norm_trend"] == pytest.approx(_slope([norm for _, norm in last]))
+    assert found[-1]["loss_std"] == pytest.approx(statistics.stdev(losses))
+    for name, values in (("loss_trend", losses), ("grad_norm_trend", norms)):
+        assert found[-1][name] == pytest.approx(statistics.linear_regression(range(len(values)), values).slope)
     before = sorted(loss for loss, _ in CURVE[-STATISTICS_STEPS - 1 : -1])
     middle = statistics.median(before)
     mad = statistics.median(abs(loss - middle) for loss in before)
     assert found[-1]["loss_z"] == pytest.approx((CURVE[-1][0] - middle) / (1.4826 * mad))
-
-
-def test_skipped_steps_are_counted() -> None:
+    # Skipped steps are counted.
     rolling = StepStatistics()
     rows = [msgspec.structs.replace(step, skipped="nan" if step.step % 40 == 0 else None) for step in STEPS]
     found = [rolling.joined(row).values.get("recent_skipped_steps") for row in rows]
     assert found[STATISTICS_STEPS - 1 : STATISTICS_STEPS + 21] == [2.0] * 20 + [3.0] * 2
-
-
-def _slope(values: list[float]) -> float:
-    return statistics.linear_regression(range(len(values)), values).slope
 
 
 def test_a_restart_changes_nothing_and_a_step_made_again_only_lacks_the_oldest_step() -> None:
@@ -55,9 +46,5 @@ def test_a_restart_changes_nothing_and_a_step_made_again_only_lacks_the_oldest_s
     assert [again.joined(step) for step in STEPS[150:]] == found[150:]
     made_again = {name: value for name, value in found[-1].values.items() if name != "loss_z"}
     assert whole.joined(STEPS[-1]).values == made_again  # 99 of the 100 steps before are known
-
-
-def test_a_program_s_own_value_stays() -> None:
-    rolling = StepStatistics(STEPS[:-1])
     own = msgspec.structs.replace(STEPS[-1], values={"loss_std": 3.0})
-    assert rolling.joined(own).values["loss_std"] == 3.0
+    assert StepStatistics(STEPS[:-1]).joined(own).values["loss_std"] == 3.0, "a program's own value stays"

@@ -1,5 +1,6 @@
 """What a rank's step should take by its calibration."""
 
+import msgspec
 import pytest
 from tools.protocol_docs import examples
 
@@ -9,28 +10,18 @@ from trainctl.protocol.calibration.profile import LinkRate, Pass, ProfileSummary
 
 PROFILE = ProfileSummary(created_at=0.0, passes=(Pass(2, 0.2), Pass(4, 0.3), Pass(8, 0.5)))
 PART = examples.EXAMPLES["published by an agent"]["rank-step"]
-assert isinstance(PART, m.RankStep)
 
 
 def part(samples: int, micro: int | None, replays: int = 0) -> m.RankStep:
-    values = {name: getattr(PART, name) for name in PART.__struct_fields__}
-    return m.RankStep(**{**values, "samples": samples, "micro_batch": micro, "replays": replays})
+    return msgspec.structs.replace(PART, samples=samples, micro_batch=micro, replays=replays)
 
 
-@pytest.mark.parametrize(
-    "samples, micro, seconds",
-    [
-        (8, 4, 0.6), (10, 4, 0.8), (12, 12, 0.7), (3, 8, 0.25),
-        (16, 16, None), (8, 1, None), (1, 8, None), (8, None, None),
-    ],
-)  # fmt: skip
-def test_passes_of_a_share_by_what_was_timed(samples: int, micro: int | None, seconds: float | None) -> None:
-    found = passes_seconds(part(samples, micro), PROFILE)
-    assert found == (None if seconds is None else pytest.approx(seconds, rel=0.02))
-
-
-def test_a_step_whose_passes_were_cut_is_not_compared() -> None:
-    assert passes_seconds(part(8, 4, replays=1), PROFILE) is None
+def test_passes_of_a_share_by_what_was_timed() -> None:
+    for samples, micro, seconds in ((8, 4, 0.6), (10, 4, 0.8), (12, 12, 0.7), (3, 8, 0.25)):
+        assert passes_seconds(part(samples, micro), PROFILE) == pytest.approx(seconds, rel=0.02)
+        assert passes_seconds(part(samples, micro, replays=1), PROFILE) is None, "its passes were cut"
+    for samples, unknown in ((16, 16), (8, 1), (1, 8), (8, None)):
+        assert passes_seconds(part(samples, unknown), PROFILE) is None
 
 
 def profile(*links: LinkRate) -> ProfileSummary:

@@ -12,19 +12,15 @@ from trainctl.protocol.errors import InvalidInputError
 WEIGHTS = st.dictionaries(st.integers(0, 15), st.floats(0, 1e6), min_size=1, max_size=16)
 
 
-@pytest.mark.parametrize(
-    ("total", "weights", "counts"),
-    [
-        (16, {0: 14, 1: 2}, {0: 14, 1: 2}),  # what divides without a rest is dealt just so
-        (32, {0: 14, 1: 2}, {0: 28, 1: 4}),
+def test_samples_are_dealt_in_proportion() -> None:
+    for total, weights, counts in (
+        (32, {0: 14, 1: 2}, {0: 28, 1: 4}),  # what divides without a rest is dealt just so
         (8, {0: 1, 1: 1, 2: 1}, {0: 3, 1: 3, 2: 2}),  # ties to the lower rank
         (10, {0: 0.1, 1: 0.2, 2: 0.7}, {0: 1, 1: 2, 2: 7}),
         (16, {0: 1000, 1: 1, 2: 1}, {0: 14, 1: 1, 2: 1}),  # no rank is left without
         (3, {0: 0, 1: 0, 2: 5}, {0: 1, 1: 1, 2: 1}),
-    ],
-)
-def test_samples_are_dealt_in_proportion(total: int, weights: dict[int, float], counts: dict[int, int]) -> None:
-    assert apportion(total, weights) == counts
+    ):
+        assert apportion(total, weights) == counts
 
 
 @given(WEIGHTS, st.integers(0, 10_000))
@@ -50,13 +46,11 @@ def test_what_is_spread_is_within_one_of_its_proportion(weights: dict[int, float
     assert all(abs(counts[rank] - total * weights[rank] / whole) < 1 + 1e-6 * total for rank in weights)
 
 
-@pytest.mark.parametrize("weights", [{}, {0: 0.0}, {0: -1.0, 1: 2.0}, {0: float("nan")}, {0: float("inf")}])
-def test_weights_without_a_proportion_are_refused(weights: dict[int, float]) -> None:
-    with pytest.raises(InvalidInputError, match="positive weight"):
-        apportion(8, weights)
-
-
-def test_more_ranks_than_samples_are_refused_by_the_field() -> None:
+def test_weights_without_a_proportion_and_more_ranks_than_samples_are_refused() -> None:
+    refused: tuple[dict[int, float], ...] = ({}, {0: 0.0}, {0: -1.0, 1: 2.0}, {0: float("nan")}, {0: float("inf")})
+    for weights in refused:
+        with pytest.raises(InvalidInputError, match="positive weight"):
+            apportion(8, weights)
     with pytest.raises(InvalidInputError, match="shares: 2 samples are too few for 3 ranks"):
         apportion(2, {0: 1, 1: 1, 2: 1}, "shares")
 

@@ -36,20 +36,8 @@ def test_each_node_costs_its_price_for_the_time_that_it_took_part(history, later
     now = history[-1][1] if history else {"a"}
     assert found.per_hour == sum(PRICES.per_hour.get(node, 0.0) for node in now)
     assert cost.spent_by(found, at + later) == pytest.approx(wanted + found.per_hour * later / 3600)
-
-
-@given(histories)
-def test_a_node_without_a_price_is_named_once_it_took_part(history):
-    times, at = followed(history)
-    took_part = any("c" in who for _, who in history)
-    assert cost.run_cost(times, PRICES, at).unpriced == (("c",) if took_part else ())
-
-
-@given(histories, st.integers(0, 5000))
-def test_told_of_the_same_nodes_again_nothing_changes(history, later):
-    times, at = followed(history)
-    now = {time.node for time in times if time.since_at is not None}
-    assert cost.counted(times, now, at + later) == times
+    assert found.unpriced == (("c",) if any("c" in who for _, who in history) else ())
+    assert cost.counted(times, now, at + later) == times, "the same nodes again"
 
 
 @given(histories, st.integers(1, 10**6))
@@ -68,30 +56,19 @@ def test_a_clock_that_went_back_takes_nothing_away():
     assert cost.spent_by(found, 1400.0) == 3.0
 
 
-def test_without_a_price_for_any_of_its_nodes_a_run_has_no_cost():
+def test_without_a_price_for_any_of_its_nodes_a_run_has_no_cost_and_nothing_is_a_price():
     assert cost.run_cost(cost.counted((), {"c", "d"}, 0.0), PRICES, 3600.0) is None
-
-
-def test_a_price_of_nothing_is_a_price():
-    found = cost.run_cost(cost.counted((), {"a"}, 0.0), Prices("EUR", {"a": 0.0}), 3600.0)
-    assert (found.spent, found.unpriced) == (0.0, ())
-
-
-RUN = m.RunCost(currency="EUR", spent=3.0, at=1000.0, per_hour=1.8, unpriced=("c",))
+    free = cost.run_cost(cost.counted((), {"a"}, 0.0), Prices("EUR", {"a": 0.0}), 3600.0)
+    assert (free.spent, free.unpriced) == (0.0, ())
 
 
 def test_figures_are_as_of_now_and_to_the_last_step():
-    assert cost.figures(RUN, 3000.0, 7200.0, 16_000) == cost.CostFigures(
+    run = m.RunCost(currency="EUR", spent=3.0, at=1000.0, per_hour=1.8, unpriced=("c",))
+    assert cost.figures(run, 3000.0, 7200.0, 16_000) == cost.CostFigures(
         currency="EUR", spent=4.0, per_hour=1.8, to_end=3.6, per_1000=0.25, unpriced=("c",)
     )
-
-
-@pytest.mark.parametrize("samples", [None, 0])
-def test_what_is_unknown_is_none(samples):
-    found = cost.figures(RUN, 1000.0, None, samples)
-    assert (found.spent, found.to_end, found.per_1000) == (3.0, None, None)
-
-
-def test_a_run_that_ended_with_its_agent_costs_up_to_then():
-    assert cost.spent_by(cost.ended(RUN, 3000.0), 10**6) == 4.0
-    assert cost.spent_by(cost.ended(RUN, 0.0), 10**6) == 3.0
+    for samples in (None, 0):
+        unknown = cost.figures(run, 1000.0, None, samples)
+        assert (unknown.spent, unknown.to_end, unknown.per_1000) == (3.0, None, None)
+    assert cost.spent_by(cost.ended(run, 3000.0), 10**6) == 4.0, "it ended with its agent"
+    assert cost.spent_by(cost.ended(run, 0.0), 10**6) == 3.0

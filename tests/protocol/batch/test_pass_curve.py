@@ -14,12 +14,6 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 tables = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 100), min_size=1, max_size=9)
 
 
-def by_rate(**rates: float) -> PassCurve:
-    """Of samples per second, by `of_SIZE`."""
-    points = {int(name.removeprefix("of_")): rate for name, rate in rates.items()}
-    return PassCurve(tuple((size, size / rate) for size, rate in points.items()))
-
-
 @given(tables, st.integers(1, 400))
 def test_more_samples_never_take_less(table: dict[int, float], size: int) -> None:
     curve = PassCurve(tuple(table.items()))
@@ -35,33 +29,26 @@ def test_rising_points_are_kept(steps: list[float]) -> None:
     assert [curve.seconds(size) for size, _ in points] == pytest.approx([seconds for _, seconds in points])
 
 
-def test_falling_neighbours_get_their_mean() -> None:
+def test_falling_neighbours_get_their_mean_and_seconds_lie_on_lines_between_points_and_beyond_them() -> None:
     curve = PassCurve(((4, 2.0), (1, 1.0), (8, 1.0), (16, 3.0)))
     assert curve.points == ((1, 1.0), (4, 1.5), (8, 1.5), (16, 3.0))
-
-
-def test_seconds_lie_on_lines_between_points_and_beyond_them() -> None:
     curve = PassCurve(((2, 1.0), (4, 1.5), (8, 3.5)))
     assert [curve.seconds(size) for size in (0, 1, 3, 6, 10)] == pytest.approx([0.0, 0.75, 1.25, 2.5, 4.5])
     alone = PassCurve(((4, 2.0),))
     assert [alone.seconds(size) for size in (1, 4, 12)] == pytest.approx([0.5, 2.0, 6.0])
     assert [curve.most(seconds) for seconds in (0.5, 0.75, 1.49, 4.5)] == [0, 1, 3, 10]
+    for points in ((), ((1, 0.0),), ((0, 1.0),)):
+        with pytest.raises(InvalidInputError, match="at least one micro-batch with positive seconds"):
+            PassCurve(points)
 
 
 def test_the_peaks_of_two_chips_are_found() -> None:
     """Samples per second of one that needs large passes, and of one that is fastest at 4."""
-    large = by_rate(of_1=200, of_8=450, of_16=620, of_32=776, of_64=750)
-    small = by_rate(of_1=180, of_4=278, of_8=265, of_16=240, of_32=210)
+    rates = {1: 200, 8: 450, 16: 620, 32: 776, 64: 750}, {1: 180, 4: 278, 8: 265, 16: 240, 32: 210}
+    large, small = (PassCurve(tuple((size, size / rate) for size, rate in chip.items())) for chip in rates)
     assert (large.peak(), small.peak()) == (32, 4)
     assert (large.peak(24), small.peak(3)) == (24, 3)
-    assert 32 // small.peak() == 8, "passes of an effective batch of 32"
     assert small.samples_per_second(4) == pytest.approx(278)
-
-
-def test_a_curve_needs_positive_points() -> None:
-    for points in ((), ((1, 0.0),), ((0, 1.0),)):
-        with pytest.raises(InvalidInputError, match="at least one micro-batch with positive seconds"):
-            PassCurve(points)
 
 
 def test_noise_is_averaged_out_where_the_curve_is_straight() -> None:

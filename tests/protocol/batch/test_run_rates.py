@@ -11,8 +11,6 @@ from trainctl.protocol.batch.run_rates import run_rates
 
 SHOWN = examples.EXAMPLES["published by an agent"]
 VIEW, STEP = SHOWN["run-view"], SHOWN["step-committed"]
-assert isinstance(VIEW, m.RunView)
-assert isinstance(STEP, m.StepCommitted)
 RUN = msgspec.structs.replace(VIEW, step=40, steps=100, global_batch=24, samples=720, cursor=960)
 LAST = msgspec.structs.replace(
     STEP, step=40, step_seconds=0.5, samples=24, tokens_total=96_000.0, weight_total=60_000.0, seconds_total=24.0
@@ -37,59 +35,39 @@ def test_all_of_it() -> None:
 def test_what_a_step_takes_lately_counts_and_the_last_step_is_where_the_run_is() -> None:
     found = rates({"step": 3}, step_seconds=2.0)
     assert (found.steps_per_second, found.seconds_left, found.average_per_second) == (0.5, 120.0, 4000.0)
+    past_the_last = rates({"steps": 30})
+    assert (past_the_last.epochs_left, past_the_last.seconds_left) == (0.0, 0.0)
+    assert rates({"global_batch": None}, {"samples": 12}).samples_per_second == 24.0, "those of the last step"
 
 
 def test_the_lead_s_own_estimate_counts_while_the_run_is_under_way() -> None:
     values = {"time_left_seconds": 40.0, "time_left_best_seconds": 35.0, "time_left_worst_seconds": 50.0}
     found = rates(last={"values": values})
     assert (found.seconds_left_best, found.seconds_left, found.seconds_left_worst) == (35.0, 40.0, 50.0)
-    ended = rates({"state": "stopped"}, {"values": values})
-    assert (ended.seconds_left_best, ended.seconds_left, ended.seconds_left_worst) == (None, None, None)
-
-
-def test_pairs_are_averaged_where_the_loss_is_divided_by_pairs() -> None:
+    for state in ("paused", "stopped", "finished"):
+        ended = rates({"state": state}, {"values": values})
+        assert (ended.seconds_left_best, ended.seconds_left, ended.seconds_left_worst) == (None, None, None)
+    # Pairs are averaged where the loss is divided by pairs.
     found = rates({"weight_unit": "pairs", "loss_unit": "nats per pair"})
     assert (found.unit, found.average_per_second) == ("pairs/s", 2500.0)
 
 
-@pytest.mark.parametrize("samples", [None, 0])
-def test_without_the_samples_of_an_epoch_nothing_is_said_of_epochs(samples: int | None) -> None:
-    found = rates({"samples": samples})
-    assert (found.seconds_per_epoch, found.epochs_left) == (None, None)
-    assert (found.seconds_left, found.samples_per_second) == (30.0, 48.0)
-
-
-def test_without_a_global_batch_the_last_step_s_samples_count() -> None:
-    assert rates({"global_batch": None}, {"samples": 12}).samples_per_second == 24.0
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_time_that_is_none_gives_no_rate(seconds: float) -> None:
-    found = known(rates(last={"step_seconds": seconds, "seconds_total": 0.0}))
-    assert found == {"unit": "tokens/s", "epochs_left": 2.0}
-
-
-def test_before_the_first_step() -> None:
-    assert known(run_rates(msgspec.structs.replace(RUN, step=0), None)) == {
-        "unit": "tokens/s", "epochs_left": pytest.approx(100 / 30)
-    }  # fmt: skip
+def test_what_is_unknown_or_no_time_gives_no_rate() -> None:
+    for samples in (None, 0):
+        found = rates({"samples": samples})
+        assert (found.seconds_per_epoch, found.epochs_left) == (None, None)
+        assert (found.seconds_left, found.samples_per_second) == (30.0, 48.0)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        found = known(rates(last={"step_seconds": seconds, "seconds_total": 0.0}))
+        assert found == {"unit": "tokens/s", "epochs_left": 2.0}
+    before_the_first_step = known(run_rates(msgspec.structs.replace(RUN, step=0), None))
+    assert before_the_first_step == {"unit": "tokens/s", "epochs_left": pytest.approx(100 / 30)}
 
 
 def test_of_a_run_that_says_little() -> None:
     view = {"kind": "guest", "steps": None, "global_batch": None, "samples": None, "cursor": None}
     found = rates(view, {"weight": None, "tokens": None, "weight_total": None, "seconds_total": None})
-    assert known(found) == {
-        "unit": "tokens/s", "steps_per_second": 2.0, "samples_per_second": 48.0, "seconds_per_sample": 0.5 / 24
-    }  # fmt: skip
+    speed = {"steps_per_second": 2.0, "samples_per_second": 48.0, "seconds_per_sample": 0.5 / 24}
+    assert known(found) == {"unit": "tokens/s"} | speed
     none = rates(view, {"samples": 0})
     assert (none.samples_per_second, none.seconds_per_sample) == (0.0, None)
-
-
-@pytest.mark.parametrize("state", ["paused", "stopped", "finished"])
-def test_a_run_that_is_not_under_way_has_no_end_in_sight(state: m.RunState) -> None:
-    assert rates({"state": state}).seconds_left is None
-
-
-def test_a_run_past_its_last_step_has_nothing_left() -> None:
-    found = rates({"steps": 30})
-    assert (found.epochs_left, found.seconds_left) == (0.0, 0.0)

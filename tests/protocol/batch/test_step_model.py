@@ -13,7 +13,6 @@ CURVE = PassCurve.line(0.1, 0.05)
 
 
 def step(share: int, micro: int, slowdown: float = 1.0) -> Timing:
-    """Of a rank of that curve."""
     return Timing.of(share, Phases(forward=slowdown * StepModel(CURVE).busy_seconds(share, micro), sync=0.2), micro)
 
 
@@ -38,13 +37,6 @@ def test_a_linear_model_expects_one_rate_of_all_micro_batches() -> None:
             StepModel.linear(rate)
 
 
-def test_the_middle_leaves_out_odd_and_former_values() -> None:
-    assert middle([1.0, 1.02, 0.98]) == pytest.approx(1.0)
-    assert middle([1.0, 1.0, 1.0, 9.0, 9.0]) == 1.0
-    assert middle([1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]) == 2.0
-    assert middle([0.0, 0.0]) == 0.0
-
-
 def test_a_rank_s_rate_is_of_its_last_steps_and_its_floor_has_no_wait_for_others() -> None:
     """The fast rank spends 0.5 s in sync, all but the transfer's 0.1 s waiting for the slow one."""
     fast = Phases(data=0.1, forward=0.1, backward=0.2, sync=0.5, optimizer=0.02, wait=0.01)
@@ -56,8 +48,10 @@ def test_a_rank_s_rate_is_of_its_last_steps_and_its_floor_has_no_wait_for_others
     assert found[0].samples_per_second(8) == pytest.approx(8 / 0.4)
     assert found[1].samples_per_second(4) == pytest.approx(4 / 0.8)
     assert [model.floor_seconds for model in found.values()] == pytest.approx([0.13, 0.31])
-    assert models({}) == {}
     assert models({0: [Timing.of(0, Phases(sync=1.0))]}) == {}, "nothing computed, no model"
+    assert middle([1.0, 1.02, 0.98]) == pytest.approx(1.0)
+    assert middle([1.0, 1.0, 1.0, 9.0, 9.0]) == 1.0, "odd values are left out"
+    assert middle([1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]) == 2.0, "former ones too"
 
 
 def test_a_curve_is_scaled_by_what_the_last_steps_took() -> None:
@@ -72,7 +66,6 @@ def test_steps_of_different_passes_tell_the_cost_of_a_pass() -> None:
     chance = random.Random(3)
     rows = [step(*work, chance.lognormvariate(0, 0.02)) for work in [(24, 4), (24, 12)] for _ in range(4)]
     curve = fit(rows)
-    assert curve is not None
     assert curve.seconds(8) == pytest.approx(CURVE.seconds(8), rel=0.04)
     assert curve.seconds(24) == pytest.approx(CURVE.seconds(24), rel=0.08)
 
@@ -86,7 +79,6 @@ def test_three_micro_batches_make_a_table() -> None:
         for _ in range(4)
     ]
     curve = fit(rows)
-    assert curve is not None
     assert [size for size, _ in curve.points] == [1, 4, 8, 16]
     assert [curve.seconds(size) for size in (4, 8, 16)] == pytest.approx([0.25, 0.45, 1.1], rel=1e-6)
 

@@ -1,7 +1,6 @@
 """The sweep's end and the chosen micro-batch: known curves, and any curve against a search over all of it."""
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.protocol.support.profiles import profile_of
@@ -15,7 +14,6 @@ def passes_of(rates: dict[int, float]) -> list[Pass]:
 
 
 def swept(rates: dict[int, float], most: int = 64, out_of_memory: int | None = None) -> list[Pass]:
-    """What a sweep measures of a curve."""
     found: list[Pass] = []
     while (micro := next_micro(found, most, out_of_memory)) is not None:
         found += passes_of({micro: rates[micro]})
@@ -29,6 +27,7 @@ LATE = {1: 200.0, 2: 320.0, 4: 450.0, 8: 530.0, 16: 620.0, 32: 776.0, 64: 750.0}
 def test_published_curves_peak_where_their_guides_say():
     assert peak(swept(EARLY)).micro == 4
     assert peak(swept(LATE)).micro == 32
+    assert peak(passes_of(LATE), most_bytes=16_000).micro == 16, "memory bounds it"
 
 
 def test_a_sweep_ends_after_two_falls_and_not_after_one():
@@ -36,14 +35,12 @@ def test_a_sweep_ends_after_two_falls_and_not_after_one():
     assert not has_fallen(passes_of({1: 100, 2: 90, 4: 110, 8: 90}))
     assert has_fallen(passes_of({1: 100, 2: 90, 4: 110, 8: 90, 16: 91}))
     assert not has_fallen(passes_of({1: 100, 2: 99, 4: 99}))
+    assert not has_fallen(passes_of({1: 100, 2: 100 * (1 - FALL) + 1e-9, 4: 90})), "exactly the limit"
 
 
-def test_no_size_is_tried_at_or_above_one_that_ran_out_of_memory():
+def test_sizes_end_below_one_that_ran_out_of_memory_or_at_the_largest_of_interest():
     assert [one.micro for one in swept(LATE, out_of_memory=16)] == [1, 2, 4, 8]
     assert next_micro([], 8, out_of_memory=1) is None
-
-
-def test_the_last_size_is_the_largest_of_interest():
     rates = {micro: 100.0 + micro for micro in range(1, 65)}
     assert [one.micro for one in swept(rates, most=12)] == [1, 2, 4, 8, 12]
 
@@ -70,21 +67,14 @@ def test_the_peak_is_the_smallest_that_is_near_the_best_of_those_allowed(rates, 
     assert chosen.micro == min(near)
 
 
-def test_memory_bounds_the_peak():
-    assert peak(passes_of(LATE), most_bytes=16_000).micro == 16
-
-
 @given(st.dictionaries(st.integers(1, 200), st.floats(0.1, 1e6), min_size=1, max_size=12))
 def test_half_way_sizes_are_new_and_beside_the_best(rates):
     passes = passes_of(rates)
     best = max(passes, key=lambda one: one.rate).micro
     for micro in between(passes):
         assert micro not in rates
-        neighbours = [size for size in rates if min(best, micro) < size < max(best, micro)]
-        assert not neighbours
-
-
-def test_half_way_to_what_ran_out_of_memory_is_tried():
+        assert not [size for size in rates if min(best, micro) < size < max(best, micro)]
+    # Half-way to what ran out of memory is tried.
     assert between(passes_of({1: 100, 2: 150, 4: 200}), out_of_memory=8) == [3, 6]
     assert between(passes_of({1: 100}), out_of_memory=2) == []
 
@@ -102,15 +92,6 @@ def test_what_got_slower_is_named_with_its_size():
     assert found == {"training, samples/s": 0.2, "bfloat16 matmul, GFLOPS": 0.5, "from studio, bytes/s": 0.5}
     assert not slower(before, before)
     assert not slower(after, before)
-
-
-@pytest.mark.parametrize("field", ["model_digest", "dtype", "settings"])
-def test_training_rates_of_another_model_are_not_compared(field):
-    before = profile_of()
-    key = msgspec.structs.replace(before.key, **{field: "other"})
-    slow = tuple(Pass(one.micro, one.seconds * 9, one.peak_bytes) for one in before.passes)
-    assert not slower(before, msgspec.structs.replace(before, key=key, passes=slow))
-
-
-def test_a_fall_of_exactly_the_limit_does_not_count():
-    assert not has_fallen(passes_of({1: 100, 2: 100 * (1 - FALL) + 1e-9, 4: 90}))
+    for field in ("model_digest", "dtype", "settings"):  # another model's training rates are not compared
+        key = msgspec.structs.replace(before.key, **{field: "other"})
+        assert not slower(before, msgspec.structs.replace(before, key=key, passes=after.passes))

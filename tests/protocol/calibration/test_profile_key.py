@@ -1,7 +1,5 @@
 """A profile fits the run that it was measured for, and no run that trains another way."""
 
-import pytest
-
 from trainctl.protocol.calibration.profile_key import UNKNOWN, key_of
 from trainctl.protocol.config import run_file
 
@@ -22,42 +20,25 @@ def key(overrides=(), node="a", backend="torch"):
     return key_of(run_file.parse(raw), node, backend=backend, device="cpu", model_digest="d1")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_only_a_setting_that_changes_a_pass_changes_the_key():
+    for change in (
         ("model", "dtype", "bfloat16"), ("model", "gradient_checkpointing", "all"), ("adapter", "kind", "lora"),
         ("data", "sequence_length", 128), ("batch", "micro_tokens", 4096), ("optimizer", "kind", "adamw-8bit"),
-    ],
-)  # fmt: skip
-def test_a_setting_that_changes_a_pass_changes_the_key(change):
-    assert key([change]) != key()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
+    ):  # fmt: skip
+        assert key([change]) != key(), change
+    for change in (
         ("run", "steps", 99), ("batch", "global", 32), ("batch", "micro", 2), ("optimizer", "learning_rate", 0.1),
         ("data", "path", "/elsewhere/a.txt"), ("checkpoint", "every_steps", 5),
-    ],
-)  # fmt: skip
-def test_a_setting_that_changes_no_pass_leaves_the_key(change):
-    assert key([change]) == key()
+    ):  # fmt: skip
+        assert key([change]) == key(), change
 
 
-def test_rows_of_another_file_have_another_key():
+def test_the_file_of_rows_the_attention_of_packs_and_a_node_s_own_settings_count():
     rows = [("data", "kind", "rows"), ("data", "path", "/data/a.jsonl")]
     assert key(rows) != key([*rows, ("data", "path", "/data/b.jsonl")])
-
-
-def test_the_attention_of_packs_counts():
     packs = [("data", "kind", "rows"), ("data", "packing", "best-fit"), ("model", "dtype", "bfloat16")]
     assert key([*packs, ("model", "attention", "varlen")]) != key(packs)
-
-
-def test_a_node_s_own_settings_count():
     assert key(node="b") != key(node="a")
-
-
-def test_versions_are_those_installed_here():
+    # Versions are those installed here.
     assert key().trainctl_version != UNKNOWN
     assert key(backend="no-such-library").backend_version == UNKNOWN

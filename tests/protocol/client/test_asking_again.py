@@ -1,6 +1,8 @@
 """A request that only asks is asked again when the line lost it or its answer, as long as its time lasts."""
 
 import asyncio
+import itertools
+from collections.abc import AsyncIterator
 
 import pytest
 import zmq
@@ -12,58 +14,53 @@ from trainctl.protocol.client import client as c
 from trainctl.protocol.errors import UnreachableError
 from trainctl.protocol.wire import codec
 
+Agent = tuple[str, zmq.asyncio.Socket]
 
-async def deaf(socket: zmq.asyncio.Socket, times: int) -> None:
-    """An agent that loses so many requests, and answers all others that it knows no run."""
-    while True:
-        identity, frame = await socket.recv_multipart()
-        times -= 1
-        if times < 0:
-            rid = codec.decode_request(frame).rid
-            await socket.send_multipart([identity, codec.encode(m.Runs(rid=rid, runs=()))])
+
+@pytest.fixture
+async def agent(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Agent]:
+    """The address and the socket of an agent; a client asks it again after a tenth of a second."""
+    monkeypatch.setattr(c, "AGAIN_SECONDS", 0.1)
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.ROUTER)
+    yield f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}", socket
+    context.destroy(linger=0)
 
 
 @pytest.mark.parametrize(("lost", "answered"), [(0, True), (2, True), (1000, False)])
-async def test_asked_again_until_it_is_answered_or_its_time_is_up(monkeypatch, lost, answered):
-    monkeypatch.setattr(c, "AGAIN_SECONDS", 0.1)
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.ROUTER)
-    address = f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
-    agent = asyncio.create_task(deaf(socket, lost))
-    try:
-        async with c.Client(address, timeout_seconds=HANG_SECONDS if answered else 0.5) as client:
-            if answered:
-                assert (await client.runs()).runs == ()
-            else:
-                with pytest.raises(UnreachableError, match=r"within 0\.5 s"):
-                    await client.runs()
-    finally:
-        agent.cancel()
-        await asyncio.gather(agent, return_exceptions=True)
-        context.destroy(linger=0)
+async def test_asked_again_until_it_is_answered_or_its_time_is_up(agent: Agent, lost: int, answered: bool) -> None:
+    address, socket = agent
+
+    async def lose_and_answer() -> None:
+        for number in itertools.count():
+            identity, frame = await socket.recv_multipart()
+            if number >= lost:
+                rid = codec.decode_request(frame).rid
+                await socket.send_multipart([identity, codec.encode(m.Runs(rid=rid, runs=()))])
+
+    answering = asyncio.create_task(lose_and_answer())
+    async with c.Client(address, timeout_seconds=HANG_SECONDS if answered else 0.5) as client:
+        if answered:
+            assert (await client.runs()).runs == ()
+        else:
+            with pytest.raises(UnreachableError, match=r"within 0\.5 s"):
+                await client.runs()
+    answering.cancel()
 
 
-async def test_the_end_of_a_command_is_asked_for_again_if_its_reply_was_lost(monkeypatch):
+async def test_the_end_of_a_command_is_asked_for_again_if_its_reply_was_lost(agent: Agent) -> None:
     """As by a line that broke meanwhile; the time for a first reply may be long."""
-    monkeypatch.setattr(c, "AGAIN_SECONDS", 0.1)
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.ROUTER)
-    address = f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+    address, socket = agent
 
-    async def agent() -> None:
+    async def answer() -> None:
         for state in ("accepted", "accepted", "applied"):
             identity, frame = await socket.recv_multipart()
             command = codec.decode_request(frame)
             reply = m.CommandReply(rid=command.rid, id=command.id, state=state, step=3)
             await socket.send_multipart([identity, codec.encode(reply)])
 
-    answering = asyncio.create_task(agent())
-    try:
-        async with c.Client(address, timeout_seconds=HANG_SECONDS) as client, asyncio.timeout(HANG_SECONDS / 2):
-            reply = await client.send("pause", {}, timeout_seconds=HANG_SECONDS)
-        assert (reply.state, reply.step) == ("applied", 3)
-        await answering
-    finally:
-        answering.cancel()
-        await asyncio.gather(answering, return_exceptions=True)
-        context.destroy(linger=0)
+    answering = asyncio.create_task(answer())
+    async with c.Client(address, timeout_seconds=HANG_SECONDS) as client, asyncio.timeout(HANG_SECONDS / 2):
+        reply = await client.send("pause", {}, timeout_seconds=HANG_SECONDS)
+    assert (reply.state, reply.step) == ("applied", 3)
+    await answering

@@ -20,9 +20,10 @@ GUEST = msgspec.structs.replace(view_of(HOSTED), run="notebook-1", lead="mbp")
 
 async def test_a_guest_on_another_node_does_not_make_that_node_the_conducting_one() -> None:
     with (
-        scripted(lambda _: [other.snapshot(node=msgspec.structs.replace(own_node(other), node="mbp"))]) as other,
-        scripted(lambda _: [asked.snapshot(peers=(peer(other),))]) as asked,
+        scripted(lambda _: [other.snapshot(node=msgspec.structs.replace(other.snapshot().node, node="mbp"))]) as other,
+        scripted(lambda _: [asked.snapshot(peers=(peer,))]) as asked,
     ):
+        peer = m.PeerView("mbp", other.address, other.live_address, "connected", 0.0)
         snapshots: list[str] = []
         async with (
             asyncio.timeout(HANG_SECONDS),
@@ -39,12 +40,3 @@ async def test_a_guest_on_another_node_does_not_make_that_node_the_conducting_on
                     break
         assert snapshots == ["studio", "mbp"], "the hosted run there did, and what came before it did not"
         assert other.seq == 3
-
-
-def own_node(agent: Any) -> m.NodeView:
-    node: m.NodeView = agent.snapshot().node
-    return node
-
-
-def peer(agent: Any) -> m.PeerView:
-    return m.PeerView("mbp", agent.address, agent.live_address, "connected", 0.0)

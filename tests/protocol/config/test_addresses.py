@@ -1,37 +1,36 @@
 """Addresses: what may be listened on, and what is none."""
 
+from collections.abc import Callable
+
 import pytest
 
 from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import InvalidInputError
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["tcp://127.0.0.1:7474", "tcp://127.8.9.1:0", "tcp://localhost:1", "tcp://[::1]:7474", "ipc:///tmp/a.sock"],
-)
-def test_loopback_can_be_listened_on(address: str) -> None:
-    addresses.check_bind(address)
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "tcp://0.0.0.0:7474", "tcp://*:7474", "tcp://192.168.1.4:7474", "tcp://[::]:7474", "tcp://studio.local:7474",
-        "tcp://127.0.0.1.example.org:7474", "tcp://2130706433:7474", "tcp://eth0:7474",
-    ],
-)  # fmt: skip
-def test_nothing_else_can_without_keys(address: str) -> None:
-    with pytest.raises(InvalidInputError, match="only listen on loopback"):
+def test_loopback_can_be_listened_on() -> None:
+    for address in ("tcp://127.8.9.1:0", "tcp://localhost:1", "tcp://[::1]:7474", "ipc:///tmp/a.sock"):
         addresses.check_bind(address)
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["", "7474", "127.0.0.1:7474", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:x",
-     "tcp://127.0.0.1:70000", "udp://127.0.0.1:7474", "ipc://", "inproc://a", "http://127.0.0.1:80"],
-)  # fmt: skip
-def test_what_is_no_address_is_told_what_one_looks_like(address: str) -> None:
-    for call in (addresses.split, addresses.check_bind):
+def test_nothing_else_can_without_keys_and_with_keys_only_one_address() -> None:
+    everywhere = ("0.0.0.0", "*", "[::]")
+    single = ("192.168.1.4", "studio.local", "127.0.0.1.example.org", "2130706433", "eth0")
+    for host in everywhere + single:
+        with pytest.raises(InvalidInputError, match=r"only listen on loopback.*keys new; trainctl keys authorize"):
+            addresses.check_bind(f"tcp://{host}:7474")
+    for host in single:
+        addresses.check_bind(f"tcp://{host}:7474", keys=True)
+    for host in everywhere:
+        with pytest.raises(InvalidInputError, match="the address that other"):
+            addresses.check_bind(f"tcp://{host}:7474", keys=True)
+
+
+@pytest.mark.parametrize("call", [addresses.split, addresses.check_bind])
+def test_what_is_no_address_is_told_what_one_looks_like(call: Callable[[str], object]) -> None:
+    for address in (
+        "", "7474", "127.0.0.1:7474", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:x",
+        "tcp://127.0.0.1:70000", "udp://127.0.0.1:7474", "ipc://", "inproc://a", "http://127.0.0.1:80",
+    ):  # fmt: skip
         with pytest.raises(InvalidInputError, match="tcp://host:port"):
             call(address)

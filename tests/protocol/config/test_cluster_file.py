@@ -14,21 +14,8 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_nodes_keep_their_order(tmp_path: Path) -> None:
-    path = written(
-        tmp_path,
-        '[nodes.studio]\naddress = "tcp://127.0.0.1:7474"\n[nodes.mbp]\naddress = "tcp://127.0.0.1:7484"\n',
-    )
-    found = cluster_file.read(path)
-    assert [(name, entry.address) for name, entry in found.nodes.items()] == [
-        ("studio", "tcp://127.0.0.1:7474"),
-        ("mbp", "tcp://127.0.0.1:7484"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    for text, names in (
         ("nodes = 3", "nodes"),
         ("[nodes.A]\naddress = 'tcp://127.0.0.1:1'", "nodes"),
         ("[nodes.a]\n", "address"),
@@ -38,27 +25,12 @@ def test_nodes_keep_their_order(tmp_path: Path) -> None:
         ("[nodes", "TOML"),
         ("[alerts]\nwebhook = 'ftp://h/x'", "alerts.webhook: 'ftp://h/x' is not a URL such as http://"),
         ("[alerts]\ncommand = 'notify'", "alerts.command: must be a list"),
-        (
-            "[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = -1",
-            "nodes.a.price_per_hour: must be a number of at least 0",
-        ),
-        (
-            "[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = nan",
-            "cluster.toml: nodes.a.price_per_hour: must be a number",
-        ),
-        (
-            "[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = inf",
-            "nodes.a.price_per_hour: must be a number of at most",
-        ),
-        ("[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = '2 USD'", "nodes.a.price_per_hour: must be a number"),
+        ("[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = -1", "nodes.a.price_per_hour: must be a number of at"),
+        ("[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = nan", "cluster.toml: nodes.a.price_per_hour: must be"),
         ("currency = 'US dollars'", "cluster.toml: currency: 'US dollars' is not a currency; write one word"),
-        ("currency = ''", "currency: '' is not a currency"),
-        ("currency = 3", "currency: must be text"),
-    ],
-)
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, names: str) -> None:
-    with pytest.raises(InvalidInputError, match=names):
-        cluster_file.read(written(tmp_path, text))
+    ):
+        with pytest.raises(InvalidInputError, match=names):
+            cluster_file.read(written(tmp_path, text))
 
 
 def test_without_a_file_there_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,15 +41,14 @@ def test_without_a_file_there_is_no_cluster(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_prices_are_of_the_nodes_that_have_one_also_in_added_files(tmp_path: Path) -> None:
-    path = written(
-        tmp_path,
-        "currency = '€'\n[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = 2\n[nodes.b]\naddress = 'tcp://h:2'\n",
-    )
+    nodes = "[nodes.b]\naddress = 'tcp://h:2'\n[nodes.a]\naddress = 'tcp://h:1'\n"
+    path = written(tmp_path, f"currency = '€'\n{nodes}price_per_hour = 2\n")
     added = cluster_file.added_directory(path)
     added.mkdir()
     (added / "c.toml").write_text("[nodes.c]\naddress = 'tcp://h:3'\nprice_per_hour = 0\n", encoding="utf-8")
-    assert cluster_file.read(path).prices == ("€", {"a": 2.0, "c": 0.0})
-
-
-def test_without_prices_the_currency_has_a_default(tmp_path: Path) -> None:
-    assert cluster_file.read(written(tmp_path, "[nodes.a]\naddress = 'tcp://h:1'")).prices == ("USD", {})
+    cluster = cluster_file.read(path)
+    assert cluster.prices == ("€", {"a": 2.0, "c": 0.0})
+    addresses = {name: entry.address for name, entry in cluster.nodes.items()}
+    assert [*addresses.items()] == [("b", "tcp://h:2"), ("a", "tcp://h:1"), ("c", "tcp://h:3")]
+    added.joinpath("c.toml").unlink()
+    assert cluster_file.read(written(tmp_path, nodes)).prices == ("USD", {})

@@ -1,13 +1,12 @@
-"""What is warned of before a run, by the model's sizes."""
+"""Warnings before a run, by the model's sizes."""
 
 from typing import Any
 
-import pytest
+from tests.protocol.support.run_files import good
 
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import ModelFacts
-from trainctl.protocol.config.run_tables import RunFile
 
 FACTS = ModelFacts(
     "llama", {"model.layers.0.self_attn.q_proj.weight": (64, 64), "model.layers.0.self_attn.k_proj.weight": (16, 64)},
@@ -15,44 +14,23 @@ FACTS = ModelFacts(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("length", "adapter", "says"),
-    [
-        (128, {}, []),
-        (129, {}, ["data.sequence_length 129 is above the model's max_position_embeddings 128"]),
-        (64, {"kind": "lora", "rank": 15}, []),
-        (64, {"kind": "lora", "rank": 16}, ["adapter.rank 16 is not below the smaller dimension of k_proj, 16"]),
-        (64, {"kind": "lora", "rank": 16, "targets": ["q_proj"]}, []),
-        (64, {"rank": 16}, []),
-    ],
-)
-def test_what_rarely_does_what_is_meant(length: int, adapter: dict[str, Any], says: list[str]) -> None:
-    config = run_file.parse(
-        {
-            "run": {"name": "r", "steps": 2}, "model": {"path": "m"}, "data": {"path": "d", "sequence_length": length},
-            "batch": {"global": 8}, "optimizer": {"learning_rate": 1e-3}, "adapter": adapter,
-        }
-    )  # fmt: skip
-    assert_warned(config, says)
+NO_KL = "evaluations of a dpo run that trains all weights don't measure eval/kl, so the alert kl can't open"
 
 
-@pytest.mark.parametrize(("objective", "adapter", "says"), [
-    ("dpo", {}, ["evaluations of a dpo run that trains all weights don't measure eval/kl, so the alert kl can't open"]),
-    ("dpo", {"kind": "lora", "rank": 4}, []),
-    ("orpo", {}, []),
-    ("sft", {}, []),
-])  # fmt: skip
-def test_a_divergence_that_is_not_measured(objective: str, adapter: dict[str, Any], says: list[str]) -> None:
-    config = run_file.parse(
-        {
-            "run": {"name": "r", "steps": 2}, "model": {"path": "m"}, "batch": {"global": 8}, "adapter": adapter,
-            "data": {"path": "d", "kind": "rows", "sequence_length": 64}, "objective": {"kind": objective},
-            "optimizer": {"learning_rate": 1e-3},
-        }
-    )  # fmt: skip
-    assert_warned(config, says)
-
-
-def assert_warned(config: RunFile, says: list[str]) -> None:
-    found = fit_warnings(config, FACTS, "r.toml")
-    assert [line[: len(said)] for line, said in zip(found, says, strict=True)] == says
+def test_what_rarely_does_what_is_meant() -> None:
+    cases: tuple[tuple[int, str, dict[str, Any], list[str]], ...] = (
+        (128, "sft", {}, []),
+        (129, "sft", {}, ["data.sequence_length 129 is above the model's max_position_embeddings 128"]),
+        (64, "sft", {"kind": "lora", "rank": 15}, []),
+        (64, "sft", {"kind": "lora", "rank": 16}, ["adapter.rank 16 is not below the smaller dimension of k_proj, 16"]),
+        (64, "sft", {"kind": "lora", "rank": 16, "targets": ["q_proj"]}, []),
+        (64, "sft", {"rank": 16}, []),
+        (64, "dpo", {}, [NO_KL]),
+        (64, "dpo", {"kind": "lora", "rank": 4}, []),
+        (64, "orpo", {}, []),
+    )
+    for length, objective, adapter, says in cases:
+        data = {"path": "d", "kind": "rows", "sequence_length": length}
+        raw = good() | {"data": data, "objective": {"kind": objective}, "adapter": adapter}
+        lines = fit_warnings(run_file.parse(raw), FACTS, "r.toml")
+        assert [line[: len(said)] for line, said in zip(lines, says, strict=True)] == says

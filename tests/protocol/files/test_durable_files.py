@@ -1,11 +1,13 @@
 """Flushes and reads of a disk, by the calls that each system gets."""
 
+import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.trainer.support.synced_disk import Also, SyncedDisk
@@ -17,91 +19,47 @@ FULL, UNCACHED = 51, 48
 Calls = list[tuple[Any, ...]]
 
 
-@pytest.fixture
-def descriptor(tmp_path: Path) -> Iterator[int]:
-    made = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    yield made
-    os.close(made)
+@pytest.mark.parametrize(
+    ("system", "error", "flushed", "read"),
+    [
+        ("macos", 0, [("fcntl", FULL)], [("fcntl", UNCACHED, 1)]),
+        ("macos", errno.ENOTSUP, [("fcntl", FULL), ("fsync",)], [("fcntl", UNCACHED, 1)]),
+        ("macos", errno.EIO, [("fcntl", FULL)], []),
+        ("linux", 0, [("fsync",)], [("posix_fadvise", 0, 0, 4)]),
+    ],
+)
+def test_a_flush_empties_the_disk_s_cache_where_the_system_has_a_call_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, error: int, flushed: Calls, read: Calls
+) -> None:
+    """A file system that refuses gets an fsync and is read from its cache; a disk that fails is no such file system."""
+    calls: Calls = []
 
+    def recorded(name: str, error: int = 0) -> Callable[..., int]:
+        def call(descriptor: int, *arguments: int) -> int:
+            calls.append((name, *arguments))
+            if error:
+                raise OSError(error, os.strerror(error))
+            return 0
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """The calls on descriptors, in their order; the system carries out those that it has."""
-    made: Calls = []
-    monkeypatch.setattr(os, "fsync", recorded(made, "fsync", os.fsync))
-    monkeypatch.setattr(fcntl, "fcntl", recorded(made, "fcntl"))
-    return made
+        return call
 
-
-def recorded(calls: Calls, name: str, real: Callable[..., Any] = lambda *_: 0) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        calls.append((name, *arguments))
-        return real(*arguments)
-
-    return call
-
-
-def on_macos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", FULL, raising=False)
-    monkeypatch.setattr(fcntl, "F_NOCACHE", UNCACHED, raising=False)
-    monkeypatch.delattr(os, "posix_fadvise", raising=False)
-
-
-def on_linux(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
-    for name in ("F_FULLFSYNC", "F_NOCACHE"):
-        monkeypatch.delattr(fcntl, name, raising=False)
-    monkeypatch.setattr(os, "posix_fadvise", recorded(calls, "posix_fadvise"), raising=False)
+    monkeypatch.setattr(os, "fsync", recorded("fsync"))
+    monkeypatch.setattr(fcntl, "fcntl", recorded("fcntl", error))
+    for name, number in (("F_FULLFSYNC", FULL), ("F_NOCACHE", UNCACHED)):
+        monkeypatch.setattr(fcntl, name, number, raising=False)
+        if system == "linux":
+            monkeypatch.delattr(fcntl, name)
+    monkeypatch.setattr(os, "posix_fadvise", recorded("posix_fadvise"), raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
-
-
-def test_where_fsync_leaves_bytes_in_the_disk_s_cache_that_is_emptied_too(
-    descriptor: int, calls: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_macos(monkeypatch)
-    durable_files.flush(descriptor)
-    durable_files.read_from_disk(descriptor)
-    assert calls == [("fcntl", descriptor, FULL), ("fcntl", descriptor, UNCACHED, 1)]
-
-
-def test_elsewhere_a_flush_is_one_fsync(descriptor: int, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_linux(monkeypatch, calls)
-    durable_files.flush(descriptor)
-    durable_files.read_from_disk(descriptor)
-    assert calls == [("fsync", descriptor), ("posix_fadvise", descriptor, 0, 0, 4)]
-
-
-def test_a_file_system_that_refuses_gets_an_fsync_and_is_read_from_its_cache(
-    descriptor: int, calls: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> int:
-        raise OSError(errno.ENOTSUP, "Operation not supported")
-
-    on_macos(monkeypatch)
-    monkeypatch.setattr(fcntl, "fcntl", recorded(calls, "fcntl", refuse))
-    durable_files.flush(descriptor)
-    durable_files.read_from_disk(descriptor)
-    assert calls == [("fcntl", descriptor, FULL), ("fsync", descriptor), ("fcntl", descriptor, UNCACHED, 1)]
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_a_disk_that_fails_to_empty_its_cache_is_no_file_system_that_refuses(
-    descriptor: int, calls: Calls, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def fail(*_: Any) -> int:
-        raise OSError(number, os.strerror(number))
-
-    on_macos(monkeypatch)
-    monkeypatch.setattr(fcntl, "fcntl", recorded(calls, "fcntl", fail))
-    with pytest.raises(OSError, match=os.strerror(number)):
-        durable_files.flush(descriptor)
-    assert calls == [("fcntl", descriptor, FULL)]
-
-
-def test_a_disk_s_error_is_raised(tmp_path: Path) -> None:
-    closed = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    os.close(closed)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        durable_files.flush(closed)
+    if system == "macos":
+        monkeypatch.delattr(os, "posix_fadvise")
+    with (tmp_path / "file").open("wb") as file:
+        with contextlib.nullcontext() if error != errno.EIO else pytest.raises(OSError, match=os.strerror(error)):
+            durable_files.flush(file.fileno())
+        assert calls == flushed
+        if read:
+            durable_files.read_from_disk(file.fileno())
+        assert calls == flushed + read
 
 
 def test_new_folders_are_kept_with_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,24 +71,14 @@ def test_new_folders_are_kept_with_their_names(tmp_path: Path, monkeypatch: pyte
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
-def test_a_file_system_that_syncs_no_folders_is_used_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-
-    def refused(descriptor: int) -> None:
-        raise OSError(number, "refused")
-
-    monkeypatch.setattr(durable_files, "flush", refused)
-    with pytest.raises(OSError, match="refused"):
-        durable_files.sync(file)
-    if number == errno.EINVAL:
-        durable_files.sync(tmp_path)
-        return
-    with pytest.raises(OSError, match="refused"):
-        durable_files.sync(tmp_path)
+def test_a_file_system_that_syncs_no_folders_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    for number in (errno.EINVAL, errno.EIO):
+        monkeypatch.setattr(durable_files, "flush", Mock(side_effect=OSError(number, "refused")))
+        with pytest.raises(OSError, match="refused"):
+            durable_files.sync(tmp_path / "file")
+        with contextlib.nullcontext() if number == errno.EINVAL else pytest.raises(OSError, match="refused"):
+            durable_files.sync(tmp_path)
 
 
 @pytest.mark.parametrize("before", [None, b"old"])

@@ -13,6 +13,7 @@ from trainctl.protocol.machine import devices
 from trainctl.protocol.machine.nvidia import Card
 from trainctl.protocol.messages import DeviceTypes
 
+BOTH = ("bfloat16", "float16")
 CPU = DeviceTypes("torch", "cpu", ())
 M1 = (DeviceTypes("mlx", "gpu", devices._of_apple_gpu("Apple M1 Max")), DeviceTypes("mlx", "cpu", ()))
 MAC = (DeviceTypes("mlx", "gpu", ("bfloat16", "float16")), DeviceTypes("mlx", "cpu", ()))
@@ -33,32 +34,22 @@ def config(tables: dict[str, dict[str, Any]], **model: Any) -> run_file.RunFile:
     })  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("tables", "dtype", "says"),
-    [
+def test_all_ranks_compute_in_the_best_type_that_all_have() -> None:
+    for tables, dtype, says in (
         ({"studio": {}, "ampere": {}}, "bfloat16", "all ranks compute in bfloat16, which each of their devices has"),
         ({"studio": {}, "m1": {}}, "float16", "since m1 (gpu) has no bfloat16"),
-        ({"studio": {}, "turing": {}}, "float16", "since turing (cuda:0) has no bfloat16"),
         ({"ampere": {}, "turing": {}, "pascal": {}}, "float32", "since pascal (cuda:0) has no"),
         ({"ampere": {"device": "cpu"}, "studio": {}}, "float32", "since ampere (cpu) has no"),
-        ({"ampere": {"device": "cuda"}}, "bfloat16", "bfloat16"),
         ({"studio": {"backend": "mlx", "device": "gpu"}}, "bfloat16", "bfloat16"),
-        ({"box": {}, "studio": {}}, "float32", "since box (cpu) has no"),
-    ],
-)
-def test_all_ranks_compute_in_the_best_type_that_all_have(tables: dict[str, Any], dtype: str, says: str) -> None:
-    found, why = devices.resolve(config(tables), NODES, "config")
-    assert found.model.dtype == dtype
-    assert says in why
-    assert devices.resolve(found, {}, "config") == (found, "")
+    ):
+        found, why = devices.resolve(config(tables), NODES, "config")
+        assert found.model.dtype == dtype and says in why
+        assert devices.resolve(found, {}, "config") == (found, "")
 
 
-def test_a_node_that_has_said_nothing_is_named() -> None:
+def test_a_node_that_has_said_nothing_is_named_and_a_backend_that_it_lacks_has_no_device() -> None:
     with pytest.raises(InvalidInputError, match=r'^config: model\.dtype: "auto" needs to know the device of far, '):
         devices.resolve(config({"far": {}}), NODES, "config")
-
-
-def test_a_backend_that_a_node_lacks_has_no_device() -> None:
     assert devices.rank_types(MAC, run_file.NodeTable(backend="torch")) is None
     both = (*MAC, CPU)
     assert devices.rank_types(both, run_file.NodeTable(), torch_only=True) == ("cpu", ())
@@ -71,19 +62,9 @@ def test_this_machine_has_a_device_and_a_processor_says_what_it_has(tmp_path: Pa
     (tmp_path / "cpuinfo").write_text("processor : 0\nflags\t\t: fpu avx512_bf16 sse\n")
     assert devices._of_cpu(tmp_path / "cpuinfo") == ("bfloat16",)
     assert devices._of_cpu(tmp_path / "none") == ()
-
-
-@pytest.mark.parametrize(
-    ("said", "types"),
-    [
-        ("Apple M1", ("float16",)), ("Apple M1 Ultra", ("float16",)), ("Apple M2 Ultra", ("bfloat16", "float16")),
-        ("Apple M10", ("bfloat16", "float16")), ("Apple processor", ("bfloat16", "float16")),
-        ("", ("bfloat16", "float16")),
-    ],
-)  # fmt: skip
-def test_the_name_of_an_apple_chip_says_whether_it_has_bfloat16(said: str, types: tuple[str, ...]) -> None:
-    """Values of machdep.cpu.brand_string, the last ones of a virtual machine and of none."""
-    assert devices._of_apple_gpu(said) == types
+    # A virtual machine's brand string is "Apple processor"; a machine without one has none.
+    brands = ("Apple M1 Ultra", "Apple M10", "Apple processor", "")
+    assert [devices._of_apple_gpu(brand) for brand in brands] == [("float16",), BOTH, BOTH, BOTH]
 
 
 def test_bfloat16_that_a_card_lacks_is_warned_of() -> None:
@@ -91,45 +72,30 @@ def test_bfloat16_that_a_card_lacks_is_warned_of() -> None:
     warned = devices.unsuited(config({"turing": {}, "ampere": {}, "box": {}}, **fixed), NODES)
     assert warned[0].startswith('model.dtype = "bfloat16": cuda:0 of turing computes it without hardware')
     assert [line.split()[5] for line in warned] == ["turing", "pascal", "m1"]
-    assert devices.unsuited(config({}, dtype="bf16-sr"), {"": TURING})[0].startswith(
-        'model.dtype = "bf16-sr": cuda:0 computes it without hardware'
-    )
     for dtype in ("auto", "float16", "float32"):
         assert devices.unsuited(config({}, dtype=dtype), NODES) == ()
     assert devices.unsuited(config({"turing": {"device": "cpu"}}, **fixed), {"turing": TURING}) == ()
 
 
 def unequal(**env: str) -> tuple[tuple[str, tuple[str, ...]] | None, ...]:
-    """By each setting of `device`, what a rank gets on a machine with a Pascal, an Ampere and a Turing card."""
+    """Return what a rank gets by each setting of `device`, on a machine with a Pascal, an Ampere and a Turing card."""
     cards = (card((6, 1), 0), card((8, 6), 1), card((7, 5), 2), CPU)
     tables = (run_file.NodeTable(device=device, env=env) for device in ("auto", "cuda", "cuda:0", "cuda:1"))
     return tuple(devices.rank_types(cards, table) for table in tables)
 
 
-BOTH = ("bfloat16", "float16")
-
-
-@pytest.mark.parametrize(
-    ("env", "auto", "named"),
-    [
-        ({}, ("cuda:1", BOTH), (("cuda:0", ()), ("cuda:1", BOTH))),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, ("cuda:0", ()), (("cuda:0", ()), None)),
-        ({"CUDA_VISIBLE_DEVICES": "2,1"}, ("cuda:1", BOTH), (("cuda:0", ("float16",)), ("cuda:1", BOTH))),
-        ({"CUDA_VISIBLE_DEVICES": "2,7,1"}, ("cuda:0", ("float16",)), (("cuda:0", ("float16",)), None)),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, ("cuda:0", ()), (("cuda:0", ()), None)),
-        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, ("cuda:0", ()), (("cuda:0", ()), ("cuda:1", ()))),
-        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "1"}, ("cuda:0", ()), (("cuda:0", ()), None)),
-        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ("cuda:1", BOTH), (("cuda:0", ()), ("cuda:1", BOTH))),
-    ],
-)
-def test_a_rank_gets_the_types_of_the_card_that_its_variables_show(
-    env: dict[str, str], auto: tuple[str, tuple[str, ...]], named: tuple[tuple[str, tuple[str, ...]] | None, ...]
-) -> None:
-    assert unequal(**env) == (auto, auto, *named)
-
-
-def test_a_rank_with_all_cards_hidden_gets_the_processor() -> None:
-    assert unequal(CUDA_VISIBLE_DEVICES="") == (("cpu", ()), None, None, None)
+def test_a_rank_gets_the_types_of_the_card_that_its_variables_show() -> None:
+    pascal, ampere, turing = ("cuda:0", ()), ("cuda:1", BOTH), ("cuda:0", ("float16",))
+    assert unequal() == unequal(CUDA_DEVICE_ORDER="PCI_BUS_ID") == (ampere, ampere, pascal, ampere)
+    assert unequal(CUDA_DEVICE_ORDER="FASTEST_FIRST") == (pascal, pascal, pascal, ("cuda:1", ()))
+    for visible, gets in (
+        ("0", (pascal, pascal, pascal, None)),
+        ("2,1", (ampere, ampere, turing, ampere)),
+        ("2,7,1", (turing, turing, turing, None)),
+        ("GPU-8932f937", (pascal, pascal, pascal, None)),
+        ("", (("cpu", ()), None, None, None)),
+    ):
+        assert unequal(CUDA_VISIBLE_DEVICES=visible) == gets
     assert devices.rank_types(MAC, run_file.NodeTable(env={"CUDA_VISIBLE_DEVICES": "1"})) == ("gpu", MAC[0].types)
 
 
@@ -156,13 +122,10 @@ def test_the_run_files_variables_are_laid_over_the_agents(
     assert devices.rank_types(devices.read_devices.__wrapped__(), run_file.NodeTable(env=env)) == device
 
 
-def test_mlx_takes_the_first_card_that_it_sees() -> None:
+def test_mlx_takes_the_first_card_that_it_sees_and_cuda_numbers_cards_as_its_driver_does() -> None:
     cards = (DeviceTypes("mlx", "gpu", ()), DeviceTypes("mlx", "gpu", BOTH), DeviceTypes("mlx", "cpu", ()))
     assert devices.rank_types(cards, run_file.NodeTable()) == ("gpu", ())
     assert devices.rank_types(cards, run_file.NodeTable(env={"CUDA_VISIBLE_DEVICES": "1"})) == ("gpu", BOTH)
-
-
-def test_cuda_numbers_a_trainers_cards_as_its_driver_does() -> None:
     agents = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "HOME": "/h"}
     assert env_policy.of_trainers(agents, {})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert env_policy.of_trainers(agents, agents)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

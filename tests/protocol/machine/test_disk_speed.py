@@ -12,14 +12,9 @@ def test_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = disk_speed.measure(tmp_path)
     assert found.write > 0 and (found.read is None or found.read > 0)
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_slow_disk_moves_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A slow disk moves less in its time.
     monkeypatch.setattr(disk_speed, "PROBE_SECONDS", 1e-9)
     monkeypatch.setattr(disk_speed, "PROBE_BYTES", 1 << 60)
     assert disk_speed.measure(tmp_path).write > 0
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         disk_speed.measure(tmp_path / "none")

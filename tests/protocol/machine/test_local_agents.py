@@ -27,7 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def hold(node: str, address: str) -> "subprocess.Popen[str]":
-    """Another process that is registered."""
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-c", HOLD, node, address], text=True, **streams)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
@@ -67,13 +66,13 @@ def test_agents_of_one_cluster_stand_together_in_its_order(monkeypatch: pytest.M
             assert addresses() == [[nodes[0], nodes[2]]]
 
 
-def test_another_machine_s_agent_in_a_shared_home_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    with registered("a", "tcp://127.0.0.1:1"):
-        monkeypatch.setattr(local_agents.socket, "gethostname", lambda: "elsewhere")
-        assert running() == []
-
-
-def test_without_a_place_for_its_file_an_agent_runs_all_the_same(folder: Path) -> None:
+def test_neither_another_machine_s_agent_in_a_shared_home_nor_one_without_a_file_is_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder.touch()
     with registered("a", "tcp://127.0.0.1:1"):
+        assert running() == []
+    folder.unlink()
+    with registered("a", "tcp://127.0.0.1:1"):
+        monkeypatch.setattr(local_agents.socket, "gethostname", lambda: "elsewhere")
         assert running() == []

@@ -1,16 +1,14 @@
-"""What a process is shown as, and that its environment stays readable from outside."""
+"""Titles of processes, whose environment stays readable from outside."""
 
 import json
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
-from tests.conftest import MARK, our_processes
+from tests.conftest import MARK
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.machine.process_title import role_of
@@ -19,24 +17,15 @@ LONG = "x" * 200
 """Room for a title: a command line is as long as it was."""
 
 
-@pytest.fixture
-def run() -> Callable[..., Any]:
-    """Run a script, and give the JSON that it prints."""
+def run(script: str, *words: str) -> Any:
+    """Run a script, and return the JSON that it prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-
-    def run(script: str, *words: str) -> Any:
-        command = [sys.executable, "-c", textwrap.dedent(script), *words]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return run
+    command = [sys.executable, "-c", textwrap.dedent(script), *words]
+    return json.loads(subprocess.check_output(command, env=environment, timeout=HANG_SECONDS))
 
 
 @pytest.mark.needs("ps")
-def test_a_title_is_what_ps_shows_and_a_fork_keeps_whose_it_is(run: Callable[..., Any]) -> None:
+def test_a_title_is_what_ps_shows_and_a_fork_keeps_whose_it_is() -> None:
     said = run(
         """
         import json, os, psutil, subprocess, sys
@@ -64,47 +53,31 @@ def test_a_title_is_what_ps_shows_and_a_fork_keeps_whose_it_is(run: Callable[...
     assert said == [[title, os.environ[MARK]] for title in titles]
 
 
-def test_a_title_longer_than_the_command_line_is_cut_and_the_environment_whole(run: Callable[..., Any]) -> None:
-    title, mark, length = run(
+def test_a_long_title_is_cut_and_the_environment_stays_whole_here_and_in_processes_started() -> None:
+    before, after, title, mark, length = run(
         """
-        import json, os, psutil, sys
+        import json, os, psutil, subprocess, sys
         from trainctl.protocol.machine.process_title import set_title
+        def of_a_child():
+            code = "import json, os; print(json.dumps(dict(os.environ)))"
+            return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout)
+        before, process = of_a_child(), psutil.Process()
         set_title("trainer", "y" * 5000)
-        process = psutil.Process()
+        title, mark = " ".join(process.cmdline()).strip(), process.environ().get(sys.argv[1])
         length = sum(len(os.fsencode(word)) + 1 for word in sys.orig_argv)
-        print(json.dumps([" ".join(process.cmdline()).strip(), process.environ().get(sys.argv[1]), length]))
+        print(json.dumps([before, of_a_child(), title, mark, length]))
         """,
         MARK,
     )
     assert title.startswith("trainctl: trainer yyy")
     assert length - 4 <= len(title) < length
     assert mark == os.environ[MARK]
-
-
-def test_a_process_that_is_started_has_the_environment_as_it_was(run: Callable[..., Any]) -> None:
-    before, after, title = run(
-        """
-        import json, psutil, subprocess, sys
-        from trainctl.protocol.machine.process_title import set_title
-        def of_a_child():
-            code = "import json, os; print(json.dumps(dict(os.environ)))"
-            return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout)
-        before = of_a_child()
-        set_title("trainer", "rank 1 of r-1")
-        set_title("reducer")
-        print(json.dumps([before, of_a_child(), " ".join(psutil.Process().cmdline()).strip()]))
-        """,
-        LONG,
-    )
-    assert title == "trainctl: reducer rank 1 of r-1"
     assert after == before
 
 
 @pytest.mark.needs("linux")  # it reads this process's memory as Linux shows it
 @pytest.mark.parametrize("whose", ["rank 1 of r", "z" * 5000])
-def test_on_macos_as_many_zero_bytes_are_left_before_the_environment_as_there_were_arguments(
-    run: Callable[..., Any], whose: str
-) -> None:
+def test_on_macos_as_many_zero_bytes_are_left_before_the_environment_as_there_were_arguments(whose: str) -> None:
     """That is how the system finds an environment there."""
     zeros, words, begins = run(
         """
@@ -128,29 +101,11 @@ def test_on_macos_as_many_zero_bytes_are_left_before_the_environment_as_there_we
     assert begins == "trainctl: trainer"
 
 
-def test_a_leaked_process_is_found_by_the_session_s_mark_under_its_title() -> None:
-    script = (
-        "import sys; from trainctl.protocol.machine.process_title import set_title; set_title('reducer', 'rank 2 of r')"
-    )
-    script += "; print(flush=True); sys.stdin.read()"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        start_new_session=True,
-    ) as leaked:  # fmt: skip
-        assert leaked.stdout is not None
-        leaked.stdout.readline()
-        assert our_processes(set())[leaked.pid] == "trainctl: reducer rank 2 of r"
-        assert role_of(psutil.Process(leaked.pid).cmdline()) == "reducer"
-
-
 def test_a_role_is_read_from_a_title_only() -> None:
     assert role_of(["trainctl: fork server rank 0 of r", "", ""]) == "fork server"
     assert role_of(["trainctl:", "standby", "reducer", "rank", "0", "of", "r"]) == "standby reducer"
     assert role_of(["python", "-m", "trainctl.trainer.collective.reducer", "--whose", "rank 0 of r"]) == ""
     assert role_of([]) == ""
-
-
-def test_the_library_is_loaded_by_those_that_are_shown_only(run: Callable[..., Any]) -> None:
+    # The library is loaded by those that are shown only.
     loaded = "import json, sys, trainctl.protocol.machine.process_title, trainctl.tui.cli.main; "
     assert run(loaded + "print(json.dumps('setproctitle' in sys.modules))") is False

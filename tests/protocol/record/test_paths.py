@@ -20,16 +20,6 @@ def test_the_state_folder_is_the_one_chosen(monkeypatch: pytest.MonkeyPatch, tmp
     assert paths.state_root().name == "trainctl"
 
 
-def test_files_of_a_run(tmp_path: Path) -> None:
-    run = paths.RunPaths(tmp_path / "node" / "runs" / "r")
-    names = {run.run_file, run.record, run.checkpoints, run.logs, run.rank_record(0), run.rank_record(1)}
-    names |= {run.status_page(0), run.process(0), run.log(0), run.log(1), run.checkpoint(10)}
-    assert len(names) == 11
-    assert all(name.is_relative_to(run.directory) for name in names)
-    assert run.node_data == tmp_path / "node" / "data"
-    assert run.checkpoint(10).parent == run.checkpoints
-
-
 def test_the_runtime_folder_is_short_private_and_its_node_s_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -63,4 +53,4 @@ def test_the_sockets_folder_is_the_same_in_every_process_and_version(tmp_path: P
     folder.rmdir()
     assert found == {str(folder)}
     digest = hashlib.sha256(str((tmp_path / "studio").resolve()).encode()).digest()
-    assert folder.name == f"trainctl-{os.getuid()}-{int.from_bytes(digest[:8], 'big') % 16**8:08x}", "as 0.2.0 has it"
+    assert folder.name == f"trainctl-{os.getuid()}-{int.from_bytes(digest[:8], 'big') % 16**8:08x}", "as in 0.2.0"

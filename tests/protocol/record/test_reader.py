@@ -1,10 +1,11 @@
 """The reader: any zoom of a long run is exact and cheap, and every message comes back as it was written."""
 
+import contextlib
 import itertools
 import math
 import sqlite3
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -26,11 +27,15 @@ SPIKE_AT, SPIKE = 123_457, 99.0
 HOLE = range(150_000, 160_000)
 
 
-def write_steps(connection: sqlite3.Connection, count: int) -> None:
-    """`count` steps of two ranks by SQL alone, one loss in seven NULL, with a spike and a hole."""
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordReader]:
+    """Steps of two ranks, written by SQL alone: one loss in seven is NULL, with a spike and a hole."""
+    paths = RunPaths(tmp_path_factory.mktemp("long"))
+    connection = open_for_writing(paths.record, RUN_SCHEMA)
+    connection.execute("PRAGMA synchronous=OFF")
     connection.executescript(f"""
         BEGIN;
-        WITH RECURSIVE numbers(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM numbers WHERE k < {count})
+        WITH RECURSIVE numbers(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM numbers WHERE k < {LONG})
         INSERT INTO steps SELECT k, 1, 1, k, CASE WHEN k = {SPIKE_AT} THEN {SPIKE} WHEN k % 7 = 3 THEN NULL
           ELSE (k * 7919 % 1000) / 100.0 END, 3072, 24, 0.001, 1.0, 24 * k, 24, 1, 0.25 + k % 5, 3072.0 * k, NULL, 0,
           3072, 3072.0 * k, 1.0 * k FROM numbers WHERE k NOT BETWEEN {HOLE.start} AND {HOLE.stop - 1};
@@ -52,67 +57,41 @@ def write_steps(connection: sqlite3.Connection, count: int) -> None:
                 INSERT INTO rollups SELECT '{metric}', {rank}, {level}, bucket, count, low, high, mean, v
                 FROM buckets JOIN source ON step = newest""")
     connection.execute("COMMIT")
-
-
-@pytest.fixture(scope="module")
-def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordReader]:
-    paths = RunPaths(tmp_path_factory.mktemp("long"))
-    connection = open_for_writing(paths.record, RUN_SCHEMA)
-    connection.execute("PRAGMA synchronous=OFF")
-    write_steps(connection, LONG)
     connection.close()
     with RecordReader(paths) as reader:
         yield reader
 
 
-@pytest.fixture(scope="module")
-def long_values(long_run: RecordReader) -> dict[str, list[tuple[int, float]]]:
-    connection = sqlite3.connect(long_run.path)
-    queries = {
-        "loss": "SELECT step, loss FROM steps WHERE loss IS NOT NULL ORDER BY step",
-        "tokens_per_second": "SELECT step, weight / step_seconds FROM steps ORDER BY step",
-        "wait_seconds": "SELECT step, wait_seconds FROM rank_steps WHERE rank = 3 ORDER BY step",
-    }
-    found = {metric: connection.execute(sql).fetchall() for metric, sql in queries.items()}
-    connection.close()
-    return found
-
-
-def check_against(values: list[tuple[int, float]], series: m.Series, first: int, last: int, columns: int) -> None:
-    """Whether a series is what its own bucket size makes of the values first..last."""
-    buckets: dict[int, list[float]] = {}
-    for step, value in values:
-        if first <= step <= last:
-            buckets.setdefault(step // series.bucket_steps * series.bucket_steps, []).append(value)
-    assert series.steps == tuple(sorted(buckets))
-    assert len(series.steps) <= columns
-    assert series.minimum == tuple(min(found) for found in buckets.values())
-    assert series.maximum == tuple(max(found) for found in buckets.values())
-    assert series.last == tuple(found[-1] for found in buckets.values())
-    assert series.mean == pytest.approx([sum(found) / len(found) for found in buckets.values()], rel=1e-9)
-
-
-@pytest.mark.parametrize(("metric", "rank"), [("loss", None), ("tokens_per_second", None), ("wait_seconds", 3)])
 @pytest.mark.parametrize(
-    ("first", "last", "columns"),
+    ("metric", "rank", "source"),
     [
+        ("loss", None, "loss FROM steps WHERE loss IS NOT NULL"),
+        ("tokens_per_second", None, "weight / step_seconds FROM steps"),
+        ("wait_seconds", 3, "wait_seconds FROM rank_steps WHERE rank = 3"),
+    ],
+)
+def test_every_zoom_of_a_long_run_is_what_its_steps_make(
+    long_run: RecordReader, metric: str, rank: int | None, source: str
+) -> None:
+    with contextlib.closing(sqlite3.connect(long_run.path)) as connection:
+        whole = connection.execute(f"SELECT step, {source} ORDER BY step").fetchall()
+    for first, last, columns in (
         (0, None, 120), (1, LONG, 1), (1, LONG, 2), (123_000, 124_000, 120), (123_450, 123_460, 120), (99, 20_101, 80),
         (100_001, 199_999, 119), (149_000, 161_000, 100), (150_100, 150_200, 50), (LONG, LONG, 3), (7, 7, 1),
         (123_400, 123_457, 1), (0, LONG, 2000), (5, 2 * LONG, 33),
-    ],
-)  # fmt: skip
-def test_every_zoom_of_a_long_run_is_what_its_steps_make(
-    long_run: RecordReader,
-    long_values: dict[str, list[tuple[int, float]]],
-    metric: str,
-    rank: int | None,
-    first: int,
-    last: int | None,
-    columns: int,
-) -> None:
-    series = long_run.series(metric, rank, first, last, columns)
-    assert (series.metric, series.rank) == (metric, rank)
-    check_against(long_values[metric], series, first, last or LONG, columns)
+    ):  # fmt: skip
+        series = long_run.series(metric, rank, first, last, columns)
+        assert (series.metric, series.rank) == (metric, rank)
+        buckets: dict[int, list[float]] = {}
+        for step, value in whole:
+            if first <= step <= (last or LONG):
+                buckets.setdefault(step // series.bucket_steps * series.bucket_steps, []).append(value)
+        assert series.steps == tuple(sorted(buckets))
+        assert len(series.steps) <= columns
+        assert series.minimum == tuple(map(min, buckets.values()))
+        assert series.maximum == tuple(map(max, buckets.values()))
+        assert series.last == tuple(values[-1] for values in buckets.values())
+        assert series.mean == pytest.approx([sum(values) / len(values) for values in buckets.values()], rel=1e-9)
 
 
 def test_a_single_spike_is_in_the_maximum_of_its_column_at_any_zoom(long_run: RecordReader) -> None:
@@ -124,15 +103,10 @@ def test_a_single_spike_is_in_the_maximum_of_its_column_at_any_zoom(long_run: Re
     beside = long_run.series("loss", None, SPIKE_AT + 1, LONG, 120)
     assert SPIKE not in beside.maximum
     assert SPIKE not in long_run.series("loss", None, 1, SPIKE_AT - 1, 120).maximum
-
-
-def test_a_whole_run_fills_most_columns_and_leaves_the_hole_open(long_run: RecordReader) -> None:
+    # A whole run fills most columns and leaves the hole open.
     series = long_run.series("loss", columns=120)
     assert series.bucket_steps == 1700 and len(series.steps) > 100
     assert not [step for step in series.steps if step in HOLE and step + series.bucket_steps <= HOLE.stop]
-
-
-def test_ranks_are_found_without_reading_every_row(long_run: RecordReader) -> None:
     assert long_run.ranks() == (0, 3)
 
 
@@ -157,9 +131,6 @@ def test_a_zoom_covers_its_span_once_and_reads_few_rows(first: int, length: int,
     assert len(head) < zoom.level * 2 and len(tail) < zoom.level
     if zoom.level < ROLLUP_LEVELS[-1]:
         assert len(middle) // zoom.level <= 40 * columns
-
-
-# ---------------------------------------------------------------- small records
 
 
 @pytest.fixture
@@ -208,13 +179,9 @@ def test_steps_come_back_as_they_were_committed(small: RunPaths) -> None:
         assert reader.meta("name") == "demo" and reader.meta("absent") is None
 
 
-def test_totals_leave_out_what_was_retracted(small: RunPaths) -> None:
-    with RecordReader(small) as reader:
-        assert reader.totals() == Totals(4, 4 * 3072.0, 4 * 4096.0, 4 * 0.5, {"a": 8.0})
-
-
 def test_only_the_redo_of_a_retracted_step_is_seen(small: RunPaths) -> None:
     with RecordReader(small) as reader:
+        assert reader.totals() == Totals(4, 4 * 3072.0, 4 * 4096.0, 4 * 0.5, {"a": 8.0})
         assert reader.rank_steps(3) == (
             m.RankStep(
                 run="run-1", generation=m.Generation(1, 2), step=3, rank=0, node="a", tokens=8.0, samples=4,
@@ -230,7 +197,7 @@ def test_only_the_redo_of_a_retracted_step_is_seen(small: RunPaths) -> None:
         assert reader.series("memory_bytes", 5).steps == ()
 
 
-def test_events_are_paged_from_either_end(small: RunPaths) -> None:
+def test_events_are_paged_from_either_end_and_the_newest_evaluation_of_a_step_counts(small: RunPaths) -> None:
     with RecordReader(small) as reader:
         assert [event.id for event in reader.events(limit=2)[0]] == [1, 2] and reader.events(limit=2)[1]
         assert [event.id for event in reader.events(limit=2, newest=True)[0]] == [2, 3]
@@ -239,10 +206,6 @@ def test_events_are_paged_from_either_end(small: RunPaths) -> None:
             id=2, at=1001.0, severity="good", by="anna", data=Notice("micro 8 to 4"), run="run-1",
             step=2, generation=m.Generation(1, 1), command="id", verb="resize-batch", outcome="applied",
         )  # fmt: skip
-
-
-def test_the_newest_evaluation_of_a_step_counts(small: RunPaths) -> None:
-    with RecordReader(small) as reader:
         assert [(one.step, one.loss) for one in reader.evaluations()] == [(0, 6.0), (2, 4.5)]
         series = reader.series("eval_loss")
         assert series.steps == (0, 2) and series.last == (6.0, 4.5)
@@ -264,11 +227,10 @@ def test_an_empty_record_has_nothing_and_says_so_quietly(tmp_path: Path) -> None
             assert reader.series(metric, 0 if per_rank else None).steps == ()
 
 
-@pytest.mark.parametrize(("metric", "each"), [("tokens_total", 3072.0), ("committed_at", 1.0)])
-def test_tokens_and_time_are_read_at_the_ends_of_each_bucket_without_rollups(
-    long_run: RecordReader, metric: str, each: float
-) -> None:
-    for first, last, columns in ((1, LONG, 240), (100, 160, 120), (149_000, 161_000, 50), (LONG - 5, LONG + 9, 10)):
+def test_tokens_and_time_are_read_at_the_ends_of_each_bucket_without_rollups(long_run: RecordReader) -> None:
+    metrics = (("tokens_total", 3072.0), ("committed_at", 1.0))
+    spans = ((1, LONG, 240), (100, 160, 120), (149_000, 161_000, 50), (LONG - 5, LONG + 9, 10))
+    for (metric, each), (first, last, columns) in itertools.product(metrics, spans):
         series = long_run.series(metric, None, first, last, columns)
         size, standing = series.bucket_steps, [step for step in range(first, min(last, LONG) + 1) if step not in HOLE]
         assert series.steps == tuple(sorted({step // size * size for step in standing}))
@@ -278,15 +240,16 @@ def test_tokens_and_time_are_read_at_the_ends_of_each_bucket_without_rollups(
 
 
 def test_what_cannot_be_asked_is_refused_by_name(small: RunPaths) -> None:
+    refused: tuple[tuple[str, int | None, int, str], ...] = (
+        ("los", None, 120, "metric: unknown metric 'los'; the metrics are loss"),
+        ("wait_seconds", None, 120, "rank: wait_seconds is recorded per rank"),
+        ("loss", 0, 120, "rank: loss is recorded for the whole run"),
+        ("loss", None, 0, "columns: must be at least 1, not 0"),
+    )
     with RecordReader(small) as reader:
-        with pytest.raises(InvalidInputError, match="metric: unknown metric 'los'; the metrics are loss"):
-            reader.series("los")
-        with pytest.raises(InvalidInputError, match="rank: wait_seconds is recorded per rank"):
-            reader.series("wait_seconds")
-        with pytest.raises(InvalidInputError, match="rank: loss is recorded for the whole run"):
-            reader.series("loss", 0)
-        with pytest.raises(InvalidInputError, match="columns: must be at least 1, not 0"):
-            reader.series("loss", columns=0)
+        for metric, rank, columns, says in refused:
+            with pytest.raises(InvalidInputError, match=says):
+                reader.series(metric, rank, columns=columns)
 
 
 def test_what_is_no_record_is_refused_in_a_line(tmp_path: Path) -> None:
@@ -303,27 +266,16 @@ def test_what_is_no_record_is_refused_in_a_line(tmp_path: Path) -> None:
 
 def test_threads_may_share_a_reader_while_the_writer_writes(small: RunPaths) -> None:
     writer = open_for_writing(small.record, RUN_SCHEMA)
-    found: list[int] = []
-    with RecordReader(small) as reader:
-
-        def look() -> None:
-            for _ in range(50):
-                last = reader.last_step()
-                assert last is not None
-                found.append(last.step)
-
-        threads = [threading.Thread(target=look) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+    with RecordReader(small) as reader, ThreadPoolExecutor(4) as threads:
+        looks = [threads.submit(reader.last_step) for _ in range(200)]
         for number in range(5, 55):
             writer.execute(
                 f"INSERT INTO steps VALUES ({number}, 1, 2, 0, 1.0, 1, 1, 0.1, 1, 1, 1, 1, 1.0, 1, NULL, 0, 1, 1, 1)"
             )
-        for thread in threads:
-            thread.join(20)
-        assert len(found) == 200 and set(found) <= set(range(4, 55))
-        last = reader.last_step()
-        assert last is not None and last.step == 54  # no reader is stuck in an old view
+        looks.append(threads.submit(reader.last_step))
+        steps = [last.step for look in looks if (last := look.result())]
+    assert len(steps) == 201 and set(steps) <= set(range(4, 55))
+    assert steps[-1] == 54, "no reader is stuck in an old view"
     writer.close()
 
 

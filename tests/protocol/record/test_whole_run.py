@@ -1,4 +1,4 @@
-"""What is read of a whole run: sums over the steps that stand, of a record with a step that was made again."""
+"""A whole run as it is read: sums over the steps that stand, of a record with a step that was made again."""
 
 import math
 from pathlib import Path

@@ -16,13 +16,30 @@ STEPS = 150
 
 
 def healthy_facts(seed: int = 1) -> DiagnosisFacts:
-    """Of two ranks, `node-0` and `node-1`, or more."""
     made, kept = simulated.healthy(seed, STEPS)
     return simulated.facts(made, kept)
 
 
+def uneven_facts(steps: int = STEPS) -> DiagnosisFacts:
+    """Make facts of two ranks, of which `node-0` has too large a share from the start."""
+    made = simulated.cluster(1)
+    made.nodes[0].share, made.nodes[1].share = made.nodes[0].share + 16, made.nodes[1].share - 16
+    return simulated.facts(made, simulated.record(made, steps, steps))
+
+
+def scaled(facts: DiagnosisFacts, part: float) -> DiagnosisFacts:
+    """Return the facts with steps that take this part of their seconds."""
+
+    def shorter(row: m.RankStep) -> m.RankStep:
+        phases = m.Phases(**{name: part * getattr(row.phases, name) for name in m.PHASES})
+        return msgspec.structs.replace(row, phases=phases, step_seconds=part * row.step_seconds)
+
+    steps = tuple(msgspec.structs.replace(step, step_seconds=part * step.step_seconds) for step in facts.steps)
+    return dataclasses.replace(facts, parts=tuple(map(shorter, facts.parts)), steps=steps)
+
+
 def with_readings(facts: DiagnosisFacts, node: str, values: Mapping[str, float], **fields: Any) -> DiagnosisFacts:
-    """With these metrics in all readings of a node's last 50 s, and other fields."""
+    """Set these metrics in all readings of a node's last 50 s, and other fields."""
     since = facts.at - 50
     changed = tuple(
         msgspec.structs.replace(one, values={**one.values, **values}, **fields) if one.read_at >= since else one
@@ -32,7 +49,7 @@ def with_readings(facts: DiagnosisFacts, node: str, values: Mapping[str, float],
 
 
 def with_gpu(facts: DiagnosisFacts, node: str, **fields: Any) -> DiagnosisFacts:
-    """With these fields in all readings of a node's GPU in the last 50 s."""
+    """Set these fields in all readings of a node's GPU in the last 50 s."""
     gpu = msgspec.structs.replace(facts.readings[node][-1].gpus[0], **fields)
     return with_readings(facts, node, {}, gpus=(gpu,))
 
@@ -40,7 +57,6 @@ def with_gpu(facts: DiagnosisFacts, node: str, **fields: Any) -> DiagnosisFacts:
 def with_parts(
     facts: DiagnosisFacts, change: Callable[[m.RankStep], m.RankStep], newest: int = STEPS
 ) -> DiagnosisFacts:
-    """With the ranks' parts of the newest steps changed."""
     after = facts.steps[-1].step - newest
     parts = tuple(change(part) if part.step > after else part for part in facts.parts)
     return dataclasses.replace(facts, parts=parts)
@@ -49,14 +65,13 @@ def with_parts(
 def with_steps(
     facts: DiagnosisFacts, change: Callable[[m.StepCommitted], m.StepCommitted], newest: int = STEPS
 ) -> DiagnosisFacts:
-    """With the newest steps changed."""
     after = facts.steps[-1].step - newest
     steps = tuple(change(step) if step.step > after else step for step in facts.steps)
     return dataclasses.replace(facts, steps=steps)
 
 
 def longer(facts: DiagnosisFacts, rank: int, phases: Mapping[str, float], newest: int = 40) -> DiagnosisFacts:
-    """With a rank's phases longer by these factors in the newest steps; all others wait for it."""
+    """Make a rank's phases longer by these factors in the newest steps; all others wait for it."""
 
     def change(part: m.RankStep) -> m.RankStep:
         base = grown.get(part.step, 0.0)
@@ -80,7 +95,6 @@ def longer(facts: DiagnosisFacts, rank: int, phases: Mapping[str, float], newest
 
 
 def with_event(facts: DiagnosisFacts, data: AnyEvent, at: float | None = None) -> DiagnosisFacts:
-    """With an event at the last step."""
     event = m.Event(
         id=10_000 + len(facts.events), at=at if at is not None else facts.at, severity="warning", by="auto", data=data,
         run="run", step=facts.steps[-1].step,
@@ -89,22 +103,19 @@ def with_event(facts: DiagnosisFacts, data: AnyEvent, at: float | None = None) -
 
 
 def first(facts: DiagnosisFacts) -> m.Finding:
-    """The first finding."""
     findings = diagnose(facts).findings
     assert findings, "nothing was found"
     return findings[0]
 
 
 def causes(facts: DiagnosisFacts) -> list[str]:
-    """All that is found, in order."""
     return [finding.cause for finding in diagnose(facts).findings]
 
 
 def said_of(facts: DiagnosisFacts, cause: str) -> list[tuple[str, str]]:
-    """What was checked of a cause: result and text."""
+    """Return the result and text of each check of a cause."""
     return [(one.result, one.text) for one in diagnose(facts).checked if one.cause == cause]
 
 
 def commands(finding: m.Finding) -> list[str]:
-    """Those of its remedies."""
     return [remedy.command for remedy in finding.remedies if remedy.command]

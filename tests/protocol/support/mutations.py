@@ -14,7 +14,7 @@ from tools.protocol_docs import examples
 from trainctl.protocol.wire import codec
 
 HUGE_HEADERS = (b"\xdb", b"\xdd", b"\xdf", b"\xc6", b"\xc9")
-"""Of a string, an array, a map, bytes and an extension, each followed by four bytes of its length."""
+"""Headers of a string, an array, a map, bytes and an extension, each followed by four bytes of its length."""
 STRANGE: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 7, 255, 2**31, 2**53 + 1, 2**63 - 1, 2**64 - 1, -(2**63), 0.0, -0.0, 1e308, 5e-324,
     float("nan"), float("inf"), float("-inf"), "", "x", "x" * 64, "x" * 5000, "\x00", "\x1b[2J", "é" * 40, "../../etc",

@@ -1,15 +1,12 @@
 """Simulated runs with a planted cause, made from a seed: what ranks report, and what machines read meanwhile.
 
-Each phase of each rank varies by 5 % from step to step, independently. Ranks compute, wait in the sum for the slowest
-one, and sum over their link. The first step takes far longer, one step in a hundred takes 2 to 10 times as long, and
-evaluations and checkpoints are made now and then. The cause begins 60 steps before the end, but for one that is there
-from the start.
+Ranks compute, wait in the sum for the slowest one, and sum over their link. The first step takes far longer, and
+evaluations and checkpoints are made now and then. Most causes begin 60 steps before the end.
 """
 
 import dataclasses
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -78,7 +75,6 @@ class SimulatedCluster:
 
     @property
     def usual_seconds(self) -> float:
-        """Of the slowest rank's passes."""
         return max(node.curve.share_seconds(node.share, node.micro) for node in self.nodes)
 
 
@@ -98,96 +94,67 @@ def cluster(seed: int) -> SimulatedCluster:
     return SimulatedCluster(draw, nodes, draw.uniform(0.01, 0.06), has_profiles=draw.random() < 0.7)
 
 
-# ---------------------------------------------------------------- causes
+CAUSES: Final = (
+    "slow-disk", "slow-link", "lossy-link", "throttled", "stolen-cpu", "swap", "small-micro", "late-data", "slow-rank",
+    "long-checkpoint", "clip-bound", "not-finite",
+)  # fmt: skip
+"""Causes that can be planted, by the rule that must name it first."""
 
 
-def _slow_disk(c: SimulatedCluster) -> None:
-    c.victim.data_part = c.draw.uniform(0.12, 0.8)
-    waits = c.draw.uniform(20, 70)
-    c.victim.readings = {"io_pressure": waits, "disk_busy_percent": c.draw.uniform(70, 100),
-                         "disk_read_bytes_per_second": c.draw.uniform(5e6, 4e7)}  # fmt: skip
+def plant(cause: str, c: SimulatedCluster) -> None:
+    """Make a cluster suffer from a cause."""
+    uniform, victim = c.draw.uniform, c.victim
+    match cause:
+        case "slow-disk":
+            victim.data_part = uniform(0.12, 0.8)
+            victim.readings = {"io_pressure": uniform(20, 70), "disk_busy_percent": uniform(70, 100),
+                               "disk_read_bytes_per_second": uniform(5e6, 4e7)}  # fmt: skip
+        case "slow-link":
+            c.link_factor = uniform(0.2, 1.0) / c.link_part
+        case "lossy-link":
+            c.lost = uniform(0.5, 0.9)
+            for node in c.nodes:
+                node.readings = {"retransmits_per_second": uniform(5, 200), "network_out_bytes_per_second": 1e6}
+        case "throttled":
+            _slow_down(c, 1.2, 3.0)
+            if c.draw.random() < 0.5:
+                victim.readings = {"cpu_throttled_percent": uniform(20, 100)}
+            else:
+                victim.limits = (c.draw.choice(("thermal", "power", "hardware")),)
+        case "stolen-cpu":
+            _slow_down(c, 1.2, 2.5)
+            name, low = c.draw.choice((("cpu_steal_percent", 8), ("cpu_pressure", 40)))
+            victim.readings = {name: uniform(low, 90)}
+        case "swap":
+            _slow_down(c, 1.3, 4.0)
+            victim.data_part = uniform(0, 0.2)
+            victim.readings = {"swap_in_bytes_per_second": uniform(4e6, 1e8), "memory_pressure": 30.0,
+                               "swap_used_bytes": 4e9, "io_pressure": 25.0}  # fmt: skip
+        case "small-micro":
+            c.has_profiles = True
+            for node in c.nodes:
+                node.micro = 1
+        case "late-data":
+            for node in c.nodes if c.draw.random() < 0.5 else [victim]:
+                node.data_part = uniform(0.12, 0.8)
+        case "slow-rank":
+            victim.factors = {c.draw.choice(("forward", "backward")): uniform(1.5, 3.0)}
+        case "long-checkpoint":
+            c.checkpoint_part = uniform(0.08, 0.4)
+        case "clip-bound":
+            c.clip_scale = 10 ** uniform(-6, -2.3)
+        case "not-finite":
+            steps = range(STEPS - PLANTED_STEPS, STEPS + 1)
+            c.skipped = tuple(sorted(c.draw.sample(steps, c.draw.randint(4, 30))))
 
 
-def _slow_link(c: SimulatedCluster) -> None:
-    c.link_factor = c.draw.uniform(0.2, 1.0) / c.link_part
-
-
-def _lossy_link(c: SimulatedCluster) -> None:
-    c.lost = c.draw.uniform(0.5, 0.9)
-    for node in c.nodes:
-        node.readings = {"retransmits_per_second": c.draw.uniform(5, 200), "network_out_bytes_per_second": 1e6}
-
-
-def _slower(c: SimulatedCluster, low: float, high: float) -> None:
+def _slow_down(c: SimulatedCluster, low: float, high: float) -> None:
     factor = c.draw.uniform(low, high)
     c.victim.factors = {name: factor * c.draw.uniform(0.97, 1.03) for name in m.BUSY_PHASES}
 
 
-def _throttled(c: SimulatedCluster) -> None:
-    _slower(c, 1.2, 3.0)
-    if c.draw.random() < 0.5:
-        c.victim.readings = {"cpu_throttled_percent": c.draw.uniform(20, 100)}
-    else:
-        c.victim.limits = (c.draw.choice(("thermal", "power", "hardware")),)
-
-
-def _stolen_cpu(c: SimulatedCluster) -> None:
-    _slower(c, 1.2, 2.5)
-    name, low = c.draw.choice((("cpu_steal_percent", 8), ("cpu_pressure", 40)))
-    c.victim.readings = {name: c.draw.uniform(low, 90)}
-
-
-def _swap(c: SimulatedCluster) -> None:
-    _slower(c, 1.3, 4.0)
-    c.victim.data_part = c.draw.uniform(0, 0.2)
-    c.victim.readings = {"swap_in_bytes_per_second": c.draw.uniform(4e6, 1e8), "memory_pressure": 30.0,
-                         "swap_used_bytes": 4e9, "io_pressure": 25.0}  # fmt: skip
-
-
-def _tiny_micro(c: SimulatedCluster) -> None:
-    c.has_profiles = True
-    for node in c.nodes:
-        node.micro = 1
-
-
-def _late_data(c: SimulatedCluster) -> None:
-    for node in c.nodes if c.draw.random() < 0.5 else [c.victim]:
-        node.data_part = c.draw.uniform(0.12, 0.8)
-
-
-def _slow_phase(c: SimulatedCluster) -> None:
-    c.victim.factors = {c.draw.choice(("forward", "backward")): c.draw.uniform(1.5, 3.0)}
-
-
-def _long_checkpoint(c: SimulatedCluster) -> None:
-    c.checkpoint_part = c.draw.uniform(0.08, 0.4)
-
-
-def _clip_bound(c: SimulatedCluster) -> None:
-    c.clip_scale = 10 ** c.draw.uniform(-6, -2.3)
-
-
-def _not_finite(c: SimulatedCluster) -> None:
-    count = c.draw.randint(4, 30)
-    c.skipped = tuple(sorted(c.draw.sample(range(STEPS - PLANTED_STEPS, STEPS + 1), count)))
-
-
-CAUSES: Final[dict[str, Callable[[SimulatedCluster], None]]] = {
-    "slow-disk": _slow_disk, "slow-link": _slow_link, "lossy-link": _lossy_link, "throttled": _throttled,
-    "stolen-cpu": _stolen_cpu, "swap": _swap, "small-micro": _tiny_micro, "late-data": _late_data,
-    "slow-rank": _slow_phase, "long-checkpoint": _long_checkpoint, "clip-bound": _clip_bound,
-    "not-finite": _not_finite,
-}  # fmt: skip
-"""What plants each cause, by the rule that must name it first."""
-
-
-# ---------------------------------------------------------------- runs
-
-
 @dataclass
 class SimulatedRecord:
-    """All that a run left."""
-
     steps: list[m.StepCommitted] = field(default_factory=list)
     parts: list[m.RankStep] = field(default_factory=list)
     readings: dict[str, list[m.HostReading]] = field(default_factory=dict)
@@ -197,18 +164,16 @@ class SimulatedRecord:
 def planted(cause: str, seed: int, steps: int = STEPS) -> DiagnosisFacts:
     """A run with this cause, as a diagnosis sees it at its end."""
     made = cluster(seed)
-    CAUSES[cause](made)
+    plant(cause, made)
     return facts(made, record(made, steps, steps - PLANTED_STEPS))
 
 
 def healthy(seed: int, steps: int = STEPS) -> tuple[SimulatedCluster, SimulatedRecord]:
-    """A run without a cause."""
     made = cluster(seed)
     return made, record(made, steps, steps)
 
 
 def record(c: SimulatedCluster, steps: int, planted_after: int) -> SimulatedRecord:
-    """What the run's agent keeps."""
     kept, now, tokens, read_at = SimulatedRecord(), BEGAN_AT, 0.0, 0.0
     for step in range(1, steps + 1):
         is_planted = step > planted_after
@@ -293,8 +258,8 @@ def _side_plans(c: SimulatedCluster, kept: SimulatedRecord, step: int, now: floa
 
 
 def _reading(c: SimulatedCluster, node: SimulatedNode, now: float, *, is_planted: bool) -> m.HostReading:
-    values = {**QUIET, **(node.readings if is_planted else {})}
-    values = {name: value * _noise(c) for name, value in values.items()}
+    readings = QUIET | (node.readings if is_planted else {})
+    values = {name: value * _noise(c) for name, value in readings.items()}
     gpu = m.GpuReading(
         "NVIDIA A100", utilization_percent=90.0, clock_mhz=1400.0 if is_planted and node.limits else 1700.0,
         temperature_celsius=60.0, clock_limits=node.limits if is_planted else (),
@@ -303,9 +268,6 @@ def _reading(c: SimulatedCluster, node: SimulatedNode, now: float, *, is_planted
         node=node.name, read_at=now, cpu_percent=60.0, memory_used_bytes=40_000_000_000,
         memory_total_bytes=64_000_000_000, disk_free_bytes=10**12, gpus=(gpu,), values=values,
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------- facts
 
 
 def facts(c: SimulatedCluster, kept: SimulatedRecord, last: int | None = None, newest: int = STEPS) -> DiagnosisFacts:
@@ -317,18 +279,13 @@ def facts(c: SimulatedCluster, kept: SimulatedRecord, last: int | None = None, n
     return DiagnosisFacts(
         at=at, is_live=True, view=view(c, last), config=CONFIG, steps=tuple(steps),
         parts=tuple(kept.parts[count * (steps[0].step - 1) : count * last]), step_age_seconds=0.5,
-        readings={node: _until(found, at) for node, found in kept.readings.items()},
+        readings={node: tuple(one for one in rows if one.read_at <= at)[-200:] for node, rows in kept.readings.items()},
         events=tuple(event for event in kept.events if event.at <= at)[-100:],
         profiles=profiles(c) if c.has_profiles else {}, checkpoint_step=last - last % 50 or None,
     )  # fmt: skip
 
 
-def _until(found: list[m.HostReading], at: float) -> tuple[m.HostReading, ...]:
-    return tuple(one for one in found if one.read_at <= at)[-200:]
-
-
 def view(c: SimulatedCluster, step: int) -> m.RunView:
-    """The run as its agent shows it."""
     compute = m.Compute(dtype="bfloat16", attention="sdpa")
     ranks = tuple(
         m.RankView(rank=rank, node=node.name, state="run", since_at=BEGAN_AT, share=node.share,
@@ -345,13 +302,11 @@ def view(c: SimulatedCluster, step: int) -> m.RunView:
 
 
 def profiles(c: SimulatedCluster) -> dict[int, ProfileSummary]:
-    """Calibrations by rank."""
-    lead = c.nodes[0].name
-    rate = 0.8e9
+    link = LinkRate(c.nodes[0].name, 0.8e9, 0.8e9, 0.001)
     return {
         rank: ProfileSummary(
             created_at=BEGAN_AT, passes=tuple(Pass(micro=size, seconds=node.curve.seconds(size)) for size in SIZES),
-            links=() if node.name == lead else (LinkRate(lead, rate, rate, 0.001),),
+            links=(link,) if rank else (),
         )
         for rank, node in enumerate(c.nodes)
     }  # fmt: skip
@@ -369,15 +324,11 @@ CONFIG: Final[RunFile] = run_file.parse({
 
 
 def with_config(known: DiagnosisFacts, **tables: dict[str, object]) -> DiagnosisFacts:
-    """With other settings: fields by table."""
-    assert known.config is not None
     raw = run_file.to_dict(known.config)
     changed = {**raw, **{name: {**raw.get(name, {}), **fields} for name, fields in tables.items()}}
     return dataclasses.replace(known, config=run_file.parse(changed))
 
 
 def with_rank(known: DiagnosisFacts, rank: int, **changes: object) -> DiagnosisFacts:
-    """With another view of a rank."""
-    assert known.view is not None
     ranks = tuple(msgspec.structs.replace(one, **changes) if one.rank == rank else one for one in known.view.ranks)
     return dataclasses.replace(known, view=msgspec.structs.replace(known.view, ranks=ranks))

@@ -1,10 +1,7 @@
 """Simulated runs of one to 24 hours: how long each step takes, and what happens between steps.
 
-A run has 2,000 to 20,000 steps and lasts 1 to 24 hours. Its steps vary by 5 % from one to the next. Its speed drifts as
-a random walk, by 1 to 5 % (standard deviation) from start to end. The first steps are slow, and one step in a hundred
-takes 2 to 10 times as long. An evaluation follows every 100 to 500 steps and the last one, and a checkpoint every 250
-to 1,000. Faults are a Poisson process, 3 a run in the mean: each takes 20 to 120 seconds, and one in twenty also undoes
-the steps since the last checkpoint.
+A run's speed drifts as a random walk, by 1 to 5 % (standard deviation) from start to end. Its first steps are slow.
+Faults are a Poisson process: each takes 20 to 120 seconds, and some also undo the steps since the last checkpoint.
 """
 
 import math
@@ -40,12 +37,11 @@ class SimulatedRun(NamedTuple):
     happenings: tuple[Happening, ...]
 
     def at(self, part: float) -> int:
-        """How many happenings there are until this part of the steps is first committed."""
+        """Count the happenings until this part of the steps is first committed."""
         return next(count for count, one in enumerate(self.happenings, 1) if one.step >= part * self.steps)
 
 
 def simulated(seed: int) -> SimulatedRun:
-    """The run of this seed."""
     chance = random.Random(seed)
     steps = round(2000 * 10 ** chance.random())
     usual = 3600 * 24 ** chance.random() / steps

@@ -34,19 +34,16 @@ class Rank:
     is_free: bool  # whether the micro-batch may be chosen
 
     def pass_seconds(self, size: int) -> float:
-        """As calibrated."""
         if not size:
             return 0.0
         return (self.a_pass + self.a_sample * size) * (1 + self.fall * max(0.0, math.log2(size / self.peak)))
 
     def seconds(self, share: int, micro: int) -> float:
-        """Of a step, now."""
         passes, rest = divmod(share, micro)
         busy = passes * self.pass_seconds(micro) + self.pass_seconds(rest)
         return self.slowdown * busy + self.floor
 
     def best_seconds(self, share: int) -> float:
-        """With the best micro-batch that it may run."""
         sizes = range(1, min(self.micro, share) + 1) if self.is_free else (self.micro,)
         return min(self.seconds(share, size) for size in sizes)
 
@@ -54,13 +51,11 @@ class Rank:
         """Micro-batches 1, 2, 4 and so on up to the most, and half-way to the fastest one's neighbours, as a
         calibration tries them; each measured once."""
         made = [*(2**power for power in range(11) if 2**power < self.micro), self.micro]
-        passes = [self._timed(size, noise, chance) for size in made]
-        for _ in range(HALVINGS):
-            passes += [self._timed(size, noise, chance) for size in between(passes)]
+        passes: list[Pass] = []
+        for _ in range(1 + HALVINGS):
+            sizes = between(passes) if passes else made
+            passes += [Pass(size, self.pass_seconds(size) * chance.lognormvariate(0, noise)) for size in sizes]
         return sorted((one.micro, one.seconds) for one in passes)
-
-    def _timed(self, size: int, noise: float, chance: random.Random) -> Pass:
-        return Pass(size, self.pass_seconds(size) * chance.lognormvariate(0, noise))
 
     def timings(self, share: int, noise: float, chance: random.Random) -> list[Timing]:
         """Reported steps, with the micro-batch that is set."""
@@ -87,8 +82,6 @@ def cluster(chance: random.Random, ranks: int) -> list[Rank]:
 
 
 class Known(NamedTuple):
-    """What a cluster has calibrated and reported."""
-
     points: list[list[Point]]
     timings: list[list[Timing]]
 
@@ -101,7 +94,6 @@ def known(ranks: Sequence[Rank], total: int, noise: float, chance: random.Random
 
 
 def costs(ranks: Sequence[Rank], total: int, seen: Known, noise: float) -> dict[int, ShareCost]:
-    """By models of what is known."""
     curves = {at: PassCurve.smoothed(points, noise) for at, points in enumerate(seen.points)}
     made = models(dict(enumerate(seen.timings)), curves)
     micros = {at: rank.micro for at, rank in enumerate(ranks)}
@@ -109,12 +101,11 @@ def costs(ranks: Sequence[Rank], total: int, seen: Known, noise: float) -> dict[
 
 
 def step_seconds(ranks: Sequence[Rank], shares: Mapping[int, int], micros: Mapping[int, int]) -> float:
-    """Of the slowest rank, without noise."""
     return max(rank.seconds(shares[at], min(micros[at], shares[at])) for at, rank in enumerate(ranks))
 
 
 def best_seconds(ranks: Sequence[Rank], total: int) -> float:
-    """Of the best of all splits and micro-batches, by trying them."""
+    """Try all splits and micro-batches for the best one."""
     by_rank = [[math.inf, *(rank.best_seconds(share) for share in range(1, total + 1))] for rank in ranks]
     best = by_rank[0]
     for alone in by_rank[1:]:

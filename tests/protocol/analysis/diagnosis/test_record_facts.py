@@ -4,12 +4,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import tomli_w
 from tests.protocol.support import planted_causes as simulated
 from tests.protocol.support.planted_causes import SimulatedCluster, SimulatedRecord
+from tests.protocol.support.run_files import good
 from tests.tiers import is_soak
 
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
 from trainctl.protocol.analysis.diagnosis.record_facts import EVENTS_READ, config_of, facts_of_record
@@ -22,14 +23,11 @@ CAUSES = [*simulated.CAUSES] if is_soak() else ["slow-disk", "slow-rank", "long-
 
 
 def written(folder: Path, c: SimulatedCluster, kept: SimulatedRecord) -> RunPaths:
-    """The run as its agent records it."""
+    """Record the run as its agent does."""
     paths = RunPaths(folder)
-    parts: dict[int, list[m.RankStep]] = {}
-    for part in kept.parts:
-        parts.setdefault(part.step, []).append(part)
     with RunDb(paths) as db:
         for step in kept.steps:
-            db.commit(step, parts[step.step], step.committed_at)
+            db.commit(step, [part for part in kept.parts if part.step == step.step], step.committed_at)
         for readings in kept.readings.values():
             for reading in readings:
                 db.host(reading)
@@ -43,7 +41,7 @@ def written(folder: Path, c: SimulatedCluster, kept: SimulatedRecord) -> RunPath
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_record_is_diagnosed_like_the_live_run(cause: str, tmp_path: Path) -> None:
     made = simulated.cluster(5)
-    simulated.CAUSES[cause](made)
+    simulated.plant(cause, made)
     if made.skipped:
         made.skipped = tuple(range(STEPS - 20, STEPS, 3))
     paths = written(tmp_path, made, simulated.record(made, STEPS, STEPS - simulated.PLANTED_STEPS))
@@ -63,7 +61,6 @@ def test_an_agent_adds_what_only_it_knows(tmp_path: Path) -> None:
     with RecordReader(written(tmp_path, made, kept)) as reader:
         at = kept.steps[-1].committed_at + 95
         view = simulated.with_rank(simulated.facts(made, kept), 1, state="hung").view
-        assert view is not None
         newest = {node: (msgspec.structs.replace(found[-1], read_at=at),) for node, found in kept.readings.items()}
         live = LiveFacts(view, profiles=simulated.profiles(made), readings=newest, step_age_seconds=95.0)
         facts = facts_of_record(reader, simulated.CONFIG, live=live, at=at)
@@ -88,24 +85,16 @@ def test_a_checkpoint_is_found_behind_many_other_events(tmp_path: Path) -> None:
     assert [event.step for event in early] == [40]
 
 
-def test_an_empty_record_finds_nothing(tmp_path: Path) -> None:
-    with RunDb(RunPaths(tmp_path)):
-        pass
+def test_an_empty_record_finds_nothing_and_the_run_file_is_read_where_there_is_one(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    RunDb(paths).__enter__().close()
     with RecordReader(tmp_path) as reader:
         found = diagnose(facts_of_record(reader))
     assert found.findings == ()
     assert {one.result for one in found.checked} == {"unknown"}
-
-
-def test_the_run_file_is_read_where_there_is_one(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
     assert config_of(paths) is None
     paths.run_file.write_text("not a run file", "utf-8")
     assert config_of(paths) is None
-    paths.run_file.write_text(
-        '[run]\nname = "a"\nsteps = 1\n[model]\npath = "m"\n[data]\npath = "d"\n[batch]\nglobal = 1\nmicro = 1\n'
-        "[optimizer]\nlearning_rate = 1e-4\n", "utf-8",
-    )  # fmt: skip
+    paths.run_file.write_text(tomli_w.dumps(good()), "utf-8")
     config = config_of(paths)
-    assert config is not None
-    assert config.run.name == "a"
+    assert config is not None and config.run.name == "sft-1b"

@@ -3,14 +3,16 @@
 import dataclasses
 
 import msgspec
-from tests.protocol.support import planted_causes as simulated
 from tests.protocol.support.diagnosed import (
     causes,
+    commands,
+    first,
     healthy_facts,
     longer,
     said_of,
+    scaled,
+    uneven_facts,
     with_parts,
-    with_steps,
 )
 
 from trainctl.protocol import messages as m
@@ -21,86 +23,76 @@ from trainctl.protocol.analysis.diagnosis.situation import Situation
 FORK = 50
 
 
+def test_a_slow_rank_is_named_with_its_phase() -> None:
+    for phase in ("forward", "backward"):
+        found = first(longer(healthy_facts(), 1, {phase: 2.0}))
+        assert (found.cause, found.title) == ("slow-rank", f"node-1 is slow in {phase}")
+    ladder = commands(found)
+    assert (ladder[0], ladder[-1]) == ("trainctl send rebalance auto=true", "trainctl calibrate --node node-1")
+
+
 def uneven(steps: int = 150, part: float = 1.0) -> DiagnosisFacts:
-    """Of a rank with too large a share, whose steps take a part of the usual seconds."""
-    made = simulated.cluster(1)
-    made.nodes[0].share, made.nodes[1].share = made.nodes[0].share + 16, made.nodes[1].share - 16
-    facts = simulated.facts(made, simulated.record(made, steps, steps))
-
-    def shorter(one: m.RankStep) -> m.RankStep:
-        phases = m.Phases(**{name: part * getattr(one.phases, name) for name in m.PHASES})
-        return msgspec.structs.replace(one, phases=phases, step_seconds=part * one.step_seconds)
-
-    whole = with_steps(facts, lambda one: msgspec.structs.replace(one, step_seconds=part * one.step_seconds), steps)
-    return dataclasses.replace(with_parts(whole, shorter, steps), profiles={})
+    return dataclasses.replace(scaled(uneven_facts(steps), part), profiles={})
 
 
-def test_short_steps_have_to_be_slow_for_ten_seconds() -> None:
-    assert "slow-rank" in causes(uneven(150, 0.1))
-    early = uneven(40, 0.1)
-    assert causes(early) == []
-    assert said_of(early, "slow-rank") == [("unknown", "10 s or 300 steps of the present plan")]
+def test_short_steps_have_to_be_slow_for_ten_seconds_or_many_times() -> None:
+    """As many very short steps as are read of a record take less than 10 s."""
+    for steps, part, is_slow in ((150, 0.1, True), (40, 0.1, False), (400, 0.02, True), (250, 0.02, False)):
+        assert ("slow-rank" in causes(uneven(steps, part))) is is_slow
 
 
-def test_very_short_steps_are_judged_once_there_are_many() -> None:
-    """As many as are read of a record take less than 10 s."""
-    assert "slow-rank" in causes(uneven(400, 0.02))
-    assert "slow-rank" not in causes(uneven(250, 0.02))
+def test_ranks_that_keep_each_other_waiting_by_turns_or_not_at_all_are_not_slow() -> None:
+    def in_one_of(every: int, part: m.RankStep) -> m.RankStep:
+        late = part.phases.busy if part.step % every == 0 and part.rank == 1 else 0.0
+        phases = msgspec.structs.replace(part.phases, backward=part.phases.backward + 2 * late)
+        return msgspec.structs.replace(part, phases=phases)
 
-
-def test_long_steps_are_judged_before_there_are_many() -> None:
-    """Eight of them, of 4 s or so, beside usual ones."""
-    facts = healthy_facts()
-    facts = longer(longer(facts, 1, {"forward": 4.0, "backward": 4.0}, newest=8), 0, {"forward": 1.0}, newest=8)
-    assert causes(facts) == ["slow-rank"]
-
-
-def by_turns(part: m.RankStep, every: int) -> m.RankStep:
-    """Node-0 has its turn in one of so many steps, and all others wait for it."""
-    late = part.phases.busy if part.step % every == 0 and part.rank == 1 else 0.0
-    phases = msgspec.structs.replace(part.phases, backward=part.phases.backward + 2 * late)
-    return msgspec.structs.replace(part, phases=phases)
-
-
-def test_ranks_that_keep_each_other_waiting_by_turns_are_not_slow() -> None:
-    facts = uneven()
-    assert causes(with_parts(facts, lambda part: by_turns(part, 12))) == ["slow-rank"]
-    turns = with_parts(facts, lambda part: by_turns(part, 4))
-    assert causes(turns) == []
-    assert said_of(turns, "slow-rank")[0][1].endswith(" of the steps: they wait by turns")
+    assert causes(with_parts(uneven(), lambda part: in_one_of(12, part))) == ["slow-rank"]
+    assert causes(with_parts(uneven(), lambda part: in_one_of(4, part))) == []
+    assert causes(longer(longer(healthy_facts(3), 1, {"forward": 1.04}), 0, {"forward": 1.04})) == []
 
 
 def test_passes_that_became_longer_on_all_ranks_make_no_rank_slow() -> None:
     """Longer samples, or a machine that they share and that is busier."""
-    facts = healthy_facts()
-    slower = longer(facts, 1, {"forward": 1.5, "backward": 1.5}, newest=40)
+    slower = longer(healthy_facts(), 1, {"forward": 1.5, "backward": 1.5})
     assert causes(slower) == ["slow-rank"]
-    both = longer(slower, 0, {"forward": 1.5, "backward": 1.5}, newest=40)
-    assert "slow-rank" not in causes(both)
+    assert causes(longer(healthy_facts(), 1, {"forward": 4.0, "backward": 4.0}, newest=8)) == ["slow-rank"], (
+        "long steps"
+    )
+    assert "slow-rank" not in causes(longer(slower, 0, {"forward": 1.5, "backward": 1.5}))
 
 
-def read(facts: DiagnosisFacts, cpu_percent: float, **values: float) -> DiagnosisFacts:
-    """With only these readings of the processors, from the start on."""
-    readings = {
-        node: tuple(msgspec.structs.replace(one, cpu_percent=cpu_percent, values=values) for one in known)
-        for node, known in facts.readings.items()
-    }
-    return dataclasses.replace(facts, readings=readings)
+def test_a_split_that_saves_little_of_the_wait_blames_no_rank() -> None:
+    """Ranks that share processors: a rank waits for its turn, whatever its share."""
+    facts = uneven_facts()
+    assert first(facts).title == "node-0 has too large a share"
+    assert commands(first(facts))[0] == "trainctl send rebalance auto=true"
+
+    def waits(part: m.RankStep) -> m.RankStep:
+        more = 20 * part.phases.busy if part.rank == 1 else 0.0
+        return msgspec.structs.replace(part, phases=msgspec.structs.replace(part.phases, sync=part.phases.sync + more))
+
+    crowded = with_parts(facts, waits)
+    steps = tuple(msgspec.structs.replace(step, step_seconds=20 * step.step_seconds) for step in facts.steps)
+    assert "slow-rank" not in causes(dataclasses.replace(crowded, steps=steps))
 
 
 def test_a_busy_machine_needs_a_larger_slowdown() -> None:
-    facts = longer(healthy_facts(), 1, {"backward": 1.35})
-    assert "slow-rank" in causes(read(facts, 100.0, cpu_pressure=2.0))
-    assert "slow-rank" not in causes(read(facts, 100.0, cpu_pressure=70.0))
-    larger = longer(healthy_facts(), 1, {"backward": 2.0})
-    assert "slow-rank" in causes(read(larger, 100.0, cpu_pressure=70.0))
-
-
-def test_without_pressure_a_machine_whose_processors_are_all_in_use_is_not_judged() -> None:
-    assert causes(read(uneven(), 60.0)) == ["slow-rank"]
-    full = read(uneven(), 100.0)
-    assert causes(full) == []
-    assert said_of(full, "slow-rank") == [("unknown", "CPU pressure, and all processors are in use")]
+    for factor, cpu_percent, values, is_slow in (
+        (1.35, 100.0, {"cpu_pressure": 2.0}, True),
+        (1.35, 100.0, {"cpu_pressure": 70.0}, False),
+        (2.0, 100.0, {"cpu_pressure": 70.0}, True),
+        (2.0, 60.0, {}, True),
+        (2.0, 100.0, {}, False),  # all processors are in use, and pressure isn't known
+    ):
+        facts = longer(healthy_facts(), 1, {"backward": factor})
+        readings = {
+            node: tuple(msgspec.structs.replace(row, cpu_percent=cpu_percent, values=values) for row in rows)
+            for node, rows in facts.readings.items()
+        }
+        facts = dataclasses.replace(facts, readings=readings)
+        assert ("slow-rank" in causes(facts)) is is_slow
+        assert values or is_slow or "unknown" in dict(said_of(facts, "slow-rank"))
 
 
 def test_the_first_steps_of_a_branch_are_left_out_as_those_of_a_run() -> None:
