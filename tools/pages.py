@@ -37,7 +37,7 @@ _HEADINGS: Final = {"": "Everywhere", "stepprofile": "Profile"}
 """Headings of screens whose actions have another name."""
 
 
-def keys() -> str:
+def keys_page() -> str:
     """Return docs/keys.md."""
     lines: list[str] = []
     where = None
@@ -51,7 +51,7 @@ def keys() -> str:
     return generated.filled(Path("docs/keys.md"), {"keys": "\n".join(lines), "themes": themes})
 
 
-def diagnosis() -> str:
+def diagnosis_page() -> str:
     """Return docs/diagnosis.md."""
     table = ["| cause | what is wrong | what shows it | explains |", "| --- | --- | --- | --- |"]
     for rule in RULES:
@@ -74,8 +74,8 @@ def files() -> Iterator[tuple[Path, bytes]]:
         docs.DEFAULT_PATH: docs.page,
         agents_page.DEFAULT_PATH: agents_page.page,
         schema.DEFAULT_PATH: schema.page,
-        Path("docs/keys.md"): keys,
-        Path("docs/diagnosis.md"): diagnosis,
+        Path("docs/keys.md"): keys_page,
+        Path("docs/diagnosis.md"): diagnosis_page,
     }
     for path, page in pages.items():
         yield generated.ROOT / path, page().encode()
