@@ -1,6 +1,6 @@
 """What it costs to be hosted: tokens/s of a run under an agent, recorded and watched, over the backend's bare loop.
 
-    python benchmarks/hosted_overhead.py [--backend torch|mlx] [--steps N] [--rounds N] [--threads N]
+    python -m benchmarks hosted_overhead [--backend torch|mlx] [--steps N] [--rounds N] [--threads N]
 
 Both sides train the demo's model on the demo's text with the same batches, in turns within one run, so that whatever
 else the machine does weighs on both. The bare loop is the backend's own calls and nothing else: no agent, no record, no

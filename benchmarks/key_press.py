@@ -1,6 +1,6 @@
 """How long from Enter in the full-screen program's dialog to "applied", beyond the two steps that a command may wait.
 
-    python benchmarks/key_press.py [--presses N]
+    python -m benchmarks key_press [--presses N]
 
 One agent trains the demo's model; the program runs here with its screen drawn into memory. A command applies within two
 steps, so what is counted is the rest: wait until the dialog says applied, less the two steps that ended at the step it

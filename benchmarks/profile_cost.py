@@ -1,6 +1,6 @@
 """What a profile leaves behind: the length of a run's later steps, beside those of a run that is never profiled.
 
-    python benchmarks/profile_cost.py [--backend torch|mlx] [--pairs N] [--steps N] [--threads N]
+    python -m benchmarks profile_cost [--backend torch|mlx] [--pairs N] [--steps N] [--threads N]
 
 Two agents each host the same run, both at once, so that what slows the machine slows both. Every other turn begins with
 a profile of 3 steps of one of them, and counts the steps that end after the last recorded one: the loop waits for the
