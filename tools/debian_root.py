@@ -85,8 +85,8 @@ def command_line(root: Path, command: Sequence[str | Path]) -> list[str]:
             place.mkdir(exist_ok=True)
         else:
             place.touch()
-    path = "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"
-    variables = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "CHECKOUT": str(ROOT)}
+    programs = "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"
+    variables = {"PATH": programs, "HOME": "/root", "LANG": "C.UTF-8", "CHECKOUT": str(ROOT)}
     variables |= {f"PIP_{name.upper().replace('-', '_')}": value for name, value in settings.items()}
     environment = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
     namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]

@@ -6,6 +6,7 @@ and that of a verb's argument from its declaration.
 
 import ast
 import functools
+import importlib
 import inspect
 import io
 import re
@@ -22,50 +23,24 @@ from msgspec import inspect as shape
 from tools.protocol_docs import examples, generated, meanings
 from tools.protocol_docs.conversations import UNIONS, types_of
 from trainctl.protocol import messages as m
-from trainctl.protocol.calibration import profile
-from trainctl.protocol.config import prompts
-from trainctl.protocol.messages import (
-    base,
-    diagnosis,
-    events,
-    guests,
-    kept,
-    peers,
-    profiles,
-    replies,
-    requests,
-    telemetry,
-    trainer,
-    verbs,
-)
+from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
-SOURCES = (
-    base,
-    prompts,
-    profile,
-    profiles,
-    trainer,
-    telemetry,
-    events,
-    guests,
-    requests,
-    peers,
-    kept,
-    diagnosis,
-    replies,
+_MODULES = (
+    "messages.base config.prompts calibration.profile messages.profiles messages.trainer messages.telemetry"
+    " messages.events messages.guests messages.requests messages.peers messages.kept messages.diagnosis"
+    " messages.replies"
 )
+SOURCES = tuple(importlib.import_module(f"trainctl.protocol.{name}") for name in _MODULES.split())
 """Where messages and their parts are written, in the order of the page."""
 CLIENT_TALKS = ("client to agent", "agent to client", "published by an agent")
 """The conversations that a client takes part in; the others are on the page of agents."""
 Comments = dict[str, dict[str, str]]
 """Class -> field -> the comment beside it."""
 CONSTANTS = {"None": "null", "True": "true", "False": "false"}
-
-
 SHOWN = (
     ("client to agent", "snapshot-request"),
     ("client to agent", "command"),

@@ -14,6 +14,7 @@ import msgspec
 from tools.protocol_docs import generated
 from tools.protocol_docs.conversations import DECODERS, UNIONS
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.wire import codec
 
 FILE = generated.ROOT / "tests" / "golden" / "wire.jsonl"
@@ -25,7 +26,7 @@ def _message(line: dict[str, Any]) -> m.Message:
         message: m.Message = DECODERS[line["conversation"]](bytes.fromhex(line.get("frame", "")))
         if _plain(message) == line["message"]:
             return message
-    except codec.ProtocolError:
+    except ProtocolError:
         pass
     return msgspec.json.decode(  # type: ignore[no-any-return]
         msgspec.json.encode(line["message"]), type=UNIONS[line["conversation"]]
