@@ -17,7 +17,7 @@ OPTIONS: dict[str, Sequence[str]] = {
     "finetune_speed": ("--backends torch", "--backends mlx --batch 1 --steps 1"),
     "simulate": ("--real",),
 }
-"""What `all` runs a benchmark with, if not once without options."""
+"""The options of each call that `all` makes; without an entry it makes one call without options."""
 
 
 def list_all() -> int:

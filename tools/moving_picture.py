@@ -31,7 +31,7 @@ PATIENCE_SECONDS: Final = 300.0
 
 @dataclass(frozen=True)
 class Scene:
-    """What is pressed, and what the screen waits for before it is drawn."""
+    """A picture of the screen: the keys before it, and what it waits for."""
 
     keys: Sequence[str]
     until: Callable[[TrainctlApp], bool]
@@ -47,7 +47,7 @@ def _states(app: TrainctlApp) -> set[m.RankState]:
 
 
 def _kill_a_trainer(app: TrainctlApp) -> None:
-    """That of rank 1, which is this user's own process."""
+    """Kill that of rank 1, which is this user's own process."""
     ranks = app.live.run.ranks if app.live.run is not None else ()
     pid = next((rank.pid for rank in ranks if rank.rank == 1), None)
     if pid is not None:
@@ -72,7 +72,7 @@ SCENES: Final = (
 
 
 async def scenes(address: str) -> list[str]:
-    """Each scene as an SVG document."""
+    """Return each scene as an SVG document."""
     app = TrainctlApp(lambda: ClusterSource(address, by="anna"), address=address)
     drawn = []
     async with app.run_test(size=SIZE) as pilot:
@@ -88,8 +88,8 @@ async def scenes(address: str) -> list[str]:
 
 
 def moving(pictures: Sequence[str], seconds: float = SCENE_SECONDS) -> str:
-    """One SVG that shows each picture for `seconds`, again and again. Their names are apart already: each is made from
-    what is in it."""
+    """Return one SVG that shows each picture for `seconds`, again and again. Their names are apart already: each is
+    made from what is in it."""
     box = re.search(r'viewBox="([^"]*)"', pictures[0])
     if box is None:
         raise ValueError("no picture of a screen")

@@ -65,7 +65,7 @@ def filled(path: Path, blocks: Mapping[str, str]) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Where links into a page can lead: its headings, as GitHub names them."""
+    """Return where links into a page can lead: its headings, as GitHub names them."""
     heads = (line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     return {re.sub(r"[^\w\- ]", "", head).lower().replace(" ", "-") for head in heads}
 
@@ -83,7 +83,7 @@ def messages(talks: Iterable[str], parts: Iterable[type[msgspec.Struct]]) -> dic
 
 
 def field_comments(*modules: ModuleType) -> Comments:
-    """The comments at the ends of the lines of each class's fields."""
+    """Return the comments at the ends of the lines of each class's fields."""
     found: Comments = {}
     for module in modules:
         found |= _comments_of(inspect.getsource(module))
@@ -113,34 +113,34 @@ def _lines(field: ast.AnnAssign) -> range:
 
 
 def comment(kind: type, name: str, comments: Comments) -> str:
-    """What the comment beside a field says, even that of a type above it."""
+    """Return the comment beside a field, also one of a type above it, or the field's meaning."""
     said = (comments[base.__name__][name] for base in kind.__mro__ if name in comments.get(base.__name__, {}))
     return plain(next((text for text in said if text), "") or meanings.of(kind, name))
 
 
 def purpose(kind: type) -> str:
-    """What its docstring says of a type, on one line."""
+    """Return a type's docstring on one line."""
     return plain(" ".join((vars(kind).get("__doc__") or "").split()))
 
 
 def plain(text: str) -> str:
-    """Words of the source with its constants named as every language names them."""
+    """Return words of the source with its constants named as every language names them."""
     return re.sub(r"\b(None|True|False)\b", lambda found: CONSTANTS[found[0]], text)
 
 
 def portable(pattern: str) -> str:
-    """A pattern whose end is written as other languages do."""
+    """Return a pattern whose end is written as other languages do."""
     return pattern.replace(r"\Z", "$")
 
 
 def client_parts() -> list[type[msgspec.Struct]]:
-    """The parts of what clients send and receive."""
+    """Return the parts of what clients send and receive."""
     _, named = msgspec.json.schema_components([UNIONS[talk] for talk in CLIENT_TALKS])
     return [kind for kind in part_types() if kind.__name__ in named]
 
 
 def part_types() -> list[type[msgspec.Struct]]:
-    """The structs inside messages, in the order of the source."""
+    """Return the structs inside messages, in the order of the source."""
     structs = [
         kind
         for module in SOURCES
@@ -156,7 +156,7 @@ def part_types() -> list[type[msgspec.Struct]]:
 
 
 def words(kind: shape.Type) -> str:
-    """A field's type as a person of any language reads it."""
+    """Return a field's type as a person of any language reads it."""
     match kind:
         case shape.Metadata(type=within):
             return words(within)

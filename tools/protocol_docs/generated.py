@@ -1,4 +1,4 @@
-"""What the commands that generate a file share: fill the blocks of a page, write it, or check that it is up to date.
+"""Fill the blocks of a page, write it, or check that it is up to date, for all commands that generate a file.
 
 A block of a page stands between the lines `<!-- generated: NAME -->` and `<!-- end -->`. All else is written by hand.
 """

@@ -28,7 +28,7 @@ Schema = dict[str, Any]
 
 
 def schema() -> Schema:
-    """The whole document."""
+    """Return the whole document."""
     unions = {conversation_name(talk): union for talk, union in UNIONS.items()}
     arguments = [verb.args for verb in verbs.VERBS.values()]
     _, types = msgspec.json.schema_components([*unions.values(), *arguments], ref_template=REFERENCE)
