@@ -1,6 +1,6 @@
 """What `trainctl advise` predicts, beside what is then measured, with real agents on this machine.
 
-    sudo python benchmarks/advise.py [--cases one,equal,quotas,mixed,link,scoring] [--steps N]
+    sudo python -m benchmarks advise [--cases one,equal,quotas,mixed,link,scoring] [--steps N]
 
 Each case calibrates its nodes, alone and at once, asks for advice, and then runs what was advised about: one rank; two
 equal torch ranks; two held to 100 and 20 % of a core; a torch and an MLX rank; two whose loopback carries 100 Mbit/s

@@ -1,6 +1,6 @@
 """What packing, length grouping and micro_tokens are worth: tokens/s of one rank on short samples of unlike lengths.
 
-    python benchmarks/batching_speed.py [--backend torch|mlx] [--rounds N] [--threads N] [--sequence N]
+    python -m benchmarks batching_speed [--backend torch|mlx] [--rounds N] [--threads N] [--sequence N]
         [--clock wall|cpu]
 
 Four ways to process the same samples, in turns: in the order of their positions, padded (plain); the longest of each

@@ -1,6 +1,6 @@
 """The cost of a step in the conductor, beside that in 0.2.0: milliseconds at 8, 64 and 128 ranks.
 
-    python benchmarks/conductor.py [--steps N] [--rounds N]
+    python -m benchmarks conductor [--steps N] [--rounds N]
 
 Both versions run in a process of their own and take turns: the same events, without trainers, sockets or disk. 0.2.0 is
 that of the wheels which the tests keep. Prints a table and one JSON object with the 95 % interval of each median

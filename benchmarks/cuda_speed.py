@@ -1,7 +1,7 @@
 """Training in bfloat16 on an NVIDIA GPU: one rank's steps against a plain torch loop, the same compiled, and
 transformers' Trainer.
 
-    python benchmarks/cuda_speed.py [--sizes 0.1B,1B] [--rounds N] [--steps N] [--device cuda]
+    python -m benchmarks cuda_speed [--sizes 0.1B,1B] [--rounds N] [--steps N] [--device cuda]
 
 Llamas of 0.1 and 1 billion parameters on random tokens, 2,048 per sample, two micro-batches a step. Ours is measured
 with and without `compile = "default"`. Both loops keep float32 weights beside bfloat16 ones, clip, and update by

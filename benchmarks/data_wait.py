@@ -1,6 +1,6 @@
 """How long training waits for data: the share of a step's time that ranks spend in the phase `data`, by their records.
 
-    python benchmarks/data_wait.py [--steps N] [--cases LIST]
+    python -m benchmarks data_wait [--steps N] [--cases LIST]
 
 `demo` is `trainctl demo`, whose text is tokenized before its first step. `rows` is one rank on a few MB of JSONL alone.
 `tokenizing` is the same rank while another process tokenizes a much larger JSONL file on all cores of this machine.

@@ -1,6 +1,6 @@
 """Two equal torch ranks under agents against torch DDP, side by side in one run.
 
-    python benchmarks/equal.py [--steps N] [--rounds N] [--parameters 1m,20m]
+    python -m benchmarks equal [--steps N] [--rounds N] [--parameters 1m,20m]
 
 Both sides train the same Llama on the same blocks, one CPU thread a rank, 8 samples of 128 tokens a rank and step, in
 turns, so that whatever else the machine does weighs on both. Prints a table, also of how long a rank waited for its

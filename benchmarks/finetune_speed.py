@@ -1,6 +1,6 @@
 """Fine-tuning on one rank against the trainers people use: tokens per second and peak memory.
 
-    python benchmarks/finetune_speed.py [--rounds N] [--steps N] [--batch N] [--micro N] [--backends LIST]
+    python -m benchmarks finetune_speed [--rounds N] [--steps N] [--batch N] [--micro N] [--backends LIST]
         [--adapters LIST]
 
 One Llama of 56 M parameters in float32 and rows of unlike lengths, prompts masked. The torch backend is compared with

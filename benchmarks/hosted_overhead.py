@@ -1,6 +1,6 @@
 """What it costs to be hosted: tokens/s of a run under an agent, recorded and watched, over the backend's bare loop.
 
-    python benchmarks/hosted_overhead.py [--backend torch|mlx] [--steps N] [--rounds N] [--threads N]
+    python -m benchmarks hosted_overhead [--backend torch|mlx] [--steps N] [--rounds N] [--threads N]
 
 Both sides train the demo's model on the demo's text with the same batches, in turns within one run, so that whatever
 else the machine does weighs on both. The bare loop is the backend's own calls and nothing else: no agent, no record, no
@@ -12,7 +12,6 @@ nothing more while steps are timed. Prints a table with the agent's processor ti
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,7 +21,7 @@ from typing import Any
 
 import psutil
 from lib.ratios import interval
-from lib.sides import end_on_sigterm, kill_left
+from lib.sides import SEQUENCE, agent, end_on_sigterm, kill_left, run_config
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -34,7 +33,7 @@ from trainctl.trainer.data.permutation import positions_of, samples_at
 
 BAR = 0.96
 NODE = "bench"
-GLOBAL_BATCH, MICRO_BATCH, SEQUENCE = 24, 8, 128
+GLOBAL_BATCH, MICRO_BATCH = 24, 8
 MOST_SECONDS = 1200.0
 """Time in which the hosted steps of a round must be done."""
 WARM_STEPS = 3
@@ -87,16 +86,8 @@ def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, float]]
 
 
 def write_config(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "run": {"name": "bench", "steps": 1_000_000},
-        "calibration": {"at_start": "never"},
-        "model": {"path": str(folder / "model")},
-        "data": {"path": str(folder / "data"), "tokenizer": "bytes", "sequence_length": SEQUENCE},
-        "batch": {"global": GLOBAL_BATCH, "micro": MICRO_BATCH},
-        "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
-        "checkpoint": {"at_end": False},
-        "nodes": {NODE: {"backend": options.backend, "device": "cpu", "threads": options.threads}},
-    }
+    nodes = {NODE: {"backend": options.backend, "device": "cpu", "threads": options.threads}}
+    return run_config(folder, [NODE], GLOBAL_BATCH, MICRO_BATCH) | {"nodes": nodes}
 
 
 class Bare:
@@ -136,14 +127,10 @@ class Hosted:
     """A paused run under an agent with a watcher; each measurement resumes it for a while."""
 
     def __init__(self, raw: dict[str, Any], state: Path) -> None:
-        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", NODE]
-        self._agent = subprocess.Popen(
-            [*command, "--listen", "tcp://127.0.0.1:0", "--state", str(state)], stdout=subprocess.PIPE, text=True
-        )
-        assert self._agent.stdout is not None
+        self._block = agent(NODE, state)
+        self._agent, self._address = self._block.__enter__()
         self.agent_cpu_seconds_per_step = 0.0
         """Of the agent's process, which keeps the record too, in the last measurement."""
-        self._address = json.loads(self._agent.stdout.readline())["listen"]
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._moved, self._step = threading.Condition(), 0
         self._client = BlockingClient(self._address).__enter__()
@@ -185,8 +172,7 @@ class Hosted:
         while self._client.snapshot(0).run.state in m.ACTIVE_RUN_STATES:
             time.sleep(0.05)
         self._client.__exit__(None, None, None)
-        self._agent.terminate()
-        self._agent.wait(20)
+        self._block.__exit__(None, None, None)
 
 
 if __name__ == "__main__":

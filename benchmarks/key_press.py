@@ -1,6 +1,6 @@
 """How long from Enter in the full-screen program's dialog to "applied", beyond the two steps that a command may wait.
 
-    python benchmarks/key_press.py [--presses N]
+    python -m benchmarks key_press [--presses N]
 
 One agent trains the demo's model; the program runs here with its screen drawn into memory. A command applies within two
 steps, so what is counted is the rest: wait until the dialog says applied, less the two steps that ended at the step it
@@ -12,13 +12,14 @@ import asyncio
 import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from lib.sides import agent, run_config
 
 from trainctl.protocol.client.client import Client
 from trainctl.trainer import demo_assets
@@ -48,26 +49,8 @@ def measure(folder: Path, presses: int) -> tuple[list[float], list[float]]:
     """Seconds over two steps of each press, and the steps' seconds."""
     demo_assets.make_model(folder / "model")
     demo_assets.make_text(folder / "data")
-    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", NODE, "--listen", "tcp://127.0.0.1:0"]
-    with subprocess.Popen([*command, "--state", str(folder / "state")], stdout=subprocess.PIPE, text=True) as agent:
-        assert agent.stdout is not None
-        try:
-            address = json.loads(agent.stdout.readline())["listen"]
-            return asyncio.run(press(address, config(folder), presses))
-        finally:
-            agent.terminate()
-
-
-def config(folder: Path) -> dict[str, Any]:
-    return {
-        "run": {"name": "bench", "steps": 1_000_000},
-        "calibration": {"at_start": "never"},
-        "model": {"path": str(folder / "model")},
-        "data": {"path": str(folder / "data"), "tokenizer": "bytes", "sequence_length": 128},
-        "batch": {"global": 12, "micro": 4},
-        "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
-        "nodes": {NODE: {"backend": "torch", "device": "cpu", "threads": 1}},
-    }
+    with agent(NODE, folder / "state") as (_, address):
+        return asyncio.run(press(address, run_config(folder, [NODE], 12, 4), presses))
 
 
 async def press(address: str, run: dict[str, Any], presses: int) -> tuple[list[float], list[float]]:

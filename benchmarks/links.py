@@ -1,6 +1,6 @@
 """Forming a ring and summing over it with 1, 2 and 4 links to a neighbour, on several kinds of network.
 
-    sudo python benchmarks/links.py [--links 1,2,4] [--sums N] [--networks clean,loss,...] [--congestion cubic]
+    sudo python -m benchmarks links [--links 1,2,4] [--sums N] [--networks clean,loss,...] [--congestion cubic]
 
 Two ranks in network namespaces of their own (Linux, root), 8 MiB a sum. `clean` is a virtual cable; the others let
 50 or (`wide`) 200 Mbit/s through each way (tbf), with a short queue where packets are to be lost. Where there is a

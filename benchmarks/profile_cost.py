@@ -1,6 +1,6 @@
 """What a profile leaves behind: the length of a run's later steps, beside those of a run that is never profiled.
 
-    python benchmarks/profile_cost.py [--backend torch|mlx] [--pairs N] [--steps N] [--threads N]
+    python -m benchmarks profile_cost [--backend torch|mlx] [--pairs N] [--steps N] [--threads N]
 
 Two agents each host the same run, both at once, so that what slows the machine slows both. Every other turn begins with
 a profile of 3 steps of one of them, and counts the steps that end after the last recorded one: the loop waits for the
@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 
 from hosted_overhead import NODE, write_config
 from lib.ratios import interval
-from lib.sides import end_on_sigterm, kill_left
+from lib.sides import agent, end_on_sigterm, kill_left
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -50,12 +49,9 @@ class Side:
     """A run under an agent of its own."""
 
     def __init__(self, config: dict[str, Any], state: Path) -> None:
-        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", NODE]
-        self._agent = subprocess.Popen(
-            [*command, "--listen", "tcp://127.0.0.1:0", "--state", str(state)], stdout=subprocess.PIPE, text=True
-        )
-        assert self._agent.stdout is not None
-        self._client = BlockingClient(json.loads(self._agent.stdout.readline())["listen"]).__enter__()
+        self._agent = agent(NODE, state)
+        _, address = self._agent.__enter__()
+        self._client = BlockingClient(address).__enter__()
         self._client.send("start-run", {"config": config}, timeout_seconds=120)
 
     @property
@@ -90,8 +86,7 @@ class Side:
         while (run := self._client.snapshot(0).run) is not None and run.state in m.ACTIVE_RUN_STATES:
             time.sleep(POLL_SECONDS)
         self._client.__exit__(None, None, None)
-        self._agent.terminate()
-        self._agent.wait(20)
+        self._agent.__exit__(None, None, None)
 
 
 def main() -> int:

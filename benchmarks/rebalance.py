@@ -1,6 +1,6 @@
 """The policy `rebalance` on three real torch ranks held to 100, 50 and 20 % of a core, beside the best static split.
 
-    python benchmarks/rebalance.py [--batch G] [--rounds N] [--quotas 1 0.5 0.2]
+    python -m benchmarks rebalance [--batch G] [--rounds N] [--quotas 1 0.5 0.2]
 
 From even shares the policy has 10 steps. Then its split and the best one that a search of static splits finds are
 measured in turns. After that the quotas of the first and the last rank are exchanged in the middle of the run, and the

@@ -1,6 +1,6 @@
 """From kill -9 of a trainer to the next step that the survivors commit, beside torchrun elastic on the same model.
 
-    python benchmarks/recovery.py [--kills N] [--elastic-kills N]
+    python -m benchmarks recovery [--kills N] [--elastic-kills N]
 
 Three ranks of one CPU thread each; before each kill all three take part. torchrun's workers train the same model on the
 same batches, write a checkpoint at every step, the most that they can save, and start again from it all together; its

@@ -1,6 +1,6 @@
 """How fast runs are simulated, and how near a simulation of a real run is to it.
 
-    python benchmarks/simulate.py [--steps N] [--real] [--rounds N]
+    python -m benchmarks simulate [--steps N] [--real] [--rounds N]
 
 Simulates runs with steps of about 1 s at 8 and 64 ranks, and prints simulated seconds per real second. With `--real` it
 also calibrates this machine with a small model, trains a run, simulates the same run from the stored profile, and

@@ -1,6 +1,6 @@
 """What the full-screen program costs a terminal and a machine, in a real pseudo-terminal.
 
-    python benchmarks/terminal_cost.py [--seconds 30] [--minutes 1] [--record-steps 1000000] [--folder DIR]
+    python -m benchmarks terminal_cost [--seconds 30] [--minutes 1] [--record-steps 1000000] [--folder DIR]
 
 Three parts, each over agents that play the shipped recording on loopback: `steady`, 8 nodes at 120x40 with every value
 changing once a second; `first`, the first full frame on a long record, of which the best of several starts counts; and

@@ -1,6 +1,6 @@
 """Two torch ranks, one held to a fifth of a core: what the policy `rebalance` makes of them, beside even DDP.
 
-    python benchmarks/unequal.py [--steps N] [--rounds N] [--quota 0.2]
+    python -m benchmarks unequal [--steps N] [--rounds N] [--quota 0.2]
 
 In turns: each rank's plain loop alone, the slow one under its quota; both loops at once, with nothing between them,
 which is what this machine has to give; the group under agents, whose policy `rebalance` has found the shares from even

@@ -1,1 +1,1 @@
-"""What a checkout is worked on with; the wheel has none of it."""
+"""Tools for work on a checkout; the wheel has none of them."""

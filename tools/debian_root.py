@@ -5,25 +5,22 @@ checkout is there, read-only, in the same place as here, and so are the folders 
 machine. It needs root and mmdebstrap.
 """
 
+import ast
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tools import pip_settings
-
-ROOT = Path(__file__).resolve().parents[1]
-BUILD = ROOT / "build" / "debian"
-PACKAGES = "python3,python3-venv,make"
-"""Of the system, beside Debian's essential ones."""
-_NETWORK: Final = ("/etc/resolv.conf", "/etc/hosts")
-_MOUNT = """set -e; root=$1; shift
+ROOT: Final = Path(__file__).resolve().parents[1]
+BUILD: Final = ROOT / "build" / "debian"
+_MOUNT: Final = """set -e; root=$1; shift
 mount --make-rprivate /
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
@@ -34,39 +31,42 @@ shift; exec chroot "$root" env --chdir="$CHECKOUT" "$@"
 """Its arguments: the system's folder, what is mounted in it, `--`, and the command."""
 
 
-def archive(suite: str, folder: Path = BUILD) -> Path:
-    """The system of a suite, such as bookworm, as a tar file. It is made if it isn't there. Raises CalledProcessError,
-    whose `stderr` is what mmdebstrap said."""
-    made = folder / f"{suite}.tar"
-    if not made.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as part:
-            file = Path(part) / made.name
-            words = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", suite, str(file)]
-            subprocess.run(words, stdin=subprocess.DEVNULL, check=True, capture_output=True, text=True)
-            file.replace(made)
-    return made
+def pip_settings() -> dict[str, str]:
+    """Return pip's settings on this machine by option: the index, folders of wheels, certificates."""
+    words = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    settings: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):  # a later section goes before an earlier one
+        for name, value in re.findall(rf"^{section}\.([\w-]+)=(.+)$", listed, re.MULTILINE):
+            settings[name] = str(ast.literal_eval(value))
+    return settings
+
+
+def bootstrap(suite: str, tar: Path, packages: str, *options: str) -> None:
+    """Write a Debian system as a tar file. Raises CalledProcessError, with what mmdebstrap said as `stderr`."""
+    words = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", *options, suite, str(tar)]
+    subprocess.run(words, stdin=subprocess.DEVNULL, check=True, capture_output=True, text=True)
 
 
 @contextmanager
 def unpacked(suite: str) -> Iterator[Path]:
-    """The folder of a new system, deleted in the end."""
+    """Yield the folder of a new system, such as bookworm, and delete it in the end."""
+    archive = BUILD / f"{suite}.tar"
+    if not archive.exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILD) as part:
+            bootstrap(suite, Path(part) / archive.name, "python3,python3-venv,make")
+            (Path(part) / archive.name).replace(archive)
     with tempfile.TemporaryDirectory(prefix=f"{suite}-") as folder:
-        subprocess.run(["tar", "-xf", archive(suite), "-C", folder], check=True)
-        for name in _NETWORK:
+        subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
+        for name in ("/etc/resolv.conf", "/etc/hosts"):
             Path(f"{folder}{name}").write_bytes(Path(name).read_bytes())
         yield Path(folder)
 
 
-def pip_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """pip's settings as environment variables."""
-    return {f"PIP_{name.upper().replace('-', '_')}": value for name, value in settings.items()}
-
-
-def local_paths(environment: Mapping[str, str]) -> Iterator[Path]:
-    """The files and folders that settings name, as paths or file URLs. Of an index, the folder that holds it, but for
-    the root."""
-    for value in environment.values():
+def local_paths(settings: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the files and folders that settings name; for an index, the folder that holds it, but never the root."""
+    for value in settings.values():
         for word in value.split():
             path = Path(word.removeprefix("file://"))
             if path.is_absolute() and path.exists():
@@ -74,59 +74,46 @@ def local_paths(environment: Mapping[str, str]) -> Iterator[Path]:
                 yield path.parent if holds_index else path
 
 
-def command_line(root: Path, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> list[str]:
-    """What runs a command in a system, in namespaces of its own for processes and mounts."""
-    pip = pip_environment(pip_settings.own())
-    binds = {ROOT, *local_paths(pip)}
+def command_line(root: Path, command: Sequence[str | Path]) -> list[str]:
+    """Return what runs a command in a system, in namespaces of its own for processes and mounts."""
+    settings = pip_settings()
+    binds = sorted({ROOT, *local_paths(settings)})
     for path in binds:
-        _make_place(path, Path(f"{root}{path}"))
-    variables = {
-        "PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin",
-        "HOME": "/root",
-        "LANG": "C.UTF-8",
-        "CHECKOUT": str(ROOT),
-    } | pip
-    variables |= dict(environment or {})
-    return [
-        "env", "-i", *(f"{name}={value}" for name, value in variables.items()),
-        "unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _MOUNT, "sh", str(root),
-        *map(str, sorted(binds)), "--", *map(str, command),
-    ]  # fmt: skip
+        place = Path(f"{root}{path}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            place.mkdir(exist_ok=True)
+        else:
+            place.touch()
+    programs = "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"
+    variables = {"PATH": programs, "HOME": "/root", "LANG": "C.UTF-8", "CHECKOUT": str(ROOT)}
+    variables |= {f"PIP_{name.upper().replace('-', '_')}": value for name, value in settings.items()}
+    environment = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
+    namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    return [*environment, *namespaces, "sh", "-c", _MOUNT, "sh", *map(str, [root, *binds, "--", *command])]
 
 
-def _make_place(path: Path, place: Path) -> None:
-    """Something of the same kind, on which a path can be mounted."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        place.mkdir(exist_ok=True)
-    else:
-        place.touch()
+def lacking(*programs: str) -> str:
+    """Return what of programs and rights is missing here, and what to do about it; empty if nothing is."""
+    if any(shutil.which(program) is None for program in programs):
+        return f"needs {' and '.join(programs)}; install them: apt-get install {' '.join(programs)}"
+    return "" if os.geteuid() == 0 else "this needs root; run it again with sudo"
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
-    """The command's exit status."""
-    given = [*(sys.argv[1:] if arguments is None else arguments)]
-    if problem := lacking(given):
+def main(arguments: Sequence[str]) -> int:
+    """Return the command's exit status."""
+    usage = "" if len(arguments) > 1 else "needs a Debian suite and a command, such as: trixie python3 --version"
+    if problem := usage or lacking("mmdebstrap"):
         sys.stderr.write(f"debian_root: {problem}\n")
         return 2
-    suite, *command = given
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the copy is deleted
     try:
-        with unpacked(suite) as root:
-            return subprocess.run(command_line(root, command), check=False).returncode
+        with unpacked(arguments[0]) as root:
+            return subprocess.run(command_line(root, arguments[1:]), check=False).returncode
     except subprocess.CalledProcessError as error:
         sys.stderr.write(f"debian_root: {error.cmd[0]} failed: {(error.stderr or 'see above').strip()}\n")
         return 1
 
 
-def lacking(arguments: Sequence[str]) -> str:
-    """What keeps a command from being run here, and what to do about it; empty if nothing does."""
-    if len(arguments) < 2:
-        return "needs a Debian suite and a command, such as: trixie python3 --version"
-    if shutil.which("mmdebstrap") is None:
-        return "mmdebstrap not found; install it: apt-get install mmdebstrap"
-    return "" if os.geteuid() == 0 else "this needs root; run it again with sudo"
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -6,8 +6,6 @@ Run it as root in a checkout, on Linux.
 """
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,32 +13,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tools import pip_settings
+from tools import debian_root
 
-ROOT: Final = Path(__file__).parents[1]
-FOLDER: Final = ROOT / "examples" / "deploy"
-SUITE: Final = "bookworm"
-"""Of Debian; it has Python 3.11."""
-PYTHON_TAG: Final = "cp311"
+FOLDER: Final = debian_root.ROOT / "examples" / "deploy"
+SUITE, PYTHON_TAG = "bookworm", "cp311"
+"""A suite of Debian, and the tag of wheels for its Python."""
 BASE: Final = f"localhost/trainctl-base:{SUITE}"
 TARGETS: Final = ("watch", "torch", "cuda")
-PROGRAMS: Final = ("buildah", "mmdebstrap")
-PACKAGES: Final = ("python3", "python3-venv", "ca-certificates", "usr-is-merged")
+_PACKAGES: Final = "python3,python3-venv,ca-certificates,usr-is-merged"
 _NOT_IN_BASE: Final = ("doc", "info", "locale", "man")
 """Folders of /usr/share that no container reads: 45 MB."""
 _CERTIFICATES: Final = "/etc/ssl/certs/ca-certificates.crt"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status; 2 where something is missing."""
-    given = [*(sys.argv[1:] if arguments is None else arguments)]
-    problem = lacking(given[0] if given else "")
-    if problem:
+def main(arguments: Sequence[str]) -> int:
+    """Return the exit status; 2 where something is missing."""
+    target = arguments[0] if arguments else ""
+    problem = "" if target in TARGETS else f"no target {target!r}; choose {', '.join(TARGETS)}"
+    if problem := problem or debian_root.lacking("buildah", "mmdebstrap"):
         sys.stderr.write(f"image: {problem}\n")
         return 2
     try:
         ensure_base()
-        build(given[0], *given[1:])
+        build(target, *arguments[1:])
     except subprocess.CalledProcessError as error:
         said = (error.stderr or "its output is above").strip()
         sys.stderr.write(f"image: {error.cmd[0]} failed with status {error.returncode}: {said}\n")
@@ -48,61 +43,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def lacking(target: str) -> str:
-    """What keeps an image from being built here, and what to do about it; empty if nothing does."""
-    if target not in TARGETS:
-        return f"no target {target!r}; choose {', '.join(TARGETS)}"
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
-    if missing:
-        return f"{missing[0]} not found; install it: apt-get install {' '.join(PROGRAMS)}"
-    return "" if os.geteuid() == 0 else "building needs root; run it again with sudo"
-
-
 def ensure_base() -> None:
-    """Make the base unless it is there."""
-    found = subprocess.run(["buildah", "images", "--quiet", BASE], capture_output=True, check=False)
-    if found.returncode == 0 and found.stdout.strip():
+    """Make the base, the smallest Debian with Python, unless it is there."""
+    listed = subprocess.run(["buildah", "images", "--quiet", BASE], capture_output=True, check=False)
+    if listed.returncode == 0 and listed.stdout.strip():
         return
+    options = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _NOT_IN_BASE]
+    options.append("--dpkgopt=path-include=/usr/share/doc/*/copyright")
+    options.append("--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr")
     with tempfile.TemporaryDirectory(prefix="trainctl-base-") as folder:
-        _run(*base_command(Path(folder) / "base.tar"))
+        debian_root.bootstrap(SUITE, Path(folder) / "base.tar", _PACKAGES, *options)
         (Path(folder) / "Dockerfile").write_text('FROM scratch\nADD base.tar /\nCMD ["python3"]\n', "ascii")
-        _run("buildah", "bud", "--isolation", "chroot", "--tag", BASE, folder)
-
-
-def base_command(tar: Path) -> list[str]:
-    """Writes the smallest Debian with Python."""
-    without = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _NOT_IN_BASE]
-    kept = "--dpkgopt=path-include=/usr/share/doc/*/copyright"
-    merged = "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"
-    return [
-        "mmdebstrap",
-        "--variant=minbase",
-        f"--include={','.join(PACKAGES)}",
-        merged,
-        *without,
-        kept,
-        SUITE,
-        str(tar),
-    ]
+        subprocess.run(["buildah", "bud", "--isolation", "chroot", "--tag", BASE, folder], check=True)
 
 
 def build(target: str, *arguments: str) -> None:
     """Build the image `localhost/trainctl:TARGET`. Raises CalledProcessError."""
-    settings = pip_settings.own()
-    with tempfile.TemporaryDirectory(prefix="trainctl-image-") as folder:
-        options = [*machine_options(target, settings, Path(folder)), *arguments]
-        _run(*build_command(target, options))
-
-
-def build_command(target: str, options: Sequence[str]) -> list[str]:
-    """`options`: buildah's, beside the usual ones."""
     files = ["--file", str(FOLDER / "Dockerfile"), "--ignorefile", str(FOLDER / "Dockerfile.dockerignore")]
     kind = ["--isolation", "chroot", "--layers", "--build-arg", f"BASE={BASE}", "--target", target]
-    return ["buildah", "bud", *kind, *files, "--tag", f"localhost/trainctl:{target}", *options, str(ROOT)]
+    with tempfile.TemporaryDirectory(prefix="trainctl-image-") as folder:
+        options = [*machine_options(target, debian_root.pip_settings(), Path(folder)), *arguments]
+        command = ["buildah", "bud", *kind, *files, "--tag", f"localhost/trainctl:{target}", *options]
+        subprocess.run([*command, str(debian_root.ROOT)], check=True)
 
 
 def machine_options(target: str, settings: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """buildah's options that have pip's settings hold in the build, for pip and for uv. `folder`: for their files.
+    """Yield buildah's options that have pip's settings hold in the build, for pip and for uv; write their files to
+    `folder`.
 
     An index on this machine's disk is left out: where its files are is unknown. If a folder of wheels has a torch for
     the base's Python, no other torch is looked for; `cuda` leaves such folders out, because that torch may be for CPUs.
@@ -114,10 +81,16 @@ def machine_options(target: str, settings: Mapping[str, str], folder: Path) -> I
     indexes = {name: settings.get(name, "").split() for name in ("index-url", "extra-index-url")}
     values = {name: [url for url in urls if not url.startswith("file:")] for name, urls in indexes.items()}
     values["find-links"] = [*map(str, places), *(link for link in links if link.startswith("http"))]
-    (folder / "pip.conf").write_text(pip_file(values), "utf-8")
-    (folder / "uv.toml").write_text(uv_file(values), "utf-8")
-    mounts = {folder / "pip.conf": "/etc/pip.conf", folder / "uv.toml": "/etc/uv/uv.toml"}
-    mounts |= {place: str(place) for place in places}
+    pip, uv = folder / "pip.conf", folder / "uv.toml"
+    pip_lines = ["[global]", f"cert = {_CERTIFICATES}"]
+    uv_lines = ["system-certs = true", 'index-strategy = "unsafe-best-match"']  # of all indexes, as pip does
+    for name, several in values.items():
+        if several:
+            pip_lines.append(f"{name} = {' '.join(several)}")
+            uv_lines.append(f"{name} = {json.dumps(several[0] if name == 'index-url' else several)}")
+    pip.write_text("\n".join(pip_lines) + "\n", "utf-8")
+    uv.write_text("\n".join(uv_lines) + "\n", "utf-8")
+    mounts = {pip: "/etc/pip.conf", uv: "/etc/uv/uv.toml"} | {place: str(place) for place in places}
     if "cert" in settings:
         mounts[Path(settings["cert"])] = _CERTIFICATES
     for source, mounted in mounts.items():
@@ -126,24 +99,5 @@ def machine_options(target: str, settings: Mapping[str, str], folder: Path) -> I
         yield from ("--build-arg", "TORCH_BACKEND=")
 
 
-def pip_file(values: Mapping[str, Sequence[str]]) -> str:
-    """The settings as pip reads them."""
-    lines = [f"{name} = {' '.join(several)}\n" for name, several in values.items() if several]
-    return "".join(["[global]\n", f"cert = {_CERTIFICATES}\n", *lines])
-
-
-def uv_file(values: Mapping[str, Sequence[str]]) -> str:
-    """The same as uv reads them: the best version of all indexes, as pip takes it."""
-    lines = ["system-certs = true\n", 'index-strategy = "unsafe-best-match"\n']
-    for name, several in values.items():
-        if several:
-            lines.append(f"{name} = {json.dumps(several[0] if name == 'index-url' else several)}\n")
-    return "".join(lines)
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -12,10 +12,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
-
-from textual.pilot import Pilot
+from typing import Final
 
 from trainctl.protocol import messages as m
 from trainctl.tui.app.app import TrainctlApp
@@ -30,8 +29,9 @@ PATIENCE_SECONDS: Final = 300.0
 """How long a scene may be waited for."""
 
 
-class Scene(NamedTuple):
-    """What is pressed, and what the screen waits for before it is drawn."""
+@dataclass(frozen=True)
+class Scene:
+    """A picture of the screen: the keys before it, and what it waits for."""
 
     keys: Sequence[str]
     until: Callable[[TrainctlApp], bool]
@@ -47,7 +47,7 @@ def _states(app: TrainctlApp) -> set[m.RankState]:
 
 
 def _kill_a_trainer(app: TrainctlApp) -> None:
-    """That of rank 1, which is this user's own process."""
+    """Kill that of rank 1, which is this user's own process."""
     ranks = app.live.run.ranks if app.live.run is not None else ()
     pid = next((rank.pid for rank in ranks if rank.rank == 1), None)
     if pid is not None:
@@ -71,29 +71,25 @@ SCENES: Final = (
 """A run that learns, a split that is moved and applied, a trainer that is killed and comes back, and the charts."""
 
 
-async def _until(pilot: Pilot[int], true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not true():
-            await pilot.pause(0.05)
-
-
 async def scenes(address: str) -> list[str]:
-    """Each scene as an SVG document."""
+    """Return each scene as an SVG document."""
     app = TrainctlApp(lambda: ClusterSource(address, by="anna"), address=address)
     drawn = []
     async with app.run_test(size=SIZE) as pilot:
         for scene in SCENES:
             scene.does(app)
             await pilot.press(*scene.keys)
-            await _until(pilot, lambda scene=scene: scene.until(app))  # type: ignore[misc]
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not scene.until(app):
+                    await pilot.pause(0.05)
             await pilot.pause(1.0)
             drawn.append(svg(app))
     return drawn
 
 
 def moving(pictures: Sequence[str], seconds: float = SCENE_SECONDS) -> str:
-    """One SVG that shows each picture for `seconds`, again and again. Their names are apart already: each is made from
-    what is in it."""
+    """Return one SVG that shows each picture for `seconds`, again and again. Their names are apart already: each is
+    made from what is in it."""
     box = re.search(r'viewBox="([^"]*)"', pictures[0])
     if box is None:
         raise ValueError("no picture of a screen")
@@ -101,29 +97,27 @@ def moving(pictures: Sequence[str], seconds: float = SCENE_SECONDS) -> str:
     style = f"""
 .scene {{ visibility: hidden; animation: scene {whole:g}s step-end infinite; }}
 @keyframes scene {{ 0% {{ visibility: visible; }} {share:.3f}% {{ visibility: hidden; }} }}"""
-    delays = (
-        f".scene-{index} {{ animation-delay: {seconds * index - whole:g}s; }}" for index in range(len(pictures))
-    )  # fmt: skip
-    scenes = (
-        f'<g class="scene scene-{index}">{picture.strip()}</g>' for index, picture in enumerate(pictures)
-    )  # fmt: skip
+    delays = []
+    scenes = []
+    for index, picture in enumerate(pictures):
+        delays.append(f".scene-{index} {{ animation-delay: {seconds * index - whole:g}s; }}")
+        scenes.append(f'<g class="scene scene-{index}">{picture.strip()}</g>')
     head = f'<svg viewBox="{box[1]}" xmlns="http://www.w3.org/2000/svg">'
     return "\n".join([head, f"<style>{style}", *delays, "</style>", *scenes, "</svg>", ""])
 
 
 def main() -> int:
     file = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures/overview.svg")
-    command = [sys.executable, "-m", "trainctl.tui.cli.main", "demo", "--headless", "--steps", "2000"]
-    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
-        [*command, "--folder", folder], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as demo:  # fmt: skip
-        assert demo.stderr is not None
-        try:
-            said = next(found for line in demo.stderr if (found := re.search(r" at (tcp://[\d.:]+), in ", line)))
-            file.write_text(moving(asyncio.run(scenes(said[1]))), "utf-8")
-        finally:
-            demo.send_signal(signal.SIGINT)
-            demo.wait()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "trainctl.tui.cli.main", "demo", "--headless", "--steps", "2000"]
+        command += ["--folder", folder]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as demo:
+            assert demo.stderr is not None
+            try:
+                said = next(found for line in demo.stderr if (found := re.search(r" at (tcp://[\d.:]+), in ", line)))
+                file.write_text(moving(asyncio.run(scenes(said[1]))), "utf-8")
+            finally:
+                demo.send_signal(signal.SIGINT)
     print(f"wrote {file}")
     return 0
 

@@ -1,18 +1,14 @@
 """Pictures of screens: as text, which tests compare and a diff shows, and as SVG, which docs/operating.md shows.
 
-`python -m tools.pictures [--check]` draws the pictures of the docs from those of the tests, or says which are out of
-date. The text begins with a picture's size and its most frequent style. Each row of the screen follows behind a `|`,
+The text begins with a picture's size and its most frequent style. Each row of the screen follows behind a `|`,
 and below it stand the columns, counted from 0, of each other style in it. A style without a background has that of the
 most frequent one.
 """
 
-import argparse
 import io
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from rich.cells import cell_len
@@ -21,22 +17,6 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-FOLDER: Final = ROOT / "docs" / "pictures"
-SNAPSHOTS: Final = ROOT / "tests" / "tui" / "screens" / "__snapshots__"
-SOURCES: Final = {
-    "group.svg": "test_pictures/test_overview_of_a_mixed_group[120x40].txt",
-    "node.svg": "test_pictures/test_node[120x40].txt",
-    "calibration.svg": "test_calibration/test_pictures[120x40].txt",
-    "charts.svg": "test_charts/test_charts_with_log_crosshair_smoothing_and_tokens[120x40].txt",
-    "events.svg": "test_pictures/test_tables[events-120x40].txt",
-    "alert.svg": "test_alerts/test_picture_of_alerts_on_the_overview[why].txt",
-    "diagnosis.svg": "test_diagnosis/test_the_screen[several-120x40].txt",
-    "policies.svg": "test_policies/test_the_panel_on_a_policy_that_has_acted[120x40].txt",
-    "profile.svg": "test_step_profile/test_the_screen[120x40].txt",
-    "split.svg": "test_pictures/test_split_dialog[plan].txt",
-}
-"""Picture of the docs -> picture of the tests."""
 ATTRIBUTES: Final = ("bold", "dim", "italic", "underline", "reverse", "strike")
 LINES: Final = ("underline", "reverse", "strike")
 """Attributes that are visible on a blank."""
@@ -130,32 +110,3 @@ def as_svg(text: str) -> str:
         segments = [Segment("".join(char for char, _ in run), style) for style, run in runs]
         console.print(Segments([*segments, Segment.line()]), end="")
     return console.export_svg(title="trainctl", unique_id="terminal")
-
-
-def out_of_date() -> list[str]:
-    """Return the pictures of the docs that are missing or differ from the tests' pictures."""
-    files = {name: FOLDER / name for name in SOURCES}
-    return [name for name, file in files.items() if not file.is_file() or file.read_text("utf-8") != drawn(name)]
-
-
-def drawn(name: str) -> str:
-    """Return the SVG of a picture of the docs."""
-    return as_svg((SNAPSHOTS / SOURCES[name]).read_text("utf-8"))
-
-
-def main() -> int:
-    """Draw or check the pictures of the docs; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.pictures")
-    parser.add_argument("--check", action="store_true", help="draw nothing; fail if a picture is out of date")
-    old = out_of_date()
-    if parser.parse_args().check:
-        for name in old:
-            print(f"docs/pictures/{name} is out of date: run python -m tools.pictures", file=sys.stderr)
-        return 1 if old else 0
-    for name in old:
-        (FOLDER / name).write_text(drawn(name), "utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -75,6 +75,20 @@ def run_config(folder: Path, nodes: Sequence[str], batch: int, micro: int, **gro
     }
 
 
+@contextlib.contextmanager
+def agent(node: str, state: Path) -> Iterator["tuple[subprocess.Popen[str], str]"]:
+    """Yield an agent's process on free loopback ports, and its address; end it with the block."""
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", node, "--state", str(state)]
+    addresses = ["--listen", "tcp://127.0.0.1:0", "--live", "tcp://127.0.0.1:0"]
+    process = subprocess.Popen([*command, *addresses], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, json.loads(process.stdout.readline())["listen"]
+    finally:
+        process.terminate()
+        end(process)
+
+
 class Cluster:
     """Agents on free loopback ports; the first is the lead. Leave it as a context manager."""
 

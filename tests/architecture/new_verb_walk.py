@@ -11,7 +11,7 @@ from tests.tui.support.recorded import CLOCK, run_view, snapshot, source_of
 from textual.pilot import Pilot
 from tools.protocol_docs import docs, schema
 
-from tools import keys_page
+from tools import pages as generated_pages
 from trainctl.node_agent.planning import edits
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
@@ -65,7 +65,7 @@ def pages() -> None:
     assert "| `factor` | float ≥ 0.01, ≤ 100 | times | `1.0` | of the run file's schedule |" in page
     assert document["$defs"]["FollowSchedule"]["properties"]["factor"]["x-unit"] == "times"
     assert VERB in document["$defs"]["Command"]["properties"]["verb"]["enum"]
-    assert f"| `ctrl+l` | `{VERB}` | the run file's schedule again |" in keys_page.page()
+    assert f"| `ctrl+l` | `{VERB}` | the run file's schedule again |" in generated_pages.keys_page()
     assert keymap.checked({VERB: "f8"}) == ({VERB: "f8"}, {})
 
 

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("protocol", "trainer", "node_agent", "tui")
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 STOPS = re.findall(r"`((?:protocol|trainer|node_agent|tui)/[\w/]+\.py):(\w+)`", PAGE)
@@ -33,21 +33,12 @@ def folders(room: str) -> dict[str, str]:
     return found
 
 
-def test_there_are_three_walks() -> None:
-    walks = re.findall(r"^## Walk: .*?(?=^## )", PAGE, flags=re.MULTILINE | re.DOTALL)
-    assert len(walks) == 3
-    assert all(len(re.findall(r"\.py:\w+`", walk)) >= 10 for walk in walks)
-
-
-def test_each_stop_of_a_walk_is_in_the_code() -> None:
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+def test_each_stop_of_a_walk_and_each_path_is_in_the_code() -> None:
+    assert STOPS
     for path, function in STOPS:
         tree = ast.parse(source(path).read_text("utf-8"))
-        names = {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
         assert function in names, f"{path} has no {function}"
-
-
-def test_each_path_is_there() -> None:
     assert [path for path in PATHS if not source(path).exists()] == []
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.deploy.builds import Builds
+from tests.deploy.support.builds import Builds
 from tests.node_agent.support.processes import ENVIRONMENT
 
 

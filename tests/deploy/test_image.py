@@ -5,8 +5,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.deploy.builds import Build, Builds, mounts_under
-from tests.deploy.containers import Containers, Image
+from tests.deploy.support.builds import Build, Builds, mounts_under
+from tests.deploy.support.containers import Containers, Image
 from tests.waiting import slowness
 
 from trainctl import protocol

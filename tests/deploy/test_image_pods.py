@@ -15,11 +15,9 @@ from typing import Any
 import psutil
 import pytest
 import tomli_w
-from tests.deploy import command_lines, manifest_rules
-from tests.deploy.builds import Builds, mounts_under
-from tests.deploy.containers import Containers, Image, Volume
-from tests.deploy.deployment import deployed
-from tests.deploy.rendering import rendered
+from tests.deploy.support.builds import Builds, mounts_under
+from tests.deploy.support.containers import Containers, Image, Volume
+from tests.deploy.support.manifests import Object, agent_of, containers, deployed, environment, rendered
 from tests.integration.support.namespaces import INTERFACE, Network, leftovers
 from tests.waiting import slowness, until
 
@@ -47,9 +45,9 @@ class Group:
     """The pods of a StatefulSet by name, which know each other's names as the headless Service gives them."""
 
     def __init__(self, image: Image, network: Network, folder: Path, deployment: Path) -> None:
-        (holder,) = manifest_rules.of_kind(rendered("overlays/spot"), "StatefulSet")
+        holder, _ = agent_of(rendered("overlays/spot"))
         spec = holder["spec"]["template"]["spec"]
-        self.setup, self.agent = manifest_rules.containers(holder["spec"]["template"])
+        self.setup, self.agent = containers(holder["spec"]["template"])
         self.grace: float = spec["terminationGracePeriodSeconds"]
         self._image, self._network, self._folder, self._deployment = image, network, folder, deployment
         self.containers = Containers(folder / "containers")
@@ -81,7 +79,7 @@ class Group:
         for path in (folder, *folder.rglob("*")):
             os.chown(path, *self._image.user)
 
-    def run(self, name: str, container: manifest_rules.Object) -> None:
+    def run(self, name: str, container: Object) -> None:
         """Start one of the pod's containers."""
         mounted = [
             Volume(mount["mountPath"], self._folder / name / mount["name"], not mount.get("readOnly"))
@@ -89,7 +87,7 @@ class Group:
         ]
         shared = [Volume("/etc/hosts", self._folder / "hosts"), Volume(DEMO, self._folder / "demo")]
         fields = {"metadata.name": name, "status.podIP": self._network.addresses[name]}
-        env = command_lines.environment(container, fields)
+        env = environment(container, fields)
         if "TRAINCTL_AGENT_GRACE" in env:
             env["TRAINCTL_AGENT_GRACE"] = f"{float(env['TRAINCTL_AGENT_GRACE']) * self.slowness:.0f}"
         words = [*container["command"], *container.get("args", ())]

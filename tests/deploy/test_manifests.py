@@ -1,141 +1,132 @@
-"""The manifests: valid, as the program takes them, and each planted error is found."""
+"""The manifests: valid, as the program takes them, closed to strangers, and as pods of a run need them."""
 
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import patch
 
 import kubernetes_validate
 import pytest
 import yaml
-from tests.deploy import command_lines, manifest_rules
-from tests.deploy.manifest_rules import agents, of_kind
-from tests.deploy.rendering import FOLDER, FOLDERS, GROUPS, put, render, rendered
+from tests.conftest import ROOT
+from tests.deploy.support.manifests import (
+    FOLDER,
+    FOLDERS,
+    GROUPS,
+    agent_of,
+    calls,
+    containers,
+    environment,
+    of_kind,
+    parsed,
+    pods,
+    rendered,
+    selects,
+)
 from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.exporter import listen_address
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import addresses, cluster_file
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
-VERSION = "1.34"
-"""Of Kubernetes, whose schemas count: the oldest that was supported when the manifests were written."""
-POD = "spec|template|spec"
-AGENT = f"{POD}|containers|0"
-SCALER = {
-    "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "trainctl"},
-    "spec": {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "trainctl"}, "minReplicas": 0,
-        "maxReplicas": 3,
-        "metrics": [{"type": "Resource", "resource": {
-            "name": "nvidia.com/gpu", "target": {"type": "Utilization", "averageUtilization": 10}}}],
-    },
-}  # fmt: skip
+KUBERNETES = "1.34"
+"""Its schemas count: the oldest version that was supported when the manifests were written."""
+PORTS = {DEFAULT_PORT, DEFAULT_PORT + 1, 9474}
+"""What clients and Prometheus may reach; all others are the engines', whose sums aren't encrypted."""
+LEAD_SECONDS = 30
+"""Seconds in which a run's lead, which tries every second, has found a new pod's agent and starts its rank."""
+MARGIN_SECONDS = 5
+"""Seconds that a pod has left to end in, once its node's drain has ended or was given up."""
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_each_folder_is_valid_and_keeps_every_rule(folder: str) -> None:
+def test_each_folder_is_valid_its_command_lines_too_and_its_pods_have_few_rights(folder: str) -> None:
     objects = rendered(folder)
-    for one in objects:
-        kubernetes_validate.validate(one, VERSION, strict=True)
-    assert manifest_rules.problems(objects) == []
-    assert command_lines.problems(objects) == []
+    for item in objects:
+        kubernetes_validate.validate(item, KUBERNETES, strict=True)
+    assert not of_kind(objects, "Secret", "ClusterRole", "ClusterRoleBinding")
+    lines: list[Any] = []
+    for template in pods(objects):
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] == 1000
+        assert "serviceAccountName" in spec or not spec["automountServiceAccountToken"]
+        for container in containers(template):
+            lines += calls(container)
+            context, resources = container["securityContext"], container["resources"]
+            assert not context["allowPrivilegeEscalation"] and context["readOnlyRootFilesystem"]
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert resources["requests"]["memory"] == resources["limits"]["memory"]
+            assert all(amount == 1 for name, amount in resources["limits"].items() if "gpu" in name), "whole devices"
+    assert lines or folder not in GROUPS
 
 
-def test_the_device_plugins_configuration_is_valid_and_gives_what_pods_ask_for() -> None:
-    one = yaml.safe_load((FOLDER / "overlays" / "time-sliced" / "device-plugin.yaml").read_text("utf-8"))
-    kubernetes_validate.validate(one, VERSION, strict=True)
-    config = yaml.safe_load(one["data"]["config.yaml"])
-    patch = yaml.safe_load((FOLDER / "overlays" / "time-sliced" / "shared-gpu.yaml").read_text("utf-8"))
-    (container,) = patch["spec"]["template"]["spec"]["containers"]
-    asked = {name: amount for name, amount in container["resources"]["limits"].items() if amount is not None}
-    assert {*asked} == {*manifest_rules.time_slices(config)} and {*asked.values()} == {1}
-    config["sharing"]["timeSlicing"]["resources"][0]["replicas"] = 0.5
-    with pytest.raises(ValueError, match=r"0\.5 replicas"):
-        manifest_rules.time_slices(config)
+def test_the_role_may_only_scale_one_statefulset() -> None:
+    ((rule,),) = (role["rules"] for role in of_kind(rendered("overlays/scale-to-zero"), "Role"))
+    assert (rule["apiGroups"], rule["resources"], rule["resourceNames"]) == (
+        ["apps"],
+        ["statefulsets/scale"],
+        ["trainctl"],
+    )
+    assert {*rule["verbs"]} <= {"get", "patch"}
 
 
-PLANTED: list[tuple[str, str, str, Any, str]] = [
-    ("a fraction of a GPU", "StatefulSet", f"{AGENT}|resources|limits|nvidia.com/gpu", "0.25", "no whole number"),
-    ("a fraction in thousandths", "StatefulSet", f"{AGENT}|resources|limits|nvidia.com/gpu", "500m", "no whole number"),
-    ("no limit of memory", "StatefulSet", f"{AGENT}|resources|limits|memory", None, "is limited to None"),
-    ("a policy for other pods", "NetworkPolicy", "spec|podSelector|matchLabels", {"app": "x"}, "no NetworkPolicy"),
-    ("a policy for what leaves", "NetworkPolicy", "spec|policyTypes", ["Egress"], "no NetworkPolicy restricts"),
-    ("all ports for everyone", "NetworkPolicy", "spec|ingress|0|from", None, "opens ports {'all'}"),
-    ("all ports for all pods", "NetworkPolicy", "spec|ingress|0|from|0|podSelector", {}, "opens ports {'all'}"),
-    ("all ports for clients", "NetworkPolicy", "spec|ingress|1|ports", None, "opens ports {'all'}"),
-    ("a port of engines", "NetworkPolicy", "spec|ingress|2|ports|0|port", 29500, "opens ports {29500}"),
-    ("keys for all", "StatefulSet", f"{POD}|volumes|0|secret|defaultMode", 0o644, "others can read it (mode 0644)"),
-    ("keys for all by default", "StatefulSet", f"{POD}|volumes|0|secret|defaultMode", None, "(mode 0644)"),
-    ("keys beside the agent", "StatefulSet", f"{AGENT}|volumeMounts|2|name", "secret", "mounts all nodes' keys"),
-    ("root", "StatefulSet", f"{POD}|securityContext|runAsNonRoot", None, "may run as root"),
-    ("capabilities", "StatefulSet", f"{AGENT}|securityContext|capabilities", None, "isn't restricted"),
-    ("a writable root", "StatefulSet", f"{AGENT}|securityContext|readOnlyRootFilesystem", False, "isn't restricted"),
-    ("a token", "StatefulSet", f"{POD}|automountServiceAccountToken", None, "has the token of the default account"),
-    ("pods in order", "StatefulSet", "spec|podManagementPolicy", "OrderedReady", "one after another"),
-    ("one address for all", "Service", "spec|clusterIP", None, "no headless Service"),
-    ("names for ready pods only", "Service", "spec|publishNotReadyAddresses", None, "no headless Service"),
-    ("a Service of other pods", "Service", "spec|selector", {"app": "x"}, "selects other pods"),
-    ("two evictions at once", "PodDisruptionBudget", "spec|maxUnavailable", 2, "several of its pods may be evicted"),
-    ("evictions of unready pods", "PodDisruptionBudget", "spec|unhealthyPodEvictionPolicy", "AlwaysAllow",
-     "several of its pods may be evicted"),
-    ("a pod that is ready at once", "StatefulSet", f"{AGENT}|readinessProbe|initialDelaySeconds", None,
-     "ready before the run's lead comes"),
-    ("a probe by TCP", "StatefulSet", f"{AGENT}|livenessProbe", {"tcpSocket": {"port": 7474}}, "runs no command"),
-    ("state in the container", "StatefulSet", "spec|volumeClaimTemplates|0|metadata|name", "x", "on no volume"),
-    ("another name of the Secret", "StatefulSet", f"{POD}|volumes|0|secret|secretName", "keys", "no keys"),
-    ("a volume that isn't there", "StatefulSet", f"{AGENT}|volumeMounts|1|name", "temp", "mounts no volume temp"),
-    ("a pod too many", "StatefulSet", "spec|replicas", 4, "the pods are"),
-    ("another Service", "StatefulSet", "spec|serviceName", "agents", "no headless Service"),
-]  # fmt: skip
+@pytest.mark.parametrize("folder", GROUPS)
+def test_only_the_groups_own_pods_reach_its_engines_and_keys(folder: str) -> None:
+    objects = rendered(folder)
+    holder, agent = agent_of(objects)
+    labels = holder["spec"]["template"]["metadata"]["labels"]
+    (policy,) = (item["spec"] for item in of_kind(objects, "NetworkPolicy"))
+    assert selects(policy["podSelector"], labels) and "Ingress" in policy["policyTypes"]
+    for rule in policy["ingress"]:
+        if not rule.get("ports"):
+            own = [peer["podSelector"]["matchLabels"] for peer in rule["from"]]
+            assert own and all({*peer} == {"podSelector"} for peer in rule["from"])
+            assert all(selects(each, labels) for each in own), "all ports are for its own pods"
+        else:
+            assert {port["port"] for port in rule["ports"]} <= PORTS
+    volumes = {item["name"]: item for item in holder["spec"]["template"]["spec"]["volumes"]}
+    secrets = {name for name, item in volumes.items() if "secret" in item}
+    assert secrets and all(not volumes[name]["secret"]["defaultMode"] & 0o077 for name in secrets)
+    assert not secrets & {mount["name"] for mount in agent["volumeMounts"]}, "it has copies of its own keys"
 
 
-@pytest.mark.parametrize(
-    ("kind", "path", "value", "says"), [row[1:] for row in PLANTED], ids=[row[0] for row in PLANTED]
-)
-def test_a_planted_error_is_found(kind: str, path: str, value: Any, says: str) -> None:
-    objects = rendered("overlays/gpu")
-    put(objects, kind, path, value)
-    assert any(says in problem for problem in manifest_rules.problems(objects)), manifest_rules.problems(objects)
-
-
-def test_a_lack_of_a_policy_and_scaling_to_zero_by_a_resource_are_found() -> None:
-    objects = [one for one in rendered("base") if one["kind"] != "NetworkPolicy"]
-    assert ["no NetworkPolicy" in problem for problem in manifest_rules.problems(objects)] == [True]
-    kubernetes_validate.validate(SCALER, VERSION, strict=True)
-    assert ["scales to zero" in problem for problem in manifest_rules.problems([*rendered("base"), SCALER])] == [True]
-
-
-PLANTED_COMMANDS: list[tuple[str, str, Any, str]] = [
-    ("a grace shorter than the drain", f"{POD}|terminationGracePeriodSeconds", 60, "and may drain for 60 s"),
-    ("the default grace", f"{POD}|terminationGracePeriodSeconds", None, "are killed after 30 s"),
-    ("an unknown option", f"{AGENT}|command", ["tini", "--", "trainctl-agent", "run", "--x"], "No such option: --x"),
-    ("an unknown command", f"{AGENT}|livenessProbe|exec|command|2", "exec trainctl healthy", "No such command"),
-    ("an unknown variable", f"{AGENT}|env|1|name", "TRAINCTL_AGENT_NODE", "no variable TRAINCTL_AGENT_NODE"),
-    ("a bad value", f"{AGENT}|env|6|value", "soon", "TRAINCTL_AGENT_GRACE: 'soon' is not a valid float"),
-    ("no drain", f"{AGENT}|env|5|value", "false", "drains no node"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "says"), [row[1:] for row in PLANTED_COMMANDS], ids=[row[0] for row in PLANTED_COMMANDS]
-)
-def test_a_planted_command_is_found(path: str, value: Any, says: str) -> None:
-    objects = rendered("base")
-    put(objects, "StatefulSet", path, value)
-    assert any(says in problem for problem in command_lines.problems(objects)), command_lines.problems(objects)
-
-
-def test_a_right_too_many_is_found() -> None:
-    for path, value in (("verbs", ["*"]), ("resources", ["statefulsets"]), ("resourceNames", None)):
-        objects = rendered("overlays/scale-to-zero")
-        put(objects, "Role", f"rules|0|{path}", value)
-        assert ["allows more" in problem for problem in manifest_rules.problems(objects)] == [True]
+@pytest.mark.parametrize("folder", GROUPS)
+def test_pods_start_together_find_each_other_keep_their_state_and_are_drained_one_at_a_time(folder: str) -> None:
+    objects = rendered(folder)
+    holder, agent = agent_of(objects)
+    spec, template = holder["spec"], holder["spec"]["template"]
+    labels = template["metadata"]["labels"]
+    services = {item["metadata"]["name"]: item["spec"] for item in of_kind(objects, "Service")}
+    service = services[spec["serviceName"]]
+    assert spec["podManagementPolicy"] == "Parallel"
+    assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"]
+    assert selects(service["selector"], labels) and selects(spec["selector"], labels)
+    (budget,) = (item["spec"] for item in of_kind(objects, "PodDisruptionBudget"))
+    assert budget["maxUnavailable"] == 1 and selects(budget["selector"], labels)
+    assert budget.get("unhealthyPodEvictionPolicy", "IfHealthyBudget") == "IfHealthyBudget"
+    assert all("exec" in agent[kind] for kind in ("startupProbe", "livenessProbe", "readinessProbe"))
+    assert agent["readinessProbe"]["initialDelaySeconds"] >= LEAD_SECONDS
+    claims = {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
+    places = [mount["mountPath"] for mount in agent["volumeMounts"] if mount["name"] in claims]
+    assert any(environment(agent)["TRAINCTL_STATE"].startswith(f"{place}/") for place in places)
+    volumes = {item["name"] for item in template["spec"]["volumes"]}
+    mounts = {mount["name"] for each in containers(template) for mount in each.get("volumeMounts", ())}
+    assert mounts <= volumes | claims
+    (call,) = (each for each in calls(agent) if each.command.name == "run")
+    assert call.params["drain_on_term"]
+    assert template["spec"]["terminationGracePeriodSeconds"] >= call.params["grace"] + MARGIN_SECONDS
+    with patch.dict(os.environ, clear=True):
+        known = {option.envvar for option in parsed(["trainctl-agent", "run"]).command.params if option.envvar}
+    own = {name for name in environment(agent) if name.startswith("TRAINCTL_")}
+    assert own <= known | {"TRAINCTL_CLUSTER", "TRAINCTL_STATE", "TRAINCTL_KEYS"}
 
 
 @pytest.mark.parametrize("folder", GROUPS)
@@ -143,14 +134,36 @@ def test_the_cluster_file_and_the_ports_are_the_programs(folder: str, tmp_path: 
     objects = rendered(folder)
     (config,) = of_kind(objects, "ConfigMap")
     (file := tmp_path / "cluster.toml").write_text(config["data"]["cluster.toml"], "utf-8")
-    ((_, agent),) = agents(objects)
-    variables = command_lines.environment(agent)
+    holder, agent = agent_of(objects)
+    name, service = holder["metadata"]["name"], holder["spec"]["serviceName"]
+    assert {node: entry.address for node, entry in cluster_file.read(file).nodes.items()} == {
+        f"{name}-{number}": f"tcp://{name}-{number}.{service}:{DEFAULT_PORT}"
+        for number in range(holder["spec"]["replicas"])
+    }
+    variables = environment(agent)
     assert variables["TRAINCTL_AGENT_NAME"] in cluster_file.read(file).nodes
-    listen, metrics = variables["TRAINCTL_AGENT_LISTEN"], variables["TRAINCTL_AGENT_METRICS"]
-    ports = {DEFAULT_PORT, DEFAULT_PORT + 1, int(metrics.rpartition(":")[2])}
-    assert listen.endswith(f":{DEFAULT_PORT}") and ports == manifest_rules.RUN_PORTS
-    assert {port["containerPort"] for port in agent["ports"]} == ports
-    assert {port["port"] for one in of_kind(objects, "Service") for port in one["spec"]["ports"]} == ports
+    assert variables["TRAINCTL_AGENT_LISTEN"].endswith(f":{DEFAULT_PORT}")
+    assert int(variables["TRAINCTL_AGENT_METRICS"].rpartition(":")[2]) in PORTS
+    assert {port["containerPort"] for port in agent["ports"]} == PORTS
+    assert {port["port"] for item in of_kind(objects, "Service") for port in item["spec"]["ports"]} == PORTS
+
+
+def test_gpu_pods_ask_for_what_their_overlay_provides() -> None:
+    names = []
+    for folder in GROUPS:
+        _, agent = agent_of(rendered(folder))
+        gpus = [name for name in agent["resources"]["limits"] if "gpu" in name]
+        assert agent["image"] == ("trainctl:cuda" if gpus else "trainctl:torch")
+        names.append(gpus)
+    assert names == [[], ["nvidia.com/gpu"], ["nvidia.com/gpu"], ["nvidia.com/gpu.shared"]]
+    plugin = yaml.safe_load((FOLDER / "overlays" / "time-sliced" / "device-plugin.yaml").read_text("utf-8"))
+    kubernetes_validate.validate(plugin, KUBERNETES, strict=True)
+    slicing = yaml.safe_load(plugin["data"]["config.yaml"])["sharing"]["timeSlicing"]
+    (resource,) = slicing["resources"]
+    assert slicing["renameByDefault"] and resource["name"] == "nvidia.com/gpu" and resource["replicas"] > 1
+    holder, _ = agent_of(rendered("overlays/spot"))
+    tolerated = {each["key"] for each in holder["spec"]["template"]["spec"]["tolerations"]}
+    assert {"cloud.google.com/gke-spot", "nvidia.com/gpu"} <= tolerated
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -162,84 +175,55 @@ def test_a_registrys_name_in_the_folder_that_is_applied_is_that_of_each_containe
     (image,) = settings["images"]
     image |= {"newName": "registry.example:5000/team/trainctl", "newTag": f"{image['newTag']}-7"}
     file.write_text(yaml.safe_dump(settings), "utf-8")
-    found = [images_of(objects) for objects in (rendered(folder), render(file.parent))]
-    assert found[1] == [
-        re.sub(r"^trainctl:(\w+)$", r"registry.example:5000/team/trainctl:\1-7", one) for one in found[0]
-    ]
-    assert found[1] != found[0]
-
-
-def images_of(objects: list[dict[str, Any]]) -> list[str]:
-    """Of all containers, in order."""
-    return [one["image"] for _, pod in manifest_rules.pods(objects) for one in manifest_rules.containers(pod)]
-
-
-def test_what_each_overlay_changes() -> None:
-    gpus, images, seconds = {}, {}, {}
-    for folder in GROUPS:
-        ((holder, agent),) = agents(rendered(folder))
-        limits = agent["resources"]["limits"]
-        gpus[folder] = {name: amount for name, amount in limits.items() if "gpu" in name}
-        images[folder] = agent["image"]
-        seconds[folder] = holder["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    whole, shared = {"nvidia.com/gpu": 1}, {"nvidia.com/gpu.shared": 1}
-    assert [*gpus.values()] == [{}, whole, whole, shared]
-    assert [*images.values()] == ["trainctl:torch", *["trainctl:cuda"] * 3]
-    assert [*seconds.values()] == [75, 75, 15, 75]
-    ((holder, agent),) = agents(rendered("overlays/spot"))
-    tolerated = {each["key"] for each in holder["spec"]["template"]["spec"]["tolerations"]}
-    chosen = holder["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
-    assert "cloud.google.com/gke-spot" in tolerated and "nvidia.com/gpu" in tolerated
-    assert len(chosen["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]) == 3
-    assert "--drain-on-term" in agent["command"]
-
-
-def script_in(text: str) -> str:
-    """The Python code that a shell script gives `trainctl status --json`."""
-    (code,) = re.findall(r"trainctl status --json[^|]* \| python3 -c '(.*?)'", text, re.DOTALL)
-    return str(code)
-
-
-def status_of(code: str, run: dict[str, Any] | None) -> int:
-    """The exit status of the code on trainctl-1 for what the agent says about a run."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps({"run": run}), text=True, capture_output=True, check=False,
-        env={**ENVIRONMENT, "TRAINCTL_AGENT_NAME": "trainctl-1"}, timeout=HANG_SECONDS,
-    )  # fmt: skip
-    assert done.stderr == ""
-    return done.returncode
+    before, after = (
+        [container["image"] for template in pods(rendered(place)) for container in containers(template)]
+        for place in (folder, file.parent)
+    )
+    assert after != before
+    assert after == [re.sub(r"^trainctl:(\w+)$", r"registry.example:5000/team/trainctl:\1-7", name) for name in before]
 
 
 def test_a_pod_is_ready_but_while_its_own_rank_is_away() -> None:
-    ((_, agent),) = agents(rendered("base"))
-    code = script_in(agent["readinessProbe"]["exec"]["command"][-1])
+    _, agent = agent_of(rendered("base"))
+    script = agent["readinessProbe"]["exec"]["command"][-1]
+    (code,) = re.findall(r"trainctl status --json[^|]* \| python3 -c '(.*?)'", script, re.DOTALL)
+
+    def status(run: dict[str, Any] | None) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            input=json.dumps({"run": run}),
+            text=True,
+            capture_output=True,
+            check=False,
+            env={**ENVIRONMENT, "TRAINCTL_AGENT_NAME": "trainctl-1"},
+            timeout=HANG_SECONDS,
+        )
+        assert done.stderr == ""
+        return done.returncode
+
     (away,) = re.findall(r"own & \{(.*?)\}", code)
     assert {*json.loads(f"[{away}]")} <= {*get_args(m.RankState)}
     ranks = [{"node": "trainctl-0", "state": "lost"}, {"node": "trainctl-1", "state": "run"}]
     back = [{"node": "trainctl-0", "state": "run"}, {"node": "trainctl-1", "state": "rejoining"}]
-    assert status_of(code, None) == 0
-    assert status_of(code, {"state": "running", "ranks": ranks}) == 0
-    assert status_of(code, {"state": "running", "ranks": back}) == 1
-    assert status_of(code, {"state": "failed", "ranks": back}) == 0
+    assert status(None) == 0
+    assert status({"state": "running", "ranks": ranks}) == 0
+    assert status({"state": "running", "ranks": back}) == 1
+    assert status({"state": "failed", "ranks": back}) == 0
 
 
 def test_with_ipv6_the_comments_values_are_addresses_that_the_program_takes() -> None:
     text = (FOLDER / "base" / "statefulset.yaml").read_text("utf-8")
-    found = dict(re.findall(r"- name: (TRAINCTL_\w+) # with IPv6: (\S+)", text))
-    values = {name: value.replace("$(POD_IP)", "fd00::7") for name, value in found.items()}
-    assert [*values] == ["TRAINCTL_AGENT_LISTEN", "TRAINCTL_AGENT_METRICS"]
+    comments = dict(re.findall(r"- name: (TRAINCTL_\w+) # with IPv6: (\S+)", text))
+    values = {name: value.replace("$(POD_IP)", "fd00::7") for name, value in comments.items()}
     parts = addresses.split(values["TRAINCTL_AGENT_LISTEN"])
     assert (parts.hostname, parts.port) == ("fd00::7", DEFAULT_PORT)
     assert listen_address.parse(values["TRAINCTL_AGENT_METRICS"], "here") == ("fd00::7", 9474)
-    for name in ("trainctl-0:9474", "fd00::7"):
-        with pytest.raises(InvalidInputError, match="is not IP-ADDRESS:PORT"):
-            listen_address.parse(name, "here")
 
 
-def test_the_services_page_gives_metrics_addresses_that_the_program_takes() -> None:
-    (row,) = re.findall(
-        r"^\| `--metrics` .*$", (FOLDER.parents[2] / "docs" / "services.md").read_text("utf-8"), re.MULTILINE
-    )
-    assert "IP-ADDRESS:PORT" in row
-    given = re.findall(r"`(\S+:\d+)`", row)
-    assert [str(listen_address.parse(one, "here")) for one in given] == given and len(given) == 2
+def test_the_programs_take_every_command_line_of_the_page() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text("utf-8")
+    texts = re.findall(r"(?:-- |`)(trainctl(?:-agent)?(?: [^`#\n]*)?)", page)
+    lines = [shlex.split(text) for text in texts if " " in text]
+    assert len([parsed(words) for words in lines]) > 3
+    (created, *_) = (line.strip() for line in page.splitlines() if "kubectl create secret" in line)
+    assert created in (FOLDER / "make-keys.sh").read_text("utf-8")

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.deploy import command_lines, manifest_rules
-from tests.deploy.deployment import deployed
-from tests.deploy.rendering import rendered
+from tests.deploy.support.manifests import agent_of, containers, deployed, environment, rendered
 from tests.integration.support.namespaces import Network
 from tests.waiting import HANG_SECONDS
 
@@ -52,8 +50,8 @@ class Pods:
     """Hosts in whose place the StatefulSet's pods run, each with volumes of its own, and the Service's names."""
 
     def __init__(self, network: Network, folder: Path, programs: dict[str, str]) -> None:
-        (holder,) = manifest_rules.of_kind(rendered("base"), "StatefulSet")
-        self.setup, self.agent = manifest_rules.containers(holder["spec"]["template"])
+        holder, _ = agent_of(rendered("base"))
+        self.setup, self.agent = containers(holder["spec"]["template"])
         self._network, self._folder, self._programs = network, folder, programs
 
     def mount(self, name: str, deployment: Path) -> Path:
@@ -88,7 +86,7 @@ class Pods:
         self, name: str, container: Mapping[str, Any], words: list[str], more: Mapping[str, str]
     ) -> tuple[list[str], dict[str, str]]:
         fields = {"metadata.name": name, "status.podIP": self._network.addresses[name]}
-        own = command_lines.environment(container, fields)
+        own = environment(container, fields)
         variables = self._programs | {key: self._mapped(name, value) for key, value in own.items()} | more
         return [self._mapped(name, word) for word in words], variables
 

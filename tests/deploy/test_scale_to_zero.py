@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from tests.deploy import command_lines, manifest_rules
-from tests.deploy.manifest_rules import of_kind
-from tests.deploy.rendering import FOLDER, rendered
+from tests.deploy.support.manifests import FOLDER, containers, of_kind, parsed, rendered, selects
 from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
@@ -45,7 +43,7 @@ def polls(folder: Path, answers: Mapping[str, Sequence[str]]) -> int:
     assert done.returncode == 0, done.stderr
     calls = (folder / "calls").read_text("utf-8").splitlines()
     assert {*calls} == {f"status --json --connect tcp://{name}:7474" for name in answers}
-    command_lines.parsed(["trainctl", *calls[0].split()])
+    parsed(["trainctl", *calls[0].split()])
     return len(calls) // len(answers)
 
 
@@ -70,7 +68,7 @@ def test_a_run_has_ended_when_all_agents_say_so_three_times_in_a_row(
 def test_the_job_runs_the_script_with_all_agents_and_then_scales() -> None:
     objects = rendered("overlays/scale-to-zero")
     (job,) = of_kind(objects, "Job")
-    _, wait, scale = manifest_rules.containers(job["spec"]["template"])
+    _, wait, scale = containers(job["spec"]["template"])
     python, script, seconds = wait["command"]
     assert python == "python3" and float(seconds) > 0
     (mount,) = (each for each in wait["volumeMounts"] if script == f"{each['mountPath']}/{SCRIPT.name}")
@@ -83,4 +81,4 @@ def test_the_job_runs_the_script_with_all_agents_and_then_scales() -> None:
     assert json.loads(scale["command"][-1]) == {"spec": {"replicas": 0}}
     (policy,) = of_kind(rendered("base"), "NetworkPolicy")
     clients = policy["spec"]["ingress"][1]["from"][0]["podSelector"]
-    assert manifest_rules.selects(clients, job["spec"]["template"]["metadata"]["labels"])
+    assert selects(clients, job["spec"]["template"]["metadata"]["labels"])

@@ -1,1 +1,1 @@
-"""Makes docs/protocol*.md, docs/protocol.schema.json and the wire vectors from the message types. Not in the wheel."""
+"""Makes docs/protocol*.md, docs/protocol.schema.json and the frames of the wire vectors from the message types."""

@@ -1,18 +1,18 @@
-"""`python -m tools.protocol_docs.docs [--check] [PATH]`: writes docs/protocol.md, the page for clients.
+"""`python -m tools.protocol_docs.docs [--check] [PATH]`: writes the tables of docs/protocol.md, the page for clients.
 
 Types and limits come from the code at run time, the meaning of each field from the comment beside it in the source,
 and that of a verb's argument from its declaration.
-With `--check` nothing is written and the exit status says whether the page is as it would be.
 """
 
 import ast
 import functools
+import importlib
 import inspect
 import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,88 +20,70 @@ from typing import Any
 import msgspec
 from msgspec import inspect as shape
 
-from tools.protocol_docs import examples, generated, meanings, prose
+from tools.protocol_docs import examples, generated, meanings
 from tools.protocol_docs.conversations import UNIONS, types_of
-from tools.protocol_docs.history import HISTORY
 from trainctl.protocol import messages as m
-from trainctl.protocol.calibration import profile
-from trainctl.protocol.config import prompts
-from trainctl.protocol.messages import (
-    base,
-    diagnosis,
-    events,
-    guests,
-    kept,
-    peers,
-    profiles,
-    replies,
-    requests,
-    telemetry,
-    trainer,
-    verbs,
-)  # fmt: skip
+from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
-SOURCES = (
-    base, prompts, profile, profiles, trainer, telemetry, events, guests, requests, peers, kept, diagnosis, replies,
-)  # fmt: skip
+_MODULES = (
+    "messages.base config.prompts calibration.profile messages.profiles messages.trainer messages.telemetry"
+    " messages.events messages.guests messages.requests messages.peers messages.kept messages.diagnosis"
+    " messages.replies"
+)
+SOURCES = tuple(importlib.import_module(f"trainctl.protocol.{name}") for name in _MODULES.split())
 """Where messages and their parts are written, in the order of the page."""
 CLIENT_TALKS = ("client to agent", "agent to client", "published by an agent")
 """The conversations that a client takes part in; the others are on the page of agents."""
 Comments = dict[str, dict[str, str]]
 """Class -> field -> the comment beside it."""
 CONSTANTS = {"None": "null", "True": "true", "False": "false"}
+SHOWN = (
+    ("client to agent", "snapshot-request"),
+    ("client to agent", "command"),
+    ("agent to client", "command-reply"),
+    ("agent to client", "refusal"),
+    ("published by an agent", "step-committed"),
+    ("published by an agent", "heartbeat"),
+)
+"""The byte vectors on the page."""
 
 
 def page() -> str:
-    """The page for clients."""
-    return joined(
-        prose.INTRODUCTION.format(version=PROTOCOL_VERSION),
-        prose.SOCKETS,
-        prose.KEYS,
-        prose.ENCODING,
-        _limits(),
-        prose.CONVERSATIONS,
-        prose.ATTACHING,
-        messages(CLIENT_TALKS, client_parts()),
-        _metrics(),
-        _verbs(),
-        shown_bytes(prose.BYTES, prose.SHOWN),
-        _history(),
-    )
+    """Return the page for clients."""
+    blocks = {"limits": _limits(), "metrics": _metrics(), "verbs": _verbs(), "bytes": shown_bytes(SHOWN)}
+    return filled(DEFAULT_PATH, blocks | messages(CLIENT_TALKS, client_parts()))
 
 
-def joined(*parts: str) -> str:
-    """The parts of a page, an empty line between each and the next."""
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+def filled(path: Path, blocks: Mapping[str, str]) -> str:
+    """Return a page with its tables and the protocol's version in its title."""
+    title = rf"\1 {PROTOCOL_VERSION}"
+    return re.sub(r"\A(# .*, version) \d+$", title, generated.filled(path, blocks), flags=re.MULTILINE)
 
 
 def anchors(text: str) -> set[str]:
-    """Where links into a page can lead: its headings, as GitHub names them."""
+    """Return where links into a page can lead: its headings, as GitHub names them."""
     heads = (line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     return {re.sub(r"[^\w\- ]", "", head).lower().replace(" ", "-") for head in heads}
 
 
-def messages(talks: Iterable[str], parts: Iterable[type[msgspec.Struct]]) -> str:
-    """The messages of some conversations and the parts that they are made of, a table for each."""
+def messages(talks: Iterable[str], parts: Iterable[type[msgspec.Struct]]) -> dict[str, str]:
+    """Return the blocks `messages` and `parts`: a table for each message of some conversations, and for each part."""
     comments = field_comments(*SOURCES)
-    return joined(
-        "## Messages",
-        prose.MESSAGES,
-        *(_conversation(talk, comments) for talk in talks),
-        "## Parts of messages",
-        *(_type(kind, comments) for kind in parts),
-    )
+    return {
+        "messages": "\n\n".join(_conversation(talk, comments) for talk in talks),
+        "parts": "\n\n".join(_type(kind, comments) for kind in parts),
+    }
 
 
 # ---------------------------------------------------------------- what the source says
 
 
 def field_comments(*modules: ModuleType) -> Comments:
-    """The comments at the ends of the lines of each class's fields."""
+    """Return the comments at the ends of the lines of each class's fields."""
     found: Comments = {}
     for module in modules:
         found |= _comments_of(inspect.getsource(module))
@@ -131,34 +113,34 @@ def _lines(field: ast.AnnAssign) -> range:
 
 
 def comment(kind: type, name: str, comments: Comments) -> str:
-    """What the comment beside a field says, even that of a type above it."""
+    """Return the comment beside a field, also one of a type above it, or the field's meaning."""
     said = (comments[base.__name__][name] for base in kind.__mro__ if name in comments.get(base.__name__, {}))
     return plain(next((text for text in said if text), "") or meanings.of(kind, name))
 
 
 def purpose(kind: type) -> str:
-    """What its docstring says of a type, on one line."""
+    """Return a type's docstring on one line."""
     return plain(" ".join((vars(kind).get("__doc__") or "").split()))
 
 
 def plain(text: str) -> str:
-    """Words of the source with its constants named as every language names them."""
+    """Return words of the source with its constants named as every language names them."""
     return re.sub(r"\b(None|True|False)\b", lambda found: CONSTANTS[found[0]], text)
 
 
 def portable(pattern: str) -> str:
-    """A pattern whose end is written as other languages do."""
+    """Return a pattern whose end is written as other languages do."""
     return pattern.replace(r"\Z", "$")
 
 
 def client_parts() -> list[type[msgspec.Struct]]:
-    """The parts of what clients send and receive."""
+    """Return the parts of what clients send and receive."""
     _, named = msgspec.json.schema_components([UNIONS[talk] for talk in CLIENT_TALKS])
     return [kind for kind in part_types() if kind.__name__ in named]
 
 
 def part_types() -> list[type[msgspec.Struct]]:
-    """The structs inside messages, in the order of the source."""
+    """Return the structs inside messages, in the order of the source."""
     structs = [
         kind
         for module in SOURCES
@@ -174,7 +156,7 @@ def part_types() -> list[type[msgspec.Struct]]:
 
 
 def words(kind: shape.Type) -> str:
-    """A field's type as a person of any language reads it."""
+    """Return a field's type as a person of any language reads it."""
     match kind:
         case shape.Metadata(type=within):
             return words(within)
@@ -282,7 +264,7 @@ def _limits() -> str:
     ]
     lines = ["| " + " | ".join([what, *map(_number, values)]) + " |" for what, *values in rows]
     header = ["| limit | from a client | published | elsewhere |", "| --- | ---: | ---: | ---: |"]
-    return "\n".join([prose.LIMITS.strip(), "", *header, *lines])
+    return "\n".join([*header, *lines])
 
 
 def _number(value: Any) -> str:
@@ -293,17 +275,7 @@ def _metrics() -> str:
     rows = [
         f"| `{metric.name}` | {metric.unit or '—'} | {metric.scope} | {metric.help} |" for metric in m.METRICS.values()
     ]
-    return "\n".join(
-        [
-            "## Metrics",
-            "",
-            prose.METRICS,
-            "",
-            "| metric | unit | scope | meaning |",
-            "| --- | --- | --- | --- |",
-            *rows,
-        ]
-    )
+    return "\n".join(["| metric | unit | scope | meaning |", "| --- | --- | --- | --- |", *rows])
 
 
 def _verbs() -> str:
@@ -314,8 +286,7 @@ def _verbs() -> str:
     ]
     scopes = [f"- **{scope}**: {what}." for scope, what in verbs.SCOPES.items()]
     table = ["| verb | scope | affects | changes | undone by |", "| --- | --- | --- | --- | --- |", *rows]
-    head = ["## Verbs", "", prose.VERBS, "", *scopes, "", *table]
-    return "\n\n".join(["\n".join(head), *map(_verb, verbs.VERBS.values())])
+    return "\n\n".join(["\n".join([*scopes, "", *table]), *map(_verb, verbs.VERBS.values())])
 
 
 def _verb(verb: verbs.Verb) -> str:
@@ -331,9 +302,9 @@ def _verb(verb: verbs.Verb) -> str:
     return "\n\n".join([said, *(["\n".join(table)] if rows else [])])
 
 
-def shown_bytes(head: str, vectors: Iterable[tuple[str, str]]) -> str:
-    """Some vectors, each as JSON and as the bytes of its frame."""
-    parts = ["## Bytes\n\n" + head.strip()]
+def shown_bytes(vectors: Iterable[tuple[str, str]]) -> str:
+    """Return some vectors, each as JSON and as the bytes of its frame."""
+    parts = []
     for talk, name in vectors:
         vector = examples.vector(talk, name)
         text = msgspec.json.format(msgspec.json.encode(vector["message"]), indent=2).decode()
@@ -341,11 +312,6 @@ def shown_bytes(head: str, vectors: Iterable[tuple[str, str]]) -> str:
         lines = "\n".join(frame[start : start + 96] for start in range(0, len(frame), 96))
         parts.append(f"### `{name}`, {talk}\n\n```json\n{text}\n```\n\n```\n{lines}\n```")
     return "\n\n".join(parts)
-
-
-def _history() -> str:
-    rows = [f"| {number} | {date} | {what} |" for number, date, what in HISTORY]
-    return "\n".join(["## Versions", "", "| version | date | changes |", "| ---: | --- | --- |", *rows])
 
 
 def main() -> int:

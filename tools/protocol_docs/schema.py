@@ -1,17 +1,16 @@
-"""`python -m tools.protocol_docs.schema [--check] [PATH]`: writes docs/protocol.schema.json from the message types.
+"""docs/protocol.schema.json, made from the message types by `python -m tools.pages`.
 
 One JSON Schema (draft 2020-12) of every message: the root takes any, `$defs` has one entry a conversation and one a
 type. What each field means, and its unit, is the comment beside it in the source, as in docs/protocol.md; a verb's
 arguments have theirs from its declaration, the unit as `x-unit`.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tools.protocol_docs import docs, generated
+from tools.protocol_docs import docs
 from tools.protocol_docs.conversations import UNIONS, types_of
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
@@ -29,7 +28,7 @@ Schema = dict[str, Any]
 
 
 def schema() -> Schema:
-    """The whole document."""
+    """Return the whole document."""
     unions = {conversation_name(talk): union for talk, union in UNIONS.items()}
     arguments = [verb.args for verb in verbs.VERBS.values()]
     _, types = msgspec.json.schema_components([*unions.values(), *arguments], ref_template=REFERENCE)
@@ -120,12 +119,3 @@ def _case(verb: verbs.Verb) -> Schema:
     if needed:
         then["required"] = needed
     return {"if": {"properties": {"verb": {"const": verb.name}}}, "then": then}
-
-
-def main() -> int:
-    """Write or check it; the exit status."""
-    return generated.main("tools.protocol_docs.schema", page, DEFAULT_PATH)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

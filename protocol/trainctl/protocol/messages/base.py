@@ -7,7 +7,7 @@ from msgspec import Meta
 
 PROTOCOL_VERSION: Final = 2
 """Increases when a message changes incompatibly; peers with different versions refuse each other.
-tools/protocol_docs/history.py lists what each number added, with its date."""
+docs/protocol.md lists what each number added, with its date."""
 MAX_COUNT = 2**63 - 1
 """Largest integer that the record can hold."""
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]

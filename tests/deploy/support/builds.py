@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.conftest import ROOT
-from tests.deploy.containers import call
+from tests.deploy.support.containers import call
 
 BUILD_SECONDS = 3600.0
 """For a build: after so long it hangs, however busy the machine is."""
@@ -36,7 +36,7 @@ class Builds:
             shutil.copytree(ROOT / name, self.source / name, ignore=_KEPT_BACK)
         (self.source / "tools").mkdir()
         files = ("pyproject.toml", "constraints.txt", "hatch_build.py", "README.md", "LICENSE")
-        for file in (*files, *(f"tools/{name}.py" for name in ("__init__", "requirements", "image", "pip_settings"))):
+        for file in (*files, *(f"tools/{name}.py" for name in ("__init__", "requirements", "image", "debian_root"))):
             shutil.copy(ROOT / file, self.source / file)
         self.env = self._environment(folder)
 

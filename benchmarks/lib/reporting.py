@@ -1,0 +1,226 @@
+"""A training loop that reports real steps and computes next to nothing, and an agent's end that takes the reports."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self, cast
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.record.rank_record import MetricsWriter
+from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.protocol.wire import codec
+from trainctl.protocol.wire.sockets import new_socket
+from trainctl.trainer.backends.base import Backend, Memory, Parts, Totals
+from trainctl.trainer.backends.compile_meter import CompileMeter
+from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.collective.group import Tail
+from trainctl.trainer.control.thread import Control
+from trainctl.trainer.data.batch import Batch, from_blocks
+from trainctl.trainer.data.dataset import Dataset
+from trainctl.trainer.data.permutation import Indices
+from trainctl.trainer.objectives.pretrain import OBJECTIVE
+from trainctl.trainer.step import executor
+from trainctl.trainer.step.executor import Executor, Identity, Settings
+from trainctl.trainer.step.memory_trend import STEPS
+from trainctl.trainer.step.progress import Progress
+
+Micros = NDArray[np.float64]
+OWN_VALUES = 7
+"""What a step of this loop has by name without an objective's: clip scale, own loss, memory and its trend."""
+SAMPLES = 8
+GENERATION = m.Generation(1, 1)
+IDENTITY = Identity("bench", "here", 0)
+
+
+class TimedProgress(Progress):
+    """Counts as spent the time from a step's commit to the progress's taking its report."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spent_seconds, self._committed_at = 0.0, 0.0
+
+    def commit(self, plan: m.StepPlan) -> None:
+        super().commit(plan)
+        self._committed_at = time.perf_counter()
+
+    def remember(self, report: m.Report) -> None:
+        super().remember(report)
+        self.spent_seconds += time.perf_counter() - self._committed_at
+
+
+class Work:
+    """A backend whose arithmetic is one matrix product; what it says of memory is true."""
+
+    parts = Parts(OBJECTIVE, None)
+    compile_meter = CompileMeter()
+
+    def __init__(self, side: int, progress: TimedProgress) -> None:
+        self._matrix = np.ones((side, side), np.float32)
+        self._memory, self._progress = HostMemory(None), progress
+
+    def forward(self, batch: Batch, *scales: float) -> None:
+        self._matrix @ self._matrix
+
+    def backward(self) -> None: ...
+
+    def accumulate(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def mark(self) -> None: ...
+
+    def seconds_between(self, begun: None, ended: None) -> float:
+        return 0.0
+
+    def totals(self, *, with_norm: bool = False) -> Totals:
+        return Totals(self.parts.objective.named([100.0]), 1.0)
+
+    def gradient_norm(self, found: float | None) -> float:
+        return found or 1.0
+
+    def update(self, learning_rate: float, factor: float) -> None: ...
+
+    def reset_peak(self) -> None:
+        begun = time.perf_counter()
+        self._memory.reset()
+        self._progress.spent_seconds += time.perf_counter() - begun
+
+    def memory(self) -> Memory:
+        return self._memory.read()
+
+    def memory_parts(self, memory: Memory) -> dict[str, float]:
+        return {}
+
+
+class Samples:
+    """Data that cost nothing to read."""
+
+    samples = 1000
+    _batch = from_blocks(np.zeros((SAMPLES, 9), np.int32))
+
+    def batch(self, indices: Indices) -> Batch:
+        return self._batch
+
+    def targets(self, indices: Indices) -> Indices:
+        return np.full(len(indices), 8, np.int64)
+
+    def samples_at(self, positions: Indices, seed: int) -> Indices:
+        return positions % self.samples
+
+    def covers(self, stop: int) -> bool:
+        return True
+
+    def wait_for(self, stop: int, look: Callable[[], None]) -> float:
+        return 0.0
+
+
+class Loop:
+    """The trainer's own executor at step 0 of a generation of one rank, on the work above."""
+
+    def __init__(self, work: int, status: StatusWriter, send: Callable[[m.FromTrainer], None], values: int) -> None:
+        self.progress, self._values, self._step = TimedProgress(), values, 0
+        self.progress.load(0, 0)
+        self.progress.form(m.Form(run=IDENTITY.run, generation=GENERATION, engine="none", ranks=(0,)))
+        backend, data = cast(Backend, Work(work, self.progress)), cast(Dataset, Samples())
+        settings = Settings(0, "float32", 1.0, 0)
+        self._executor = Executor(IDENTITY, settings, backend, data, self.progress, status, send)
+
+    def step(self) -> m.Report:
+        brought = {f"user:metric_{place}": 0.125 * place for place in range(self._values - OWN_VALUES)}
+
+        def own_loss(own: Tail) -> dict[str, float]:
+            return {"own_loss": own.loss_sum / own.weight, **brought}
+
+        executor._own_loss = own_loss
+        self._step += 1
+        cursor = (self._step - 1) * SAMPLES
+        plan = m.StepPlan(
+            run=IDENTITY.run,
+            generation=GENERATION,
+            seq=self._step,
+            kind="train",
+            step=self._step,
+            plan_version=1,
+            cursor=cursor,
+            global_batch=SAMPLES,
+            work=(m.RankWork(0, (m.Range(cursor, SAMPLES),), SAMPLES),),
+            learning_rate=1e-3,
+            divisor=64.0,
+        )
+        return self._executor.train(plan, time.perf_counter())
+
+
+class Reporter:
+    """A training loop whose steps bring `count` values by name, and a peer that takes what is sent."""
+
+    def __init__(self, folder: Path, work: int, count: int) -> None:
+        endpoint = f"ipc://{folder / 's'}"
+        self._peer = subprocess.Popen(
+            [sys.executable, __file__, endpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._peer.stdout is not None
+        self._peer.stdout.readline()  # it listens
+        self._status = StatusWriter(folder / "rank-0.status", os.getpid())
+        self._writer = MetricsWriter(folder / "rank-0.db", "here")
+        self._loop = Loop(work, self._status, self._send_soon, count)
+        self._control = Control(IDENTITY, endpoint, self._loop.progress, self._status)
+        self._control.__enter__()
+        self.measure(STEPS)
+        assert len(self.report.values) == count, sorted(self.report.values)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._control.__exit__(*error)
+        self._writer.close()
+        self._status.close()
+        taken, _ = self._peer.communicate("", timeout=60)
+        if int(taken) < self.report.step:
+            raise SystemExit(f"only {taken} of {self.report.step} reports reached the agent's end")
+
+    def _send_soon(self, message: m.FromTrainer) -> None:
+        begun = time.perf_counter()
+        self._control.send(message)
+        self._loop.progress.spent_seconds += time.perf_counter() - begun
+
+    def measure(self, count: int) -> Micros:
+        """Return the microseconds that each of so many steps of the training loop spends on reporting."""
+        spent = np.empty(count)
+        for place in range(count):
+            self._loop.progress.spent_seconds = 0.0
+            self.report = self._loop.step()
+            begun = time.perf_counter()
+            self._control.send(self.report)
+            self._writer.append(self.report)
+            spent[place] = self._loop.progress.spent_seconds + time.perf_counter() - begun
+        return spent * 1e6
+
+
+def drain(endpoint: str) -> None:
+    """Be the agent's end: take reports until standard input closes and nothing more is waiting, and print how many."""
+    context = zmq.Context()
+    listening = new_socket(context, zmq.ROUTER)
+    listening.bind(endpoint)
+    poller = zmq.Poller()
+    poller.register(listening, zmq.POLLIN)
+    poller.register(sys.stdin.fileno(), zmq.POLLIN)
+    print("listening", flush=True)
+    taken = 0
+    while listening in (events := dict(poller.poll())) or sys.stdin.fileno() not in events:
+        if listening in events:
+            taken += isinstance(codec.decode_answer(listening.recv_multipart()[1]), m.Report)
+    print(taken)
+    listening.close()
+    context.term()
+
+
+if __name__ == "__main__":
+    drain(sys.argv[1])

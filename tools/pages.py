@@ -1,0 +1,102 @@
+"""`python -m tools.pages [--check]`: writes all that is generated in docs, or names what is out of date.
+
+That is docs/protocol.md, docs/protocol-agents.md and docs/protocol.schema.json from the message types, the tables of
+docs/keys.md from the key bindings, those of docs/diagnosis.md from the rules of the diagnosis, and the pictures
+from those that the tests of the screens compare.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tools.pictures import as_svg
+from tools.protocol_docs import agents_page, docs, generated, schema
+from trainctl.protocol.analysis.diagnosis.diagnose import fields
+from trainctl.protocol.analysis.diagnosis.rule import Rule
+from trainctl.protocol.analysis.diagnosis.rules.table import RULES
+from trainctl.tui.app import keymap
+from trainctl.tui.widgets.theme import THEMES
+
+PICTURES: Final = generated.ROOT / "docs" / "pictures"
+SNAPSHOTS: Final = generated.ROOT / "tests" / "tui" / "screens" / "__snapshots__"
+SOURCES: Final = {
+    "group.svg": "test_pictures/test_overview_of_a_mixed_group[120x40].txt",
+    "node.svg": "test_pictures/test_node[120x40].txt",
+    "calibration.svg": "test_calibration/test_pictures[120x40].txt",
+    "charts.svg": "test_charts/test_charts_with_log_crosshair_smoothing_and_tokens[120x40].txt",
+    "events.svg": "test_pictures/test_tables[events-120x40].txt",
+    "alert.svg": "test_alerts/test_picture_of_alerts_on_the_overview[why].txt",
+    "diagnosis.svg": "test_diagnosis/test_the_screen[several-120x40].txt",
+    "policies.svg": "test_policies/test_the_panel_on_a_policy_that_has_acted[120x40].txt",
+    "profile.svg": "test_step_profile/test_the_screen[120x40].txt",
+    "split.svg": "test_pictures/test_split_dialog[plan].txt",
+}
+"""Picture of the docs -> picture of the tests."""
+_HEADINGS: Final = {"": "Everywhere", "stepprofile": "Profile"}
+"""Headings of screens whose actions have another name."""
+
+
+def keys_page() -> str:
+    """Return docs/keys.md."""
+    lines: list[str] = []
+    where = None
+    for row in keymap.rows({}):
+        if row.where != where:
+            where = row.where
+            heading = _HEADINGS.get(where, where.capitalize())
+            lines += ["", f"## {heading}", "", "| key | action | |", "| --- | --- | --- |"]
+        lines.append(f"| {' '.join(f'`{key}`' for key in row.keys.split())} | `{row.name}` | {row.words} |")
+    themes = ", ".join(f'`"{theme.name}"`' for theme in THEMES)
+    return generated.filled(Path("docs/keys.md"), {"keys": "\n".join(lines), "themes": themes})
+
+
+def diagnosis_page() -> str:
+    """Return docs/diagnosis.md."""
+    table = ["| cause | what is wrong | what shows it | explains |", "| --- | --- | --- | --- |"]
+    for rule in RULES:
+        follows = ", ".join(f"`{cause}`" for cause in rule.explains)
+        table.append(f"| `{rule.cause}` | {rule.title} | {rule.sign} | {follows} |")
+    remedies = "\n\n".join("\n".join([f"`{rule.cause}`", "", *_remedies(rule)]) for rule in RULES)
+    return generated.filled(Path("docs/diagnosis.md"), {"rules": "\n".join(table), "remedies": remedies})
+
+
+def _remedies(rule: Rule) -> Iterator[str]:
+    for number, rung in enumerate(rule.ladder, 1):
+        shown = {name: name.upper().replace("_", "-") for name in fields(rung)}
+        command = f": `{rung.command.format_map(shown)}`" if rung.command else ""
+        yield f"{number}. {rung.text.format_map(shown)}{command}"
+
+
+def files() -> Iterator[tuple[Path, bytes]]:
+    """Yield each generated file of docs and what it must contain."""
+    pages = {
+        docs.DEFAULT_PATH: docs.page,
+        agents_page.DEFAULT_PATH: agents_page.page,
+        schema.DEFAULT_PATH: schema.page,
+        Path("docs/keys.md"): keys_page,
+        Path("docs/diagnosis.md"): diagnosis_page,
+    }
+    for path, page in pages.items():
+        yield generated.ROOT / path, page().encode()
+    for name, source in SOURCES.items():
+        yield PICTURES / name, as_svg((SNAPSHOTS / source).read_text("utf-8")).encode()
+
+
+def main() -> int:
+    """Write or check all; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.pages")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
+    check = parser.parse_args().check
+    stale = [(path, content) for path, content in files() if not path.is_file() or path.read_bytes() != content]
+    for path, content in stale:
+        if check:
+            print(f"{path.relative_to(generated.ROOT)} is out of date: run python -m tools.pages", file=sys.stderr)
+        else:
+            path.write_bytes(content)
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
