@@ -260,7 +260,7 @@ async def heard(auth: Authenticator, client: Any, socket: Any, said: bytes) -> t
 
 
 @pytest.mark.parametrize("speaks", [False, True], ids=["listens", "speaks"])
-def test_who_takes_the_identity_of_one_that_left_gets_no_reply_of_its(auth: Authenticator, speaks: bool) -> None:
+async def test_who_takes_the_identity_of_one_that_left_gets_no_reply_of_its(auth: Authenticator, speaks: bool) -> None:
     """Anna asks and hangs up; Bob, a viewer, comes under the identity that she had, and that he knows."""
 
     async def act() -> None:
@@ -296,11 +296,8 @@ def test_who_takes_the_identity_of_one_that_left_gets_no_reply_of_its(auth: Auth
                     return bob
             bob.close(linger=0)
 
-    async def in_time() -> None:
-        async with asyncio.timeout(HANG_SECONDS):
-            await act()
-
-    asyncio.run(in_time())
+    async with asyncio.timeout(HANG_SECONDS):
+        await act()
 
 
 def test_an_unknown_key_is_turned_away(auth: Authenticator, db: AgentDb) -> None:

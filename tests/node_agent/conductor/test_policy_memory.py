@@ -61,9 +61,6 @@ def diverging(steps: int) -> list[float]:
     return [level + chance.gauss(0, 0.03) for level in levels]
 
 
-# ---------------------------------------------------------------- advice
-
-
 def test_a_diverging_run_is_advised_once_in_a_quiet_period_though_the_rate_changes_with_every_step() -> None:
     asked = Asked(optimizer={"learning_rate": 1e-3, "schedule": "cosine"})
     first, second = asked.advised("divergence", diverging(1500))
@@ -76,9 +73,6 @@ def test_who_turns_it_on_after_its_advice_does_not_wait() -> None:
     asked.state.keep(policies={"divergence": msgspec.structs.replace(asked.kept("divergence"), mode="on")})
     assert at < 1000
     assert [made.verb for made in asked.step(losses[1000]) if isinstance(made, d.Proposed)] == ["set-lr"]
-
-
-# ---------------------------------------------------------------- quotas and quiet times
 
 
 SPIKES = {"policy": {"spike": {"mode": "on"}}}
@@ -105,9 +99,6 @@ def test_a_refused_command_costs_no_quota_and_an_applied_one_does() -> None:
         times.append(asked.state.durable.policies["spike"].memory.get("times", 0.0))
     assert times == [0.0, 0.0, 1.0, 2.0]
     assert asked.state.durable.policies["spike"].pending == {}
-
-
-# ---------------------------------------------------------------- evidence
 
 
 def test_a_spike_in_progress_when_a_group_forms_anew_is_still_found() -> None:

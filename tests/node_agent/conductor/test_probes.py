@@ -37,9 +37,6 @@ def moved(by: float, *places: int) -> list[float]:
     return [value + by if place in places else value for place, value in enumerate(BASE)]
 
 
-# ---------------------------------------------------------------- who differs
-
-
 def test_the_odd_one_out_of_three_is_named():
     for odd in range(3):
         ranks = {rank: said(moved(0.5, 2)) if rank == odd else said() for rank in range(3)}
@@ -119,9 +116,6 @@ def test_a_rank_of_version_0_2_is_compared_by_its_data_type():
     assert probes.tolerance(new, old, probes.Precision("bfloat16", tf32=False)) > LIMIT
 
 
-# ---------------------------------------------------------------- where
-
-
 def layered(*layers, noise=(1e-6, 1e-5)) -> m.Probed:
     return said(layers=pack([value for layer in layers for value in layer]), layer_noise=pack(noise))
 
@@ -135,9 +129,6 @@ def test_the_first_layer_beyond_its_own_noise_is_named():
     assert probes.first_layer(usual, said()) is None
     assert probes.first_layer(usual, layered((1.0,), (3.0,))) is None
     assert probes.first_layer(said(layer_noise=pack([1.0])), said(layer_noise=pack([1.0]))) is None
-
-
-# ---------------------------------------------------------------- why
 
 
 @pytest.mark.parametrize(
@@ -164,9 +155,6 @@ def test_the_likely_cause_is_named(fields, words):
     assert words in probes.likely_cause(said(), said(**fields), ("usual", "odd"))
     assert words in probes.likely_cause(said(**fields), said(), ("odd", "usual"))
     assert probes.compare({0: said(), 1: said(**fields)}, (), PRECISION)[0].largest > LIMIT
-
-
-# ---------------------------------------------------------------- what the conductor makes of it
 
 
 def group(names: str = "abc", **models: float) -> Simulation:
@@ -316,9 +304,6 @@ def test_weights_that_are_one_per_cent_apart_are_refused():
     assert found.is_refused
     (alike,) = probes.compare({0: said(), 1: said()}, (), PRECISION)
     assert not alike.is_refused
-
-
-# ---------------------------------------------------------------- before a calibration
 
 
 def preflight(simulation: Simulation, rank: int, **fields) -> None:

@@ -156,9 +156,6 @@ def test_a_mode_changes_while_the_run_is_paused() -> None:
     assert simulation.conductor.durable.settings.plan_version == version
 
 
-# ---------------------------------------------------------------- rules for all policies
-
-
 def sizes(simulation: Simulation) -> list[int]:
     return [of.micro_batch for of in simulation.conductor.durable.settings.ranks.values()]
 
@@ -277,9 +274,6 @@ def test_a_rollback_that_a_policy_sent_spends_its_quota_even_if_the_agent_is_kil
     assert simulation.journal.policies["spike"].memory == {"times": 1.0}
 
 
-# ---------------------------------------------------------------- each on a run
-
-
 def test_peaks_near_the_cap_shrink_the_micro_batch_and_no_further_than_they_must() -> None:
     simulation = full(("a",))
     simulation.until(lambda: sizes(simulation) == [3])
@@ -308,9 +302,6 @@ def test_three_steps_that_arent_finite_write_a_checkpoint_and_pause() -> None:
     assert len(said(simulation, "non-finite")) == 2
 
 
-# ---------------------------------------------------------------- defragment
-
-
 def test_caches_are_cleared_by_the_ranks_of_a_node_or_by_all() -> None:
     simulation = Simulation(config(30, 12), durable(("a", "b"), 12)).begin().until_step(3)
     ids = [simulation.command("defragment", node="b")]
@@ -329,9 +320,6 @@ def test_caches_of_a_node_without_a_rank_in_the_group_cant_be_cleared() -> None:
     simulation = Simulation(config(30, 12), durable(("a", "b"), 12)).begin().until_step(3)
     end = simulation.ends[simulation.command("defragment", node="c")]
     assert (end.state, end.field, end.reason) == ("rejected", "node", "no rank of c is in the group")
-
-
-# ---------------------------------------------------------------- the held-out loss
 
 
 def evaluated(steps: int = 60, **policies: dict[str, Any]) -> Simulation:

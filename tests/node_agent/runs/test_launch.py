@@ -45,9 +45,6 @@ def test_a_node_is_gone_if_none_of_its_trainers_lives(tmp_path: Path, node: str,
     assert Launch(context, context, lambda run: None)._gone(paths) == gone
 
 
-# ---------------------------------------------------------------- one precision for all
-
-
 class Link:
     """A link to a node that has said what devices it has."""
 
@@ -72,9 +69,6 @@ async def test_the_lead_asks_all_nodes_what_they_compute_in(
     found, why = await Launch(context, peers, lambda run: None).in_one_precision(wanted)
     assert found.model.dtype == chosen
     assert chosen in why
-
-
-# ---------------------------------------------------------------- which checkpoint
 
 
 class Starting:

@@ -15,8 +15,6 @@ from trainctl.node_agent.runs.run_eta import KeptEta, RunEta
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 
-EVERY = {"evaluate": {"every_steps": 50}, "checkpoint": {"every_steps": 100, "at_end": False}}
-
 
 @pytest.fixture
 def recorder(tmp_path):
@@ -74,21 +72,6 @@ def test_an_evaluation_is_measured_by_what_passes_beside_the_step(recorder):
     made = commits.one(51)
     assert facts(recorder).facts.plans == {"evaluate": pytest.approx((30.0,))}
     assert left(made) == pytest.approx(949 + 19 * 30, rel=0.1)
-
-
-def test_plans_at_the_same_step_share_their_time_as_they_did_before(recorder):
-    commits = Commits(recorder, held_out=24, **EVERY)
-    commits.until(50)
-    commits.plan("evaluate", 50, 30.0)
-    commits.until(60, 51)
-    commits.plan("checkpoint", 60, 10.0)
-    commits.until(100, 61)
-    commits.plan("evaluate", 100, 30.0)
-    commits.plan("checkpoint", 100, 10.0)
-    commits.one(101)
-    plans = facts(recorder).facts.plans
-    assert plans["evaluate"] == pytest.approx((30.0, 30.0))
-    assert plans["checkpoint"] == pytest.approx((10.0, 10.0))
 
 
 def test_a_group_that_forms_again_is_a_fault(recorder):

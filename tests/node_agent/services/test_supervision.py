@@ -1,12 +1,10 @@
-"""What the agent does for its supervisor: word to a real socket, its own end when it stalls, a bounded log, and
-a Mac kept awake."""
+"""What an agent does under a supervisor: word to a real socket, an end when it stalls, a bounded log, a Mac awake."""
 
 import asyncio
 import contextlib
 import logging
 import logging.handlers
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
-from tests.waiting import HANG_SECONDS, slowness
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.services import agent_log, caffeinate, watchdog
 from trainctl.node_agent.services.caffeinate import Caffeinate, to_begin
@@ -56,21 +54,15 @@ async def words_with(supervisor: socket.socket, word: str, count: int) -> list[s
     return found
 
 
-# ---------------------------------------------------------------- word to the supervisor
-
-
 def test_ready_beats_and_the_end_are_told_and_no_beat_while_the_loop_stands_still(supervisor: socket.socket) -> None:
-    environment = {
-        "NOTIFY_SOCKET": supervisor.getsockname(),
-        "WATCHDOG_USEC": "400000",
-        "WATCHDOG_PID": str(os.getpid()),
-    }
+    watched = {"WATCHDOG_USEC": "200000", "WATCHDOG_PID": str(os.getpid())}
+    environment = {"NOTIFY_SOCKET": supervisor.getsockname(), **watched}
     doing = ["idle"]
 
     async def main() -> tuple[list[str], list[str], list[str]]:
         async with supervised(from_environment(environment), 0, lambda: doing[0], lambda: None):
             turning = await words_with(supervisor, "WATCHDOG=1", 2)
-            time.sleep(0.5)  # the stall
+            time.sleep(0.3)  # longer than the watchdog's limit
             standing = words(supervisor)
             doing[0] = "conducts x"
             return turning, standing, await words_with(supervisor, "WATCHDOG=1\nSTATUS=conducts x", 1)
@@ -86,13 +78,9 @@ def test_ready_beats_and_the_end_are_told_and_no_beat_while_the_loop_stands_stil
 @pytest.mark.parametrize(
     ("environment", "seconds"),
     [
-        ({}, None),
         ({"WATCHDOG_USEC": "30000000"}, None),  # nobody to tell
-        ({"NOTIFY_SOCKET": "/run/x"}, None),
-        ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "30000000"}, 30.0),
         ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}, 30.0),
         ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}, None),  # another is meant
-        ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "0"}, None),
         ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "soon"}, None),
     ],
 )
@@ -117,9 +105,6 @@ def test_a_name_without_a_file_and_a_supervisor_that_is_gone_or_hangs(tmp_path: 
         notifier.stopping()
 
 
-# ---------------------------------------------------------------- a loop that stands still
-
-
 def test_a_stall_is_counted_in_looks_so_that_a_machine_that_slept_has_none() -> None:
     seen = Stall(look_seconds=4.0)
     assert [seen.seen(count) for count in (1, 2, 2, 2, 3, 3)] == [0, 0, 4, 8, 0, 4]
@@ -135,7 +120,7 @@ from trainctl.node_agent.services.supervision import supervised
 async def main(folder, limit, stall):
     with agent_log.kept(folder) as traces:
         async with supervised(Notifier("", None), limit, lambda: "busy", traces):
-            await asyncio.sleep(3 * limit)
+            await asyncio.sleep(2 * limit)
             print("turned", flush=True)
             getattr(sys.modules[__name__], stall)()
             print("woke", flush=True)
@@ -155,7 +140,7 @@ asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))
 @pytest.mark.parametrize("way", ["sleep_soundly", "sleep_with_the_log"])
 def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path, way: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", STALLS, str(tmp_path), str(0.4 * slowness()), way], env=ENVIRONMENT,
+        [sys.executable, "-c", STALLS, str(tmp_path), "1.0", way], env=ENVIRONMENT,
         capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (watchdog.EXIT_STATUS, "turned\n")
@@ -164,24 +149,6 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path
         assert " CRITICAL the event loop hung for " in text
         assert "in sleep_soundly" in text
         assert done.stderr.count("\n") == 1 and "CRITICAL" in done.stderr
-
-
-def test_a_process_that_was_stopped_is_not_taken_for_one_that_stalls(tmp_path: Path) -> None:
-    code = STALLS.replace("await asyncio.sleep(3 * limit)", "print('on', flush=True); await asyncio.sleep(4 * limit)")
-    with subprocess.Popen(
-        [sys.executable, "-c", code.replace("time.sleep(3600)", "return"), str(tmp_path), "1", "sleep_soundly"],
-        env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(1.5)
-        process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=HANG_SECONDS)[0] == "turned\nwoke\n"
-    assert process.returncode == 0
-
-
-# ---------------------------------------------------------------- the log
 
 
 def test_the_log_has_events_is_bounded_and_leaves_tracebacks_off_standard_error(
@@ -227,9 +194,6 @@ def test_the_file_that_launchd_gives_is_begun_anew_when_it_is_long(tmp_path: Pat
                 [sys.executable, "-c", code], env=ENVIRONMENT, stderr=stream, timeout=HANG_SECONDS, check=True
             )
         assert boot.read_text() == after
-
-
-# ---------------------------------------------------------------- a Mac that trains
 
 
 def test_only_a_mac_is_kept_awake_and_only_for_trainers_that_are_new() -> None:

@@ -55,24 +55,20 @@ class Hanging:
         raise OSError("no multicast here")
 
 
-def test_a_library_that_hangs_and_fails_holds_nobody_up(
+async def test_a_library_that_hangs_and_fails_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(zeroconf, "Zeroconf", Hanging)
-
-    async def work() -> None:
-        serving = asyncio.create_task(Advertisement("studio", ADDRESS, "0.1.0").serve())
-        for _ in range(100):
-            await asyncio.sleep(0)  # the loop turns although the library hangs
-        Hanging.let_go.set()
-        async with asyncio.timeout(HANG_SECONDS):
-            while "not advertised" not in capsys.readouterr().err:
-                await asyncio.sleep(0.02)
-        assert not serving.done(), "a worker that ends would end the agent"
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-
-    asyncio.run(work())
+    serving = asyncio.create_task(Advertisement("studio", ADDRESS, "0.1.0").serve())
+    for _ in range(100):
+        await asyncio.sleep(0)  # the loop turns although the library hangs
+    Hanging.let_go.set()
+    async with asyncio.timeout(HANG_SECONDS):
+        while "not advertised" not in capsys.readouterr().err:
+            await asyncio.sleep(0.02)
+    assert not serving.done(), "a worker that ends would end the agent"
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
 
 
 def test_a_stranger_s_words_are_cut_and_made_printable() -> None:
