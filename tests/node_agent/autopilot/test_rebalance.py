@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 from tests.tiers import scale
 
@@ -85,10 +86,8 @@ class Run:
             self._due = self.step + 1, made
 
     def _report(self, rank: int, share: int, busy: float, slowest: float) -> m.Report:
-        return m.Report(
-            run="sim", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=self.step, loss_sum=1.0,
-            weight=1.0, own_weight=1.0, own_samples=share,
-            micro_batch=self.durable.settings.ranks[rank].micro_in_force,
+        return report(
+            rank, self.step, own_samples=share, micro_batch=self.durable.settings.ranks[rank].micro_in_force,
             phases=m.Phases(forward=busy, optimizer=FLOOR), step_seconds=slowest + FLOOR,
         )  # fmt: skip
 
@@ -124,14 +123,6 @@ def test_a_small_gain_is_taken_only_if_it_lasts() -> None:
     run = Run(steady(25.0, 25.0, 25.0, 22.5)).steps(23)
     assert run.sent == [], "two windows aren't enough"
     assert [at for at, _ in run.steps(20).sent] == [24]
-
-
-def test_a_slow_spell_moves_nothing_back_and_forth() -> None:
-    """Three slow steps aren't a window."""
-    slow = {**UNEQUAL, 1: 15.0}
-    fast = Run(steady(*UNEQUAL.values())).steps(40)
-    fast.rate = lambda rank, step: slow[rank] if 41 <= step <= 43 else UNEQUAL[rank]
-    assert len(fast.steps(100).sent) == 1
 
 
 def spoiled_by_more(run: Run, slow: float) -> Rate:
@@ -215,12 +206,6 @@ def test_a_run_that_has_gone_back_isnt_quiet_for_thousands_of_steps() -> None:
     }  # fmt: skip
     assert [at for at, _ in run.steps(40).sent] == [10_024]
     assert run.memory.kept["quiet until"] == 10_044
-
-
-def test_nothing_is_proposed_without_all_speeds_or_with_one_rank() -> None:
-    run = Run(steady(*UNEQUAL.values()))
-    run.rates.of = lambda ranks: {0: next(iter(Rates.of(run.rates, [0]).values()))}  # type: ignore[method-assign]
-    assert run.steps(30).sent == []
 
 
 @pytest.mark.parametrize("are_alike", [True, False])

@@ -79,18 +79,6 @@ def test_pause_drain_and_stop_during_the_wait():
     assert simulation.ended.state == "stopped" and len(simulation.commits) == 1
 
 
-def test_a_new_agent_learns_from_heartbeats_what_is_sealed():
-    simulation = growing().run()
-    simulation.restart_agent()
-    simulation.run()
-    for _ in range(3):
-        simulation.tick(1.5)
-        simulation.run()
-    assert simulation.conductor.reason.startswith("waiting for data: 14 samples")
-    simulation.world.data_ended = True
-    assert simulation.run().ended.state == "finished"
-
-
 def test_a_rank_with_other_data_is_refused_and_the_others_go_on():
     simulation = growing()
     simulation.until(lambda: simulation.conductor.progress.step == 1)

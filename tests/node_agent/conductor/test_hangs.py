@@ -78,6 +78,17 @@ def test_who_did_nothing_in_a_long_pause_is_not_taken_for_hung_when_it_ends():
     assert not lost(simulation)
 
 
+def test_one_that_hangs_while_a_group_is_formed_is_replaced_before_the_run_fails():
+    simulation = group().begin().until_step(5)
+    simulation.until(lambda: len({rank.last_step for rank in simulation.ranks.values()}) == 1)
+    hang(simulation, 1)
+    simulation.break_group(simulation.ranks[0])
+    tick(simulation, 200)
+    assert lost(simulation)[0].startswith("b is lost: hung, no progress in ")
+    assert go_on(simulation).ended.state == "finished"
+    check_ledger(simulation)
+
+
 def alone(steps: int = 400, every: int = 2) -> Simulation:
     """Of two ranks the first has just died, so that only the other has the state."""
     simulation = group("ab", steps=steps, checkpoint={"every_steps": every}).begin().until_step(5)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from tests.node_agent.support.journaled import JournaledAgent
+from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 
 from trainctl.node_agent.autopilot.policy import Stepped
@@ -33,12 +34,9 @@ class Asked:
         """What is decided at a step with this loss; the gradient norm is the same."""
         state = self.state
         plan = plans.train("sim", state.durable, state.config, state.progress.step + 1, 0, ())
-        report = m.Report(
-            run="sim", rank=0, generation=plan.generation, seq=1, kind="train", step=plan.step, loss_sum=3 * loss,
-            weight=3.0, own_weight=3.0, own_samples=6, grad_norm=loss,
-        )  # fmt: skip
-        self.rows.append(state.progress.commit(plan, report))
-        self.proposals.ask(Stepped(plan, {0: report}))
+        own = report(step=plan.step, loss_sum=3 * loss, weight=3.0, own_weight=3.0, grad_norm=loss)
+        self.rows.append(state.progress.commit(plan, own))
+        self.proposals.ask(Stepped(plan, {0: own}))
         return state.take()
 
     def kept(self, name: PolicyName) -> PolicyState:

@@ -1,6 +1,7 @@
 """Peak memory by micro-batch, from a calibration, from steps, and from both."""
 
 import pytest
+from tests.node_agent.support import records
 from tests.protocol.support.profiles import profile_of
 
 from trainctl.node_agent.planning import peak_memory
@@ -13,11 +14,8 @@ PROFILE = summary(profile_of())
 
 
 def report(micro: int, peak: float, rank: int = 0, replays: int = 0) -> m.Report:
-    return m.Report(
-        run="r", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=1, loss_sum=1.0, weight=1.0,
-        own_weight=1.0, own_samples=micro, micro_batch=micro, replays=replays,
-        values={"memory_peak_bytes": peak, "memory_cap_bytes": 15e6},
-    )  # fmt: skip
+    values = {"memory_peak_bytes": peak, "memory_cap_bytes": 15e6}
+    return records.report(rank, own_samples=micro, micro_batch=micro, replays=replays, values=values)
 
 
 def test_a_calibration_counts_until_a_step_tells_what_else_the_trainer_holds() -> None:

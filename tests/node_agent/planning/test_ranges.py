@@ -16,9 +16,6 @@ def test_first_shares_give_the_rest_to_those_without_one():
             ranges.first_shares(24, wanted)
 
 
-# ---------------------------------------------------------------- finishing the same batch
-
-
 def group(counts: dict[int, int], micro: int = 4) -> Durable:
     ranks = {rank: RankSetting("abc"[rank], share, min(micro, share or micro), "" if share else "drained")
              for rank, share in counts.items()}  # fmt: skip

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.node_agent.support import records
 from tests.protocol.support.profiles import profile_of
 
 from trainctl.node_agent.planning.throughput import NEWEST, Rates
@@ -15,11 +16,8 @@ PROFILE = msgspec.structs.replace(summary(profile_of()), optimizer_seconds=0.004
 
 
 def report(share: int, micro: int, busy: float, rank: int = 0, replays: int = 0) -> m.Report:
-    return m.Report(
-        run="r", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=1, loss_sum=1.0, weight=1.0,
-        own_weight=1.0, own_samples=share, micro_batch=micro, replays=replays,
-        phases=m.Phases(forward=busy, sync=0.003, optimizer=0.001),
-    )  # fmt: skip
+    phases = m.Phases(forward=busy, sync=0.003, optimizer=0.001)
+    return records.report(rank, own_samples=share, micro_batch=micro, replays=replays, phases=phases)
 
 
 def busy(share: int, micro: int) -> float:

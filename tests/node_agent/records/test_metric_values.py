@@ -53,8 +53,8 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordReader]
             yield reader
 
 
-@pytest.mark.parametrize("columns", [2, 24, 60, 240])
-@pytest.mark.parametrize(("first", "last"), [(1, STEPS), (1, 240), (1_005, 2_341), (2_000, 2_345), (7, 7)])
+@pytest.mark.parametrize("columns", [2, 60])
+@pytest.mark.parametrize(("first", "last"), [(1, STEPS), (1_005, 2_341), (7, 7)])
 def test_a_chart_has_what_the_values_of_its_buckets_make(
     long_run: RecordReader, first: int, last: int, columns: int
 ) -> None:
@@ -111,14 +111,6 @@ def test_only_the_redo_of_a_step_is_seen(paths: RunPaths) -> None:
         assert reader.series(NAME, 0).last == tuple(value_at(number, 1 + (number > 15)) for number in range(1, 26))
 
 
-def test_a_part_that_comes_late_is_in_the_buckets_that_were_whole_already(paths: RunPaths) -> None:
-    with RunDb(paths) as recorder:
-        for number in range(1, 1_031):
-            recorder.commit(step(number), [part(number, rank) for rank in range(2) if number != 17 or rank == 0], 0.0)
-        recorder.commit(step(17), [part(17, 1)], 0.0)
-    check_rollups(paths)
-
-
 def test_old_values_go_and_their_rollups_stay(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statements, "VALUES_KEPT", 50)
     monkeypatch.setattr(run_db, "FORGET_EVERY_STEPS", 1)
@@ -133,7 +125,7 @@ def test_old_values_go_and_their_rollups_stay(paths: RunPaths, monkeypatch: pyte
         assert reader.series(NAME, 0, 151, 200, 120).bucket_steps == 1
 
 
-@pytest.mark.parametrize("apart", [7, 999, 2_048, 100_000])
+@pytest.mark.parametrize("apart", [7, 2_048])
 def test_steps_whose_numbers_are_far_apart_are_all_in_the_chart(paths: RunPaths, apart: int) -> None:
     """As of a loop whose step is the number of its environment's steps."""
     numbers = [number * apart for number in range(1, 60)]
@@ -147,20 +139,3 @@ def test_steps_whose_numbers_are_far_apart_are_all_in_the_chart(paths: RunPaths,
         assert series.last == tuple(map(value_at, numbers))
         few = reader.series(NAME, 0, columns=5)
         assert (max(few.maximum), few.last[-1]) == (max(map(value_at, numbers)), value_at(numbers[-1]))
-
-
-def test_values_are_kept_by_how_many_steps_there_are(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "VALUES_KEPT", 50)
-    monkeypatch.setattr(run_db, "FORGET_EVERY_STEPS", 1)
-    numbers = [*range(1, 31), *range(10**15, 10**15 + 71)]
-    with RunDb(paths) as recorder:
-        for number in numbers[:40]:
-            commit(recorder, number)
-    check_rollups(paths)
-    with RunDb(paths) as recorder:
-        for number in numbers[40:]:
-            commit(recorder, number)
-    with RecordReader(paths) as reader:
-        assert reader.values_from() == 10**15 + 20
-        assert reader.series(NAME, 0, 1, 30, 10).last == tuple(map(value_at, (9, 19, 29, 30)))
-        assert reader.series(NAME, 0, 10**15 + 20, None, 100).last[-1] == value_at(10**15 + 70)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import zmq
 from tests.node_agent.support.loaded_session import LoadedSession, Port
-from tests.node_agent.support.records import FIRST, part, plan, rows, step
+from tests.node_agent.support.records import FIRST, part, plan, report, rows, step
 from tests.node_agent.support.simulation import config
 from tests.trainer.support.synced_disk import SyncedDisk
 from tests.waiting import HANG_SECONDS
@@ -105,13 +105,6 @@ async def test_a_rank_whose_agent_has_just_come_back_is_not_taken_for_hung(told)
     assert told.session._away == {2: "silent"}
 
 
-def report(rank: int, number: int) -> m.Report:
-    return m.Report(
-        run="sim", rank=rank, generation=FIRST, seq=number, kind="train", step=number, loss_sum=2.0, weight=1.0,
-        own_weight=1.0, own_samples=4, micro_batch=2, step_seconds=0.1, phases=m.Phases(),
-    )  # fmt: skip
-
-
 def kept_rows(told: LoadedSession) -> list[tuple[object, ...]]:
     return rows(told.session.paths, "SELECT step, rank FROM rank_steps ORDER BY step, rank")
 
@@ -120,13 +113,13 @@ async def test_a_report_that_comes_after_its_plan_was_given_up_is_in_the_record(
     """As of a rank that is lost, and had made the step that the others went on from."""
     await told.load()
     told.session.recorder.commit(step(1), [part(1)], 1001.0)
-    await told.session.feed(report(2, 1))
+    await told.session.feed(report(2, micro_batch=2))
     assert kept_rows(told) == [(1, 0), (1, 2)]
 
 
 async def test_a_report_that_comes_before_its_step_is_committed_is_in_the_record_with_it(told):
     await told.load()
-    await told.session.feed(report(2, 1))
+    await told.session.feed(report(2, micro_batch=2))
     assert kept_rows(told) == []
     await told.session._carry_out(d.Commit(step(1), part(1)))
     assert kept_rows(told) == [(1, 0), (1, 2)]
@@ -136,7 +129,7 @@ async def test_what_a_trainer_that_has_ended_kept_of_its_steps_is_in_the_record(
     await told.load()
     told.session.recorder.commit(step(1), [part(1)], 1001.0)
     port = told.session.ports[1]
-    port.ending, port.reported = Ending(False, "was ended by signal 9"), [report(1, 1)]
+    port.ending, port.reported = Ending(False, "was ended by signal 9"), [report(1, micro_batch=2)]
     await told.session.watch_trainers()
     assert kept_rows(told) == [(1, 0), (1, 1)]
 
