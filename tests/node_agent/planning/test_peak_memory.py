@@ -4,7 +4,6 @@ import pytest
 from tests.node_agent.support import records
 from tests.protocol.support.profiles import profile_of
 
-from trainctl.node_agent.planning import peak_memory
 from trainctl.node_agent.planning.peak_memory import MemoryPeaks
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import summary
@@ -58,13 +57,6 @@ def test_memory_that_a_smaller_micro_batch_does_not_give_back_hides_no_sample() 
     assert peaks.of([0])[0].sample_bytes > 0.5e6, "steps that show more count"
 
 
-def test_a_profile_that_a_heartbeat_repeats_is_fitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = MemoryPeaks()
-    peaks.calibrated(0, PROFILE)
-    monkeypatch.setattr(peak_memory, "fit", lambda _: pytest.fail("fitted again"))
-    peaks.calibrated(0, PROFILE)
-
-
 def ready(device: str, pid: int = 7, rank: int = 0) -> m.Ready:
     return m.Ready(
         run="r", rank=rank, pid=pid, backend="torch", device=device, parameters=1_000_000, samples=9, held_out=0,
@@ -89,11 +81,3 @@ def test_the_copy_that_a_checkpoint_is_written_from_counts_once_and_before_there
     assert peaks.of([0])[0].peak(4) == pytest.approx(43e6), "it is in the step's own peak"
     peaks.loaded(ready("cpu", pid=8), 12_000_000)
     assert peaks.of([0])[0].peak(4) == pytest.approx(55e6), "another process makes its own"
-
-
-def test_a_device_s_own_peaks_never_show_the_copy_on_the_host() -> None:
-    peaks = MemoryPeaks()
-    peaks.loaded(ready("mps"), 12_000_000)
-    peaks.copied([0])
-    peaks.reported({0: report(4, 32e6)}, 1)
-    assert peaks.of([0])[0].peak(4) == pytest.approx(44e6)

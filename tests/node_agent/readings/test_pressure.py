@@ -33,7 +33,7 @@ def test_elsewhere_it_is_the_machines(tmp_path: Path) -> None:
     assert PressureReader(proc).read() == {"cpu_pressure": 7.0}
 
 
-@pytest.mark.parametrize("text", ["", "some\n", "some avg10=\n", "full avg10=1.0\n", "some avg60=1.0\n"])
+@pytest.mark.parametrize("text", ["", "some avg10=\n", "full avg10=1.0\n"])
 def test_what_the_kernel_does_not_report_is_no_zero(tmp_path: Path, text: str) -> None:
     proc = machine(tmp_path, V2_MOUNTS, V2_GROUP, {"proc/pressure/io": text}, pid="self")
     assert PressureReader(proc).read() == {}
@@ -52,12 +52,8 @@ def test_throttling_is_a_part_of_the_quotas_periods_also_of_a_group_above(tmp_pa
         (tmp_path / name).write_text(STAT.format(periods, throttled))
         seen.append(reader.read().get("cpu_throttled_percent"))
     assert seen == [None, 50.0, None, 0.0, None]
-
-
-def test_without_a_quota_there_is_no_throttling(tmp_path: Path) -> None:
-    name = f"{FOLDER}/cpu.stat"
-    reader = PressureReader(machine(tmp_path, V2_MOUNTS, V2_GROUP, {name: STAT.format(0, 0)}, pid="self"))
-    assert reader.read() == {} and reader.read() == {}
+    (tmp_path / name).write_text(STAT.format(0, 0))  # without a quota
+    assert reader.read() == reader.read() == {}
 
 
 BUSY = """
@@ -68,7 +64,7 @@ reader.read()
 open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
 reader.read()
 while True:
-    end = time.monotonic() + 0.5
+    end = time.monotonic() + 0.3
     while time.monotonic() < end:
         pass
     print(reader.read().get("cpu_throttled_percent"), flush=True)

@@ -57,11 +57,6 @@ def test_a_run_finishes_and_each_step_has_its_part_of_each_rank(tmp_path):
     assert notice.text.startswith("simulated run: no model was trained")
 
 
-def test_shares_measured_at_the_start_are_by_speed(tmp_path):
-    simulation, _ = simulate(tmp_path, THREE, batch=28)
-    assert shares(simulation) == {"a": 16, "b": 8, "c": 4}
-
-
 def test_rebalancing_from_even_shares_reaches_the_best_split(tmp_path):
     simulation, played = simulate(tmp_path, THREE, steps=150, batch=42, group={"first_shares": "even"})
     assert played.lead.actions["auto:rebalance"] >= 1
@@ -143,14 +138,6 @@ def test_a_faster_link_helps_by_what_the_sum_takes(tmp_path, gbit, efficiency):
     assert (made["efficiency"] > efficiency) == (gbit > 1)
 
 
-def test_a_node_alone_spends_what_a_step_takes_beside_passes_too(tmp_path):
-    nodes = {"a": {"samples_per_second": 1.0, "step_seconds": 2.0, "noise": 0.0}}
-    simulation, played = simulate(tmp_path, nodes, steps=20, batch=12)
-    made = outcome(simulation.scenario, played, simulation.paths)
-    assert made["step_seconds"] == pytest.approx(14.0, rel=0.01)
-    assert made["alone_samples_per_second"]["a"] == pytest.approx(12 / 14)
-
-
 def test_a_long_step_is_looked_at_seldom_and_a_late_part_is_reported_all_the_same(tmp_path, monkeypatch):
     nodes = {"a": {"samples_per_second": 0.25, "speeds": [{"step": 8, "speed": 0.05}, {"step": 9, "speed": 1.0}]}}
     fed: list[d.Input] = []
@@ -162,9 +149,3 @@ def test_a_long_step_is_looked_at_seldom_and_a_late_part_is_reported_all_the_sam
     # At 48 s a step, a step is reported after 480 s.
     assert [event.text for event in slow] == ["a has not finished its part of step 8 after 481 s"]
     assert sum(isinstance(event, d.Ticked | m.Alive) for event in fed) < played.simulated_seconds / 2
-
-
-def test_a_run_of_an_hour_is_simulated_faster_than_it_would_pass(tmp_path):
-    _, played = simulate(tmp_path, THREE, steps=200, batch=14)
-    assert played.simulated_seconds > 200
-    assert played.real_seconds < played.simulated_seconds
