@@ -155,23 +155,17 @@ async def test_without_its_client_a_calibration_beside_others_ends(config, host,
     assert "not heard from" in reply.problem
 
 
-async def test_an_attached_run_that_trains_refuses_a_calibration(context, config):
-    role = AgentRole()
-    links = LinkMeter(context, role, lambda _: None)
-    host = CalibrationHost(context, role, StoredProfiles("a", context.directory), links, lambda: ["ppo-7"])
-    reply = await host.reply(request(config("")))
-    assert isinstance(reply, m.Refusal)
-    assert "ppo-7 trains on a" in reply.text
-
-
 async def test_during_a_calibration_no_run_is_attached_and_one_that_was_goes_on(context, config):
     role, db = AgentRole(), AgentDb(context.directory / "agent.db")
+    links, profiles = LinkMeter(context, role, lambda _: None), StoredProfiles("a", context.directory)
+    training = CalibrationHost(context, role, profiles, links, lambda: ["ppo-7"])
+    wanted = config(HANGS)
+    assert "ppo-7 trains on a" in (await training.reply(request(wanted))).text
     guests = GuestRuns("a", context.directory, db, lambda _: None, is_calibrating=lambda: role.is_calibrating)
-    links = LinkMeter(context, role, lambda _: None)
-    host = CalibrationHost(context, role, StoredProfiles("a", context.directory), links)
+    host = CalibrationHost(context, role, profiles, links)
     attach = m.AttachRun(rid="r", run="ppo-7", name="ppo", started_at=1.0, ranks=(m.GuestRank(0),))
     assert isinstance(guests.reply(attach), m.RunKept)
-    assert isinstance(await host.reply(request(config(HANGS))), m.Calibration)
+    assert isinstance(await host.reply(request(wanted)), m.Calibration)
     refused = guests.reply(msgspec.structs.replace(attach, run="ppo-8"))
     assert isinstance(refused, m.Refusal)
     assert refused.text == "a is being calibrated; attach the run again in about a minute"

@@ -59,11 +59,3 @@ async def test_the_exchange_ends_at_its_bounds(monkeypatch):
     assert received > 0 and trip > 0
     assert (await asked.reply(REQUEST)).bytes_per_second > 0
     assert link_meter.LINK_SECONDS <= 5 and link_meter.LINK_BYTES <= 256_000_000
-
-
-async def test_closing_ends_one_that_waits():
-    role = AgentRole()
-    asked = meter(role)
-    await asked.reply(REQUEST)
-    await asked.close()
-    assert not role.is_calibrating

@@ -49,8 +49,8 @@ async def test_a_client_outlives_mutated_replies(context):
                 rid = codec.decode_request(frame).rid
                 await server.send_multipart([identity, codec.encode(m.Runs(rid=rid, runs=()))])
                 with contextlib.suppress(ProtocolError, RefusedError):
-                    assert (await asked).runs == ()
-                    break
+                    if (await asked).runs == ():  # else a mutated reply has the same number
+                        break
             for made in mutator.frames(BURST):
                 await server.send_multipart([identity, made])
             held.append(ME.memory_info().rss)

@@ -77,10 +77,3 @@ def test_a_run_waits_for_nodes_that_only_they_can_continue(
     with pytest.raises(InvalidInputError) as refusal:
         asyncio.run(adoption(**leaving)._leaving(paths, out))
     assert str(refusal.value) == f"resume: {problem}"
-
-
-def test_a_drained_rank_is_none_that_can_continue(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run-1")
-    recorded(paths, ("b", 30), out="drained")
-    with pytest.raises(InvalidInputError, match="no other node has a rank that trains"):
-        asyncio.run(adoption(c="a spot notice")._leaving(paths))

@@ -21,16 +21,6 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec
 
-HUNG = """
-import sys, time, zmq
-trainer = zmq.Context().socket(zmq.DEALER)
-trainer.connect(sys.argv[1])
-trainer.send(bytes.fromhex(sys.argv[2]))
-while True:
-    print(trainer.recv(), flush=True)
-"""
-
-
 LEAVE = rank_ports.LEAVE_SECONDS
 
 
@@ -41,31 +31,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     for module in (rank_ports, ipc):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     return seconds
-
-
-def test_a_trainer_that_was_told_to_leave_and_hangs_is_ended(tmp_path: Path, clock: list[float]) -> None:
-    (tmp_path / "run-1").mkdir()
-    paths, host = RunPaths(tmp_path / "run-1"), TrainerSupervisor()
-    alive = codec.encode(m.Alive(run="run-1", rank=0, generation=None, step=3, phase="forward"))
-
-    async def main() -> rank_ports.LocalRank:
-        context = zmq.asyncio.Context()
-        link = TrainerLink(context, tmp_path / "trainers.sock")
-        host.start(paths, 0, [sys.executable, "-c", HUNG, link.endpoint, alive.hex()], ENVIRONMENT)
-        assert await asyncio.wait_for(link.receive(), HANG_SECONDS) is not None
-        port = rank_ports.LocalRank(host, link, paths, "a", 0)
-        wait_for(lambda: port.look().pid)
-        assert await port.tell(m.Leave(run="run-1", reason="stopped"))
-        link.remove()
-        context.destroy(linger=0)
-        return port
-
-    port = asyncio.run(main())
-    clock[0] += LEAVE - 1
-    assert port.look().pid and host.find(paths, 0)
-    clock[0] += 1
-    ending = wait_for(lambda: port.look().ending)
-    assert not ending.clean and "was ended by signal 15" in ending.why
 
 
 WRITING = """

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.work.reference_lead import PART_VALUES, SILENT_SECONDS, ReferenceLead
+from trainctl.node_agent.work.reference_lead import PART_VALUES, ReferenceLead
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.record.paths import RunPaths
@@ -107,17 +107,6 @@ async def test_what_this_node_has_in_its_caches_is_handed_on(session: Any) -> No
         found += answer.values
     assert found == values
     assert not (await asked(lead, session, digest=digest, offset=len(values) // 4)).values
-
-
-async def test_the_slice_of_a_rank_that_ended_or_is_silent_is_dealt_again(session: Any) -> None:
-    lead = ReferenceLead("alpha")
-    first = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
-    session.conductor.ranks[0].heard -= SILENT_SECONDS + 1
-    assert (await asked(lead, session, rank=1)).slice == first.slice
-    session.conductor.ranks[0].heard = time.monotonic()
-    session.conductor.ranks[1].ended = True
-    assert (await asked(lead, session, rank=0)).slice == first.slice
-    lead.close()
 
 
 async def test_a_rank_whose_slice_another_has_computed_gets_the_next_one(session: Any) -> None:
