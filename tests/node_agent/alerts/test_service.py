@@ -184,32 +184,12 @@ def _roomy_disk() -> m.HostReading:
     return msgspec.structs.replace(_full_disk(), disk_free_bytes=10**12)
 
 
-def test_without_a_run_an_agent_watches_its_own_disk(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock = made(), Clock(monkeypatch)
-    agent.session.close()
     agent.service.watch(None, {})
     for _ in range(5):
         clock.second(agent, None, msgspec.structs.replace(_full_disk(), node="b"))  # another machine's
     assert agent.open == []
-    for _ in range(5):
-        clock.second(agent, None, _full_disk())
-    assert [alert.id for alert in agent.open] == ["disk:a"]
-    assert agent.service.hooks.waiting == 1
-    told = [message for message in agent.published if isinstance(message, m.Alerts)]
-    assert told[-1].alerts == tuple(agent.open)
-    assert agent.obey("acknowledge", id="disk:a").state == "applied"
-    assert agent.obey("mute", "a", kind="disk").after == "disk for 60 min"
-    with pytest.raises(InvalidInputError, match="no node 'b'"):
-        agent.obey("mute", "b", kind="disk")
-    for _ in range(40):
-        clock.second(agent, None, _roomy_disk())
-    assert agent.open == []
-    assert agent.service.hooks.waiting == 1  # it was muted when it was over
-
-
-def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, clock = made(), Clock(monkeypatch)
-    agent.service.watch(None, {})
     for _ in range(5):
         clock.second(agent, None, _full_disk())
     (alert,) = agent.open

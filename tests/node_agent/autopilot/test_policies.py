@@ -46,18 +46,6 @@ def test_no_policy_that_changes_the_curve_is_on_by_default() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*POLICIES])
-def test_a_policy_proposes_nothing_for_what_isnt_its_matter(name: PolicyName) -> None:
-    plan = plans.train("sim", KEPT, config(20, 12), 1, 0, ())
-    matters: dict[PolicyName, Occasion] = {
-        "out-of-memory": MemoryDeath(1, "killed", 4), "replays": Replayed(plan, report(1, micro_batch=2, replays=1)),
-        "first-shares": Measured({0: 1.0, 1: 2.0}),
-    }  # fmt: skip
-    assert {other for other, occasion in matters.items() if proposed(name, occasion, **TIMED)} == {
-        name
-    } & matters.keys()
-
-
 @pytest.mark.parametrize(
     ("file", "kept", "mode"),
     [(None, None, "on"), ("off", None, "off"), ("off", "advise", "advise"), (None, "off", "off")],
@@ -105,14 +93,3 @@ def test_first_shares_are_the_batch_dealt_by_the_rates(rates: list[float], batch
     assert sum(shares.values()) == batch and min(shares.values()) >= 1
     assert found.args == verbs.Rebalance(shares=dict(shares))
     assert "a " in found.reason and "/s" in found.reason
-
-
-def test_first_shares_are_over_where_nothing_is_open_or_a_step_was_made() -> None:
-    def is_over(kept: Durable = KEPT, step: int = 0, **tables: Any) -> bool:
-        return REGISTRY["first-shares"].is_over(RunFacts(config(20, 12, **tables), kept, step))
-
-    assert not is_over(**TIMED)
-    assert is_over(**TIMED, nodes={"a": {"share": 4}, "b": {}})
-    assert is_over(group={"first_shares": "even"})
-    assert is_over(step=1, **TIMED)
-    assert is_over(msgspec.structs.replace(KEPT, timed=True), **TIMED)

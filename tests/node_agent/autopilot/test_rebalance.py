@@ -175,15 +175,6 @@ def test_a_split_that_whole_samples_made_the_best_is_left_once_the_ranks_change(
     assert run.best_seconds() / run.seconds() > 0.95
 
 
-def test_of_several_ranks_of_a_node_each_has_its_share_before_again() -> None:
-    run = given([32, 21, 8, 35], ["a", "a", "b", "b"])
-    run.rate, before = spoiled_by_more(run, 38.0), run.shares
-    first, second = run.steps(27).sent[:2]
-    assert first[1].args == verbs.Rebalance(auto=True)
-    assert second[1].args == verbs.Rebalance(shares={"a": 53, "b": 43})
-    assert run.shares == before
-
-
 @pytest.mark.parametrize(("micro_batch", "until", "waits"), [(64, 30, True), (64, 1000, True), (16, 30, False)])
 def test_a_share_brings_no_rank_a_micro_batch_that_ran_out_of_memory(micro_batch: int, until: int, waits: bool) -> None:
     """An even share is 24 samples; the fast rank's would be 38."""

@@ -212,16 +212,6 @@ def test_a_stop_whose_checkpoint_fails_pauses_instead():
     assert simulation.ended.state == "stopped"
 
 
-def test_an_edit_staged_before_a_pause_applies_when_it_is_entered():
-    simulation = Simulation(config()).begin().until_step(3)
-    edit = simulation.command("resize-batch", micro=2)
-    pause = simulation.command("pause")
-    simulation.run()
-    assert simulation.conductor.state == "paused"
-    assert simulation.ends[edit].state == simulation.ends[pause].state == "applied"
-    assert simulation.ends[edit].step == simulation.ends[pause].step + 1
-
-
 def test_an_expired_edit_takes_no_other_command_with_it():
     simulation = Simulation(config()).begin().until_step(3)
     version = simulation.conductor.durable.settings.plan_version
@@ -243,16 +233,6 @@ def test_a_pause_that_no_boundary_takes_in_time_expires_and_the_run_goes_on():
     simulation.run()
     assert simulation.ends[pause].state == "expired"
     assert simulation.ended.state == "finished"
-
-
-def test_a_rate_that_would_leave_the_possible_is_refused():
-    simulation = Simulation(config()).begin().until_step(3)
-    simulation.command("set-lr", value=1e-300)
-    simulation.run(strides=20)
-    id = simulation.command("set-lr", value=100.0)
-    simulation.run()
-    assert simulation.ends[id].state in ("rejected", "failed") or simulation.ends[id].after == "100 scaled"
-    assert all(plan.learning_rate <= 100 for plan in simulation.plans)
 
 
 @pytest.mark.parametrize(

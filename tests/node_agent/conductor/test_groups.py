@@ -128,19 +128,6 @@ def test_failures_are_counted_from_the_last_step():
     check_ledger(simulation)
 
 
-def test_what_is_said_of_an_older_generation_changes_nothing():
-    simulation = group().begin().until_step(3)
-    simulation.until(lambda: simulation.conductor.stage == "formed")
-    old = m.Generation(1, 0)
-    for stale in (
-        m.GroupFailed(run="sim", rank=1, generation=old, reason="late"),
-        m.Formed(run="sim", rank=1, generation=old),
-        m.Offered(run="sim", rank=1, generation=old, endpoints=("x:1",)),
-        m.Fenced(run="sim", rank=1, generation=old, last_step=9),
-    ):
-        assert simulation.conductor.handle(stale, 0.0) == []
-
-
 def resumed(*steps: int) -> Simulation:
     """Trainers just started, of a record at step 7; ranks with the steps they loaded."""
     simulation = Simulation(config(batch=12), durable(tuple("abc"[: len(steps)]), 12))
@@ -396,16 +383,6 @@ def test_a_paused_run_drains_at_once_and_forms_when_it_goes_on():
     simulation.run()
     assert rows(simulation, stood + 1) == {1: 6, 2: 6}
     check_ledger(simulation)
-
-
-def test_resuming_while_a_paused_run_evaluates_evaluates_again():
-    simulation = group().begin().until_step(4)
-    simulation.command("pause")
-    simulation.run()
-    evaluate = simulation.command("evaluate")
-    resume = simulation.command("resume")
-    assert simulation.run().ended.state == "finished"
-    assert [simulation.ends[id].state for id in (evaluate, resume)] == ["applied", "applied"]
 
 
 def test_a_drained_trainer_may_end_and_is_started_again_when_it_is_admitted():

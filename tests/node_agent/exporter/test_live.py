@@ -11,11 +11,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from tests.conftest import SHARED_PIDS
-from tests.node_agent.support.dashboard import queries
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl.node_agent.agent import Agent, Options
@@ -33,10 +32,6 @@ class Played(NamedTuple):
 
     address: str
     url: str
-
-    @property
-    def target(self) -> str:
-        return urllib.parse.urlsplit(self.url).netloc
 
 
 @pytest.fixture(scope="module")
@@ -93,60 +88,6 @@ def test_promtool_finds_nothing_to_blame(played: Played) -> None:
         timeout=DEADLINE_SECONDS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-
-@pytest.mark.needs("prometheus")
-def test_a_prometheus_server_scrapes_it_and_answers_the_dashboard(played: Played, tmp_path: Path) -> None:
-    until_counted(played.url)
-    with prometheus(tmp_path, played.target) as ask:
-        until(lambda: ask("rate(trainctl_rank_tokens_total[2s]) > 0"))
-        unanswered = [query for query in expressions() if not ask(query)]
-    assert all("_eval_loss" in query or "alert_firing{" in query or "lag" in query for query in unanswered), unanswered
-
-
-def expressions() -> list[str]:
-    """The dashboard's queries as Grafana would send them."""
-    filled = {"$__rate_interval": "2s", "$run": "demo-recording", "$node": ".*"}
-    found = [query for query in queries() if not query.startswith("label_values(") and not query.startswith("changes(")]
-    for variable, value in filled.items():
-        found = [query.replace(variable, value) for query in found]
-    return found
-
-
-@contextlib.contextmanager
-def prometheus(folder: Path, target: str) -> Iterator[Any]:
-    """A server that scrapes `target`; yields what asks it a query and gives the series found."""
-    config = {"job_name": "trainctl", "scrape_interval": "250ms", "scrape_timeout": "250ms",
-              "static_configs": [{"targets": [target]}]}  # fmt: skip
-    (folder / "prometheus.yml").write_text(json.dumps({"scrape_configs": [config]}))  # JSON is YAML
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [
-        "prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=error", "--query.lookback-delta=5s",
-    ]  # fmt: skip
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-
-        def ask(query: str) -> list[Any]:
-            address = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-            try:
-                reply = json.loads(get(address))
-            except urllib.error.HTTPError as error:
-                if error.code == 503:  # it is starting
-                    return []
-                raise AssertionError(f"{query}: {error.read().decode()}") from None
-            except OSError:
-                assert process.poll() is None, (folder / "log").read_text()
-                return []
-            assert reply["status"] == "success"
-            series: list[Any] = reply["data"]["result"]
-            return series
-
-        try:
-            yield ask
-        finally:
-            process.terminate()
-            process.wait(DEADLINE_SECONDS)
 
 
 async def test_an_agent_serves_itself_and_leaves_nothing_open(tmp_path: Path) -> None:

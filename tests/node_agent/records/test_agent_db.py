@@ -74,18 +74,6 @@ def test_the_digest_is_of_the_body_and_of_nothing_else() -> None:
     assert digest_of(command()) == journaled, "what an older agent has journaled must still compare equal"
 
 
-def test_runs_are_listed_newest_first(db: AgentDb) -> None:
-    db.add_run("old", "demo", Path("/x/old"), 1000.0)
-    db.add_run("new", "demo", Path("/x/new"), 2000.0, "running")
-    with pytest.raises(RefusedError, match="run old already exists"):
-        db.add_run("old", "demo", Path("/x/old"), 3000.0)
-    db.set_run_state("old", "failed", "rank 0 was lost")
-    assert [(run.run, run.state, run.reason) for run in db.runs()] == [
-        ("new", "running", ""), ("old", "failed", "rank 0 was lost")
-    ]  # fmt: skip
-    assert db.runs()[0].directory == Path("/x/new")
-
-
 def test_only_the_highest_generation_is_kept(tmp_path: Path) -> None:
     with AgentDb(tmp_path / "agent.db") as db:
         assert db.generation is None

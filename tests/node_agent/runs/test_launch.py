@@ -111,6 +111,9 @@ def told_to_go_back(directory: Path, step: int, *written: tuple[str, int]) -> Ru
 def test_a_run_goes_back_to_an_older_checkpoint_where_the_one_wanted_is_gone(tmp_path: Path) -> None:
     paths = told_to_go_back(tmp_path, 20, ("b", 10), ("b", 30))
     assert launch._source(paths, "a", set()) == Source(10, "b")
+    with pytest.raises(InvalidInputError, match=r"only b \(unreachable\) has a checkpoint.*; resume when b is back"):
+        launch._source(paths, "a", {"b"})
+    assert restore.rollback_step(paths) == 20, "one whose node is unreachable is not gone"
 
 
 def test_it_never_goes_to_a_later_one_and_can_be_resumed_without_the_rollback(tmp_path: Path) -> None:
@@ -122,10 +125,3 @@ def test_it_never_goes_to_a_later_one_and_can_be_resumed_without_the_rollback(tm
         "resume the run to continue from step 30, on b"
     )
     assert launch._source(paths, "a", set()) == Source(30, "b")
-
-
-def test_one_whose_node_is_unreachable_is_not_gone(tmp_path: Path) -> None:
-    paths = told_to_go_back(tmp_path, 20, ("c", 20), ("b", 30))
-    with pytest.raises(InvalidInputError, match=r"only c \(unreachable\) has a checkpoint.*; resume when c is back"):
-        launch._source(paths, "a", {"c"})
-    assert restore.rollback_step(paths) == 20

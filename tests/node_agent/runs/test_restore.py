@@ -264,12 +264,7 @@ def test_a_run_continues_from_a_checkpoint_whose_steps_the_record_has_lost(paths
     again = restore.old_run(paths, "c", ("a", "b", "c"), source, None)
     again.recorder.close()
     assert (again.notices, again.conductor.progress.step) == ((), 9)
-
-
-def test_what_the_record_has_lost_is_no_gap_any_more_behind_it(paths: RunPaths) -> None:
-    restore.old_run(paths, "c", ("a", "b", "c"), own_checkpoint(paths, 9, 500), None).recorder.close()
-    opening = resumed(paths, 3)
-    assert (opening.conductor.progress.step, opening.conductor.durable.gap) == (3, None)
+    assert resumed(paths, 3).conductor.durable.gap is None, "behind it"
 
 
 @pytest.mark.parametrize("left", [0.0, 0.5, None])
@@ -335,13 +330,3 @@ def test_a_node_says_its_newest_checkpoint_with_its_cursor_and_none_that_its_dis
 
     monkeypatch.setattr(Path, "iterdir", refuse)
     assert checkpoint_source.newest_here(paths) == (0, None, None)
-
-
-def test_tables_are_completed_without_room_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a record that is written to keeps a ballast."""
-    paths = RunPaths(tmp_path / "run-1")
-    restore.make_directory(paths, config(100, 24)).close()
-    paths.record.unlink()
-    monkeypatch.setattr("trainctl.node_agent.records.run_db.Ballast", None)
-    restore.complete_tables(paths)
-    assert restore.kept_ranks(paths) == {}

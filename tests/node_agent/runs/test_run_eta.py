@@ -1,6 +1,5 @@
 """A run's time left by what is committed: evaluations, checkpoints and faults between steps, pauses, and restarts."""
 
-import time
 from typing import Any
 
 import msgspec
@@ -113,20 +112,3 @@ def test_another_agent_goes_on_from_the_record(recorder):
     assert ETA_KEY not in OWN_KEYS
     again = Commits(recorder, held_out=24, evaluate={"every_steps": 50})
     assert left(again.one(61)) == pytest.approx(left(before) - 1, rel=0.02)
-
-
-def test_a_run_that_came_back_at_a_checkpoint_counts_it(recorder):
-    Commits(recorder).until(100)
-    begun = time.time()
-    kept = KeptEta(step=140, at=begun - 60)
-    recorder.set_meta(ETA_KEY, msgspec.json.encode(kept).decode())
-    again = Commits(recorder)
-    again.one(101)
-    again.eta.close()
-    assert facts(recorder).facts.returns == 1
-    assert facts(recorder).facts.faults.total == pytest.approx(60, abs=5 + time.time() - begun)
-
-
-def test_what_cannot_be_read_is_measured_again(recorder):
-    recorder.set_meta(ETA_KEY, "no JSON")
-    assert left(Commits(recorder).until(100)) == pytest.approx(900, rel=0.1)

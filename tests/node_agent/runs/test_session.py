@@ -69,17 +69,6 @@ async def test_a_caller_that_is_cancelled_leaves_nothing_half_done(told):
     assert told.orders == FORMS
 
 
-async def test_an_event_from_within_anothers_turn_is_a_fault_that_is_seen(told):
-    await told.load()
-
-    async def end(_: d.CommandEnded) -> None:
-        await told.session.feed(d.Ticked())
-
-    told.session._on_command_end = end
-    with pytest.raises(AssertionError, match="while another was handled"):
-        await told.session.feed(command("resume"))
-
-
 async def test_a_command_that_waited_for_its_turn_while_the_session_was_closed_still_ends(told):
     await told.load()
     for rank in range(3):
@@ -219,17 +208,6 @@ async def test_the_writers_of_a_checkpoint_hear_once_the_disk_has_the_record_up_
         await heard(told, 2)
     assert told.orders == [(0, "StepPlan"), (2, "StepPlan")]
     assert "run-1/record.db-wal" in {moment.path for moment in disk.moments if moment.call == "sync"}
-
-
-async def test_the_writers_of_two_checkpoints_hear_of_both(told):
-    await told.load()
-    for seq in (1, 2):
-        await told.session._carry_out(d.Issue(checkpoint_plan(told, seq), told.conductor.durable))
-    told.orders.clear()
-    told.conductor.progress.step = 1
-    await told.session.feed(d.Ticked())
-    await heard(told, 4)
-    assert sorted(told.orders) == [(0, "StepPlan")] * 2 + [(2, "StepPlan")] * 2
 
 
 async def test_no_writer_hears_of_a_checkpoint_whose_generation_was_left_meanwhile(told, monkeypatch):

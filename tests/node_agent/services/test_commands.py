@@ -16,7 +16,7 @@ from tests.waiting import HANG_SECONDS
 from trainctl.node_agent import cli
 from trainctl.node_agent.services import manager as machines
 from trainctl.node_agent.services.manager import Machine, ManagerError, NoManagerError, carry_out
-from trainctl.node_agent.services.model import Call, Folder, Service, UntilFails
+from trainctl.node_agent.services.model import Call, Folder, Service
 
 RELOAD, ENABLE = "systemctl --user daemon-reload", "systemctl --user enable trainctl-agent.service"
 START, RESTART, STOP = (f"systemctl --user {verb} trainctl-agent.service" for verb in ("start", "restart", "stop"))
@@ -198,6 +198,24 @@ def test_launchd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     assert typed.json("status", manager="launchd", status=4)["running"] is False
 
 
+def test_a_machine_without_a_manager_or_without_root_is_refused(
+    managers: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(machines, "BOOTED", managers.home / "none")
+    with pytest.raises(NoManagerError, match="neither systemd nor launchd; start `trainctl-agent run`") as caught:
+        Machine("system")
+    assert caught.value.exit_code == 7
+    monkeypatch.setattr(machines, "BOOTED", managers.home)
+    assert Machine("system").manager == "systemd"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(Exception, match=r"needs root: run sudo .* -P -m trainctl.node_agent.cli"):
+        Machine("system", "systemd").check_allowed()
+    Machine("user", "systemd").check_allowed()
+    with pytest.raises(ManagerError, match=r"systemctl dance: Unknown command verb dance\."):
+        carry_out([Call(("systemctl", "dance"))])
+
+
 def system_service(**changes: Any) -> Service:
     return Service("studio", ("/bin/true",), "system", "root", Path("/logs"), **changes)
 
@@ -215,40 +233,6 @@ def test_a_service_of_the_machine_is_where_its_manager_looks(managers: Managers,
         assert machine.settled().state.running and managers.calls()
         assert machine.install_steps(system_service(), machine.look()) == ()
         (managers.folder / "active").unlink()
-
-
-def test_only_root_installs_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(Exception, match=r"needs root: run sudo .* -P -m trainctl.node_agent.cli") as caught:
-        Machine("system", "systemd").check_allowed()
-    assert getattr(caught.value, "exit_code", None) == 6
-    Machine("user", "systemd").check_allowed()
-
-
-def test_a_machine_without_a_manager_is_its_own_exit_code(managers: Managers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(machines, "BOOTED", managers.home / "none")
-    with pytest.raises(NoManagerError, match="neither systemd nor launchd; start `trainctl-agent run`") as caught:
-        Machine("system")
-    assert caught.value.exit_code == 7
-    monkeypatch.setattr(machines, "BOOTED", managers.home)
-    assert Machine("system").manager == "systemd"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert Machine("system").manager == "launchd"
-
-
-@pytest.mark.parametrize(
-    ("step", "says"),
-    [
-        (Call(("systemctl", "dance")), "systemctl dance: Unknown command verb dance."),
-        (UntilFails(("true",), 0.0), "true: still there after 0 s"),
-        (Folder(Path("/proc/none/logs"), "root"), "/proc/none: No such file or directory"),
-    ],
-)
-def test_a_step_that_fails_is_told_in_a_line(managers: Managers, step: Any, says: str) -> None:
-    with pytest.raises(ManagerError) as caught:
-        carry_out([step])
-    assert str(caught.value) == says
 
 
 def test_the_installed_command_runs_from_anywhere(managers: Managers, typed: Typed, tmp_path: Path) -> None:

@@ -1,17 +1,10 @@
 """The options of `trainctl-agent run` as its environment sets them."""
 
-import json
-import os
-import signal
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from tests.node_agent.support.processes import ENVIRONMENT
-from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent import cli
 from trainctl.node_agent.services import arguments, option_variables
@@ -83,19 +76,3 @@ def test_a_service_keeps_what_variables_set(monkeypatch: pytest.MonkeyPatch) -> 
     )
     words = arguments.of_run(install, "systemd", None).words
     assert " ".join(words).endswith("--drain-on-term --grace 60.0")
-
-
-def test_an_agent_runs_by_its_environment_alone(tmp_path: Path) -> None:
-    settings = {"NAME": "pod-0", "LISTEN": "tcp://127.0.0.1:0", "STATE": str(tmp_path), "DRAIN_ON_TERM": "yes"}
-    own = {f"TRAINCTL_AGENT_{name}": value for name, value in settings.items()}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainctl.node_agent.cli", "run"], env={**os.environ, **ENVIRONMENT, **own},
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    with process:
-        assert process.stdout is not None
-        said = json.loads(process.stdout.readline())
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(HANG_SECONDS) == 0
-    assert said["name"] == "pod-0" and said["listen"].startswith("tcp://127.0.0.1:")
-    assert (tmp_path / "pod-0" / "agent.db").is_file()

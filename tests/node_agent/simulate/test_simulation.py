@@ -6,11 +6,8 @@ from typing import get_args
 import pytest
 from tests.node_agent.support.scenarios import events_of, simulate, steps_of
 
-from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.simulate.outcome import outcome
-from trainctl.node_agent.simulate.simulated_lead import SimulatedLead
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.checkpoint_cost import COPY_BYTES_PER_SECOND
 from trainctl.protocol.batch.split import ShareCost, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
@@ -120,13 +117,6 @@ def test_a_rank_that_runs_out_of_memory_goes_on_with_a_smaller_micro_batch(tmp_p
     assert all(setting.micro_in_force <= 2 for setting in settings.ranks.values())
 
 
-def test_a_node_that_slows_down_gets_less(tmp_path):
-    nodes = {**THREE, "a": {"samples_per_second": 8.0, "speeds": [{"step": 60, "speed": 0.25}]}}
-    simulation, played = simulate(tmp_path, nodes, steps=160, batch=42)
-    assert shares(simulation)["a"] < 16
-    assert played.lead.actions["auto:rebalance"] >= 1
-
-
 @pytest.mark.parametrize(("gbit", "efficiency"), [(1.0, 0.6), (10.0, 0.9)])
 def test_a_faster_link_helps_by_what_the_sum_takes(tmp_path, gbit, efficiency):
     """Two equal nodes whose sum of 0.8 GB takes 6.4 s at 1 Gbit/s, beside passes of 6 s."""
@@ -136,16 +126,3 @@ def test_a_faster_link_helps_by_what_the_sum_takes(tmp_path, gbit, efficiency):
     assert made["step_seconds"] == pytest.approx(6.0 + 6.4 / gbit, rel=0.01)
     assert made["efficiency"] == pytest.approx(6.0 / (6.0 + 6.4 / gbit), rel=0.02)
     assert (made["efficiency"] > efficiency) == (gbit > 1)
-
-
-def test_a_long_step_is_looked_at_seldom_and_a_late_part_is_reported_all_the_same(tmp_path, monkeypatch):
-    nodes = {"a": {"samples_per_second": 0.25, "speeds": [{"step": 8, "speed": 0.05}, {"step": 9, "speed": 1.0}]}}
-    fed: list[d.Input] = []
-    real = SimulatedLead.feed
-    monkeypatch.setattr(SimulatedLead, "feed", lambda lead, event: (fed.append(event), real(lead, event))[1])
-    simulation, played = simulate(tmp_path, nodes, steps=12)
-    assert played.ended.state == "finished"
-    slow = [event for event in events_of(simulation) if event.step == 8 and event.severity == "warning"]
-    # At 48 s a step, a step is reported after 480 s.
-    assert [event.text for event in slow] == ["a has not finished its part of step 8 after 481 s"]
-    assert sum(isinstance(event, d.Ticked | m.Alive) for event in fed) < played.simulated_seconds / 2
