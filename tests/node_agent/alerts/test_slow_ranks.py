@@ -150,14 +150,6 @@ def test_a_rank_that_is_slower_than_calibrated_is_named_with_by_how_much_and_cle
     assert world.told == ["raised efficiency:mbp:1", "cleared efficiency:mbp:1"]
 
 
-def test_a_few_long_passes_are_no_slower_rank() -> None:
-    world = CalibratedWorld()
-    for _ in range(10):
-        world.train(30)
-        world.train(8, slower=4.0)
-    assert world.told == []
-
-
 def test_a_link_under_half_of_its_calibrated_bandwidth_is_named_with_its_round_trips() -> None:
     world = CalibratedWorld()
     world.train(200, sums=1.5)

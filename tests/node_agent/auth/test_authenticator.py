@@ -310,9 +310,7 @@ def interface(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", ("10.0.0.0/24",), r"name the interface .* eth7 \(10\.0\.0\.7\)"),
     ],
 )
-def test_gradients_off_loopback_need_a_trusted_network(
-    interface: None, name: str, networks: tuple[str, ...], problem: str
-) -> None:
+def test_gradients_off_loopback_need_a_trusted_network(interface, name, networks, problem):
     config = parse(
         {
             "run": {"name": "r", "steps": 1}, "model": {"path": "/m"},

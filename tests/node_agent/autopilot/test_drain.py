@@ -89,24 +89,3 @@ def test_all_ranks_of_a_node_leave_together_and_the_last_node_stays() -> None:
     assert not Run(*HOPELESS, nodes="aaa").steps(200).sent
     (first, *_) = Run(*HOPELESS, nodes="abb").steps(200).sent  # a alone takes 1.9 s
     assert first[1].node == "b"
-
-
-def test_it_says_what_the_node_costs() -> None:
-    run = Run(*HOPELESS).steps(60)
-    found = POLICY.sees(run.facts(), run.memory)
-    part, lost, steps = found.figures
-    assert part.value == pytest.approx(1.3, abs=0.2) and part.threshold == 0.05
-    assert lost.value == pytest.approx(1.4 * 9940, rel=0.1) and steps.value == 32
-    assert found.command == "" and found.why.startswith("drains c once 100 steps")
-    run.steps(80)
-    assert POLICY.sees(run.facts(), run.memory).command == "drain --node c"
-
-
-def test_steps_that_have_shown_one_node_say_nothing_of_another() -> None:
-    run = Run(*HOPELESS).steps(120)
-    run.rates[1:] = 0.3, 40.0
-    for _ in range(12):
-        run.facts()
-    found = POLICY.sees(run.facts(), run.memory)
-    assert "drains b once" in found.why and found.command == ""
-    assert found.figures[2].value == 0

@@ -22,7 +22,7 @@ from trainctl.node_agent.autopilot.policy import (
 from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import Durable, PolicyState
-from trainctl.protocol.config.policies import POLICIES, PolicyMode, PolicyName
+from trainctl.protocol.config.policies import POLICIES, PolicyName
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
@@ -50,9 +50,7 @@ def test_no_policy_that_changes_the_curve_is_on_by_default() -> None:
     ("file", "kept", "mode"),
     [(None, None, "on"), ("off", None, "off"), ("off", "advise", "advise"), (None, "off", "off")],
 )
-def test_a_mode_is_that_of_commands_else_of_the_run_file_else_the_default(
-    file: PolicyMode | None, kept: PolicyMode | None, mode: PolicyMode
-) -> None:
+def test_a_mode_is_that_of_commands_else_of_the_run_file_else_the_default(file, kept, mode):
     tables = {"policy": {"replays": {"mode": file}}} if file else {}
     state = {"replays": PolicyState(kept)} if kept else {}
     assert mode_of(config(20, 12, **tables), msgspec.structs.replace(KEPT, policies=state), "replays") == mode

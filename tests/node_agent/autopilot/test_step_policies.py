@@ -163,9 +163,7 @@ def by_curve(micro: int, use: float, memory: MemoryModel | None = None, **settin
         (64, 0.1, None, None),  # never smaller, though that is faster
     ],
 )
-def test_where_the_curve_is_known_it_goes_to_what_is_faster_and_fits(
-    micro: int, use: float, memory: MemoryModel | None, after: int | None
-) -> None:
+def test_where_the_curve_is_known_it_goes_to_what_is_faster_and_fits(micro, use, memory, after):
     found = by_curve(micro, use, memory)
     assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
     assert found is None or found.advise_only
@@ -186,9 +184,7 @@ def test_a_size_that_ran_out_of_memory_is_barred_for_its_steps_and_over_generati
 
 
 @pytest.mark.parametrize(("shares", "after"), [((60, 68), 25), ((25, 103), 25), ((24, 104), None), ((3, 125), None)])
-def test_of_several_ranks_of_a_node_the_fullest_decides_unless_a_share_is_too_small(
-    shares: tuple[int, int], after: int | None
-) -> None:
+def test_of_several_ranks_of_a_node_the_fullest_decides_unless_a_share_is_too_small(shares, after):
     asked = Asked("micro-batch")
     ranks = {rank: RankSetting("a", share, 32) for rank, share in enumerate(shares)}
     asked.kept = msgspec.structs.replace(asked.kept, settings=Settings(1, 128, ranks))
@@ -199,13 +195,6 @@ def test_of_several_ranks_of_a_node_the_fullest_decides_unless_a_share_is_too_sm
         found = asked.policy.propose(asked.facts(Stepped(asked.plan, reports)), asked.memory)
     assert not isinstance(found, Advice)
     assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
-
-
-def test_in_a_run_that_has_gone_back_a_size_is_barred_no_longer_than_ever() -> None:
-    asked = Asked("micro-batch", 31, barred_steps=50, window=1)
-    asked.memory.kept = {"barred 0": 32.0, "until 0": 30_050.0}
-    found = [(asked.step, found.args) for found in asked.used(*[0.5] * 60) if isinstance(found, Proposal)]
-    assert next(step for step, args in found if args == verbs.ResizeBatch(micro=37)) == 51
 
 
 def test_peaks_of_another_size_are_no_evidence() -> None:

@@ -205,19 +205,6 @@ def test_the_next_conductor_knows_what_is_being_written() -> None:
     assert (simulation.ends[id].state, simulation.ends[id].step) == ("applied", step)
 
 
-def test_a_rollback_may_go_to_each_checkpoint_that_is_kept() -> None:
-    simulation = group("a", every_steps=5, keep_last=1).until_step(3)
-    writing(simulation)
-    simulation.ranks[0].on_disk = [1, 2]
-    simulation.conductor._state.keep(checkpoints=(1, 2))
-    let_go(simulation)
-    simulation.until(lambda: simulation.conductor.durable.written > 0)
-    kept = simulation.conductor.durable.checkpoints
-    assert kept[0] == 2
-    end = simulation.ends[simulation.command("rollback", step=2)]
-    assert end.state == "applied"
-
-
 def test_the_view_says_how_far_it_is() -> None:
     simulation = group("a").until_step(3)
     simulation.command("checkpoint")

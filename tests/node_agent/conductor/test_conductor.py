@@ -187,17 +187,6 @@ def test_a_record_that_lost_every_step_has_the_run_go_back_to_a_checkpoint_of_it
     assert simulation.conductor.goes_back
 
 
-def test_a_stop_after_a_restart_waits_for_the_trainer_and_its_checkpoint():
-    simulation = Simulation(config()).begin().until_step(4)
-    simulation.restart_agent()
-    stop = simulation.command("stop")
-    assert simulation.ended is None
-    assert stop not in simulation.ends
-    simulation.run()
-    assert simulation.ends[stop].state == "applied"
-    assert [plan.kind for plan in simulation.plans][-1] == "checkpoint"
-
-
 def test_a_stop_whose_checkpoint_fails_pauses_instead():
     simulation = Simulation(config()).begin().until_step(4)
     simulation.ranks[0].disk_full = True
@@ -218,21 +207,15 @@ def test_an_expired_edit_takes_no_other_command_with_it():
     larger = simulation.command("set-global-batch", ttl=1.0, value=64)
     upon_it = simulation.command("resize-batch", micro=32)
     simulation.now += 2.0
-    note = simulation.command("note", text="still here")
-    simulation.run()
-    assert [simulation.ends[id].state for id in (larger, upon_it, note)] == ["expired", "failed", "applied"]
-    assert simulation.conductor.durable.settings.plan_version == version
-    assert {plan.work[0].micro_batch for plan in simulation.plans} == {4}
-
-
-def test_a_pause_that_no_boundary_takes_in_time_expires_and_the_run_goes_on():
-    simulation = Simulation(config()).begin().until_step(3)
-    pause = simulation.command("pause", ttl=1.0)
+    note, pause = simulation.command("note", text="still here"), simulation.command("pause", ttl=1.0)
     simulation.now += 2.0
     simulation.feed(d.Ticked())
     simulation.run()
-    assert simulation.ends[pause].state == "expired"
+    states = [simulation.ends[id].state for id in (larger, upon_it, note, pause)]
+    assert states == ["expired", "failed", "applied", "expired"]
     assert simulation.ended.state == "finished"
+    assert simulation.conductor.durable.settings.plan_version == version
+    assert {plan.work[0].micro_batch for plan in simulation.plans} == {4}
 
 
 @pytest.mark.parametrize(

@@ -37,19 +37,6 @@ def test_a_stop_waits_for_a_large_checkpoint():
     assert simulation.ends[stop].state == "applied"
 
 
-def test_a_stop_waits_for_slow_steps():
-    simulation = group().begin()
-    for rank in simulation.ranks.values():
-        rank.step_seconds = 20.0
-    simulation.until_step(4)
-    hang(simulation, 1)
-    stop = simulation.command("stop")
-    tick(simulation, 90)
-    assert stop not in simulation.ends
-    simulation.ranks[1].hung = False
-    assert simulation.run().ends[stop].state == "applied"
-
-
 def test_a_stop_that_another_agent_took_ends_though_a_node_never_comes_back():
     simulation = group().begin().until_step(4)
     simulation.lose(simulation.ranks[1])

@@ -99,19 +99,6 @@ def test_a_paused_run_lets_them_go_at_once():
     check_ledger(simulation)
 
 
-def test_the_next_conductor_knows_who_left():
-    simulation = shut_down(group().begin().until_step(4), 1)
-    simulation.until(lambda: simulation.ranks[1].gone)
-    simulation.restart_agent()
-    simulation.until_step(12)
-    simulation.tick(120.0)
-    assert (simulation.starts, state(simulation, 1)) == (0, "drained")
-    simulation.feed(d.NodeReturned(1))
-    simulation.tick(1.0)
-    simulation.run()
-    assert rows(simulation, 20) == {0: 4, 1: 4, 2: 4}
-
-
 def test_a_rank_that_a_person_drained_ends_at_once_and_stays_drained():
     simulation = group().begin().until_step(4)
     simulation.command("drain", node="c")

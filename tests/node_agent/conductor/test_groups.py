@@ -317,17 +317,6 @@ def test_auto_shares_follow_the_rates_of_the_steps():
     assert rows(simulation, simulation.ends[id].step) == {0: 6, 1: 4, 2: 2}
 
 
-def test_rebalance_is_applied_at_one_step_on_all_ranks():
-    simulation = group().begin().until_step(4)
-    id = simulation.command("rebalance", shares={"a": 7, "b": "25%"})
-    simulation.run()
-    end = simulation.ends[id]
-    assert (end.before, end.after) == ("a=4 b=4 c=4", "a=7 b=3 c=2")
-    for step in range(1, 21):
-        assert rows(simulation, step) == ({0: 4, 1: 4, 2: 4} if step < end.step else {0: 7, 1: 3, 2: 2})
-    check_ledger(simulation)
-
-
 def test_a_drained_node_idles_from_one_step_on_and_comes_back_with_the_state():
     simulation = group().begin().until_step(4)
     drain = simulation.command("drain", node="b")

@@ -114,17 +114,6 @@ def test_the_last_one_that_is_silent_for_long_is_given_up_for_a_checkpoint(resta
     assert simulation.ended.state == "failed"
 
 
-def test_without_a_checkpoint_the_last_one_is_waited_for_and_its_state_says_so():
-    simulation = alone(every=0)
-    simulation.stop(simulation.ranks[1])
-    tick(simulation, 300)
-    assert simulation.conductor.final is None
-    view = shown(simulation, 1, "silent")
-    assert (view.state, view.why) == ("hung", "silent; no other rank has the run's state; there is no checkpoint")
-    simulation.ranks[1].silent = False
-    assert go_on(simulation).ended.state == "finished"
-
-
 def test_the_last_one_out_of_reach_is_given_up_later_than_a_silent_one_and_that_is_told():
     simulation = alone()
     simulation.disconnect(simulation.ranks[1])
@@ -235,18 +224,6 @@ def test_a_node_that_is_gone_before_it_has_loaded_is_not_waited_for_without_end(
     assert simulation.conductor.reason == "c has been silent for 300 s and has not loaded; no agent answers"
     simulation.reconnect(simulation.ranks[2])
     assert go_on(simulation).ended.state == "failed"
-
-
-def test_a_stop_while_another_start_is_waited_for():
-    simulation = loading(run={"name": "sim", "steps": 8, "load_seconds": 20.0})
-    while not simulation.ranks[2].gone:
-        pass_seconds(simulation, 1)
-    simulation.talk()
-    assert shown(simulation, 2).state == "starting"
-    assert shown(simulation, 2).why == "was ended by signal 9"
-    stop = simulation.command("stop")
-    assert go_on(simulation).ended.state == "stopped"
-    assert simulation.ends[stop].state == "applied"
 
 
 @pytest.mark.parametrize("kind", ["step", "checkpoint"])

@@ -107,15 +107,6 @@ def test_a_spike_in_progress_when_a_group_forms_anew_is_still_found() -> None:
     assert (made.verb, made.reason[-22:]) == ("rollback", " for 51 steps from 400")
 
 
-def test_a_conductor_that_takes_a_run_up_knows_the_curve_before() -> None:
-    before, after = Asked((300,), **SPIKES), Asked((300,), **SPIKES)
-    assert not [*spiking(before, 420)]
-    after.state.progress.step = 420
-    after.proposals.replay(before.rows)
-    made = next(iter(spiking(after, 460)))
-    assert (made.verb, made.reason[-22:]) == ("rollback", " for 51 steps from 400")
-
-
 def test_an_agent_that_was_killed_reads_the_curve_from_the_record(tmp_path: Path) -> None:
     agent = JournaledAgent(tmp_path, 2, seed=1)
     try:

@@ -36,21 +36,6 @@ def test_the_command_that_it_is_about_to_send_is_named_with_its_reason() -> None
     assert figure(simulation, "micro-batch", "highest peak").value == pytest.approx(0.95)
 
 
-def test_a_command_that_waits_for_the_effect_of_the_last_change_says_so() -> None:
-    simulation = full()
-    simulation.until(lambda: simulation.conductor.durable.changed_at is not None)
-    simulation.until_step(simulation.conductor.progress.step + 11)
-    found = status(simulation, "micro-batch")
-    assert found.command and found.waits.endswith("more steps that measure the effect of the last change")
-
-
-def test_what_is_kept_of_the_held_out_loss_is_seen() -> None:
-    tables = {"evaluate": {"every_steps": 2}, "policy": {"plateau": {"mode": "advise"}}}
-    simulation = Simulation(config(30, 12, **tables), durable(("a", "b"), 12)).begin().until_step(7)
-    counted = figure(simulation, "plateau", "evaluations")
-    assert (counted.value, counted.threshold) == (2, 5)  # the simulated loss stays the same
-
-
 def test_asking_changes_nothing_of_what_the_run_does() -> None:
     asked, left_alone = full(), full()
     for simulation in (asked, left_alone):

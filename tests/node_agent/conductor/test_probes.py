@@ -91,13 +91,6 @@ def test_the_tolerance_is_a_multiple_of_the_noise(own, other, tf32, limit):
         assert probes.tolerance(*ranks, probes.Precision("bfloat16", tf32)) == pytest.approx(limit)
 
 
-def test_pairs_are_compared_by_their_own_tolerances():
-    """The third rank is further from both, by its noise."""
-    ranks = {0: said(noise=1e-6), 1: said(moved(2e-3, 1), noise=1e-6), 2: said(moved(-2e-3, 1), noise=1e-3)}
-    (found,) = probes.compare(ranks, (), PRECISION)
-    assert {found.rank, found.other} == {0, 1} and found.is_refused
-
-
 def layered(*layers, noise=(1e-6, 1e-5)) -> m.Probed:
     return said(layers=pack([value for layer in layers for value in layer]), layer_noise=pack(noise))
 
@@ -267,14 +260,3 @@ def test_files_that_differ_are_named_before_all_ranks_have_loaded():
     preflight(simulation, 1, ready={"model_digest": "other"})
     assert simulation.conductor.stage == "leaving"
     assert simulation.run().ended.reason.startswith("model digests of b and a differ")
-
-
-def test_a_rank_that_is_lost_before_its_preflight_is_not_waited_for():
-    simulation = Simulation(config(20, 12), durable(("a", "b", "c"), 12))
-    preflight(simulation, 0)
-    preflight(simulation, 1, values=moved(0.016, 2))
-    for _ in range(20):
-        simulation.feed(d.RankEnded(2, False, "exited with 1"))
-    if simulation.conductor.stage == "loading":  # the group goes on without it
-        preflight(simulation, 0)
-    assert simulation.conductor.stage == "leaving"

@@ -1,6 +1,6 @@
 """A group that continues a checkpoint on another setup says so, once; the same setup is no event."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -23,7 +23,6 @@ def elsewhere(simulation: Simulation) -> list[e.SetupChanged]:
 
 
 COMPUTE = m.Compute("float32", weights="float32")
-Setups = dict[int, RankSetup]
 
 
 @pytest.mark.parametrize(("before", "changes"), [
@@ -31,9 +30,7 @@ Setups = dict[int, RankSetup]
     (lambda setups: each(setups, backend="mlx"), ("a, b: torch instead of mlx",)),
     (lambda setups: {0: setups[0]}, ("the ranks are those of a, b instead of a",)),
 ])  # fmt: skip
-def test_a_resumed_group_says_once_what_is_other_than_it_was(
-    before: Callable[[Setups], Setups], changes: tuple[str, ...]
-) -> None:
+def test_a_resumed_group_says_once_what_is_other_than_it_was(before, changes):
     first = Simulation(config(30, 12), durable(("a", "b"), 12)).begin().until_step(2)
     setups = first.conductor.durable.setups
     assert {rank: setup.node for rank, setup in setups.items()} == {0: "a", 1: "b"}

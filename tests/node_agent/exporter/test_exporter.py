@@ -83,9 +83,7 @@ def test_steps_and_parts_are_summed() -> None:
 
 
 def test_another_run_begins_again_and_what_is_no_number_spoils_no_sum() -> None:
-    other = m.StepCommitted(
-        **{**as_dict(records.step(1)), "run": "run-2", "weight": math.nan, "tokens": 0, "skipped": "nan"}
-    )
+    other = msgspec.structs.replace(records.step(1), run="run-2", weight=math.nan, tokens=0, skipped="nan")
     ended = msgspec.structs.replace(VIEW, run="run-1", state="finished")
     found = said(snapshot(totals=counted(records.step(1), records.part(1), ended, other)))
     assert found["trainctl_steps_total", "run-2"] == found["trainctl_skipped_steps_total", "run-2"] == 1
@@ -93,10 +91,6 @@ def test_another_run_begins_again_and_what_is_no_number_spoils_no_sum() -> None:
     assert not [key for key in found if "run-1" in key]
     beside = said(snapshot(totals=counted(records.step(1), other, records.step(2))))
     assert (beside["trainctl_steps_total", "run-1"], beside["trainctl_steps_total", "run-2"]) == (2, 1)
-
-
-def as_dict(step: m.StepCommitted) -> dict[str, Any]:
-    return {name: getattr(step, name) for name in step.__struct_fields__}
 
 
 def test_what_ranks_compute_in_is_a_label_with_every_value_once() -> None:

@@ -104,21 +104,3 @@ async def test_an_agent_serves_itself_and_leaves_nothing_open(tmp_path: Path) ->
     assert 'trainctl_active_runs{node="a"} 0.0' in text
     with pytest.raises(urllib.error.URLError):
         get(agent.metrics_url, 1)
-
-
-def call(*arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
-    """The agent's command line, with a library missing."""
-    code = f"import sys; sys.modules[{without!r}] = None; from trainctl.node_agent.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
-    )
-
-
-def test_a_missing_library_is_one_line_that_names_the_extra(tmp_path: Path) -> None:
-    done = call(
-        "run", "--name=a", "--listen=tcp://127.0.0.1:0", f"--state={tmp_path}", "--metrics=127.0.0.1:0",
-        without="prometheus_client",
-    )  # fmt: skip
-    assert done.returncode == 2
-    how = "in a trainctl checkout, run: pip install ./protocol '.[prometheus]'"
-    assert done.stderr == f"trainctl-agent: --metrics: needs prometheus-client; {how}\n"

@@ -187,18 +187,3 @@ def test_readings_of_the_machine_belong_to_the_step_made_meanwhile(life: Life) -
     life.steps(*(step(number, m.GuestPart(0)) for number in (1, 2, 3)))
     parts = [message.values for message in life.published if isinstance(message, m.RankStep)]
     assert [values.get("cpu_percent") for values in parts] == [20.0, 90.0, None]
-
-
-def test_the_statistics_of_the_loss_go_on_with_the_next_agent(life: Life) -> None:
-    life.attach()
-    life.steps(*(step(number, loss=2.0 - 0.01 * number) for number in range(1, 61)))
-    life.close()
-    life.open()
-    life.attach(after_step=60)
-    life.steps(*(step(number, loss=2.0 - 0.01 * number) for number in range(61, 101)))
-    with RecordReader(RunPaths(life.folder / "runs" / "a")) as reader:
-        found, _ = reader.steps(98)
-    assert [made.values.keys() & {"loss_trend", "loss_std", "grad_norm_trend"} for made in found] == [
-        set(), {"loss_trend", "loss_std"},
-    ]  # fmt: skip
-    assert found[-1].values["loss_trend"] == pytest.approx(-0.01)

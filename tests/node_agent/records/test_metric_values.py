@@ -55,9 +55,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordReader]
 
 @pytest.mark.parametrize("columns", [2, 60])
 @pytest.mark.parametrize(("first", "last"), [(1, STEPS), (1_005, 2_341), (7, 7)])
-def test_a_chart_has_what_the_values_of_its_buckets_make(
-    long_run: RecordReader, first: int, last: int, columns: int
-) -> None:
+def test_a_chart_has_what_the_values_of_its_buckets_make(long_run, first, last, columns):
     series = long_run.series(NAME, 0, first, last, columns)
     size = series.bucket_steps
     assert (last - first + 1) / columns <= size and len(series.steps) <= columns
@@ -86,9 +84,7 @@ def test_what_is_packed_comes_back(values: dict[int, float]) -> None:
 
 
 @given(st.integers(0, 5_000), st.integers(0, 5_000), st.sampled_from([0, *ROLLUP_LEVELS]), st.integers(0, 6_000))
-def test_a_chart_reads_each_step_once_and_no_bucket_before_it_is_whole(
-    first: int, length: int, level: int, newest: int
-) -> None:
+def test_a_chart_reads_each_step_once_and_no_bucket_before_it_is_whole(first, length, level, newest):
     made = spans(first, first + length, level, newest)
     assert [step for span in made for step in range(span.first, span.last + 1)] == [*range(first, first + length + 1)]
     for span in made:

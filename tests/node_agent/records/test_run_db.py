@@ -104,18 +104,6 @@ def test_a_row_of_the_lead_replaces_this_record_s_own_of_the_same_step(paths: Ru
     check_rollups(paths)
 
 
-def test_a_step_that_was_retracted_here_stands_if_the_lead_has_it(paths: RunPaths) -> None:
-    with RunDb(paths) as recorder:
-        recorder.commit(step(1), [part(1)], 1000.0)
-        recorder.retract_after(0)
-        recorder.known_step(step(1))
-        recorder.known_part(part(1), 1000.0)
-        with RecordReader(paths) as reader:
-            assert reader.steps()[0] == (step(1),)
-            assert reader.rank_steps(1) == (part(1),)
-    check_rollups(paths)
-
-
 def test_a_retracted_step_stays_marked_and_its_redo_counts(paths: RunPaths) -> None:
     with RunDb(paths) as recorder:
         for number in (1, 2):

@@ -49,9 +49,7 @@ async def test_nor_if_one_is_started_while_the_rank_is_checked(monkeypatch: pyte
     assert (field, problem) == ("run", "leads a run that is starting; one run at a time")
 
 
-async def test_a_directory_that_an_agent_was_making_as_it_died_is_removed_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_directory_that_an_agent_was_making_as_it_died_is_removed_by_the_next(tmp_path, monkeypatch):
     """The disk is as it was at two moments: while the directory is made, and while it is removed again."""
     runs, left = runs_directory(tmp_path / "node"), []
 

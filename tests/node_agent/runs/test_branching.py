@@ -83,9 +83,7 @@ def test_it_has_what_commands_had_changed_up_to_its_step(parent: RunPaths) -> No
     ("tables", "keeps_shares", "keeps_rate"),
     [({"optimizer": {"learning_rate": 1e-2}}, True, False), ({"batch": {"global": 48}}, False, True)],
 )
-def test_what_its_run_file_changes_isn_t_its_parent_s(
-    parent: RunPaths, tables: dict[str, Any], keeps_shares: bool, keeps_rate: bool
-) -> None:
+def test_what_its_run_file_changes_isn_t_its_parent_s(parent, tables, keeps_shares, keeps_rate):
     wanted = made_config()
     for name, values in tables.items():
         given = {key if key != "global" else "global_": value for key, value in values.items()}

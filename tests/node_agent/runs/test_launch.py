@@ -58,9 +58,7 @@ class Link:
 @pytest.mark.parametrize(
     ("theirs", "chosen"), [(("bfloat16", "float16"), "bfloat16"), (("float16",), "float16"), ((), "float32")]
 )
-async def test_the_lead_asks_all_nodes_what_they_compute_in(
-    monkeypatch: pytest.MonkeyPatch, theirs: tuple[str, ...], chosen: str
-) -> None:
+async def test_the_lead_asks_all_nodes_what_they_compute_in(monkeypatch, theirs, chosen):
     every = ("bfloat16", "float16")
     monkeypatch.setattr(launch, "read_devices", lambda: (m.DeviceTypes("torch", "cpu", every),))
     context: Any = SimpleNamespace(db=None, node="a")
@@ -87,9 +85,7 @@ class Starting:
 
 
 @pytest.mark.parametrize(("comes_up", "source"), [(True, Source(30, "b", cursor=720)), (False, None)])
-async def test_a_node_that_is_just_starting_is_asked_for_its_checkpoint_too(
-    tmp_path: Path, comes_up: bool, source: Source | None
-) -> None:
+async def test_a_node_that_is_just_starting_is_asked_for_its_checkpoint_too(tmp_path, comes_up, source):
     paths = RunPaths(tmp_path / RUN)
     restore.make_directory(paths, config(100, 24, nodes={"b": {"backend": "torch"}})).close()
     context: Any = SimpleNamespace(db=None, node="a")

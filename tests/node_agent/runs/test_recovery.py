@@ -35,21 +35,8 @@ WAY = ResumePoint({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
         (dict.fromkeys("abc", 900.0), {0: "a", 1: "b", 2: "c"}, "a, b, c", ""),  # nothing else can be done
     ],
 )
-def test_only_the_node_with_the_newest_checkpoint_is_waited_for_and_not_without_end(
-    silent: dict[str, float], ranks: dict[int, str], waits_for: str, given_up: str
-) -> None:
+def test_only_the_node_with_the_newest_checkpoint_is_waited_for_and_not_without_end(silent, ranks, waits_for, given_up):
     assert absent(WAY, silent) == (ranks, waits_for, given_up)
-
-
-async def test_a_node_that_leaves_takes_no_rank(tmp_path):
-    def link(leaving: str) -> Any:
-        return SimpleNamespace(line=SimpleNamespace(open=True), leaving=leaving, silent_seconds=0.0)
-
-    context: Any = SimpleNamespace(db=SimpleNamespace(known_run=lambda run: SimpleNamespace(directory=tmp_path)))
-    peers: Any = SimpleNamespace(links={"b": link(""), "c": link("a spot notice")})
-    recovery = Recovery(context, peers, cast(Any, None))
-    recovery._way = WAY
-    assert await recovery._absent("run-1") == ({2: "c"}, "", "")
 
 
 def written(tmp_path, *by: tuple[str, int]) -> RunPaths:

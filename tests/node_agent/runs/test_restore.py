@@ -98,9 +98,7 @@ def test_a_rank_that_takes_part_again_has_not_departed(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize(("kept", "is_known"), [((0, 1, 2), True), ((0,), False)])
-def test_what_the_ranks_of_the_step_computed_with_is_kept_for_the_group_that_continues_it(
-    paths: RunPaths, kept: tuple[int, ...], is_known: bool
-) -> None:
+def test_what_the_ranks_of_the_step_computed_with_is_kept_for_the_group_that_continues_it(paths, kept, is_known):
     """Ranks 0 and 1 made the step."""
     setups = {rank: RankSetup("abc"[rank], "torch", "cpu") for rank in kept}
     with restore.RunDb(paths) as recorder:
@@ -122,22 +120,11 @@ def test_what_came_after_the_step_is_undone_with_it(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize(("kept", "after"), [(None, (0, 1)), ((), ()), ((1,), (1,))])
-def test_ranks_that_outlive_an_agent_are_probed_unless_they_were_or_know_no_probes(
-    paths: RunPaths, kept, after
-) -> None:
+def test_ranks_that_outlive_an_agent_are_probed_unless_they_were_or_know_no_probes(paths, kept, after):
     """None: their agent's version knew none. A run that is taken up again is probed in any case."""
     keep(paths, members=(0, 1), probed=kept)
     assert survived(paths).conductor.durable.probed == after
     assert resumed(paths, 4).conductor.durable.probed == ()
-
-
-def test_a_new_run_survives_an_agent_that_ended_before_its_first_generation_unprobed(tmp_path: Path) -> None:
-    """Its members are kept as soon as their ranks are ready."""
-    made = config(100, 24, nodes={"a": {"backend": "torch"}, "b": {"backend": "torch"}})
-    opening = restore.new_run(made, "c", tmp_path, "id-1", "anna")
-    restore._keep(opening.recorder, msgspec.structs.replace(opening.conductor.durable, members=(0, 1)))
-    opening.recorder.close()
-    assert survived(opening.paths).conductor.durable.probed == ()
 
 
 def test_the_time_between_the_loss_of_agent_and_trainers_and_the_resume_is_nobody_s(paths: RunPaths) -> None:
@@ -295,9 +282,7 @@ def said(step: int, n: int, cursor: int | None = None) -> m.PeerConsent:
     )  # fmt: skip
 
 
-def test_a_checkpoint_counts_unless_its_step_is_retracted_also_one_that_only_another_node_knows(
-    paths: RunPaths,
-) -> None:
+def test_a_checkpoint_counts_unless_its_step_is_retracted_also_one_that_only_another_node_knows(paths):
     """Step 5 was made in the life that the run has gone back behind."""
     assert own_checkpoint(paths, 5, 500, 1).step == 0
     here = Source(2, "a")
@@ -318,9 +303,7 @@ def test_a_lead_that_lost_its_whole_record_continues_from_another_node_s_checkpo
     assert (opening.conductor.progress.step, opening.conductor.progress.cursor) == (400, 9700)
 
 
-def test_a_node_says_its_newest_checkpoint_with_its_cursor_and_none_that_its_disk_refuses(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_says_its_newest_checkpoint_with_its_cursor_and_none_that_its_disk_refuses(paths, monkeypatch):
     assert checkpoint_source.newest_here(paths) == (0, None, None)
     own_checkpoint(paths, 9, 500)
     assert checkpoint_source.newest_here(paths) == (9, m.Generation(1, 2), 500)

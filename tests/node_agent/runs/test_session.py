@@ -76,7 +76,8 @@ async def test_a_command_that_waited_for_its_turn_while_the_session_was_closed_s
     for rank in range(3):
         await told.session.feed(d.RankEnded(rank, False, "exited with 1"))
     assert told.session.ended is not None
-    waiting = asyncio.create_task(told.session.feed(command("pause")))
+    pause = d.Commanded("c1", "pause", verbs.check("pause", {}), "anna", None, None, float("inf"))
+    waiting = asyncio.create_task(told.session.feed(pause))
     told.session.close()
     await waiting
     assert [end.state for end in told.ends] == ["rejected"]
@@ -121,10 +122,6 @@ async def test_what_a_trainer_that_has_ended_kept_of_its_steps_is_in_the_record(
     port.ending, port.reported = Ending(False, "was ended by signal 9"), [report(1, micro_batch=2)]
     await told.session.watch_trainers()
     assert kept_rows(told) == [(1, 0), (1, 1)]
-
-
-def command(verb: str) -> d.Commanded:
-    return d.Commanded("c1", verb, verbs.check(verb, {}), "anna", None, None, float("inf"))
 
 
 @priced

@@ -24,33 +24,6 @@ DISABLE = "systemctl --user disable trainctl-agent.service"
 
 
 @pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that neither service manager runs."""
-    monkeypatch.setattr(machines, "BOOTED", tmp_path / "none")
-    monkeypatch.setattr(sys, "platform", "linux")
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (["install", "--dry-run"], 7, "--manager systemd"),
-        ([], 2, "give one of run, play, record, install, uninstall, status"),
-        (["run", "--nane", "x"], 2, "No such option: --nane"),
-    ],
-)
-@pytest.mark.usefixtures("bare")
-def test_what_is_wrong_is_one_plain_line(
-    words: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["trainctl-agent", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out, err.count("\n")) == (code, "", 1)
-    assert err.startswith("trainctl-agent: ") and says in err and "Value error" not in err
-
-
-@pytest.fixture
 def managers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Managers:
     made = Managers(tmp_path)
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "TRAINCTL_STATE", "TRAINCTL_KEYS", "TRAINCTL_CLUSTER"):
@@ -120,9 +93,7 @@ def test_systemd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     assert typed.json("status", status=4)["installed"] is False
 
 
-def test_every_option_of_run_is_taken_checked_and_made_to_hold_from_anywhere(
-    managers: Managers, typed: Typed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_option_of_run_is_taken_checked_and_made_to_hold_from_anywhere(managers, typed, monkeypatch):
     (managers.home / "c.toml").write_text('[nodes.studio]\naddress = "tcp://127.0.0.1:7474"\n')
     monkeypatch.setenv("TRAINCTL_KEYS", "/my/keys")
     words = ["--name", "studio", "--cluster", "c.toml", "--state", "st ate", "--listen", "tcp://127.0.0.1:9"]
@@ -146,9 +117,7 @@ def test_every_option_of_run_is_taken_checked_and_made_to_hold_from_anywhere(
         (["--run-as", "nobody-here"], "--run-as: only nobody-here can install that user's service"),
     ],
 )
-def test_what_cannot_be_installed_is_refused_in_a_line_and_nothing_is_done(
-    managers: Managers, typed: Typed, words: list[str], says: str
-) -> None:
+def test_what_cannot_be_installed_is_refused_in_a_line_and_nothing_is_done(managers, typed, words, says):
     code, out, err = typed("install", *words)
     assert (code, out) == (2, "") and err.startswith("trainctl-agent: ") and err.count("\n") == 1
     assert says in err
@@ -164,9 +133,7 @@ def test_a_service_that_does_not_begin_is_told_with_where_to_look(managers: Mana
     assert f"{managers.home}/.local/state/trainctl/studio/logs/agent.log, or journalctl" in error["text"]
 
 
-def test_a_manager_that_cannot_be_reached_is_as_good_as_none_and_nothing_is_done(
-    managers: Managers, typed: Typed
-) -> None:
+def test_a_manager_that_cannot_be_reached_is_as_good_as_none_and_nothing_is_done(managers, typed):
     (managers.folder / "unreachable").touch()
     error = typed.json("install", "--name", "studio", status=7)["error"]
     assert error["code"] == "no-service-manager" and error["text"].endswith(
@@ -198,9 +165,7 @@ def test_launchd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     assert typed.json("status", manager="launchd", status=4)["running"] is False
 
 
-def test_a_machine_without_a_manager_or_without_root_is_refused(
-    managers: Managers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_a_manager_or_without_root_is_refused(managers, monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(machines, "BOOTED", managers.home / "none")
     with pytest.raises(NoManagerError, match="neither systemd nor launchd; start `trainctl-agent run`") as caught:

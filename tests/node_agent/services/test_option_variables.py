@@ -7,15 +7,9 @@ import pytest
 import typer
 
 from trainctl.node_agent import cli
-from trainctl.node_agent.services import arguments, option_variables
+from trainctl.node_agent.services import arguments
 from trainctl.protocol.config import env_policy
 from trainctl.protocol.errors import InvalidInputError
-
-
-def parsed(*words: str) -> Any:
-    """The context of `run`, given these words."""
-    command: Any = typer.main.get_command(cli.app)
-    return command.commands["run"].make_context("run", list(words))
 
 
 def test_each_option_has_a_variable_that_no_trainer_or_demo_inherits() -> None:
@@ -35,7 +29,8 @@ def test_the_command_line_wins_and_an_empty_variable_is_none(monkeypatch: pytest
     monkeypatch.setenv("TRAINCTL_AGENT_GRACE", "60")
     monkeypatch.setenv("TRAINCTL_AGENT_DRAIN_ON_TERM", "true")
     monkeypatch.setenv("TRAINCTL_AGENT_LISTEN", "")
-    given = parsed("--grace", "20").params
+    program: Any = typer.main.get_command(cli.app)
+    given = program.commands["run"].make_context("run", ["--grace", "20"]).params
     assert (given["name"], given["grace"], given["drain_on_term"], given["listen"]) == ("studio", 20.0, True, None)
 
 
@@ -48,9 +43,7 @@ def test_the_command_line_wins_and_an_empty_variable_is_none(monkeypatch: pytest
         ("SPOT_NOTICE_COMMAND", "/no/such", "TRAINCTL_AGENT_SPOT_NOTICE_COMMAND: "),
     ],
 )
-def test_a_bad_value_is_one_line_that_names_the_variable(
-    name: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_value_is_one_line_that_names_the_variable(name, value, says, monkeypatch, capsys):
     monkeypatch.setenv(f"TRAINCTL_AGENT_{name}", value)
     monkeypatch.setattr(sys, "argv", ["trainctl-agent", "run"])
     with pytest.raises(SystemExit) as ended:
@@ -58,13 +51,6 @@ def test_a_bad_value_is_one_line_that_names_the_variable(
     out, err = capsys.readouterr()
     assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"trainctl-agent: {says}")
-
-
-def test_a_value_that_the_command_line_gave_names_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINCTL_AGENT_NAME", "studio")
-    context = parsed("--name", "A B")
-    with pytest.raises(InvalidInputError, match=r"^--name: not so$"), option_variables.naming_variables(context):
-        raise InvalidInputError("--name", "not so")
 
 
 def test_a_service_keeps_what_variables_set(monkeypatch: pytest.MonkeyPatch) -> None:

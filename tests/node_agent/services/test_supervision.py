@@ -16,7 +16,7 @@ import pytest
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.services import agent_log, caffeinate, watchdog
+from trainctl.node_agent.services import agent_log, watchdog
 from trainctl.node_agent.services.caffeinate import Caffeinate, to_begin
 from trainctl.node_agent.services.sd_notify import from_environment
 from trainctl.node_agent.services.supervision import supervised
@@ -84,9 +84,7 @@ def test_ready_beats_and_the_end_are_told_and_no_beat_while_the_loop_stands_stil
         ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "soon"}, None),
     ],
 )
-def test_what_the_supervisor_asks_for_is_taken_from_the_environment(
-    environment: dict[str, str], seconds: float | None
-) -> None:
+def test_what_the_supervisor_asks_for_is_taken_from_the_environment(environment, seconds):
     with contextlib.closing(from_environment(environment, pid=7)) as notifier:
         assert notifier.watchdog_seconds == seconds
 
@@ -151,9 +149,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path
         assert done.stderr.count("\n") == 1 and "CRITICAL" in done.stderr
 
 
-def test_the_log_has_events_is_bounded_and_leaves_tracebacks_off_standard_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_has_events_is_bounded_and_leaves_tracebacks_off_standard_error(tmp_path, capfd):
     event = m.Event(id=1, at=0.0, severity="warning", by="auto", data=Notice("rank 2 is lost"), run="r-1")
     with agent_log.kept(tmp_path, limit_bytes=4000):
         agent_log.heard(event)
@@ -228,21 +224,3 @@ def test_caffeinate_is_there_as_long_as_the_trainer_and_once(notes: Path) -> Non
     wait_for(lambda: held.poll() is not None)
     wake.keep([])
     assert not wake.held
-
-
-def test_what_another_agent_has_started_is_not_started_again_and_what_cannot_be_is_not_tried_on(
-    notes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(caffeinate, "_commands_there", lambda: [caffeinate.command(os.getpid())])
-    after_restart = Caffeinate("darwin")
-    after_restart.keep([os.getpid()])
-    assert after_restart.held == {os.getpid(): None}
-    monkeypatch.setattr(caffeinate, "_commands_there", list)
-    monkeypatch.setenv("PATH", "/nowhere")
-    without = Caffeinate("darwin")
-    without.keep([os.getpid()])
-    without.keep([os.getpid()])
-    assert without.held == {os.getpid(): None} and not notes.exists()
-    elsewhere = Caffeinate("linux")
-    elsewhere.keep([os.getpid()])
-    assert not elsewhere.held

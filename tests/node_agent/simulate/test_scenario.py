@@ -9,16 +9,9 @@ import pytest
 from tests.node_agent.support.scenarios import PARAMETERS, files
 
 from trainctl.node_agent.simulate import scenario
-from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, PlannedRun
-from trainctl.protocol.advice.described_node import described_node
-from trainctl.protocol.advice.plans import plan_of
-from trainctl.protocol.batch.device_table import DEVICES
-from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.profile import DeviceProfile, GridPoint, LinkRate, Pass, ProfileKey
 from trainctl.protocol.config import cluster_file
-from trainctl.protocol.config.model_facts import read_facts
-from trainctl.protocol.config.run_tables import AdapterTable
 from trainctl.protocol.errors import InvalidInputError
 
 ONE = {"a": {"samples_per_second": 8.0}}
@@ -83,24 +76,6 @@ def test_a_known_device_is_estimated_from_its_datasheet_and_the_model(tmp_path):
     assert slow.cap_bytes == 80e9
     with pytest.raises(InvalidInputError, match=r'model\.dtype = "bfloat16"'):
         read(tmp_path, {"a": {"device": "a100"}}, parameters=None, model={"path": str(tmp_path / "model")})
-
-
-@pytest.mark.parametrize("device", [DEVICES[0].key, DEVICES[-1].key])
-def test_simulations_and_advice_know_the_same_devices_and_make_the_same_of_them(tmp_path, device):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
-    model = {"path": str(tmp_path / "model"), "dtype": "float16"}
-    played = read(tmp_path, {"a": {"device": device}}, parameters=None, model=model)
-    advised = described_node(NodeFacts(name="a"), played.nodes[0], None)
-    assert played.devices[0].name == f"simulated {advised.device}"
-    flops = step_flops(AdapterTable(), read_facts(tmp_path / "model", ""), "")
-    run = PlannedRun(
-        file="", steps=1, global_batch=8, tokens_per_sample=512, dtype="float16", flops=flops,
-        trained=played.parameters, gradient_bytes=1,
-    )  # fmt: skip
-    found = plan_of(AdviceFacts(run=run, nodes=(advised,)), ["a"], "alone").step_seconds
-    curve = played.devices[0].curve
-    assert curve.seconds(9) - curve.seconds(1) == pytest.approx(found, rel=1e-6)
 
 
 def test_a_profile_gives_speed_memory_and_link(tmp_path):

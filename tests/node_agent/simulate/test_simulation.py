@@ -8,10 +8,8 @@ from tests.node_agent.support.scenarios import events_of, simulate, steps_of
 
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.simulate.outcome import outcome
-from trainctl.protocol.batch.checkpoint_cost import COPY_BYTES_PER_SECOND
 from trainctl.protocol.batch.split import ShareCost, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
-from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.export.rows import What, of_record
 
@@ -62,12 +60,9 @@ def test_rebalancing_from_even_shares_reaches_the_best_split(tmp_path):
         for rank, device in simulation.scenario.devices.items()
     }
     best = slowest(split(42, costs), costs)
-    reached = slowest(dict(enumerate(shares(simulation).values())), costs)
+    settings = simulation.lead.conductor.durable.settings
+    reached = slowest({rank: setting.share for rank, setting in settings.ranks.items()}, costs)
     assert reached <= 1.05 * best
-
-
-def shares(simulation):
-    return {setting.node: setting.share for setting in simulation.lead.conductor.durable.settings.ranks.values()}
 
 
 def test_a_death_makes_the_group_form_without_the_rank_until_it_is_back(tmp_path):
@@ -91,21 +86,6 @@ def test_without_its_last_rank_a_run_goes_back_to_its_checkpoint(tmp_path):
     assert (played.ended.state, played.deaths, played.returns) == ("finished", 1, 1)
     assert [step.step for step in steps_of(simulation)] == [*range(1, 61)]
     assert any(event.text.endswith("later steps are repeated") for event in events_of(simulation))
-
-
-def test_only_its_copy_is_waited_for_if_a_checkpoint_is_written_in_the_background(tmp_path):
-    slow = {"a": {"samples_per_second": 8.0, "disk_mb": 20.0}}
-    every = {"every_steps": 20, "at_end": True}
-    ahead, _ = simulate(tmp_path, slow, name="ahead", checkpoint=every)
-    waits, _ = simulate(tmp_path, slow, name="waits", checkpoint={**every, "background": False})
-    state = ahead.scenario.links.state_bytes
-    for simulation, rate in ((ahead, COPY_BYTES_PER_SECOND), (waits, 20e6)):
-        written = [event.data for event in events_of(simulation) if isinstance(event.data, e.CheckpointWritten)]
-        assert [one.step for one in written] == [20, 40, 60]
-        assert all(one.loop_seconds == pytest.approx(state / rate) for one in written)
-        assert all(one.size_bytes == state for one in written)
-    took = [simulation.queue.now for simulation in (ahead, waits)]
-    assert took[1] - took[0] == pytest.approx(2 * state / 20e6, rel=0.3), "the last one is waited for in both"
 
 
 def test_a_rank_that_runs_out_of_memory_goes_on_with_a_smaller_micro_batch(tmp_path):

@@ -208,13 +208,13 @@ def cap(by_hand: bool, tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
         return
     yield folder
-    wait_for(lambda: removed(folder))
 
+    def is_removed() -> bool:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        return not folder.exists()
 
-def removed(folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-    return not folder.exists()
+    wait_for(is_removed)
 
 
 def by_kernel_too() -> list[bool]:

@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -43,9 +42,7 @@ time.sleep(3600)
 """
 
 
-def test_a_leaving_trainer_has_time_as_long_as_its_checkpoint_makes_progress(
-    tmp_path: Path, clock: list[float]
-) -> None:
+def test_a_leaving_trainer_has_time_as_long_as_its_checkpoint_makes_progress(tmp_path, clock):
     (tmp_path / "run-1").mkdir()
     paths, host = RunPaths(tmp_path / "run-1"), TrainerSupervisor()
     said = [m.CheckpointProgress(run="run-1", rank=0, step=3, done_bytes=n, total_bytes=9) for n in range(5)]

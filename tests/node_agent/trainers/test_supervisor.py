@@ -137,9 +137,7 @@ def test_one_that_has_only_begun_to_start_is_ended_too(paths: RunPaths) -> None:
     assert host.find(paths, 0) is not None
 
 
-def test_a_pid_that_has_changed_hands_is_dead_and_left_alone(
-    paths: RunPaths, bystander: subprocess.Popen[bytes]
-) -> None:
+def test_a_pid_that_has_changed_hands_is_dead_and_left_alone(paths, bystander):
     host = TrainerSupervisor()
     record(paths, 0, bystander.pid)
     assert host.find(paths, 0) == HostedTrainer(bystander.pid, 1000.0, ("x",), 1)

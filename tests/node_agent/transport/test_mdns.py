@@ -4,7 +4,6 @@ import asyncio
 import threading
 from typing import Any
 
-import pytest
 import zeroconf
 from tests.waiting import HANG_SECONDS
 
@@ -53,9 +52,7 @@ class Hanging:
         raise OSError("no multicast here")
 
 
-async def test_a_library_that_hangs_and_fails_holds_nobody_up(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_library_that_hangs_and_fails_holds_nobody_up(monkeypatch, capsys):
     monkeypatch.setattr(zeroconf, "Zeroconf", Hanging)
     serving = asyncio.create_task(Advertisement("studio", ADDRESS, "0.1.0").serve())
     for _ in range(100):

@@ -11,7 +11,6 @@ from tests.integration.support import rawzmtp
 from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
-from trainctl.node_agent.transport import subscriber_limits
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.node_agent.transport.subscriber_limits import MOST_BYTES, MOST_SAID
 from trainctl.protocol.wire import sockets
@@ -81,23 +80,3 @@ def test_who_says_too_much_is_hung_up_on(place: Place, said: list[bytes]) -> Non
 def test_who_names_a_few_topics_is_not(place: Place) -> None:
     assert not place.hangs_up_on(*(b"\1%d" % number for number in range(MOST_SAID - 1)))
     assert not place.hangs_up_on(b"\1" + b"x" * (MOST_BYTES - 1))
-
-
-def test_those_who_have_gone_are_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber_limits, "MOST_KNOWN", 4)
-    known = place.publisher._limits._said
-    for _ in range(12):
-        with rawzmtp.shaken(place.address, b"SUB") as made:
-            made.sendall(rawzmtp.framed(b"\1"))
-            place.publish_until(lambda made=made: _hears(made))
-        known = place.publisher._limits._said
-        assert len(known) <= 5
-    assert known
-
-
-def _hears(made: socket.socket) -> bool:
-    made.settimeout(0.001)
-    try:
-        return bool(made.recv(65536))
-    except TimeoutError:
-        return False
