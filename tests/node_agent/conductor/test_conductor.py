@@ -286,3 +286,12 @@ def test_a_micro_batch_left_open_is_chosen_with_the_share_as_bars_allow() -> Non
     made = simulation.conductor.durable.settings.ranks
     assert made[0].micro_batch == 8
     assert 4 < made[1].micro_batch < 8
+
+
+def test_a_run_that_was_told_to_leave_when_the_agent_was_killed_is_finished_not_failed():
+    simulation = Simulation(config(steps=5)).begin()
+    while not simulation.ranks[0].gone:
+        simulation.stride()
+    simulation.restart_agent()
+    simulation.run()
+    assert simulation.ended.state == "finished"

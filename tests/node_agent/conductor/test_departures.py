@@ -137,3 +137,16 @@ def test_a_rank_that_rejoins_waits_for_its_node(loads):
     assert simulation.starts == loads + 1
     assert rows(simulation, 20) == {0: 4, 1: 4, 2: 4}
     check_ledger(simulation)
+
+
+def test_the_next_conductor_knows_who_left():
+    simulation = shut_down(group().begin().until_step(4), 1)
+    simulation.until(lambda: simulation.ranks[1].gone)
+    simulation.restart_agent()
+    simulation.until_step(12)
+    simulation.tick(120.0)
+    assert (simulation.starts, state(simulation, 1)) == (0, "drained")
+    simulation.feed(d.NodeReturned(1))
+    simulation.tick(1.0)
+    simulation.run()
+    assert rows(simulation, 20) == {0: 4, 1: 4, 2: 4}

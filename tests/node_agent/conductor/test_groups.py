@@ -458,3 +458,16 @@ def test_the_view_names_engine_and_mixture():
     simulation.command("drain", node="c")
     simulation.until_step(6)
     assert views.run_view(simulation.conductor, 0.0, "/run", (), "b").mixed is False
+
+
+def test_what_is_said_of_an_older_generation_changes_nothing():
+    simulation = group().begin().until_step(3)
+    simulation.until(lambda: simulation.conductor.stage == "formed")
+    old = m.Generation(1, 0)
+    for stale in (
+        m.GroupFailed(run="sim", rank=1, generation=old, reason="late"),
+        m.Formed(run="sim", rank=1, generation=old),
+        m.Offered(run="sim", rank=1, generation=old, endpoints=("x:1",)),
+        m.Fenced(run="sim", rank=1, generation=old, last_step=9),
+    ):
+        assert simulation.conductor.handle(stale, 0.0) == []

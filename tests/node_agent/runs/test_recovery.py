@@ -55,7 +55,7 @@ def test_the_newest_of_those_in_reach_and_no_later_one_than_a_rollback_wants(tmp
     assert checkpoint_source.find(paths, "a") == Source(40, "b")
     assert checkpoint_source.find(paths, "a", {"b"}) == Source(20, "c")
     assert checkpoint_source.find(paths, "a", {"b", "c"}) == Source()
-    assert checkpoint_source.find(paths, "a", at_most=30).step == 20
+    assert checkpoint_source.find(paths, "a", at_most=20).step == 20
     assert checkpoint_source.find(paths, "a", at_most=10) == Source()
 
 
