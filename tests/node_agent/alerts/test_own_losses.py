@@ -3,11 +3,13 @@
 import itertools
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.node_agent.support import records
 from tests.tiers import scale
 
 from trainctl.node_agent.alerts.evaluator import Cleared, Evaluator, Raised
@@ -16,7 +18,6 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
 
 SEEDS = scale("runs with own losses")
-STEPS = 4000 if SEEDS < 100 else 10_000
 TABLE = AlertsTable(clear_seconds=0.0)
 SAMPLE_SPREADS = {
     "normal": lambda chance: chance.gauss(0.0, 0.5),
@@ -26,11 +27,7 @@ SAMPLE_SPREADS = {
 
 
 def part(step: int, rank: int, loss: float) -> m.RankStep:
-    return m.RankStep(
-        run="run-1", generation=m.Generation(1, 1), step=step, rank=rank, node=f"node-{rank}", tokens=100.0, samples=8,
-        micro_batch=4, replays=0, step_seconds=1.0, phases=m.Phases(0.25, 0.25, 0.5, 0.0, 0.125, 0.0625),
-        values={"own_loss": loss},
-    )  # fmt: skip
+    return msgspec.structs.replace(records.part(step, rank), values={"own_loss": loss})
 
 
 def steps(chance: random.Random, shares: Sequence[int], spread: str = "normal") -> Iterator[list[float]]:
@@ -52,17 +49,6 @@ def test_chance_alone_names_nobody(seed: int, shares: list[int], spread: str) ->
     for number in range(1, 401):
         for rank, loss in enumerate(next(losses)):
             assert not [finding for finding in watch.part(part(number, rank, loss)) if finding.bad]
-
-
-def test_chance_names_nobody_in_thousands_of_judgements() -> None:
-    watch, losses = OwnLossWatch(TABLE), steps(random.Random(5), (8, 8, 4, 2))
-    judged = [
-        finding.bad
-        for number in range(1, STEPS + 1)
-        for rank, loss in enumerate(next(losses))
-        for finding in watch.part(part(number, rank, loss))
-    ]
-    assert len(judged) > 3.9 * STEPS and not any(judged)
 
 
 @pytest.mark.parametrize(("ranks", "by"), [(4, 0.6), (3, -0.6), (2, 0.9)])
@@ -89,24 +75,7 @@ def test_a_step_that_few_report_and_a_run_that_goes_back_are_no_reason() -> None
     watch = OwnLossWatch(TABLE)
     found = [watch.part(part(number, 0, 9.0 if number % 2 else 1.0)) for number in range(1, 200)]
     assert not any(found), "one rank has nobody to be compared with"
+    for number, rank in itertools.product(range(1, 200), (0, 1)):
+        assert not OwnLossWatch(TABLE).part(part(number, rank, float("nan") if rank else 2.0))
     for number, rank in itertools.product(range(100, 100 + WINDOW_STEPS - 1), (0, 1, 2)):
         assert not watch.part(part(number, rank, 2.0 + rank)), "what was before it went back is forgotten"
-
-
-def test_it_can_be_left_off() -> None:
-    evaluator = Evaluator(AlertsTable(off=("own-loss", "data-wait")), 0.0)
-    for number, rank in itertools.product(range(1, 200), (0, 1, 2)):
-        evaluator.heard(part(number, rank, 2.0 + rank), float(number))
-        assert not evaluator.turned(float(number), 0.0)
-
-
-def test_what_has_no_own_loss_is_no_rank_to_compare_with() -> None:
-    watch = OwnLossWatch(TABLE)
-    values: Mapping[str, float]
-    for number, rank in itertools.product(range(1, 200), (0, 1)):
-        values = {"own_loss": float("nan")} if rank else {"own_loss": 2.0}
-        made = m.RankStep(
-            run="run-1", generation=m.Generation(1, 1), step=number, rank=rank, node="a", tokens=0.0, samples=0,
-            micro_batch=None, replays=0, step_seconds=1.0, phases=m.Phases(), values=dict(values),
-        )  # fmt: skip
-        assert not watch.part(made)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import zmq
 from tests.node_agent.support.loaded_session import LoadedSession
+from tests.node_agent.support.records import part, step
 
 from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.planning.durable import TRACE_STEPS, Profiling
@@ -37,10 +38,7 @@ class Agent:
 
     def commit(self, loss: float) -> None:
         """A step as the session would publish it, and a look after it."""
-        self.publisher.publish(m.StepCommitted(
-            run="sim", generation=m.Generation(1, 1), step=1, committed_at=0, loss=loss, weight=1, samples=12,
-            learning_rate=1e-3, grad_norm=1, cursor=12, global_batch=12, plan_version=1, step_seconds=1, tokens_total=1,
-        ))  # fmt: skip
+        self.publisher.publish(msgspec.structs.replace(step(1, loss=loss), run="sim", values={}))
         self.service.watch(self.session, {})
 
     def obey(self, verb: str, node: str | None = None, **args: Any) -> Any:
@@ -99,12 +97,9 @@ def test_an_alert_outlives_its_agent_with_who_has_seen_it(made: Any) -> None:
 def test_a_step_that_a_profiler_slows_raises_nothing(made: Any) -> None:
     agent = made()
     agent.session.conductor._state.persist(profiling={1: Profiling(seq=1, last_step=7)})
-    for step, held in ((7, 0), (8 + TRACE_STEPS, 1)):
-        agent.publisher.publish(m.RankStep(
-            run="sim", generation=m.Generation(1, 1), step=step, rank=0, node="a", tokens=100, samples=12,
-            micro_batch=4, replays=0, step_seconds=1, phases=m.Phases(forward=1),
-            values={"memory_bytes": 99.0, "memory_cap_bytes": 100.0},
-        ))  # fmt: skip
+    for number, held in ((7, 0), (8 + TRACE_STEPS, 1)):
+        values = {"memory_bytes": 99.0, "memory_cap_bytes": 100.0}
+        agent.publisher.publish(msgspec.structs.replace(part(number), run="sim", node="a", values=values))
         assert agent.service._evaluator.held == held
     agent.session.close()
 
@@ -180,36 +175,12 @@ class Clock:
         agent.service.watch(session, {})
 
 
-def _roomy_disk() -> m.HostReading:
-    return msgspec.structs.replace(_full_disk(), disk_free_bytes=10**12)
-
-
-def test_without_a_run_an_agent_watches_its_own_disk(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock = made(), Clock(monkeypatch)
-    agent.session.close()
     agent.service.watch(None, {})
     for _ in range(5):
         clock.second(agent, None, msgspec.structs.replace(_full_disk(), node="b"))  # another machine's
     assert agent.open == []
-    for _ in range(5):
-        clock.second(agent, None, _full_disk())
-    assert [alert.id for alert in agent.open] == ["disk:a"]
-    assert agent.service.hooks.waiting == 1
-    told = [message for message in agent.published if isinstance(message, m.Alerts)]
-    assert told[-1].alerts == tuple(agent.open)
-    assert agent.obey("acknowledge", id="disk:a").state == "applied"
-    assert agent.obey("mute", "a", kind="disk").after == "disk for 60 min"
-    with pytest.raises(InvalidInputError, match="no node 'b'"):
-        agent.obey("mute", "b", kind="disk")
-    for _ in range(40):
-        clock.second(agent, None, _roomy_disk())
-    assert agent.open == []
-    assert agent.service.hooks.waiting == 1  # it was muted when it was over
-
-
-def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, clock = made(), Clock(monkeypatch)
-    agent.service.watch(None, {})
     for _ in range(5):
         clock.second(agent, None, _full_disk())
     (alert,) = agent.open
@@ -227,18 +198,6 @@ def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkey
     assert len(agent.events()) == 3
     assert agent.service.hooks.waiting == 3  # raised: the disk, the loss; cleared: the loss
     for _ in range(40):
-        clock.second(agent, None, _roomy_disk())
+        clock.second(agent, None, msgspec.structs.replace(_full_disk(), disk_free_bytes=10**12))
     assert agent.open == []
     agent.session.close()
-
-
-def test_who_begins_to_follow_leaves_its_machine_to_the_lead(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, clock = made(), Clock(monkeypatch)
-    agent.session.close()
-    agent.service.watch(None, {})
-    for _ in range(5):
-        clock.second(agent, None, _full_disk())
-    assert [alert.id for alert in agent.open] == ["disk:a"]
-    agent.service.follow("sim", "sim", AlertsTable(), "b", 0.0)
-    assert agent.open == []
-    assert agent.service.hooks.waiting == 2

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 
 from trainctl.node_agent.autopilot.policy import Advice, Memory, Proposal, RunFacts, Stepped
 from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.planning import plans
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import PolicyName
 from trainctl.protocol.messages import verbs
 
@@ -29,11 +29,8 @@ def proposals(
     kept = msgspec.structs.replace(durable(("a", "b"), 12), checkpoints=checkpoints)
     for step, loss in enumerate(losses, 1):
         plan = plans.train("sim", kept, run, step, 0, ())
-        report = m.Report(
-            run="sim", rank=0, generation=plan.generation, seq=1, kind="train", step=step, loss_sum=3 * loss,
-            weight=3.0, own_weight=3.0, own_samples=6, grad_norm=loss,
-        )  # fmt: skip
-        said = REGISTRY[name].propose(RunFacts(run, kept, step, Stepped(plan, {0: report})), memory)
+        reports = {0: report(step=step, loss_sum=3 * loss, weight=3.0, own_weight=3.0, grad_norm=loss)}
+        said = REGISTRY[name].propose(RunFacts(run, kept, step, Stepped(plan, reports)), memory)
         if said is not None:
             found.append((step, said))
             memory.kept |= {**said.quiet, **said.remember} if isinstance(said, Proposal) else {}
@@ -79,12 +76,6 @@ def test_it_goes_back_as_far_as_it_must_and_twice_a_run_at_most() -> None:
     assert memory.kept == {"times": 2.0} and isinstance(second[1], Proposal)
     memory.evidence.clear()
     assert not proposals("spike", losses, (100, 350), memory)
-
-
-def test_without_a_checkpoint_before_it_that_is_said_once() -> None:
-    ((_, said),) = proposals("spike", with_level(healthy(460, 1), 400, 460, 3.0), (420,))
-    assert isinstance(said, Advice)
-    assert said.reason.endswith("but no checkpoint up to step 350 is kept; raise checkpoint.keep_last")
 
 
 def test_a_checkpoint_further_back_than_the_batches_it_may_skip_is_not_gone_back_to() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 
 from trainctl.node_agent.autopilot.policies.drain import POLICY
@@ -52,11 +53,8 @@ class Run:
 
     def _report(self, rank: int, share: int) -> m.Report:
         busy = share / self.rates[rank] * self.chance.lognormvariate(0, self.noise)
-        return m.Report(
-            run="sim", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=self.step, loss_sum=1.0,
-            weight=1.0, own_weight=1.0, own_samples=share, micro_batch=4,
-            phases=m.Phases(forward=busy, optimizer=FLOOR),
-        )  # fmt: skip
+        phases = m.Phases(forward=busy, optimizer=FLOOR)
+        return report(rank, self.step, own_samples=share, micro_batch=4, phases=phases)
 
 
 def test_a_node_that_costs_more_than_it_gives_is_drained_after_a_hundred_steps() -> None:
@@ -91,36 +89,3 @@ def test_all_ranks_of_a_node_leave_together_and_the_last_node_stays() -> None:
     assert not Run(*HOPELESS, nodes="aaa").steps(200).sent
     (first, *_) = Run(*HOPELESS, nodes="abb").steps(200).sent  # a alone takes 1.9 s
     assert first[1].node == "b"
-
-
-def test_it_says_what_the_node_costs() -> None:
-    run = Run(*HOPELESS).steps(60)
-    found = POLICY.sees(run.facts(), run.memory)
-    part, lost, steps = found.figures
-    assert part.value == pytest.approx(1.3, abs=0.2) and part.threshold == 0.05
-    assert lost.value == pytest.approx(1.4 * 9940, rel=0.1) and steps.value == 32
-    assert found.command == "" and found.why.startswith("drains c once 100 steps")
-    run.steps(80)
-    assert POLICY.sees(run.facts(), run.memory).command == "drain --node c"
-
-
-def test_it_looks_when_another_policy_has_made_the_models_of_a_step() -> None:
-    run, looks = Run(*HOPELESS), []
-    for step in range(1, 101):
-        run.steps(1)
-        if step % 8 == 0:
-            facts = run.facts()
-            assert isinstance(facts.occasion, Stepped) and facts.occasion.models
-            POLICY.propose(facts, run.memory)
-        looks.append(run.memory.evidence.get("looked", 0))
-    assert sorted({*looks}) == [0, 24, 48, 72, 96]
-
-
-def test_steps_that_have_shown_one_node_say_nothing_of_another() -> None:
-    run = Run(*HOPELESS).steps(120)
-    run.rates[1:] = 0.3, 40.0
-    for _ in range(12):
-        run.facts()
-    found = POLICY.sees(run.facts(), run.memory)
-    assert "drains b once" in found.why and found.command == ""
-    assert found.figures[2].value == 0

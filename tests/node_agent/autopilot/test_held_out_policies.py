@@ -83,10 +83,3 @@ def test_who_resumes_a_run_that_was_stopped_gets_the_whole_patience_again() -> N
     assert proposals("early-stop", losses[:11], memory)[0][0] == 110
     resumed = Memory(dict(REGISTRY["early-stop"].gone_back(made("early-stop"), memory.kept, losses[:11])))
     assert next(step for step, _ in proposals("early-stop", level(range(120, 260, 10)), resumed)) == 210
-
-
-def test_a_restart_alone_begins_nothing_again() -> None:
-    memory = Memory()
-    assert not proposals("early-stop", level(range(10, 80, 10)), memory)
-    again = Memory(dict(memory.kept))  # as the journal gives it back
-    assert proposals("early-stop", level(range(80, 120, 10)), again)[0][0] == 110

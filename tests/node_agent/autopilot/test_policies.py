@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 from hypothesis import given
+from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 
 from trainctl.node_agent.autopilot.policy import (
@@ -21,8 +22,7 @@ from trainctl.node_agent.autopilot.policy import (
 from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import Durable, PolicyState
-from trainctl.protocol import messages as m
-from trainctl.protocol.config.policies import POLICIES, PolicyMode, PolicyName
+from trainctl.protocol.config.policies import POLICIES, PolicyName
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
@@ -34,22 +34,9 @@ def proposed(name: PolicyName, occasion: Occasion, kept: Durable = KEPT, **table
     return REGISTRY[name].propose(RunFacts(config(20, 12, **tables), kept, 0, occasion), Memory())
 
 
-def report(micro: int) -> m.Report:
-    return m.Report(
-        run="sim", rank=1, generation=m.Generation(1, 1), seq=1, kind="train", step=1, loss_sum=1.0, weight=1.0,
-        own_weight=1.0, own_samples=6, micro_batch=micro, step_seconds=0.1, replays=1,
-    )  # fmt: skip
-
-
 def with_micro(micro: int) -> Durable:
     ranks = {rank: msgspec.structs.replace(of, micro_batch=micro) for rank, of in KEPT.settings.ranks.items()}
     return msgspec.structs.replace(KEPT, settings=msgspec.structs.replace(KEPT.settings, ranks=ranks))
-
-
-def test_every_declared_policy_has_its_module_and_yields_to_verbs_that_are_there() -> None:
-    assert list(REGISTRY) == list(POLICIES)
-    assert all(policy.name == name for name, policy in REGISTRY.items())
-    assert {verb for entry in POLICIES.values() for verb in entry.yields_to} <= verbs.VERBS.keys()
 
 
 def test_no_policy_that_changes_the_curve_is_on_by_default() -> None:
@@ -59,25 +46,11 @@ def test_no_policy_that_changes_the_curve_is_on_by_default() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*POLICIES])
-def test_a_policy_proposes_nothing_for_what_isnt_its_matter(name: PolicyName) -> None:
-    plan = plans.train("sim", KEPT, config(20, 12), 1, 0, ())
-    matters: dict[PolicyName, Occasion] = {
-        "out-of-memory": MemoryDeath(1, "killed", 4), "replays": Replayed(plan, report(2)),
-        "first-shares": Measured({0: 1.0, 1: 2.0}),
-    }  # fmt: skip
-    assert {other for other, occasion in matters.items() if proposed(name, occasion, **TIMED)} == {
-        name
-    } & matters.keys()
-
-
 @pytest.mark.parametrize(
     ("file", "kept", "mode"),
     [(None, None, "on"), ("off", None, "off"), ("off", "advise", "advise"), (None, "off", "off")],
 )
-def test_a_mode_is_that_of_commands_else_of_the_run_file_else_the_default(
-    file: PolicyMode | None, kept: PolicyMode | None, mode: PolicyMode
-) -> None:
+def test_a_mode_is_that_of_commands_else_of_the_run_file_else_the_default(file, kept, mode):
     tables = {"policy": {"replays": {"mode": file}}} if file else {}
     state = {"replays": PolicyState(kept)} if kept else {}
     assert mode_of(config(20, 12, **tables), msgspec.structs.replace(KEPT, policies=state), "replays") == mode
@@ -101,7 +74,7 @@ def test_a_death_of_memory_halves_until_nothing_is_left_to_halve(micro: int) -> 
 def test_what_was_run_again_in_pieces_stays_small_and_never_grows(micro: int, fitted: int) -> None:
     kept = with_micro(micro)
     plan = plans.train("sim", kept, config(20, 12), 1, 0, ())
-    found = proposed("replays", Replayed(plan, report(fitted)), kept)
+    found = proposed("replays", Replayed(plan, report(1, micro_batch=fitted, replays=1)), kept)
     assert (found is not None) == (0 < fitted < micro)
     if found is not None and found.edit is not None:
         assert found.edit.settings.ranks[1].micro_batch == fitted
@@ -118,14 +91,3 @@ def test_first_shares_are_the_batch_dealt_by_the_rates(rates: list[float], batch
     assert sum(shares.values()) == batch and min(shares.values()) >= 1
     assert found.args == verbs.Rebalance(shares=dict(shares))
     assert "a " in found.reason and "/s" in found.reason
-
-
-def test_first_shares_are_over_where_nothing_is_open_or_a_step_was_made() -> None:
-    def is_over(kept: Durable = KEPT, step: int = 0, **tables: Any) -> bool:
-        return REGISTRY["first-shares"].is_over(RunFacts(config(20, 12, **tables), kept, step))
-
-    assert not is_over(**TIMED)
-    assert is_over(**TIMED, nodes={"a": {"share": 4}, "b": {}})
-    assert is_over(group={"first_shares": "even"})
-    assert is_over(step=1, **TIMED)
-    assert is_over(msgspec.structs.replace(KEPT, timed=True), **TIMED)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 from tests.tiers import scale
 
@@ -85,10 +86,8 @@ class Run:
             self._due = self.step + 1, made
 
     def _report(self, rank: int, share: int, busy: float, slowest: float) -> m.Report:
-        return m.Report(
-            run="sim", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=self.step, loss_sum=1.0,
-            weight=1.0, own_weight=1.0, own_samples=share,
-            micro_batch=self.durable.settings.ranks[rank].micro_in_force,
+        return report(
+            rank, self.step, own_samples=share, micro_batch=self.durable.settings.ranks[rank].micro_in_force,
             phases=m.Phases(forward=busy, optimizer=FLOOR), step_seconds=slowest + FLOOR,
         )  # fmt: skip
 
@@ -124,14 +123,6 @@ def test_a_small_gain_is_taken_only_if_it_lasts() -> None:
     run = Run(steady(25.0, 25.0, 25.0, 22.5)).steps(23)
     assert run.sent == [], "two windows aren't enough"
     assert [at for at, _ in run.steps(20).sent] == [24]
-
-
-def test_a_slow_spell_moves_nothing_back_and_forth() -> None:
-    """Three slow steps aren't a window."""
-    slow = {**UNEQUAL, 1: 15.0}
-    fast = Run(steady(*UNEQUAL.values())).steps(40)
-    fast.rate = lambda rank, step: slow[rank] if 41 <= step <= 43 else UNEQUAL[rank]
-    assert len(fast.steps(100).sent) == 1
 
 
 def spoiled_by_more(run: Run, slow: float) -> Rate:
@@ -184,15 +175,6 @@ def test_a_split_that_whole_samples_made_the_best_is_left_once_the_ranks_change(
     assert run.best_seconds() / run.seconds() > 0.95
 
 
-def test_of_several_ranks_of_a_node_each_has_its_share_before_again() -> None:
-    run = given([32, 21, 8, 35], ["a", "a", "b", "b"])
-    run.rate, before = spoiled_by_more(run, 38.0), run.shares
-    first, second = run.steps(27).sent[:2]
-    assert first[1].args == verbs.Rebalance(auto=True)
-    assert second[1].args == verbs.Rebalance(shares={"a": 53, "b": 43})
-    assert run.shares == before
-
-
 @pytest.mark.parametrize(("micro_batch", "until", "waits"), [(64, 30, True), (64, 1000, True), (16, 30, False)])
 def test_a_share_brings_no_rank_a_micro_batch_that_ran_out_of_memory(micro_batch: int, until: int, waits: bool) -> None:
     """An even share is 24 samples; the fast rank's would be 38."""
@@ -215,12 +197,6 @@ def test_a_run_that_has_gone_back_isnt_quiet_for_thousands_of_steps() -> None:
     }  # fmt: skip
     assert [at for at, _ in run.steps(40).sent] == [10_024]
     assert run.memory.kept["quiet until"] == 10_044
-
-
-def test_nothing_is_proposed_without_all_speeds_or_with_one_rank() -> None:
-    run = Run(steady(*UNEQUAL.values()))
-    run.rates.of = lambda ranks: {0: next(iter(Rates.of(run.rates, [0]).values()))}  # type: ignore[method-assign]
-    assert run.steps(30).sent == []
 
 
 @pytest.mark.parametrize("are_alike", [True, False])

@@ -91,27 +91,6 @@ async def test_a_calibration_is_cancelled_by_a_request(context, config, host):
     assert not [*context.directory.glob("calibration-*")]
 
 
-STAGES = """
-import sys
-say = lambda **fields: print(__import__("json").dumps(fields), flush=True)
-assert "--together" in sys.argv
-for stage in sys.stdin:
-    say(type="progress", text="stage " + stage.strip())
-    say(type="waits", stage=int(stage) + 1)
-    sys.exit(3) if stage == "2\\n" else None
-"""
-
-
-async def test_stages_reach_the_process_and_what_it_waits_for_its_client(config, host):
-    config, seen = config(STAGES), [0]
-    while (reply := await host.reply(request(config, beside=("b",), stage=seen[-1]))).state == "running":
-        seen += [reply.waits] if reply.waits > seen[-1] else []
-        await asyncio.sleep(0.05)
-    assert reply.state == "failed"
-    assert seen[:3] == [0, 1, 2]
-    assert reply.progress == ("stage 0", "stage 1", "stage 2")
-
-
 SAYS_TYPE = """import json, sys, tomllib
 file = next(word for word in sys.argv if word.endswith("run.toml"))
 text = tomllib.load(open(file, "rb"))["model"]["dtype"]
@@ -125,17 +104,12 @@ sys.exit(3)
     [
         (("bfloat16", "float16"), ["bfloat16"]),
         (("float16",), ["float32"]),
-        (None, [
-            'config: model.dtype: "auto" needs to know the device of b, which has not said what it has: set a type,'
-            ' such as "float32"; calibrated in bfloat16, which suits this node', "bfloat16",
-        ]),
     ],
 )  # fmt: skip
 async def test_auto_is_the_data_type_of_all_nodes_of_the_run_file(context, config, monkeypatch, of_b, lines):
-    known = {"a": (m.DeviceTypes("torch", "cpu", ("bfloat16",)),)}
+    types = {"a": ("cpu", ("bfloat16",)), "b": ("cuda:0", of_b)}
+    known = {node: (m.DeviceTypes("torch", *device),) for node, device in types.items()}
     monkeypatch.setattr(devices, "read_devices", lambda: known["a"])
-    if of_b is not None:
-        known["b"] = (m.DeviceTypes("torch", "cuda:0", of_b),)
 
     async def resolve(wanted):
         return devices.resolve(wanted, known, "config")[0]
@@ -155,23 +129,17 @@ async def test_without_its_client_a_calibration_beside_others_ends(config, host,
     assert "not heard from" in reply.problem
 
 
-async def test_an_attached_run_that_trains_refuses_a_calibration(context, config):
-    role = AgentRole()
-    links = LinkMeter(context, role, lambda _: None)
-    host = CalibrationHost(context, role, StoredProfiles("a", context.directory), links, lambda: ["ppo-7"])
-    reply = await host.reply(request(config("")))
-    assert isinstance(reply, m.Refusal)
-    assert "ppo-7 trains on a" in reply.text
-
-
 async def test_during_a_calibration_no_run_is_attached_and_one_that_was_goes_on(context, config):
     role, db = AgentRole(), AgentDb(context.directory / "agent.db")
+    links, profiles = LinkMeter(context, role, lambda _: None), StoredProfiles("a", context.directory)
+    training = CalibrationHost(context, role, profiles, links, lambda: ["ppo-7"])
+    wanted = config(HANGS)
+    assert "ppo-7 trains on a" in (await training.reply(request(wanted))).text
     guests = GuestRuns("a", context.directory, db, lambda _: None, is_calibrating=lambda: role.is_calibrating)
-    links = LinkMeter(context, role, lambda _: None)
-    host = CalibrationHost(context, role, StoredProfiles("a", context.directory), links)
+    host = CalibrationHost(context, role, profiles, links)
     attach = m.AttachRun(rid="r", run="ppo-7", name="ppo", started_at=1.0, ranks=(m.GuestRank(0),))
     assert isinstance(guests.reply(attach), m.RunKept)
-    assert isinstance(await host.reply(request(config(HANGS))), m.Calibration)
+    assert isinstance(await host.reply(request(wanted)), m.Calibration)
     refused = guests.reply(msgspec.structs.replace(attach, run="ppo-8"))
     assert isinstance(refused, m.Refusal)
     assert refused.text == "a is being calibrated; attach the run again in about a minute"

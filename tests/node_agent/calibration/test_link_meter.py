@@ -35,45 +35,27 @@ def test_a_node_that_is_at_work_refuses():
         asyncio.run(meter(AgentRole()).measured("b"))
 
 
-def test_a_connection_without_the_token_gets_nothing_and_the_node_is_free_again():
-    async def main():
-        role = AgentRole()
-        asked = meter(role)
-        opened = await asked.reply(REQUEST)
-        assert role.is_calibrating
-        with pytest.raises(InvalidInputError, match="calibration is in progress"):
-            await asked.reply(m.LinkRequest(rid="r", node="c", token="00" * 16))
-        with socket.create_connection(("127.0.0.1", opened.port)) as connection:
-            connection.setblocking(False)
-            await asyncio.get_running_loop().sock_sendall(connection, b"0" * 32)
-            assert await asyncio.get_running_loop().sock_recv(connection, 1) == b""
-        result = await asked.reply(REQUEST)
-        assert (result.port, result.bytes_per_second) == (opened.port, None)
-        assert not role.is_calibrating
-
-    asyncio.run(main())
+async def test_a_connection_without_the_token_gets_nothing_and_the_node_is_free_again():
+    role = AgentRole()
+    asked = meter(role)
+    opened = await asked.reply(REQUEST)
+    assert role.is_calibrating
+    with pytest.raises(InvalidInputError, match="calibration is in progress"):
+        await asked.reply(m.LinkRequest(rid="r", node="c", token="00" * 16))
+    with socket.create_connection(("127.0.0.1", opened.port)) as connection:
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_sendall(connection, b"0" * 32)
+        assert await asyncio.get_running_loop().sock_recv(connection, 1) == b""
+    result = await asked.reply(REQUEST)
+    assert (result.port, result.bytes_per_second) == (opened.port, None)
+    assert not role.is_calibrating
 
 
-def test_the_exchange_ends_at_its_bounds(monkeypatch):
+async def test_the_exchange_ends_at_its_bounds(monkeypatch):
     monkeypatch.setattr(link_meter, "LINK_BYTES", 5_000_000)
-
-    async def main():
-        asked = meter(AgentRole())
-        opened = await asked.reply(REQUEST)
-        received, trip = await asyncio.to_thread(link_meter._called, "127.0.0.1", opened.port, REQUEST.token)
-        assert received > 0 and trip > 0
-        assert (await asked.reply(REQUEST)).bytes_per_second > 0
-
-    asyncio.run(main())
+    asked = meter(AgentRole())
+    opened = await asked.reply(REQUEST)
+    received, trip = await asyncio.to_thread(link_meter._called, "127.0.0.1", opened.port, REQUEST.token)
+    assert received > 0 and trip > 0
+    assert (await asked.reply(REQUEST)).bytes_per_second > 0
     assert link_meter.LINK_SECONDS <= 5 and link_meter.LINK_BYTES <= 256_000_000
-
-
-def test_closing_ends_one_that_waits():
-    async def main():
-        role = AgentRole()
-        asked = meter(role)
-        await asked.reply(REQUEST)
-        await asked.close()
-        assert not role.is_calibrating
-
-    asyncio.run(main())

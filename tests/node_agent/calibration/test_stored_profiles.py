@@ -31,6 +31,8 @@ def test_ready_has_the_newest_profile_that_fits(profiles):
         profiles.add(profile_of(key=KEY, created_at=at))
     profiles.add(profile_of(key=msgspec.structs.replace(KEY, dtype="bfloat16"), created_at=3.0))
     assert profiles.with_profile(READY, CONFIG).profile == summary(profile_of(key=KEY, created_at=2.0))
+    on_another_device = msgspec.structs.replace(READY, device="cuda:0 NVIDIA L4")
+    assert profiles.with_profile(on_another_device, CONFIG).profile is None
 
 
 def test_a_heartbeat_repeats_it_without_reading_again(profiles, monkeypatch):
@@ -42,15 +44,6 @@ def test_a_heartbeat_repeats_it_without_reading_again(profiles, monkeypatch):
     monkeypatch.setattr(stored_profiles, "key_of", lambda *_, **__: pytest.fail("versions read again"))
     assert profiles.with_profile(alive, CONFIG) == told
     assert profiles.with_profile(msgspec.structs.replace(alive, ready=None), CONFIG).ready is None
-
-
-def test_another_setup_of_the_rank_has_its_own_profile(profiles):
-    profiles.add(profile_of(key=KEY))
-    assert profiles.with_profile(READY, CONFIG).profile is not None
-    on_another_device = msgspec.structs.replace(READY, device="cuda:0 NVIDIA L4")
-    assert profiles.with_profile(on_another_device, CONFIG).profile is None
-    model = msgspec.structs.replace(CONFIG.model, dtype="bfloat16")
-    assert profiles.with_profile(READY, msgspec.structs.replace(CONFIG, model=model)).profile is None
 
 
 def test_an_earlier_profile_of_other_versions_is_comparable(profiles):

@@ -1,17 +1,14 @@
 """A node reads each run file once for `trainctl doctor`, only files of a disk, and nothing that an exit awaits."""
 
-import threading
 from pathlib import Path
 
 import pytest
 from tests.integration.support.known_run import run_file as run_file_text
 
-from trainctl.node_agent.clients import doctor as doctors
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.machine.disk_speed import DiskSpeed
 
 
 @pytest.fixture
@@ -62,17 +59,3 @@ async def test_what_the_kernel_makes_as_it_is_read_is_not_read(own: Path, path: 
     reply = await doctor_of(own).digests(asked(Path(path)))
     assert (reply.named, reply.digest) == (True, "")
     assert "not on a disk" in reply.problem
-
-
-async def test_no_disk_is_measured_in_a_thread_that_an_exit_waits_for(
-    own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[threading.Thread] = []
-
-    def measure(folder: Path) -> DiskSpeed:
-        threads.append(threading.current_thread())
-        return DiskSpeed(1.0, 2.0)
-
-    monkeypatch.setattr(doctors.disk_speed, "measure", measure)
-    assert (await doctor_of(own).disk(m.DiskRequest(rid="r"))).read_bytes_per_second == 2.0
-    assert [thread.daemon for thread in threads] == [True]

@@ -16,17 +16,6 @@ def test_one_client_s_requests_are_limited_and_so_are_all() -> None:
     assert queue.enter(b"b", 1) and not queue.enter(b"c", 0)
 
 
-def test_few_of_a_client_s_are_begun_at_once_in_their_order() -> None:
-    queue = FairQueue[int](2, 64, 1024)
-    for number in range(5):
-        assert queue.enter(b"a", number)
-    assert [queue.begin(b"a") for _ in range(3)] == [0, 1, None]
-    assert queue.begin(b"b") is None
-    assert queue.enter(b"b", 9) and queue.begin(b"b") == 9, "another's flood is not in its way"
-    queue.leave(b"a")
-    assert [queue.begin(b"a") for _ in range(2)] == [2, None]
-
-
 @given(st.lists(st.tuples(st.sampled_from(b"abc"), st.sampled_from(("enter", "begin", "leave"))), max_size=60))
 def test_whatever_order_they_come_in_each_is_begun_once_and_nothing_stays(steps: list[tuple[int, str]]) -> None:
     queue, entered, begun, under_way = FairQueue[int](2, 4, 7), [], [], dict.fromkeys(b"abc", 0)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+import msgspec
 import psutil
 import pytest
 import zmq
@@ -49,8 +50,8 @@ async def test_a_client_outlives_mutated_replies(context):
                 rid = codec.decode_request(frame).rid
                 await server.send_multipart([identity, codec.encode(m.Runs(rid=rid, runs=()))])
                 with contextlib.suppress(ProtocolError, RefusedError):
-                    assert (await asked).runs == ()
-                    break
+                    if (await asked).runs == ():  # else a mutated reply has the same number
+                        break
             for made in mutator.frames(BURST):
                 await server.send_multipart([identity, made])
             held.append(ME.memory_info().rss)
@@ -67,7 +68,7 @@ async def test_a_subscriber_outlives_mutated_messages(context):
         for number in range(0, FRAMES, BURST):
             for made in mutator.frames(BURST):
                 await server.send_multipart([b"event", made])
-            told = codec.encode(m.Event(**{**_fields(event), "seq": 10**9 + number}))
+            told = codec.encode(msgspec.structs.replace(event, seq=10**9 + number))
             while True:
                 await server.send_multipart([b"event", told])
                 with contextlib.suppress(VersionError):
@@ -78,10 +79,6 @@ async def test_a_subscriber_outlives_mutated_messages(context):
         live.close()
     assert len(held) == len(range(0, FRAMES, BURST))
     assert held[-1] - held[0] < 10e6, "beside what the first burst made Python keep"
-
-
-def _fields(message):
-    return {name: getattr(message, name) for name in message.__struct_fields__}
 
 
 class Lead:

@@ -136,16 +136,6 @@ def test_a_checkpoint_whose_first_writer_failed_is_written_first_by_another_that
     assert later == [(1, 0), (0, 1)]
 
 
-def test_the_last_checkpoint_is_copied_though_its_first_writer_failed() -> None:
-    simulation = group(steps=8, at_end=True, copy_to="/backup")
-    simulation.ranks[0].disk_full = True
-    for _ in range(20):
-        simulation.run(2000)
-    assert simulation.ended is not None and simulation.ended.state == "finished"
-    made = [(plan.step, plan.writers) for plan in simulation.sent_plans if plan.kind == "checkpoint"]
-    assert made == [(8, (0, 1)), (8, (1, 0))]
-
-
 def test_a_stop_ends_though_the_write_makes_no_progress() -> None:
     simulation = group("a", at_end=True).until_step(3)
     stop = simulation.command("stop")
@@ -163,7 +153,7 @@ def test_a_writer_that_is_lost_has_it_planned_again_and_what_it_says_later_count
     before = simulation.conductor.durable.writing
     for rank in (0, 1):
         simulation.kill(simulation.ranks[rank])
-    simulation.until(lambda: simulation.conductor.durable.writing is not None and newer(simulation, before.seq))
+    simulation.until(lambda: (at := simulation.conductor.durable.writing) is not None and at.seq > before.seq)
     again = simulation.conductor.durable.writing
     assert 2 in again.ranks
     info = m.CheckpointInfo("p", before.step, 1, 0.0)
@@ -177,15 +167,12 @@ def test_a_writer_that_is_lost_has_it_planned_again_and_what_it_says_later_count
     assert simulation.ends[id].step == again.step
 
 
-def newer(simulation: Simulation, seq: int) -> bool:
-    return simulation.conductor.durable.writing.seq > seq
-
-
 def test_a_checkpoint_of_a_retracted_step_is_not_accepted() -> None:
     """The only rank that had made the step, and was copying it, is lost."""
     simulation = group().until_step(3)
     conductor = simulation.conductor
-    writing(simulation) if simulation.command("checkpoint") else None
+    simulation.command("checkpoint")
+    writing(simulation)
     before = conductor.durable.writing
     conductor.progress.step = before.step - 1  # as a retraction leaves it
     conductor._pipeline.writes.retract()
@@ -218,65 +205,17 @@ def test_the_next_conductor_knows_what_is_being_written() -> None:
     assert (simulation.ends[id].state, simulation.ends[id].step) == ("applied", step)
 
 
-def test_a_rank_that_was_ended_by_a_signal_has_saved_the_last_step() -> None:
-    simulation = group("a").until_step(5)
-    step = simulation.conductor.progress.step
-    said = m.Checkpointed(
-        run=RUN, rank=0, generation=None, seq=None, step=step, checkpoint=m.CheckpointInfo("p", step, 1, 0.0)
-    )
-    for _ in range(2):
-        simulation.feed(said)
-    assert len(written(simulation)) == 1
-    assert simulation.conductor.durable.written == step
-
-
-def test_a_rollback_may_go_to_each_checkpoint_that_is_kept() -> None:
-    simulation = group("a", every_steps=5, keep_last=1).until_step(3)
-    writing(simulation)
-    simulation.ranks[0].on_disk = [1, 2]
-    simulation.conductor._state.keep(checkpoints=(1, 2))
-    let_go(simulation)
-    simulation.until(lambda: simulation.conductor.durable.written > 0)
-    kept = simulation.conductor.durable.checkpoints
-    assert kept[0] == 2
-    end = simulation.ends[simulation.command("rollback", step=2)]
-    assert end.state == "applied"
-
-
 def test_the_view_says_how_far_it_is() -> None:
     simulation = group("a").until_step(3)
     simulation.command("checkpoint")
     writing(simulation)
     simulation.ranks[0].write_left = 6
     simulation.feed(simulation.ranks[0].of_write())
+    step = simulation.conductor.durable.writing.step
+    other = m.CheckpointProgress(run=RUN, rank=0, step=step - 1, done_bytes=9, total_bytes=10)
+    simulation.feed(other)  # of another write
     view = views.rank_view(simulation.conductor, 0, 1, "", None, 0.0)
-    step = simulation.conductor.durable.writing.step
     assert (view.state, view.why) == ("run", f"writing the checkpoint of step {step}, 40%")
-
-
-def test_a_scheduled_one_whose_writers_are_lost_is_planned_again() -> None:
-    """Also when the run is far from the next step at which one is due."""
-    simulation = group("abc", every_steps=100).until_step(99)
-    writing(simulation)
-    before = simulation.conductor.durable.writing
-    assert before is not None
-    assert before.step == 100
-    simulation.until_step(105)
-    for rank in (0, 1):
-        simulation.kill(simulation.ranks[rank])
-    simulation.until(lambda: (at := simulation.conductor.durable.writing) is not None and at.seq > before.seq)
-    let_go(simulation)
-    simulation.until(lambda: simulation.conductor.durable.written > 100)
-    assert simulation.conductor.durable.written < 120
-
-
-def test_progress_of_another_write_is_not_taken_for_this_one_s() -> None:
-    simulation = group("a").until_step(3)
-    simulation.command("checkpoint")
-    writing(simulation)
-    step = simulation.conductor.durable.writing.step
-    simulation.feed(m.CheckpointProgress(run=RUN, rank=0, step=step - 1, done_bytes=9, total_bytes=10))
-    assert simulation.conductor.writing(0) == f"writing the checkpoint of step {step}"
 
 
 def test_older_checkpoints_that_cannot_be_removed_are_an_event_and_fail_nothing() -> None:
@@ -305,3 +244,15 @@ def test_a_copy_elsewhere_is_shown_and_its_end_is_an_event() -> None:
     simulation.feed(msgspec.structs.replace(said, state="copied", seconds=2.0))
     assert "a copied step-2 to nas:runs, took 2 s" in texts(simulation)
     assert simulation.conductor.durable.checkpoints == ()
+
+
+def test_a_rank_that_was_ended_by_a_signal_has_saved_the_last_step() -> None:
+    simulation = group("a").until_step(5)
+    step = simulation.conductor.progress.step
+    said = m.Checkpointed(
+        run=RUN, rank=0, generation=None, seq=None, step=step, checkpoint=m.CheckpointInfo("p", step, 1, 0.0)
+    )
+    for _ in range(2):
+        simulation.feed(said)
+    assert len(written(simulation)) == 1
+    assert simulation.conductor.durable.written == step

@@ -64,33 +64,6 @@ def test_edits_take_effect_during_the_wait():
     simulation.check_commands()
 
 
-def test_pause_drain_and_stop_during_the_wait():
-    simulation = growing().run()
-    pause = simulation.command("pause")
-    assert simulation.ends[pause].state == "applied" and not simulation.conductor.reason
-    simulation.command("resume")
-    simulation.run()
-    assert simulation.conductor.reason.startswith("waiting for data")
-    drain = simulation.command("drain", node="b")
-    simulation.run()
-    assert simulation.ends[drain].state == "applied" and [*simulation.conductor.durable.settings.live] == [0]
-    simulation.command("stop")
-    simulation.run()
-    assert simulation.ended.state == "stopped" and len(simulation.commits) == 1
-
-
-def test_a_new_agent_learns_from_heartbeats_what_is_sealed():
-    simulation = growing().run()
-    simulation.restart_agent()
-    simulation.run()
-    for _ in range(3):
-        simulation.tick(1.5)
-        simulation.run()
-    assert simulation.conductor.reason.startswith("waiting for data: 14 samples")
-    simulation.world.data_ended = True
-    assert simulation.run().ended.state == "finished"
-
-
 def test_a_rank_with_other_data_is_refused_and_the_others_go_on():
     simulation = growing()
     simulation.until(lambda: simulation.conductor.progress.step == 1)

@@ -8,30 +8,6 @@ from tests.node_agent.support.simulation import Simulation
 from trainctl.node_agent.planning import estimates
 from trainctl.protocol import messages as m
 
-# ---------------------------------------------------------------- stops
-
-
-def test_a_stop_without_a_node_that_is_off_is_applied_by_the_others():
-    simulation = group().begin().until_step(4)
-    simulation.lose(simulation.ranks[2])
-    stop = simulation.command("stop")
-    tick(simulation, 80)
-    end = simulation.ends[stop]
-    assert (end.state, end.step) == ("applied", simulation.conductor.progress.step)
-    assert any(text.startswith("c is lost") for text in texts(simulation))
-    assert any(text.startswith(f"checkpoint step-{end.step}") for text in texts(simulation))
-    assert simulation.ended.state == "stopped"
-
-
-def test_a_stop_that_wants_no_checkpoint_is_applied_though_a_node_is_off():
-    simulation = group().begin().until_step(4)
-    simulation.lose(simulation.ranks[0])
-    stop = simulation.command("stop", checkpoint=False)
-    tick(simulation, 80)
-    assert simulation.ends[stop].state == "applied"
-    assert not any("checkpoint" in text for text in texts(simulation))
-    assert simulation.ended.state == "stopped"
-
 
 def test_a_stop_whose_checkpoint_hangs_ends_and_names_who_hangs():
     simulation = group().begin().until_step(4)
@@ -61,19 +37,6 @@ def test_a_stop_waits_for_a_large_checkpoint():
     assert simulation.ends[stop].state == "applied"
 
 
-def test_a_stop_waits_for_slow_steps():
-    simulation = group().begin()
-    for rank in simulation.ranks.values():
-        rank.step_seconds = 20.0
-    simulation.until_step(4)
-    hang(simulation, 1)
-    stop = simulation.command("stop")
-    tick(simulation, 90)
-    assert stop not in simulation.ends
-    simulation.ranks[1].hung = False
-    assert simulation.run().ends[stop].state == "applied"
-
-
 def test_a_stop_that_another_agent_took_ends_though_a_node_never_comes_back():
     simulation = group().begin().until_step(4)
     simulation.lose(simulation.ranks[1])
@@ -84,20 +47,6 @@ def test_a_stop_that_another_agent_took_ends_though_a_node_never_comes_back():
     assert simulation.ends[stop].state == "applied"
     assert any(text.startswith("b is lost") for text in texts(simulation))
     assert simulation.ended.state == "stopped"
-
-
-def test_a_run_that_is_not_to_stop_waits_for_a_while_for_a_node_that_is_off_and_has_the_only_state():
-    simulation = group("ab", steps=400, checkpoint={"every_steps": 2}).begin().until_step(4)
-    simulation.kill(simulation.ranks[0])
-    simulation.until(lambda: any("formed, 1 rank" in text for text in texts(simulation)))
-    simulation.lose(simulation.ranks[1])
-    tick(simulation, 280)
-    assert simulation.conductor.final is None, "it could not be started again there"
-    tick(simulation, 25)
-    assert simulation.conductor.goes_back
-
-
-# ---------------------------------------------------------------- who is silent is not admitted
 
 
 def test_a_silent_node_is_not_admitted_and_the_others_train_on():
@@ -117,34 +66,18 @@ def test_a_silent_node_is_not_admitted_and_the_others_train_on():
     assert simulation.ends[again].state == "applied"
 
 
-# ---------------------------------------------------------------- sums
-
-
-def in_the_first_sum(parameters: int) -> Simulation:
+@pytest.mark.parametrize(("parameters", "waits", "overdue"), [(20_000_000, 20, 10), (1000, 8, 3)])
+def test_the_first_sum_is_given_the_time_of_the_models_size(parameters, waits, overdue):
     """All ranks have accumulated the first step; c hangs in the sum."""
     simulation = group()
     for rank in simulation.ranks.values():
         rank.parameters = parameters
     simulation.begin().until(lambda: all(rank.accumulated for rank in simulation.ranks.values()))
     simulation.ranks[2].failed = True
-    return simulation.run()
-
-
-def test_the_first_sum_of_a_large_model_is_given_the_time_of_its_size():
-    simulation = in_the_first_sum(20_000_000)
-    tick(simulation, 20)
+    tick(simulation.run(), waits)
     assert simulation.conductor.stage == "formed"
-    tick(simulation, 10)
+    tick(simulation, overdue)
     assert "g1.1 left: c did not finish the sum of step 1 in time" in texts(simulation)
-
-
-def test_the_first_sum_of_a_small_model_is_overdue_soon():
-    simulation = in_the_first_sum(1000)
-    tick(simulation, 11)
-    assert any("did not finish the sum of step 1" in text for text in texts(simulation))
-
-
-# ---------------------------------------------------------------- parts that hang
 
 
 def slow(simulation: Simulation) -> list[str]:
@@ -178,17 +111,11 @@ def test_ten_times_the_usual_is_waited_before_a_slow_part_is_told():
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("measure", "measurement of initial shares"),
-        ("evaluate", "evaluation at step 4"),
-        ("checkpoint", "checkpoint at step 4"),
-    ],
+    ("kind", "words"), [("measure", "measurement of initial shares"), ("checkpoint", "checkpoint at step 4")]
 )
 def test_a_rank_that_hangs_beside_training_is_named(kind, words):
     simulation = group(
         group={"first_shares": "timed" if kind == "measure" else "even"},
-        evaluate={"every_steps": 4 if kind == "evaluate" else 0},
         checkpoint={"every_steps": 4 if kind == "checkpoint" else 0},
     )
     simulation.begin().until(lambda: simulation.sent_plans and simulation.sent_plans[-1].kind == kind)
@@ -196,17 +123,6 @@ def test_a_rank_that_hangs_beside_training_is_named(kind, words):
     tick(simulation, 40)
     (told,) = slow(simulation)
     assert told.startswith(f"b has not finished its part of the {words} after 3")
-
-
-def test_a_rank_alone_that_hangs_in_its_update_is_named():
-    simulation = group("a", 8).begin().until_step(4)
-    simulation.until(lambda: simulation.ranks[0].accumulated).talk()
-    hang(simulation, 0)
-    tick(simulation, 31)
-    assert len(slow(simulation)) == 1
-
-
-# ---------------------------------------------------------------- the micro-batch that was wanted
 
 
 def micros(simulation: Simulation, step: int) -> dict[int, int]:

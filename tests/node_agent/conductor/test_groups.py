@@ -21,9 +21,6 @@ def told(decisions, kind) -> list:
     return [message for message in messages if isinstance(message, kind)]
 
 
-# ---------------------------------------------------------------- forming
-
-
 def test_all_ranks_train_and_finish_alike():
     simulation = group().begin().run()
     assert simulation.ended.state == "finished"
@@ -49,12 +46,6 @@ def test_endpoints_are_asked_for_before_a_group_is_formed():
     assert form.endpoints == tuple((f"host{rank}:1", f"host{rank}:2") for rank in range(3))
     assert (form.ranks, form.source, form.behind, form.layout_digest) == ((0, 1, 2), None, (), "l")
     assert conductor.stage == "forming"
-
-
-def test_one_rank_alone_is_formed_without_an_engine():
-    simulation = group("a", 8).begin().run()
-    assert simulation.ended.state == "finished"
-    assert simulation.conductor.engine == "none"
 
 
 SYNC = "to make the files alike, run trainctl cluster sync RUN.toml"
@@ -90,23 +81,16 @@ def test_a_group_without_a_common_engine_is_refused_by_name():
     assert simulation.ended.reason.startswith("group.engine: no engine fits all nodes; gloo: c has no torch")
 
 
-def test_who_does_not_answer_an_offer_is_named_and_fenced():
+@pytest.mark.parametrize(
+    ("stage", "why"), [("offering", "c did not open endpoints in time"), ("forming", "a, b, c did not join in time")]
+)
+def test_who_does_not_answer_an_offer_or_does_not_join_is_named_and_fenced(stage, why):
     simulation = group().begin()
-    simulation.until(lambda: simulation.conductor.stage == "offering")
+    simulation.until(lambda: simulation.conductor.stage == stage)
     simulation.ranks[2].down.clear()
     simulation.run()
     simulation.tick(60.0)
-    assert "g1.1 left: c did not open endpoints in time" in texts(simulation)
-    assert simulation.finish().ended.state == "finished"
-
-
-def test_who_does_not_join_is_named_and_fenced():
-    simulation = group().begin()
-    simulation.until(lambda: simulation.conductor.stage == "forming")
-    simulation.ranks[1].down.clear()
-    simulation.run()
-    simulation.tick(60.0)
-    assert any("did not join in time" in text for text in texts(simulation))
+    assert f"g1.1 left: {why}" in texts(simulation)
     assert simulation.finish().ended.state == "finished"
 
 
@@ -142,22 +126,6 @@ def test_failures_are_counted_from_the_last_step():
         simulation.feed(m.GroupFailed(run="sim", rank=1, generation=generation, reason="reset by peer"))
     assert simulation.finish().ended.state == "finished"
     check_ledger(simulation)
-
-
-def test_what_is_said_of_an_older_generation_changes_nothing():
-    simulation = group().begin().until_step(3)
-    simulation.until(lambda: simulation.conductor.stage == "formed")
-    old = m.Generation(1, 0)
-    for stale in (
-        m.GroupFailed(run="sim", rank=1, generation=old, reason="late"),
-        m.Formed(run="sim", rank=1, generation=old),
-        m.Offered(run="sim", rank=1, generation=old, endpoints=("x:1",)),
-        m.Fenced(run="sim", rank=1, generation=old, last_step=9),
-    ):
-        assert simulation.conductor.handle(stale, 0.0) == []
-
-
-# ---------------------------------------------------------------- who has the state
 
 
 def resumed(*steps: int) -> Simulation:
@@ -203,14 +171,17 @@ def test_a_sum_that_some_had_and_others_not_is_made_good_by_giving_the_state():
     check_ledger(simulation)
 
 
-def test_a_sum_that_hangs_is_fenced_when_it_is_overdue():
-    simulation = group().begin().until_step(4)
-    simulation.until(lambda: all(rank.accumulated for rank in simulation.ranks.values()))
+@pytest.mark.parametrize(("step_seconds", "waits", "overdue"), [(None, 9.0, 2.0), (30.0, 140.0, 20.0)])
+def test_a_sum_that_hangs_is_fenced_when_it_is_overdue_by_what_steps_take(step_seconds, waits, overdue):
+    simulation = group().begin()
+    for rank in simulation.ranks.values():
+        rank.step_seconds = step_seconds or rank.step_seconds
+    simulation.until_step(4).until(lambda: all(rank.accumulated for rank in simulation.ranks.values()))
     simulation.ranks[2].failed = True  # it hangs without a word
     simulation.run()
-    simulation.tick(9.0)
+    simulation.tick(waits)
     assert simulation.conductor.stage == "formed"
-    simulation.tick(2.0)
+    simulation.tick(overdue)
     assert simulation.conductor.stage == "fencing"
     assert "c did not finish the sum" in texts(simulation)[-1]
     assert simulation.finish().ended.state == "finished"
@@ -223,20 +194,6 @@ def test_a_rank_that_still_accumulates_is_never_overdue():
     simulation.talk()
     simulation.tick(1e6)
     assert simulation.conductor.stage == "formed"
-
-
-def test_slow_steps_make_patient_deadlines():
-    simulation = group().begin()
-    for rank in simulation.ranks.values():
-        rank.step_seconds = 30.0
-    simulation.until_step(4)
-    simulation.until(lambda: all(rank.accumulated for rank in simulation.ranks.values()))
-    simulation.ranks[2].failed = True
-    simulation.run()
-    simulation.tick(140.0)
-    assert simulation.conductor.stage == "formed"
-    simulation.tick(20.0)
-    assert simulation.conductor.stage == "fencing"
 
 
 def test_all_that_hold_parts_of_one_batch_finish_it():
@@ -298,9 +255,6 @@ def test_a_paused_run_stays_so_whatever_its_ranks_still_hold():
     check_ledger(simulation)
 
 
-# ---------------------------------------------------------------- first shares and rates
-
-
 def test_first_shares_are_timed_before_the_first_step():
     simulation = group(batch=28, group={"first_shares": "timed"})
     for rank, speed in zip(simulation.ranks.values(), (100.0, 50.0, 25.0), strict=True):
@@ -320,31 +274,25 @@ def test_first_shares_are_timed_before_the_first_step():
     check_ledger(simulation)
 
 
-def begun_with(*given: int | None, first_shares: str = "timed") -> Simulation:
-    """After step 1 of a batch of 28, with these shares in the run file of nodes of falling speed."""
+@pytest.mark.parametrize(
+    ("given", "first_shares", "shares"),
+    [
+        ((None, None, None), "even", (10, 9, 9)),
+        ((10, 10, 8), "timed", (10, 10, 8)),
+        ((20, None), "timed", (20, 8)),
+        ((10, None, None, None), "timed", (10, 10, 5, 3)),
+    ],
+)
+def test_only_shares_that_the_run_file_leaves_open_are_dealt_by_speed(given, first_shares, shares):
+    """Of a batch of 28, on nodes of falling speed."""
     tables = {node: {} if share is None else {"share": share} for node, share in zip("abcd", given, strict=False)}
     made = config(batch=28, nodes=tables, group={"first_shares": first_shares})
     simulation = Simulation(made, Durable(restore._first_settings(made), m.Generation(1, 0), 0, probed=()))
     for number, rank in enumerate(simulation.ranks.values()):
         rank.speed = 100.0 / 2**number
-    return simulation.begin().until_step(1)
-
-
-@pytest.mark.parametrize(
-    ("given", "first_shares"),
-    [((None, None, None), "even"), ((10, 10, 8), "timed"), ((20, None), "timed"), ((None,), "timed")],
-)
-def test_shares_that_are_given_or_even_or_follow_from_others_are_not_timed(given, first_shares):
-    simulation = begun_with(*given, first_shares=first_shares)
-    assert "measure" not in {plan.kind for plan in simulation.sent_plans}
-
-
-def test_those_without_a_share_deal_out_by_speed_what_the_others_leave():
-    simulation = begun_with(10, None, None, None)
-    assert [plan.kind for plan in simulation.sent_plans[:2]] == ["probe", "measure"]
-    assert rows(simulation, 1) == {0: 10, 1: 10, 2: 5, 3: 3}
-    (event,) = [happened for happened in simulation.happened if happened.verb == "rebalance"]
-    assert (event.before, event.after) == ("a=10 b=6 c=6 d=6", "a=10 b=10 c=5 d=3")
+    simulation.begin().until_step(1)
+    assert rows(simulation, 1) == dict(enumerate(shares))
+    assert ("measure" in {plan.kind for plan in simulation.sent_plans}) == (len(given) == 4)
     check_ledger(simulation)
 
 
@@ -367,20 +315,6 @@ def test_auto_shares_follow_the_rates_of_the_steps():
     simulation.run()
     assert (simulation.ends[id].before, simulation.ends[id].after) == ("a=4 b=4 c=4", "a=6 b=4 c=2")
     assert rows(simulation, simulation.ends[id].step) == {0: 6, 1: 4, 2: 2}
-
-
-# ---------------------------------------------------------------- drain, admit, sync
-
-
-def test_rebalance_is_applied_at_one_step_on_all_ranks():
-    simulation = group().begin().until_step(4)
-    id = simulation.command("rebalance", shares={"a": 7, "b": "25%"})
-    simulation.run()
-    end = simulation.ends[id]
-    assert (end.before, end.after) == ("a=4 b=4 c=4", "a=7 b=3 c=2")
-    for step in range(1, 21):
-        assert rows(simulation, step) == ({0: 4, 1: 4, 2: 4} if step < end.step else {0: 7, 1: 3, 2: 2})
-    check_ledger(simulation)
 
 
 def test_a_drained_node_idles_from_one_step_on_and_comes_back_with_the_state():
@@ -423,16 +357,6 @@ def test_drain_waits_for_the_step_in_progress_and_admit_may_follow_at_once():
     assert all(len(rows(simulation, step)) == 3 for step in range(1, 21))
 
 
-def test_the_last_rank_with_the_state_is_not_drained_before_it_has_given_it():
-    simulation = group("ab").begin().until_step(4)
-    simulation.command("drain", node="b")
-    simulation.until_step(8)
-    simulation.command("admit", node="b")
-    refused = simulation.command("drain", node="a")
-    assert (simulation.ends[refused].state, simulation.ends[refused].field) == ("rejected", "node")
-    assert simulation.run().ended.state == "finished"
-
-
 def test_a_paused_run_drains_at_once_and_forms_when_it_goes_on():
     simulation = group().begin().until_step(4)
     simulation.command("pause")
@@ -448,16 +372,6 @@ def test_a_paused_run_drains_at_once_and_forms_when_it_goes_on():
     simulation.run()
     assert rows(simulation, stood + 1) == {1: 6, 2: 6}
     check_ledger(simulation)
-
-
-def test_resuming_while_a_paused_run_evaluates_evaluates_again():
-    simulation = group().begin().until_step(4)
-    simulation.command("pause")
-    simulation.run()
-    evaluate = simulation.command("evaluate")
-    resume = simulation.command("resume")
-    assert simulation.run().ended.state == "finished"
-    assert [simulation.ends[id].state for id in (evaluate, resume)] == ["applied", "applied"]
 
 
 def test_a_drained_trainer_may_end_and_is_started_again_when_it_is_admitted():
@@ -522,16 +436,6 @@ def test_a_lost_rank_whose_answer_to_a_fence_was_lost_is_fenced_again():
     assert len(told(conductor.handle(d.RankReturned(2), simulation.now), m.Fence)) == 1
 
 
-def test_who_was_away_when_the_run_ended_is_told_to_leave_again():
-    simulation = group(steps=5).begin()
-    simulation.until(lambda: simulation.conductor.stage == "leaving")
-    simulation.disconnect(simulation.ranks[2])
-    simulation.run()
-    assert simulation.ended is None
-    simulation.reconnect(simulation.ranks[2])
-    assert simulation.run().ended.state == "finished"
-
-
 def test_a_rank_of_a_higher_generation_is_believed():
     """A power cut may take the newest generation from the record, but not from the ranks."""
     simulation = group().begin().until_step(4)
@@ -554,3 +458,16 @@ def test_the_view_names_engine_and_mixture():
     simulation.command("drain", node="c")
     simulation.until_step(6)
     assert views.run_view(simulation.conductor, 0.0, "/run", (), "b").mixed is False
+
+
+def test_what_is_said_of_an_older_generation_changes_nothing():
+    simulation = group().begin().until_step(3)
+    simulation.until(lambda: simulation.conductor.stage == "formed")
+    old = m.Generation(1, 0)
+    for stale in (
+        m.GroupFailed(run="sim", rank=1, generation=old, reason="late"),
+        m.Formed(run="sim", rank=1, generation=old),
+        m.Offered(run="sim", rank=1, generation=old, endpoints=("x:1",)),
+        m.Fenced(run="sim", rank=1, generation=old, last_step=9),
+    ):
+        assert simulation.conductor.handle(stale, 0.0) == []

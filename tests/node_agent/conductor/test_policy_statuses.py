@@ -1,10 +1,9 @@
 """What policies see, asked of the conductor: figures against thresholds, the next command; asking changes nothing."""
 
 import pytest
-from tests.node_agent.support.policy_facts import full, starved
+from tests.node_agent.support.policy_facts import full
 from tests.node_agent.support.simulation import Simulation, config, durable
 
-from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import POLICIES
 
@@ -29,37 +28,12 @@ def test_each_policy_sees_something_at_any_stage_of_a_run() -> None:
         assert all(one.figures and one.why and one.mode == "on" for one in found), found
 
 
-def test_one_that_is_off_sees_nothing() -> None:
-    simulation = Simulation(config(20, 12), durable(("a", "b"), 12)).begin().until_step(9)
-    assert status(simulation, "caches") == m.PolicyStatus("caches", "off")
-
-
 def test_the_command_that_it_is_about_to_send_is_named_with_its_reason() -> None:
     simulation = full(policy={"micro-batch": {"mode": "advise"}}).until_step(12)
     found = status(simulation, "micro-batch")
     assert (found.command, found.mode) == ("resize-batch micro=3 --node a", "advise")
     assert found.why.startswith("mean peak memory over 10 steps: 95 % of the cap")
     assert figure(simulation, "micro-batch", "highest peak").value == pytest.approx(0.95)
-
-
-def test_a_command_that_waits_for_the_effect_of_the_last_change_says_so() -> None:
-    simulation = full()
-    simulation.until(lambda: simulation.conductor.durable.changed_at is not None)
-    simulation.until_step(simulation.conductor.progress.step + 11)
-    found = status(simulation, "micro-batch")
-    assert found.command and found.waits.endswith("more steps that measure the effect of the last change")
-
-
-def test_a_size_that_ran_out_of_memory_is_counted() -> None:
-    simulation = starved("on")
-    assert figure(simulation, "micro-batch", "ran out of memory").value == 1
-
-
-def test_what_is_kept_of_the_held_out_loss_is_seen() -> None:
-    tables = {"evaluate": {"every_steps": 2}, "policy": {"plateau": {"mode": "advise"}}}
-    simulation = Simulation(config(30, 12, **tables), durable(("a", "b"), 12)).begin().until_step(7)
-    counted = figure(simulation, "plateau", "evaluations")
-    assert (counted.value, counted.threshold) == (2, 5)  # the simulated loss stays the same
 
 
 def test_asking_changes_nothing_of_what_the_run_does() -> None:
@@ -71,12 +45,6 @@ def test_asking_changes_nothing_of_what_the_run_does() -> None:
                 simulation.conductor.policy_statuses()
     assert asked.conductor.durable == left_alone.conductor.durable
     assert [event.text for event in asked.happened] == [event.text for event in left_alone.happened]
-
-
-def test_asking_copies_nothing_of_the_conductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation = full().until_step(8)
-    monkeypatch.setattr(Rates, "__deepcopy__", lambda *_: pytest.fail("copied"), raising=False)
-    assert status(simulation, "micro-batch").figures
 
 
 def test_a_gain_that_is_not_worth_a_command_is_seen_as_it_is() -> None:

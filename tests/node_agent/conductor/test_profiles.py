@@ -72,19 +72,12 @@ def test_an_outcome_is_recorded_once_however_often_it_is_repeated() -> None:
     simulation.feed(written(plan, 1, problem="the disk is full"))
     simulation.feed(written(plan, 1))
     first = plan.step + 2
+    found = [event.command for event in simulation.happened if isinstance(event.data, e.Profiled | e.ProfileFailed)]
+    assert found == [*plan.commands, *plan.commands]
     assert profiles(simulation) == [
         f"a profiled steps {first} to {first + 1}: 0.0 MB, loop paused 0 ms", "no profile from b: the disk is full"
     ]  # fmt: skip
     assert simulation.conductor.durable.profiling == {}
-
-
-def test_events_name_the_command_that_asked_for_the_profile() -> None:
-    simulation = group()
-    plan = begun(simulation, steps=2)
-    simulation.feed(written(plan, 0))
-    simulation.feed(written(plan, 1, problem="the disk is full"))
-    found = [one.command for one in simulation.happened if isinstance(one.data, e.Profiled | e.ProfileFailed)]
-    assert found == [*plan.commands, *plan.commands]
 
 
 def test_a_profiled_rank_may_be_silent_for_longer_as_the_profiler_stops_its_heartbeats() -> None:

@@ -38,28 +38,21 @@ def modes(simulation: Simulation) -> dict[str, str]:
     return {policy.name: policy.mode for policy in view.policies}
 
 
-def test_on_a_policy_acts_by_its_own_name_with_reason_and_figures() -> None:
-    simulation = timed().begin().run()
-    (text,) = said(simulation, "first-shares")
-    assert text == "rebalanced: a 6 → 8, b 6 → 4 (initial shares by measured samples per second: a 100/s, b 50/s)"
-    assert shares(simulation) == {"a": 8, "b": 4}
-    (event,) = [event for event in simulation.happened if event.by == "auto:first-shares"]
-    assert (event.verb, event.step, event.kind) == ("rebalance", 0, "rank")
-    assert simulation.journal.changed_at == 0, "other policies wait for its effect too"
-
-
-def test_advising_it_names_the_command_and_leaves_all_as_it_is() -> None:
-    simulation = timed(policy={"first-shares": {"mode": "advise"}}).begin().run()
-    (text,) = said(simulation, "first-shares")
-    assert text.startswith("policy first-shares: advises rebalance a=8 b=4 (initial shares by measured samples")
-    assert shares(simulation) == {"a": 6, "b": 6}
-
-
-def test_off_it_does_nothing_and_costs_nothing() -> None:
-    simulation = timed(policy={"first-shares": {"mode": "off"}}).begin().run()
-    assert not said(simulation, "first-shares")
-    assert "measure" not in {plan.kind for plan in simulation.plans}
-    assert shares(simulation) == {"a": 6, "b": 6}
+@pytest.mark.parametrize(("mode", "shares_after"), [("on", (8, 4)), ("advise", (6, 6)), ("off", (6, 6))])
+def test_a_policy_acts_advises_or_does_nothing_by_its_mode(mode: str, shares_after: tuple[int, int]) -> None:
+    simulation = timed(policy={"first-shares": {"mode": mode}}).begin().run()
+    assert tuple(shares(simulation).values()) == shares_after
+    assert ("measure" in {plan.kind for plan in simulation.plans}) == (mode != "off")
+    said_by_mode = {
+        "on": ["rebalanced: a 6 → 8, b 6 → 4 (initial shares by measured samples per second: a 100/s, b 50/s)"],
+        "advise": ["policy first-shares: advises rebalance a=8 b=4 (initial shares by measured samples"],
+    }
+    expected = said_by_mode.get(mode, [])
+    found = said(simulation, "first-shares")
+    assert len(found) == len(expected) and all(
+        text.startswith(start) for text, start in zip(found, expected, strict=True)
+    )
+    assert mode != "on" or simulation.journal.changed_at == 0, "other policies wait for its effect too"
 
 
 def test_a_rebalance_before_it_acts_has_it_advise_and_stands() -> None:
@@ -102,12 +95,6 @@ def test_the_size_that_is_barred_is_the_one_that_died_though_it_has_been_halved_
     assert simulation.conductor.durable.policies["micro-batch"].memory["barred 1"] == 4
 
 
-def test_a_persons_size_doesnt_take_the_safety_away() -> None:
-    simulation = Simulation(config(200, 12), durable(("a", "b"), 12)).begin().until_step(3)
-    simulation.command("resize-batch", node="b", micro=4)
-    assert modes(simulation)["out-of-memory"] == "on"
-
-
 @pytest.mark.parametrize("mode", ["off", "advise"])
 def test_a_size_that_is_run_again_each_step_is_advised_once_for_a_plan(mode: str) -> None:
     simulation = Simulation(config(200, 12, policy={"replays": {"mode": mode}}), durable(("a", "b"), 12)).begin()
@@ -146,39 +133,16 @@ def test_a_mode_outlives_the_agent_and_a_new_lead() -> None:
     assert modes(simulation)["replays"] == "off"
 
 
-def test_a_mode_changes_while_the_run_is_paused() -> None:
-    simulation = timed().begin().until_step(2)
-    simulation.command("pause")
-    simulation.run()
-    version = simulation.conductor.durable.settings.plan_version
-    id = simulation.command("autopilot", name="replays", mode="advise")
-    assert simulation.ends[id].state == "applied"
-    assert simulation.conductor.durable.settings.plan_version == version
-
-
-# ---------------------------------------------------------------- rules for all policies
-
-
-def sizes(simulation: Simulation) -> list[int]:
-    return [of.micro_batch for of in simulation.conductor.durable.settings.ranks.values()]
-
-
 def applied(simulation: Simulation, by: str) -> list[int]:
     """The steps of a policy's commands."""
     sent = [id for id, command in simulation.sent.items() if command.by == f"auto:{by}"]
     return [simulation.ends[id].step for id in sent if id in simulation.ends and simulation.ends[id].state == "applied"]
 
 
-def test_one_policys_command_waits_for_the_effect_of_the_one_before() -> None:
-    simulation = full().until_step(50)
-    first, second = applied(simulation, "micro-batch")[:2]
-    assert first in range(11, 15)
-    assert second >= first + EFFECT_STEPS
-
-
 def test_an_agent_restart_keeps_the_steps_between_two_changes() -> None:
     simulation = full().until_step(16)
     (first,) = applied(simulation, "micro-batch")
+    assert first in range(11, 15)
     simulation.restart_agent()
     simulation.until_step(60)
     assert simulation.journal.changed_at == applied(simulation, "micro-batch")[-1]
@@ -235,12 +199,6 @@ def test_three_failed_commands_in_a_row_turn_a_policy_to_advise() -> None:
     assert "advises resize-batch micro=3" in said(simulation, "micro-batch")[-1]
 
 
-def test_a_persons_size_turns_the_memory_policy_to_advise() -> None:
-    simulation = full(part=0.8).until_step(3)
-    simulation.command("resize-batch", node="b", micro=3)
-    assert modes(simulation)["micro-batch"] == "advise"
-
-
 DECIDED: dict[str, dict[str, Any]] = {
     "rebalance": {"shares": {"a": 3, "b": 9}}, "resize-batch": {"micro": 3}, "set-lr": {"value": 1e-4},
     "rollback": {"step": 5}, "drain": {"node": "b"}, "admit": {"node": "b"},
@@ -277,20 +235,6 @@ def test_a_rollback_that_a_policy_sent_spends_its_quota_even_if_the_agent_is_kil
     assert simulation.journal.policies["spike"].memory == {"times": 1.0}
 
 
-# ---------------------------------------------------------------- each on a run
-
-
-def test_peaks_near_the_cap_shrink_the_micro_batch_and_no_further_than_they_must() -> None:
-    simulation = full(("a",))
-    simulation.until(lambda: sizes(simulation) == [3])
-    simulation.ranks[0].says = {"values": {"memory_peak_bytes": 0.8e9, "memory_cap_bytes": 1e9}}
-    simulation.until_step(simulation.conductor.progress.step + 60)
-    assert sizes(simulation) == [3]
-    (made,) = [end.made for end in simulation.ends.values()]
-    assert isinstance(made, e.MicroBatchChanged)
-    assert (made.before, made.after, made.cause[:16]) == ((("a", 4),), (("a", 3),), "mean peak memory")
-
-
 def test_three_steps_that_arent_finite_write_a_checkpoint_and_pause() -> None:
     simulation = Simulation(config(60, 12), durable(("a", "b"), 12)).begin().until_step(5)
     for rank in simulation.ranks.values():
@@ -308,30 +252,17 @@ def test_three_steps_that_arent_finite_write_a_checkpoint_and_pause() -> None:
     assert len(said(simulation, "non-finite")) == 2
 
 
-# ---------------------------------------------------------------- defragment
-
-
 def test_caches_are_cleared_by_the_ranks_of_a_node_or_by_all() -> None:
     simulation = Simulation(config(30, 12), durable(("a", "b"), 12)).begin().until_step(3)
     ids = [simulation.command("defragment", node="b")]
     simulation.until(lambda: ids[0] in simulation.ends)
     ids.append(simulation.command("defragment"))
-    simulation.run()
+    simulation.until(lambda: ids[1] in simulation.ends)
     made = [plan for plan in simulation.sent_plans if plan.kind == "defragment"]
     assert [[work.rank for work in plan.work] for plan in made] == [[1], [0, 1]]
-    assert [simulation.ends[id].made for id in ids] == [
-        e.CommandApplied("b", "caches cleared"), e.CommandApplied("", "caches cleared")
-    ]  # fmt: skip
-    simulation.finish()
-
-
-def test_caches_of_a_node_without_a_rank_in_the_group_cant_be_cleared() -> None:
-    simulation = Simulation(config(30, 12), durable(("a", "b"), 12)).begin().until_step(3)
+    assert [simulation.ends[id].state for id in ids] == ["applied", "applied"]
     end = simulation.ends[simulation.command("defragment", node="c")]
-    assert (end.state, end.field, end.reason) == ("rejected", "node", "no rank of c is in the group")
-
-
-# ---------------------------------------------------------------- the held-out loss
+    assert (end.state, end.field) == ("rejected", "node")
 
 
 def evaluated(steps: int = 60, **policies: dict[str, Any]) -> Simulation:

@@ -28,16 +28,6 @@ def test_killed_at_any_moment_a_rank_costs_no_step(victim):
         check_ledger(simulation)
 
 
-@pytest.mark.parametrize("victims", [(0, 1), (1, 2), (0, 2)])
-def test_two_of_three_killed_at_once(victims):
-    for strides in range(0, 40, 3):
-        simulation = group().begin().until_step(3).run(strides)
-        for victim in victims:
-            simulation.kill(simulation.ranks[victim])
-        assert go_on(simulation).ended.state == "finished"
-        check_ledger(simulation)
-
-
 def test_its_samples_go_to_the_others_and_come_back_with_it():
     simulation = group(steps=60).begin().until_step(3)
     simulation.kill(simulation.ranks[2])
@@ -159,17 +149,6 @@ def test_a_run_that_goes_on_after_a_pause_takes_the_lost_back_with_the_same_gene
     assert formed[-1].startswith(f"{before.next()} formed, 3 ranks by gloo; b synced from a; the ranks waited ")
 
 
-def test_where_a_rank_was_when_it_fell_silent_is_told():
-    simulation = group().begin().until_step(3)
-    simulation.tick(1.0)
-    simulation.run(3)
-    simulation.stop(simulation.ranks[1])
-    simulation.run()
-    simulation.tick(6.0)
-    (lost,) = [text for text in texts(simulation) if text.startswith("b is lost")]
-    assert ", last seen in idle of step " in lost
-
-
 def test_a_node_out_of_reach_is_lost_and_its_trainer_joins_as_it_is_when_it_is_back():
     simulation = group(steps=400).begin().until_step(3)
     simulation.disconnect(simulation.ranks[2])
@@ -194,29 +173,6 @@ def test_a_lost_node_may_be_drained_so_that_it_stays_out():
     assert simulation.ends[drain].state == "applied"
     assert go_on(simulation).ended.state == "finished"
     assert (simulation.starts, simulation.conductor.durable.settings.ranks[2].out) == (0, "drained")
-
-
-def test_the_last_one_with_the_state_is_waited_for_though_it_is_silent():
-    simulation = group("ab").begin().until_step(3)
-    simulation.kill(simulation.ranks[0])
-    simulation.until(lambda: any("formed, 1 rank" in text for text in texts(simulation)))
-    simulation.stop(simulation.ranks[1])
-    for _ in range(4):
-        simulation.tick(5.0)
-    assert not simulation.ranks[1].gone
-    simulation.ranks[1].silent = False
-    assert go_on(simulation).ended.state == "finished"
-
-
-def test_a_rank_that_dies_while_it_is_given_the_state_is_only_lost_again():
-    simulation = group("ab", steps=300).begin().until_step(3)
-    simulation.kill(simulation.ranks[1])
-    simulation.until(lambda: state(simulation, 1) == "lost")
-    simulation.tick(2.0)
-    simulation.until(lambda: simulation.ranks[1].joining)
-    simulation.kill(simulation.ranks[1])
-    assert go_on(simulation).ended.state == "finished"
-    check_ledger(simulation)
 
 
 def test_a_run_that_is_about_to_go_back_can_be_stopped():

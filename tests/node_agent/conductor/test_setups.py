@@ -1,6 +1,6 @@
 """A group that continues a checkpoint on another setup says so, once; the same setup is no event."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -23,23 +23,14 @@ def elsewhere(simulation: Simulation) -> list[e.SetupChanged]:
 
 
 COMPUTE = m.Compute("float32", weights="float32")
-OTHER = "a, b: passes in bfloat16 instead of passes in float32, weights in bf16-sr instead of weights in float32"
-Setups = dict[int, RankSetup]
 
 
-@pytest.mark.parametrize(("before", "compute", "changes"), [
-    (lambda setups: setups, COMPUTE, ()),
-    (lambda setups: each(setups, backend="mlx"), COMPUTE, ("a, b: torch instead of mlx",)),
-    (lambda setups: each(setups, device="cuda:0"), COMPUTE, ("a, b: device cpu instead of device cuda:0",)),
-    (lambda setups: setups, m.Compute("bfloat16", weights="bf16-sr"), (OTHER,)),
-    (lambda setups: setups | {2: RankSetup("c", "torch", "cpu")}, COMPUTE, (
-        "the ranks are those of a, b instead of a, b, c",
-    )),
-    (lambda setups: {0: setups[0]}, COMPUTE, ("the ranks are those of a, b instead of a",)),
+@pytest.mark.parametrize(("before", "changes"), [
+    (lambda setups: setups, ()),
+    (lambda setups: each(setups, backend="mlx"), ("a, b: torch instead of mlx",)),
+    (lambda setups: {0: setups[0]}, ("the ranks are those of a, b instead of a",)),
 ])  # fmt: skip
-def test_a_resumed_group_says_once_what_is_other_than_it_was(
-    before: Callable[[Setups], Setups], compute: m.Compute, changes: tuple[str, ...]
-) -> None:
+def test_a_resumed_group_says_once_what_is_other_than_it_was(before, changes):
     first = Simulation(config(30, 12), durable(("a", "b"), 12)).begin().until_step(2)
     setups = first.conductor.durable.setups
     assert {rank: setup.node for rank, setup in setups.items()} == {0: "a", 1: "b"}
@@ -48,7 +39,7 @@ def test_a_resumed_group_says_once_what_is_other_than_it_was(
     kept = msgspec.structs.replace(durable(("a", "b"), 12), resumed=Resumed(STEP, then))
     again = Simulation(config(30, 12), kept)
     for rank in again.ranks.values():
-        rank.compute = compute
+        rank.compute = COMPUTE
     again.begin().until_step(2)
     again.kill(again.ranks[1])  # the group forms again
     again.until_step(12)

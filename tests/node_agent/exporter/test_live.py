@@ -6,18 +6,16 @@ import json
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from tests.conftest import SHARED_PIDS
-from tests.node_agent.support.dashboard import queries
-from tests.waiting import HANG_SECONDS, slowness, until
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.node_agent.agent import Agent, Options
 from trainctl.node_agent.exporter import server
@@ -35,24 +33,11 @@ class Played(NamedTuple):
     address: str
     url: str
 
-    @property
-    def target(self) -> str:
-        return urllib.parse.urlsplit(self.url).netloc
-
 
 @pytest.fixture(scope="module")
 def played() -> Iterator[Played]:
-    command = [
-        sys.executable,
-        "-m",
-        "trainctl.node_agent.cli",
-        "play",
-        "--nodes=4",
-        "--rate=20",
-        "--begin=30",
-        "--steps=100000",
-    ]
-    command += ["--no-faults", "--metrics=127.0.0.1:0", "--leash"]
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "play", "--nodes=4", "--rate=20", "--begin=30"]
+    command += ["--steps=100000", "--no-faults", "--metrics=127.0.0.1:0", "--leash"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdin is not None
         SHARED_PIDS.add(process.pid)
@@ -70,24 +55,14 @@ def get(url: str, seconds: float = HANG_SECONDS) -> str:
 
 def until_counted(url: str) -> str:
     """A scrape that has counted steps."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < deadline:
-        text = get(url)
-        if "trainctl_rank_tokens_total{" in text:
-            return text
-        time.sleep(0.05)
-    raise AssertionError(text)
+    text: str = until(lambda: text if "trainctl_rank_tokens_total{" in (text := get(url)) else "")
+    return text
 
 
 def test_a_scrape_has_the_run_its_ranks_and_the_machine(played: Played) -> None:
     text = until_counted(played.url)
-    for name in (
-        "trainctl_loss{",
-        "trainctl_host_cpu_ratio{",
-        "trainctl_step_duration_seconds_bucket{",
-        "trainctl_agent_info{",
-    ):
-        assert f"\n{name}" in text
+    for name in ("loss", "host_cpu_ratio", "step_duration_seconds_bucket", "agent_info"):
+        assert f"\ntrainctl_{name}{{" in text
     assert sum(line.startswith("trainctl_share_samples{") for line in text.splitlines()) == 4
     assert "trainctl_agent_event_loop_lag_seconds" not in text  # a recording measures none
 
@@ -96,16 +71,14 @@ async def test_scrapers_that_hang_hold_up_nobody(played: Played) -> None:
     """Three times as many connections as it keeps, silent, half asked, or asked and never read."""
     at = (urllib.parse.urlsplit(played.url).hostname, urllib.parse.urlsplit(played.url).port)
     with contextlib.ExitStack() as stack:
-        for number in range(3 * server.MOST_CONNECTIONS):
-            hanging = stack.enter_context(socket.create_connection(at, 10))
-            hanging.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            hanging.sendall((b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")[number % 3])
-        began = time.monotonic()
+        hanging = [stack.enter_context(socket.create_connection(at, 10)) for _ in range(3 * server.MOST_CONNECTIONS)]
+        for number, one in enumerate(hanging):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            one.sendall((b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")[number % 3])
         async with Client(played.address, timeout_seconds=HANG_SECONDS) as client:
             for _ in range(20):
                 assert (await client.snapshot(0)).run is not None
         assert "trainctl_loss{" in await asyncio.to_thread(get, played.url)
-        assert time.monotonic() - began < server.CONNECTION_SECONDS * slowness()
 
 
 @pytest.mark.needs("promtool")
@@ -115,60 +88,6 @@ def test_promtool_finds_nothing_to_blame(played: Played) -> None:
         timeout=DEADLINE_SECONDS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-
-@pytest.mark.needs("prometheus")
-def test_a_prometheus_server_scrapes_it_and_answers_the_dashboard(played: Played, tmp_path: Path) -> None:
-    until_counted(played.url)
-    with prometheus(tmp_path, played.target) as ask:
-        until(lambda: ask("rate(trainctl_rank_tokens_total[2s]) > 0"))
-        unanswered = [query for query in expressions() if not ask(query)]
-    assert all("_eval_loss" in query or "alert_firing{" in query or "lag" in query for query in unanswered), unanswered
-
-
-def expressions() -> list[str]:
-    """The dashboard's queries as Grafana would send them."""
-    filled = {"$__rate_interval": "2s", "$run": "demo-recording", "$node": ".*"}
-    found = [query for query in queries() if not query.startswith("label_values(") and not query.startswith("changes(")]
-    for variable, value in filled.items():
-        found = [query.replace(variable, value) for query in found]
-    return found
-
-
-@contextlib.contextmanager
-def prometheus(folder: Path, target: str) -> Iterator[Any]:
-    """A server that scrapes `target`; yields what asks it a query and gives the series found."""
-    config = {"job_name": "trainctl", "scrape_interval": "250ms", "scrape_timeout": "250ms",
-              "static_configs": [{"targets": [target]}]}  # fmt: skip
-    (folder / "prometheus.yml").write_text(json.dumps({"scrape_configs": [config]}))  # JSON is YAML
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [
-        "prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=error", "--query.lookback-delta=5s",
-    ]  # fmt: skip
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-
-        def ask(query: str) -> list[Any]:
-            address = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-            try:
-                reply = json.loads(get(address))
-            except urllib.error.HTTPError as error:
-                if error.code == 503:  # it is starting
-                    return []
-                raise AssertionError(f"{query}: {error.read().decode()}") from None
-            except OSError:
-                assert process.poll() is None, (folder / "log").read_text()
-                return []
-            assert reply["status"] == "success"
-            series: list[Any] = reply["data"]["result"]
-            return series
-
-        try:
-            yield ask
-        finally:
-            process.terminate()
-            process.wait(DEADLINE_SECONDS)
 
 
 async def test_an_agent_serves_itself_and_leaves_nothing_open(tmp_path: Path) -> None:
@@ -185,32 +104,3 @@ async def test_an_agent_serves_itself_and_leaves_nothing_open(tmp_path: Path) ->
     assert 'trainctl_active_runs{node="a"} 0.0' in text
     with pytest.raises(urllib.error.URLError):
         get(agent.metrics_url, 1)
-
-
-def call(*arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
-    """The agent's command line, with a library missing."""
-    code = f"import sys; sys.modules[{without!r}] = None; from trainctl.node_agent.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
-    )
-
-
-def test_a_missing_library_is_one_line_that_names_the_extra(tmp_path: Path) -> None:
-    done = call(
-        "run", "--name=a", "--listen=tcp://127.0.0.1:0", f"--state={tmp_path}", "--metrics=127.0.0.1:0",
-        without="prometheus_client",
-    )  # fmt: skip
-    assert done.returncode == 2
-    how = "in a trainctl checkout, run: pip install ./protocol '.[prometheus]'"
-    assert done.stderr == f"trainctl-agent: --metrics: needs prometheus-client; {how}\n"
-
-
-def test_the_cluster_file_names_the_place(tmp_path: Path) -> None:
-    file = tmp_path / "cluster.toml"
-    file.write_text('[nodes.a]\naddress = "tcp://127.0.0.1:1"\nmetrics = "10.0.0.1:9474"\n')
-    done = call("run", "--name=a", f"--cluster={file}", f"--state={tmp_path}")
-    assert done.returncode == 2
-    assert done.stderr.startswith(
-        "trainctl-agent: cluster file: nodes.a.metrics: anyone who can reach 10.0.0.1:9474 could read"
-    )
-    assert done.stderr.count("\n") == 1

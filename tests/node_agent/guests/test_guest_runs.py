@@ -100,6 +100,8 @@ def test_the_next_agent_goes_on_with_it(life: Life) -> None:
     (guest,) = life.guests.live
     assert (guest.step, guest.view.name, [*guest.parts]) == (3, "mine", [1])
     assert life.steps(step(3), step(4)).step == 4
+    life.attach(ranks=1)
+    assert [*life.guests.live[0].parts] == [], "fewer ranks leave no old part behind"
 
 
 def test_a_record_that_was_moved_away_fails_the_run_and_not_the_agent(life: Life) -> None:
@@ -117,6 +119,8 @@ def test_a_record_that_was_moved_away_fails_the_run_and_not_the_agent(life: Life
 def test_no_more_runs_and_metrics_than_the_limits(life: Life) -> None:
     for number in range(guest_runs.MOST_GUESTS):
         life.attach(f"run-{number}")
+    found = life.guests.find(None)
+    assert found is not None and found.view.run == f"run-{guest_runs.MOST_GUESTS - 1}", "the newest"
     with pytest.raises(RefusedError, match="end one first"):
         life.attach("one-more")
     assert life.db.known_run("one-more") is None and not (life.folder / "runs" / "one-more").exists()
@@ -126,14 +130,6 @@ def test_no_more_runs_and_metrics_than_the_limits(life: Life) -> None:
         assert len(reader.own_metrics()) == guest_runs.MOST_OWN_METRICS
         (part,) = reader.rank_steps(1)
     assert part.values["own_loss"] == 1.0
-
-
-def test_a_run_of_two_equal_ranks_is_refused_whole(life: Life) -> None:
-    with pytest.raises(InvalidInputError, match="same number"):
-        life.guests.take(
-            m.AttachRun(rid="r", run="a", name="x", started_at=1.0, ranks=(m.GuestRank(1), m.GuestRank(1)))
-        )
-    assert life.db.runs() == () and life.guests.live == ()
 
 
 def test_a_loss_that_is_no_number_or_not_known_is_kept_as_that(life: Life) -> None:
@@ -191,32 +187,3 @@ def test_readings_of_the_machine_belong_to_the_step_made_meanwhile(life: Life) -
     life.steps(*(step(number, m.GuestPart(0)) for number in (1, 2, 3)))
     parts = [message.values for message in life.published if isinstance(message, m.RankStep)]
     assert [values.get("cpu_percent") for values in parts] == [20.0, 90.0, None]
-
-
-def test_fewer_ranks_leave_no_old_part_behind(life: Life) -> None:
-    life.attach(ranks=2)
-    life.steps(step(1, m.GuestPart(0), m.GuestPart(1)))
-    life.attach(ranks=1)
-    assert [*life.guests.live[0].parts] == [0]
-
-
-def test_the_newest_guest_is_found_also_by_the_next_agent(life: Life) -> None:
-    for run in ("a", "b"):
-        life.attach(run)
-    found = life.guests.find(None)
-    assert found is not None and found.view.run == "b"
-
-
-def test_the_statistics_of_the_loss_go_on_with_the_next_agent(life: Life) -> None:
-    life.attach()
-    life.steps(*(step(number, loss=2.0 - 0.01 * number) for number in range(1, 61)))
-    life.close()
-    life.open()
-    life.attach(after_step=60)
-    life.steps(*(step(number, loss=2.0 - 0.01 * number) for number in range(61, 101)))
-    with RecordReader(RunPaths(life.folder / "runs" / "a")) as reader:
-        found, _ = reader.steps(98)
-    assert [made.values.keys() & {"loss_trend", "loss_std", "grad_norm_trend"} for made in found] == [
-        set(), {"loss_trend", "loss_std"},
-    ]  # fmt: skip
-    assert found[-1].values["loss_trend"] == pytest.approx(-0.01)

@@ -1,9 +1,9 @@
 """Peak memory by micro-batch, from a calibration, from steps, and from both."""
 
 import pytest
+from tests.node_agent.support import records
 from tests.protocol.support.profiles import profile_of
 
-from trainctl.node_agent.planning import peak_memory
 from trainctl.node_agent.planning.peak_memory import MemoryPeaks
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import summary
@@ -13,11 +13,8 @@ PROFILE = summary(profile_of())
 
 
 def report(micro: int, peak: float, rank: int = 0, replays: int = 0) -> m.Report:
-    return m.Report(
-        run="r", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=1, loss_sum=1.0, weight=1.0,
-        own_weight=1.0, own_samples=micro, micro_batch=micro, replays=replays,
-        values={"memory_peak_bytes": peak, "memory_cap_bytes": 15e6},
-    )  # fmt: skip
+    values = {"memory_peak_bytes": peak, "memory_cap_bytes": 15e6}
+    return records.report(rank, own_samples=micro, micro_batch=micro, replays=replays, values=values)
 
 
 def test_a_calibration_counts_until_a_step_tells_what_else_the_trainer_holds() -> None:
@@ -60,13 +57,6 @@ def test_memory_that_a_smaller_micro_batch_does_not_give_back_hides_no_sample() 
     assert peaks.of([0])[0].sample_bytes > 0.5e6, "steps that show more count"
 
 
-def test_a_profile_that_a_heartbeat_repeats_is_fitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = MemoryPeaks()
-    peaks.calibrated(0, PROFILE)
-    monkeypatch.setattr(peak_memory, "fit", lambda _: pytest.fail("fitted again"))
-    peaks.calibrated(0, PROFILE)
-
-
 def ready(device: str, pid: int = 7, rank: int = 0) -> m.Ready:
     return m.Ready(
         run="r", rank=rank, pid=pid, backend="torch", device=device, parameters=1_000_000, samples=9, held_out=0,
@@ -91,11 +81,3 @@ def test_the_copy_that_a_checkpoint_is_written_from_counts_once_and_before_there
     assert peaks.of([0])[0].peak(4) == pytest.approx(43e6), "it is in the step's own peak"
     peaks.loaded(ready("cpu", pid=8), 12_000_000)
     assert peaks.of([0])[0].peak(4) == pytest.approx(55e6), "another process makes its own"
-
-
-def test_a_device_s_own_peaks_never_show_the_copy_on_the_host() -> None:
-    peaks = MemoryPeaks()
-    peaks.loaded(ready("mps"), 12_000_000)
-    peaks.copied([0])
-    peaks.reported({0: report(4, 32e6)}, 1)
-    assert peaks.of([0])[0].peak(4) == pytest.approx(44e6)

@@ -34,7 +34,5 @@ def updated_by(library: str) -> RankSetup:
     ({0: updated_by("")}, {0: updated_by("triton")}, ()),
     ({0: CPU}, {0: OTHER}, ("the ranks are those of b instead of a",)),
 ])  # fmt: skip
-def test_only_what_differs_is_named(
-    before: dict[int, RankSetup], now: dict[int, RankSetup], found: tuple[str, ...]
-) -> None:
+def test_only_what_differs_is_named(before, now, found):
     assert differences(before, now) == found

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.node_agent.support import records
 from tests.protocol.support.profiles import profile_of
 
 from trainctl.node_agent.planning.throughput import NEWEST, Rates
@@ -15,11 +16,8 @@ PROFILE = msgspec.structs.replace(summary(profile_of()), optimizer_seconds=0.004
 
 
 def report(share: int, micro: int, busy: float, rank: int = 0, replays: int = 0) -> m.Report:
-    return m.Report(
-        run="r", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=1, loss_sum=1.0, weight=1.0,
-        own_weight=1.0, own_samples=share, micro_batch=micro, replays=replays,
-        phases=m.Phases(forward=busy, sync=0.003, optimizer=0.001),
-    )  # fmt: skip
+    phases = m.Phases(forward=busy, sync=0.003, optimizer=0.001)
+    return records.report(rank, own_samples=share, micro_batch=micro, replays=replays, phases=phases)
 
 
 def busy(share: int, micro: int) -> float:
@@ -69,6 +67,7 @@ def test_a_measurement_alone_counts_at_its_micro_batch() -> None:
 def test_without_a_calibration_steps_of_several_micro_batches_make_the_curve() -> None:
     rates = Rates()
     take(rates, [report(16, 2, busy(16, 2))] * NEWEST)
+    take(rates, [report(16, 8, busy(16, 8), replays=1)] * NEWEST)  # which repeated passes
     assert rates.of([0])[0].is_linear
     take(rates, [report(16, 8, busy(16, 8) * (1 + 0.001 * (step % 2))) for step in range(NEWEST)])
     model = rates.of([0])[0]
@@ -76,22 +75,8 @@ def test_without_a_calibration_steps_of_several_micro_batches_make_the_curve() -
     assert model.busy_seconds(16, 4) == pytest.approx(busy(16, 4), rel=0.01)
 
 
-def test_steps_that_repeated_passes_say_nothing_of_a_micro_batch() -> None:
-    rates = Rates()
-    take(rates, [report(16, 2, busy(16, 2), replays=1)] * NEWEST)
-    take(rates, [report(16, 8, busy(16, 8))] * NEWEST)
-    assert rates.of([0])[0].is_linear
-
-
 def test_steps_of_another_speed_make_no_curve_with_those_before() -> None:
     rates = Rates()
     for share, slowdown in ((64, 1), (32, 1), (32, 2), (20, 2)):
         take(rates, [report(share, 64, slowdown * busy(share, 64))] * NEWEST)
     assert rates.of([0])[0].busy_seconds(64, 64) == pytest.approx(2 * busy(64, 64), rel=0.01)
-
-
-def test_a_pair_that_comes_back_at_another_speed_leaves_the_one_just_before() -> None:
-    rates = Rates()
-    for share, slowdown in ((64, 1), (48, 1), (20, 2), (64, 2)):
-        take(rates, [report(share, 64, slowdown * busy(share, 64))] * NEWEST)
-    assert rates.of([0])[0].busy_seconds(48, 64) == pytest.approx(2 * busy(48, 64), rel=0.01)

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from tests.node_agent.support.records import reading
 
-from trainctl.node_agent.readings.energy import Energy, EnergyMeter, counted, drawn_watts
+from trainctl.node_agent.readings.energy import Energy, EnergyMeter, drawn_watts
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
@@ -20,20 +22,18 @@ def meter(*readings: tuple[float, float | None], run: str = "run-1") -> EnergyMe
     return made
 
 
-def test_power_is_added_up_between_readings() -> None:
-    energy = meter((0, 60.0), (1, 60.0), (2, 100.0)).energy
-    assert energy == Energy(1000.0, 60.0 + 80.0)
-
-
 @pytest.mark.parametrize(
     ("readings", "joules", "gap_seconds"),
     [
+        (((0, 60.0), (1, 60.0), (2, 100.0)), 140.0, 0.0),
         (((0, 60.0), (1, None), (2, None), (3, 60.0), (4, 60.0)), 60.0, 3.0),  # not readable for a while
         (((0, 60.0), (1, 60.0), (100, 60.0), (101, 60.0)), 120.0, 99.0),  # the machine slept
         (((0, None), (1, None)), None, 1.0),  # no power is ever read: n/a, never zero
     ],
 )
-def test_what_is_not_read_is_a_gap_and_not_guessed(readings, joules, gap_seconds) -> None:
+def test_power_is_added_up_and_what_is_not_read_is_a_gap_and_not_guessed(readings, joules, gap_seconds) -> None:
+    assert drawn_watts([m.GpuReading("a", power_watts=20.0), m.GpuReading("b")]) == 20.0
+    assert drawn_watts([m.GpuReading("b")]) is None
     energy = meter(*readings).energy
     assert energy is not None
     assert (energy.joules, energy.gap_seconds) == (joules, gap_seconds)
@@ -52,23 +52,12 @@ def test_another_run_begins_at_nothing_and_no_run_adds_nothing() -> None:
     assert EnergyMeter().energy is None
 
 
-def test_devices_without_a_reading_are_left_out_and_none_at_all_is_unknown() -> None:
-    assert drawn_watts([m.GpuReading("a", power_watts=20.0), m.GpuReading("b")]) == 20.0
-    assert drawn_watts([m.GpuReading("b")]) is None
-    assert counted(None, 1.0) is None
-
-
 def test_an_agent_that_is_restarted_goes_on_and_counts_its_absence_as_a_gap(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run-1")
     paths.directory.mkdir()
-    kept = m.HostReading(
-        node="a", read_at=5000.0, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None,
-        disk_free_bytes=None, energy_joules=720.0, energy_since_at=1000.0, energy_gap_seconds=2.0,
-    )  # fmt: skip
-    other = m.HostReading(
-        node="b", read_at=5001.0, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None,
-        disk_free_bytes=None, energy_joules=1.0, energy_since_at=1.0,
-    )  # fmt: skip
+    own = {"energy_joules": 720.0, "energy_since_at": 1000.0, "energy_gap_seconds": 2.0}
+    kept = msgspec.structs.replace(reading(5000.0), **own)
+    other = msgspec.structs.replace(reading(5001.0), node="b", energy_joules=1.0, energy_since_at=1.0)
     with RunDb(paths) as recorder:
         recorder.host(kept)
         recorder.host(other)

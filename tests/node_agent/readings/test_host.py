@@ -56,8 +56,7 @@ def test_what_macmon_does_not_say_is_none_and_an_absent_sensor_is_not_zero() -> 
 @pytest.mark.parametrize(
     ("reasons", "limits"),
     [
-        (0x0, ()), (0x1, ()), (0x2, ()), (0x4, ("power",)), (0x20, ("thermal",)), (0x48, ("thermal", "hardware")),
-        (0x80, ("power",)), (0x24, ("thermal", "power")),
+        (0x0, ()), (0x1, ()), (0x4, ("power",)), (0x48, ("thermal", "hardware")), (0x24, ("thermal", "power")),
     ],
 )  # fmt: skip
 def test_what_lowers_an_nvidia_clock_is_told_from_an_idle_device(reasons: int, limits: tuple[str, ...]) -> None:
@@ -75,40 +74,19 @@ def macmon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def test_a_watch_gives_the_newest_line_and_leaves_no_process(macmon: Path) -> None:
+def test_a_watch_gives_the_newest_line_and_leaves_no_process(macmon: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others = psutil.Process().children()
     watch = Watch(AppleReader, every_seconds=0.01)
     wait_for(lambda: watch.latest.gpus and watch.latest.gpus[0].utilization_percent == pytest.approx(9.0))
     assert set(psutil.Process().children()) - set(others)
+    with HostReader("studio", macmon.parent, [watch, Watch(NvidiaReader)]) as reader:
+        wait_for(lambda: reader.read(0.0).gpus)
+        reading = reader.read(0.0)
+        assert reading.gpus[0].clock_mhz == 461.0 and reading.temperature_celsius is not None
+    monkeypatch.setattr(devices, "STALE_SECONDS", 0.0)
+    assert watch.latest == Readings(), "an old reading is none"
     watch.close()
     assert not watch._thread.is_alive() and set(psutil.Process().children()) <= set(others)
-
-
-def test_an_old_reading_is_none(macmon: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(AppleReader, every_seconds=0.01)
-    wait_for(lambda: watch.latest.temperature_celsius)
-    monkeypatch.setattr(devices, "STALE_SECONDS", 0.0)
-    assert watch.latest == Readings()
-    watch.close()
-
-
-def test_a_chip_whose_name_is_not_known_is_read(macmon: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*words: Any, **options: Any) -> None:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(devices.subprocess, "run", missing)
-    watch = Watch(AppleReader, every_seconds=0.01)
-    wait_for(lambda: [one.name for one in watch.latest.gpus] == ["Apple GPU"])
-    watch.close()
-
-
-def test_a_source_that_ends_by_itself_is_let_go(macmon: Path) -> None:
-    macmon.write_text("#!/bin/sh\nexit 0\n")
-    others = psutil.Process().children()
-    watch = Watch(AppleReader)
-    wait_for(lambda: not watch._thread.is_alive())
-    assert watch.latest == Readings() and set(psutil.Process().children()) <= set(others)
-    watch.close()
 
 
 def test_a_device_that_is_not_there_reads_as_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -149,17 +127,11 @@ def test_the_machine_as_it_is(tmp_path: Path) -> None:
         assert reader.read(0.0).disk_free_bytes is None
 
 
-def test_processor_time_that_has_not_been_counted_yet_is_none_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = psutil.cpu_times()
-    monkeypatch.setattr(psutil, "cpu_times", lambda: times)
-    assert CpuMeter().percent() is None
-
-
 def test_stolen_time_is_a_part_of_all_and_none_where_it_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     told = iter([(60.0, 100.0, 5.0), (80.0, 140.0, 15.0), (90.0, 150.0, None)])
     monkeypatch.setattr(host, "_cpu_times", lambda: host._CpuTimes(*next(told)))
     meter = CpuMeter()
-    assert meter.steal_percent is None
+    assert meter.steal_percent is None, "not counted yet"
     assert (meter.percent(), meter.steal_percent) == (50.0, 25.0)
     assert (meter.percent(), meter.steal_percent) == (100.0, None)
 
@@ -184,7 +156,7 @@ class _Notifications:
 @pytest.mark.parametrize(
     ("library", "level"),
     [
-        (_Notifications(0), 0), (_Notifications(2), 2), (_Notifications(4), 4), (_Notifications(5), None),
+        (_Notifications(0), 0), (_Notifications(4), 4), (_Notifications(5), None),
         (_Notifications(2, registered=1), None), (_Notifications(2, read=2), None),
     ],
 )  # fmt: skip
@@ -202,12 +174,3 @@ def test_other_processes_on_a_gpu_are_those_that_are_not_our_own(tmp_path: Path)
     with HostReader("studio", tmp_path, [Watch(Device, 0.01)]) as reader:
         wait_for(lambda: reader.read(0.0).gpus)
         assert reader.read(0.0, {12}).gpus[0].others == others[:1]
-
-
-def test_devices_and_sensors_are_part_of_the_reading(macmon: Path, tmp_path: Path) -> None:
-    with HostReader("studio", tmp_path, [Watch(AppleReader, 0.01), Watch(NvidiaReader)]) as reader:
-        wait_for(lambda: reader.read(0.0).gpus)
-        reading = reader.read(0.0)
-        assert reading.gpus[0].clock_mhz == 461.0 and reading.temperature_celsius is not None
-    with HostReader("studio", tmp_path) as reader:
-        assert reader.read(0.0).node == "studio"

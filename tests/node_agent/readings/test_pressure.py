@@ -1,15 +1,9 @@
 """Pressure and CPU quota of the agent's own control group: from recorded files, and of a real group with a quota."""
 
-import subprocess
-import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.lacking import cpu_groups
 from tests.node_agent.support.groups import V1_MOUNTS, V2_MOUNTS, machine
-from tests.waiting import until
 
 from trainctl.node_agent.readings.pressure import PressureReader
 
@@ -33,7 +27,7 @@ def test_elsewhere_it_is_the_machines(tmp_path: Path) -> None:
     assert PressureReader(proc).read() == {"cpu_pressure": 7.0}
 
 
-@pytest.mark.parametrize("text", ["", "some\n", "some avg10=\n", "full avg10=1.0\n", "some avg60=1.0\n"])
+@pytest.mark.parametrize("text", ["", "some avg10=\n", "full avg10=1.0\n"])
 def test_what_the_kernel_does_not_report_is_no_zero(tmp_path: Path, text: str) -> None:
     proc = machine(tmp_path, V2_MOUNTS, V2_GROUP, {"proc/pressure/io": text}, pid="self")
     assert PressureReader(proc).read() == {}
@@ -52,50 +46,5 @@ def test_throttling_is_a_part_of_the_quotas_periods_also_of_a_group_above(tmp_pa
         (tmp_path / name).write_text(STAT.format(periods, throttled))
         seen.append(reader.read().get("cpu_throttled_percent"))
     assert seen == [None, 50.0, None, 0.0, None]
-
-
-def test_without_a_quota_there_is_no_throttling(tmp_path: Path) -> None:
-    name = f"{FOLDER}/cpu.stat"
-    reader = PressureReader(machine(tmp_path, V2_MOUNTS, V2_GROUP, {name: STAT.format(0, 0)}, pid="self"))
-    assert reader.read() == {} and reader.read() == {}
-
-
-BUSY = """
-import os, sys, time
-from trainctl.node_agent.readings.pressure import PressureReader
-reader = PressureReader()
-reader.read()
-open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
-reader.read()
-while True:
-    end = time.monotonic() + 0.5
-    while time.monotonic() < end:
-        pass
-    print(reader.read().get("cpu_throttled_percent"), flush=True)
-"""
-
-
-@pytest.fixture
-def quota() -> Iterator[Path]:
-    """A group that may use a tenth of a processor."""
-    group = cpu_groups() / f"trainctl-{uuid.uuid4().hex[:8]}"
-    group.mkdir()
-    if (group / "cpu.max").exists():
-        (group / "cpu.max").write_text("10000 100000")
-    else:
-        (group / "cpu.cfs_quota_us").write_text("10000")
-    yield group
-    until(lambda: not (group / "cgroup.procs").read_text().split(), 30, "the group to be empty")
-    group.rmdir()
-
-
-@pytest.mark.needs("cpu-quota")
-def test_a_process_that_moves_into_a_group_with_a_quota_reads_its_throttling(quota: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", BUSY, str(quota)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        found = next(float(line) for line in process.stdout if line.strip() != "None" and float(line) > 50)
-        assert found <= 100
-    finally:
-        process.kill()
-        process.communicate()
+    (tmp_path / name).write_text(STAT.format(0, 0))  # without a quota
+    assert reader.read() == reader.read() == {}

@@ -31,14 +31,6 @@ def test_a_step_has_the_mean_of_what_came_while_it_was_made() -> None:
     assert readings.joined(part(6), None) == part(6), "none came while it was made"
 
 
-def test_a_reading_that_comes_again_in_a_later_step_is_of_the_first() -> None:
-    readings = StepReadings()
-    readings.take(read("node-0", 1.0, 10.0), 5)
-    readings.take(read("node-0", 1.0, 10.0), 6)
-    assert percent(readings.joined(part(5), None)) == 10.0
-    assert percent(readings.joined(part(6), None)) is None
-
-
 def test_late_parts_find_theirs_and_old_or_retracted_steps_are_forgotten() -> None:
     readings = StepReadings()
     for number in range(1, 6):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.node_agent.support.records import check_rollups
+from tests.node_agent.support.records import check_rollups, part, step
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.records import keys, replication
@@ -19,26 +19,11 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.wire import codec
 
-RUN = "r"
+RUN = "run-1"
 COMMAND = m.KeptCommand(
     id="c", digest="d", verb="note", args={}, by="anna", run=RUN, node=None, if_plan=None, received_at=1.0,
     ttl_seconds=60.0, state="accepted",
 )  # fmt: skip
-
-
-def committed(step: int, generation: m.Generation) -> m.StepCommitted:
-    return m.StepCommitted(
-        run=RUN, generation=generation, step=step, committed_at=float(step), loss=1.0 / step, weight=8.0, samples=8,
-        learning_rate=1e-3, grad_norm=1.0, cursor=8 * step, global_batch=8, plan_version=1, step_seconds=0.1,
-        tokens_total=8.0 * step,
-    )  # fmt: skip
-
-
-def part(step: m.StepCommitted, rank: int) -> m.RankStep:
-    return m.RankStep(
-        run=RUN, generation=step.generation, step=step.step, rank=rank, node=f"n{rank}", tokens=4.0, samples=4,
-        micro_batch=2, replays=0, step_seconds=0.1, phases=m.Phases(forward=0.05),
-    )  # fmt: skip
 
 
 class Node:
@@ -70,7 +55,7 @@ class Node:
             events, _ = reader.events(0, 10_000)
             own = {key: value for key, value in reader.metas().items() if key not in keys.OWN_KEYS}
             series = [reader.series(metric, None, 0, None, 50) for metric in ("loss", "tokens_per_second")]
-            parts = [reader.rank_steps(step.step) for step in steps]
+            parts = [reader.rank_steps(row.step) for row in steps]
             return steps, parts, events, own, reader.evaluations(), series
 
 
@@ -79,14 +64,13 @@ class Lead:
 
     def __init__(self, node: Node, term: int, seed: int) -> None:
         self.node, self.chance = node, random.Random(seed)
-        step, _, _, _ = node.recorder.newest()
-        self.step, self.generation = step, m.Generation(term, 0)
+        self.step, self.generation = node.recorder.newest()[0], m.Generation(term, 0)
 
     def commit(self) -> None:
         self.step += 1
-        row = committed(self.step, self.generation)
-        self.node.recorder.commit(row, [part(row, 0)], row.committed_at)
-        self.node.recorder.commit(row, [part(row, 1)], row.committed_at)
+        row = step(self.step, self.generation)
+        self.node.recorder.commit(row, [part(row.step, 0, row.generation)], row.committed_at)
+        self.node.recorder.commit(row, [part(row.step, 1, row.generation)], row.committed_at)
 
     def retract(self) -> None:
         if self.step > 1:
@@ -170,7 +154,7 @@ async def test_what_a_replaced_lead_had_made_alone_does_not_stand_in_its_copy(no
     await made.flush()
     assert theirs.contents()[:3] == ours.contents()[:3]
     with RecordReader(theirs.paths) as reader:
-        assert [reader.is_retracted(step, m.Generation(1, 0)) for step in (5, 6, 7, 8)] == [False, True, True, True]
+        assert [reader.is_retracted(number, m.Generation(1, 0)) for number in (5, 6, 7, 8)] == [False, True, True, True]
     await made.close()
 
 
@@ -186,11 +170,13 @@ async def test_a_copy_takes_the_rows_of_steps_that_the_next_lead_commits_again(n
         old.commit()
     for number in (41, 42):
         row = msgspec.structs.replace(
-            committed(number, old.generation), committed_at=1000.0 + number, step_seconds=3.5, seconds_total=99.0,
+            step(number, old.generation), committed_at=1000.0 + number, step_seconds=3.5, seconds_total=99.0,
             values={"remaining_seconds": 12.5},
         )  # fmt: skip
-        ours.recorder.commit(row, [msgspec.structs.replace(part(row, 0), values={"wait_seconds": 1.5})], 1000.0)
-        ours.recorder.commit(row, [part(row, 1)], 1000.0)
+        ours.recorder.commit(
+            row, [msgspec.structs.replace(part(row.step, 0, row.generation), values={"wait_seconds": 1.5})], 1000.0
+        )
+        ours.recorder.commit(row, [part(row.step, 1, row.generation)], 1000.0)
     new = Lead(ours, 2, 2)
     made = Copies(ours.paths, {"n1": theirs}, lambda: ())
     ours.recorder.on_kept = made.add

@@ -164,9 +164,7 @@ def test_a_disk_that_refuses_holds_nothing_up_and_loses_nothing(paths: RunPaths)
     check_rollups(paths)
 
 
-def test_what_waits_in_memory_is_bounded_and_what_is_lost_is_said(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_in_memory_is_bounded_and_what_is_lost_is_said(paths, monkeypatch):
     monkeypatch.setattr(recorder_module, "WAITING_WRITES", 5)
     now = [0.0]
     with RunDb(paths, clock=lambda: now[0]) as recorder:

@@ -30,14 +30,6 @@ def name_nodes(paths: RunPaths, node: str) -> None:
         recorder.set_meta("view", msgspec.json.encode(changed).decode(), own=True)
 
 
-def test_a_log_is_found_in_another_nodes_folder(paths: RunPaths) -> None:
-    logs = paths.directory.parent.parent.parent / "mbp" / "runs" / "demo-1" / "logs"
-    logs.parent.mkdir(parents=True)
-    paths.logs.rename(logs)
-    name_nodes(paths, "mbp")
-    assert {rank.log for rank in capture.of_run(paths.directory).ranks} != {""}
-
-
 def test_a_records_names_and_links_lead_to_no_other_file(paths: RunPaths, tmp_path: Path) -> None:
     outside = RunPaths(tmp_path / "outside" / "runs" / "demo-1")
     outside.logs.mkdir(parents=True)

@@ -69,18 +69,9 @@ def test_a_run_resumes_without_nodes_that_are_leaving(tmp_path: Path) -> None:
         ({"b": "a spot notice"}, {"c"}, "b is leaving: a spot notice; no other node has a rank that trains"),
     ],
 )  # fmt: skip
-def test_a_run_waits_for_nodes_that_only_they_can_continue(
-    tmp_path: Path, leaving: dict[str, str], out: set[str], problem: str
-) -> None:
+def test_a_run_waits_for_nodes_that_only_they_can_continue(tmp_path, leaving, out, problem):
     paths = RunPaths(tmp_path / "run-1")
     recorded(paths, ("c", 20), ("b", 30))
     with pytest.raises(InvalidInputError) as refusal:
         asyncio.run(adoption(**leaving)._leaving(paths, out))
     assert str(refusal.value) == f"resume: {problem}"
-
-
-def test_a_drained_rank_is_none_that_can_continue(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run-1")
-    recorded(paths, ("b", 30), out="drained")
-    with pytest.raises(InvalidInputError, match="no other node has a rank that trains"):
-        asyncio.run(adoption(c="a spot notice")._leaving(paths))

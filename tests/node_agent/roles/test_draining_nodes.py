@@ -19,39 +19,51 @@ def test_the_end_of_a_run_waits_less_for_a_node_that_leaves_than_the_usual_grace
     assert awaited_seconds(goes_back=False, leaving=False) > 15
 
 
-def test_nothing_is_done_while_all_stay():
-    assert decide(situation()) == Action("none")
+@pytest.mark.parametrize(
+    ("leaving", "live", "ranks"),
+    [
+        (("beta",), LIVE, (1,)),
+        (("beta", "gamma"), LIVE, (1, 2)),
+        (("beta",), {0: "alpha", 1: "beta", 2: "beta"}, (1, 2)),
+        (("gamma",), {0: "alpha", 1: "beta"}, (2,)),  # it is outside the group
+        (("delta",), LIVE, ()),  # it has no rank
+    ],
+)
+def test_ranks_of_other_nodes_are_drained(leaving, live, ranks):
+    assert decide(situation()) == Action("none"), "while all stay"
+    assert decide(situation(*leaving, live=live)) == Action("drain", dict.fromkeys(ranks, WHY))
 
 
-@pytest.mark.parametrize(("leaving", "ranks"), [(("beta",), (1,)), (("beta", "gamma"), (1, 2))])
-def test_ranks_of_other_nodes_are_drained(leaving, ranks):
-    assert decide(situation(*leaving)) == Action("drain", dict.fromkeys(ranks, WHY))
+@pytest.mark.parametrize(
+    ("leaving", "facts", "successor"),
+    [
+        (("alpha",), {}, "beta"),
+        (("alpha", "beta"), {}, "gamma"),
+        (("alpha",), {"reachable": frozenset({"gamma"})}, "gamma"),
+        (("alpha",), {"live": {0: "alpha", 2: "gamma"}}, "gamma"),  # only who has a rank is to lead
+        (("alpha",), {"turn": 1}, "gamma"),  # beta did not take over
+        (("alpha",), {"turn": 2}, "beta"),
+        (("alpha",), {"turn": 1, "live": {0: "alpha", 1: "beta", 2: "beta", 3: "gamma"}}, "gamma"),
+        (("alpha",), {"reachable": frozenset()}, None),  # a node in touch is waited for
+    ],
+)
+def test_a_lead_that_leaves_hands_over_before_its_own_rank_leaves(leaving, facts, successor):
+    wanted = Action("hand-over") if successor is None else Action("hand-over", successor=successor)
+    assert decide(situation(*leaving, **facts)) == wanted
 
 
-def test_all_ranks_of_a_node_are():
-    live = {0: "alpha", 1: "beta", 2: "beta"}
-    assert decide(situation("beta", live=live)).ranks == {1: WHY, 2: WHY}
-
-
-@pytest.mark.parametrize(("leaving", "successor"), [(("alpha",), "beta"), (("alpha", "beta"), "gamma")])
-def test_a_lead_that_leaves_hands_over_to_a_node_that_stays_before_its_own_rank_leaves(leaving, successor):
-    assert decide(situation(*leaving)) == Action("hand-over", successor=successor)
-
-
-def test_only_a_node_that_can_be_reached_and_has_a_rank_is_to_lead():
-    assert decide(situation("alpha", reachable=frozenset({"gamma"}))).successor == "gamma"
-    assert decide(situation("alpha", live={0: "alpha", 2: "gamma"})).successor == "gamma"
-
-
-def test_a_node_that_does_not_take_over_makes_way_for_the_next_one():
-    assert [decide(situation("alpha", turn=turn)).successor for turn in range(3)] == ["beta", "gamma", "beta"]
-    live = {0: "alpha", 1: "beta", 2: "beta", 3: "gamma"}
-    assert decide(situation("alpha", live=live, turn=1)).successor == "gamma"
-
-
-def test_nodes_out_of_touch_are_waited_for_while_there_is_time_to_hand_over():
-    assert decide(situation("alpha", reachable=frozenset())) == Action("hand-over")
-    assert decide(situation("alpha", reachable=frozenset(), may_hand_over=False)) == Action("stop")
+@pytest.mark.parametrize(
+    ("leaving", "facts"),
+    [
+        (("alpha", "beta", "gamma"), {}),
+        (("alpha",), {"live": {0: "alpha"}}),
+        (("beta",), {"live": {1: "beta"}}),  # the lead has no rank
+        (("alpha",), {"may_hand_over": False}),
+        (("alpha",), {"may_hand_over": False, "reachable": frozenset()}),
+    ],
+)
+def test_the_run_stops_with_a_checkpoint_when_no_node_stays_or_none_can_lead(leaving, facts):
+    assert decide(situation(*leaving, **facts)) == Action("stop")
 
 
 @pytest.mark.parametrize(("grace", "seconds"), [(15.0, 2.0), (120.0, 15.0)])
@@ -59,18 +71,3 @@ def test_each_node_has_some_time_to_take_over(grace, seconds):
     own = OwnDrain(WHY, 100.0, grace)
     assert [own.turn(100.0 + part * seconds) for part in (0.0, 0.9, 1.1, 2.1)] == [0, 0, 1, 2]
     assert own.may_hand_over(100.0 + 3 * seconds) and not own.may_hand_over(100.0 + 4 * seconds)
-
-
-def test_the_run_stops_with_a_checkpoint_when_no_node_stays_or_none_can_lead():
-    assert decide(situation("alpha", "beta", "gamma")).kind == "stop"
-    assert decide(situation("alpha", live={0: "alpha"})).kind == "stop"
-    assert decide(situation("beta", live={1: "beta"})).kind == "stop"  # the lead has no rank
-    assert decide(situation("alpha", may_hand_over=False)).kind == "stop"
-
-
-def test_a_rank_outside_the_group_leaves_too():
-    assert decide(situation("gamma", live={0: "alpha", 1: "beta"})) == Action("drain", {2: WHY})
-
-
-def test_a_node_without_a_rank_that_leaves_changes_nothing():
-    assert decide(situation("delta")) == Action("drain", {})

@@ -23,13 +23,8 @@ NAMES = st.sets(st.text("abcdefgh-", min_size=1, max_size=4), min_size=1, max_si
 def test_no_two_nodes_ever_claim_one_term(names: set[str], one: int, other: int) -> None:
     claimed = {name: next_term(one, name, names) for name in names}
     later = {name: next_term(other, name, names - {name}) for name in names}
-    assert all(term > one for term in claimed.values())
+    assert sorted(claimed.values()) == [*range(one + 1, one + 1 + len(names))], "as near above as may be"
     assert all(claimed[a] != later[b] and claimed[a] != claimed[b] for a in names for b in names if a != b)
-
-
-@given(NAMES, st.integers(0, 10_000))
-def test_a_claim_is_as_near_above_as_may_be(names: set[str], above: int) -> None:
-    assert sorted(next_term(above, name, names) for name in names) == list(range(above + 1, above + 1 + len(names)))
 
 
 class Others:
@@ -92,12 +87,9 @@ async def test_a_lead_that_has_seen_a_newer_term_is_asked_in_one_above_it(db: Ag
     assert await claim(db, others).consented(old_lead_is_off=False) == 10  # beta's: 1 more than a multiple of 3
     assert others.asked == [("gamma", 0), ("gamma", 10)]
     assert (db.term, db.consented_term(RUN)) == (10, 10)
-
-
-async def test_a_majority_that_has_seen_a_newer_term_is_asked_in_one_above_it(db: AgentDb) -> None:
-    others = Others(alpha=5, gamma=None)
-    assert await claim(db, others).consented(old_lead_is_off=False) == 7
-    assert others.asked == [("alpha", 0), ("alpha", 7)]
+    others = Others(alpha=15, gamma=None)  # a majority decides
+    assert await claim(db, others).consented(old_lead_is_off=False) == 16
+    assert others.asked[-1] == ("alpha", 16)
 
 
 async def test_of_a_lead_that_goes_out_of_reach_meanwhile_a_majority_decides(db: AgentDb) -> None:

@@ -1,7 +1,6 @@
 """A rank of another node's run: what it obeys of its lead's orders."""
 
 import asyncio
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -31,9 +30,7 @@ class Port:
 
 
 @pytest.mark.parametrize(("recorded", "is_obeyed"), [(True, True), (False, False), (None, False)])
-def test_a_late_word_on_the_lead_s_record_is_no_order_of_a_replaced_lead(
-    tmp_path: Path, recorded: bool | None, is_obeyed: bool
-) -> None:
+def test_a_late_word_on_the_lead_s_record_is_no_order_of_a_replaced_lead(tmp_path, recorded, is_obeyed):
     """It is dropped; the trainer has given up waiting for it."""
     paths, port = RunPaths(tmp_path / "run-1"), Port()
     paths.directory.mkdir()

@@ -68,9 +68,7 @@ async def test_an_agent_stays_while_a_checkpoint_is_copied(tmp_path: Path, copie
     await asyncio.wait_for(serving, 60)
 
 
-async def test_a_copy_that_takes_longer_than_the_grace_makes_no_failure(
-    tmp_path: Path, copier: "subprocess.Popen[bytes]", caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_copy_that_takes_longer_than_the_grace_makes_no_failure(tmp_path, copier, caplog):
     leaving = NodeDrain(AgentRole(), 0.2, tmp_path)
     leaving.begin("a test", exits=True)
     await asyncio.wait_for(leaving.serve(), 60)

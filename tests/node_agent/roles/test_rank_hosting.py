@@ -6,9 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
-import tomli_w
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.records.keys import HANDED_OVER_KEY
@@ -51,9 +49,7 @@ async def test_nor_if_one_is_started_while_the_rank_is_checked(monkeypatch: pyte
     assert (field, problem) == ("run", "leads a run that is starting; one run at a time")
 
 
-async def test_a_directory_that_an_agent_was_making_as_it_died_is_removed_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_directory_that_an_agent_was_making_as_it_died_is_removed_by_the_next(tmp_path, monkeypatch):
     """The disk is as it was at two moments: while the directory is made, and while it is removed again."""
     runs, left = runs_directory(tmp_path / "node"), []
 
@@ -64,10 +60,8 @@ async def test_a_directory_that_an_agent_was_making_as_it_died_is_removed_by_the
         killed()
         raise RefusedError("the disk is full")
 
-    db: Any = SimpleNamespace(
-        known_run=lambda run: None, followed=lambda run: None, consented_term=lambda run: 0, saw=lambda seen: None,
-        add_run=full, forget_run=killed,
-    )  # fmt: skip
+    db = empty_db()
+    db.add_run, db.forget_run = full, killed
     context: Any = SimpleNamespace(node="a", db=db, placement=None, directory=tmp_path / "node")
     monkeypatch.setattr(preflight, "check_on", lambda *_, **__: None)
     field, problem = await RankHosting(context, AgentRole()).host("b", "tcp://127.0.0.1:1", ORDER)
@@ -85,28 +79,6 @@ def empty_db() -> Any:
         known_run=lambda run: None, followed=lambda run: None, consented_term=lambda run: 0, saw=lambda seen: None,
         forget_run=lambda run: None,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("run", ["Run-1", "run-1"])
-async def test_a_folder_of_another_run_is_not_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str
-) -> None:
-    """By an ID that some disks take for another one's, and by the ID of a folder that this node's database lacks."""
-    monkeypatch.setattr(preflight, "check_on", lambda *_, **__: None)
-    paths = RunPaths(runs_directory(tmp_path / "node") / run)
-    paths.directory.mkdir(parents=True)
-    content = run_file.to_dict(config(nodes={"a": {}, "b": {}}))
-    content["run"]["name"] = "other"
-    paths.run_file.write_text(tomli_w.dumps(content))
-    before = paths.run_file.read_bytes()
-    context: Any = SimpleNamespace(node="a", db=empty_db(), placement=None, directory=tmp_path / "node")
-    order = msgspec.structs.replace(ORDER, run=run)
-    field, problem = await RankHosting(context, AgentRole()).host("b", "tcp://127.0.0.1:1", order)
-    expected = f"{paths.directory} holds another run, other: move it away" if run == "run-1" else "is not an ID"
-    assert field in ("run", "name")
-    assert expected in problem
-    assert paths.run_file.read_bytes() == before
-    assert [*paths.directory.parent.iterdir()] == [paths.directory]
 
 
 @pytest.mark.parametrize("is_there", [False, True])

@@ -76,9 +76,6 @@ def test_each_transition_from_each_role_is_defined_or_refused(before: str) -> No
             with pytest.raises(r.TransitionError):
                 transition(ROLES[before])
                 pytest.fail(f"{what} is not refused")
-
-
-def test_a_run_is_not_put_off_as_another() -> None:
     with pytest.raises(r.TransitionError, match="can't put off while Starting"):
         r.put_off(r.Starting("run-2"), WAITING)
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import tomli_w
-from tests.node_agent.support.records import part, plan, step
+from tests.node_agent.support.records import part, plan, step, write_checkpoint
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings, Skipped
@@ -15,14 +15,11 @@ from trainctl.node_agent.planning.lr_schedule import LrRule
 from trainctl.node_agent.planning.setups import RankSetup, Resumed
 from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import branching, checkpoint_source, restore
-from trainctl.node_agent.runs.branching import Fork
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
-from trainctl.protocol.record.checkpoints import FileEntry, Manifest, digest_of
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -35,15 +32,6 @@ SKIPPED = Skipped(2, 48, 24), Skipped(4, 144, 48)
 
 def made_config(**tables: Any) -> RunFile:
     return config(100, 24, nodes=NODES, **tables)
-
-
-def keep_checkpoint(paths: RunPaths, at: int, metadata: CheckpointMetadata | None = None) -> None:
-    folder = paths.checkpoint(at)
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text("{}")
-    files = {"state.json": FileEntry(2, digest_of(folder / "state.json"))}
-    manifest = Manifest(run=paths.directory.name, step=at, written_at=0.0, files=files, metadata=metadata)
-    (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
 
 
 @pytest.fixture
@@ -59,8 +47,8 @@ def parent(tmp_path: Path) -> RunPaths:
             row = msgspec.structs.replace(step(number, GENERATION), plan_version=version)
             recorder.commit(row, [part(number, generation=GENERATION)], 0.0)
         restore._keep(recorder, Durable(CHANGED, GENERATION, 4, skipped=SKIPPED, setups={0: SETUP}))
-    keep_checkpoint(paths, 2)
-    keep_checkpoint(paths, 3)
+    write_checkpoint(paths, 2)
+    write_checkpoint(paths, 3)
     return paths
 
 
@@ -71,13 +59,16 @@ def cursor_after(paths: RunPaths, at: int) -> int:
     return row.cursor
 
 
-def branched(parent: RunPaths, fork: Fork, wanted: RunFile) -> restore.Opening:
-    return restore.new_run(wanted, "c", parent.directory.parent / "agent", "id-1", "anna", fork=fork)
+def branched(parent: RunPaths, wanted: RunFile | None = None) -> restore.Opening:
+    """A run that branched off at step 3, its record closed."""
+    fork, folder = branching.find(parent, 3, "c"), parent.directory.parent / "agent"
+    opening = restore.new_run(wanted or made_config(), "c", folder, "id-1", "anna", fork=fork)
+    opening.recorder.close()
+    return opening
 
 
 def test_it_has_what_commands_had_changed_up_to_its_step(parent: RunPaths) -> None:
-    opening = branched(parent, branching.find(parent, 3, "c"), made_config())
-    opening.recorder.close()
+    opening = branched(parent)
     durable, progress = opening.conductor.durable, opening.conductor.progress
     assert (durable.settings.ranks, durable.settings.lr) == (CHANGED.ranks, CHANGED.lr)
     assert durable.branch == m.BranchPoint("parent", 3, cursor_after(parent, 3))
@@ -92,26 +83,20 @@ def test_it_has_what_commands_had_changed_up_to_its_step(parent: RunPaths) -> No
     ("tables", "keeps_shares", "keeps_rate"),
     [({"optimizer": {"learning_rate": 1e-2}}, True, False), ({"batch": {"global": 48}}, False, True)],
 )
-def test_what_its_run_file_changes_isn_t_its_parent_s(
-    parent: RunPaths, tables: dict[str, Any], keeps_shares: bool, keeps_rate: bool
-) -> None:
+def test_what_its_run_file_changes_isn_t_its_parent_s(parent, tables, keeps_shares, keeps_rate):
     wanted = made_config()
     for name, values in tables.items():
         given = {key if key != "global" else "global_": value for key, value in values.items()}
         wanted = msgspec.structs.replace(wanted, **{name: msgspec.structs.replace(getattr(wanted, name), **given)})
-    opening = branched(parent, branching.find(parent, 3, "c"), wanted)
-    opening.recorder.close()
+    opening = branched(parent, wanted)
     settings = opening.conductor.durable.settings
     assert (settings.ranks == CHANGED.ranks) is keeps_shares
     assert (settings.lr == CHANGED.lr) is keeps_rate
     assert settings.global_batch == wanted.batch.global_
 
 
-def test_without_a_step_it_is_the_newest_checkpoint(parent: RunPaths) -> None:
-    assert branching.find(parent, None, "c").step == 3
-
-
 def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(parent: RunPaths) -> None:
+    assert branching.find(parent, None, "c").step == 3, "the newest without a step"
     with pytest.raises(InvalidInputError, match="no checkpoint of step 4 on c; it has those of steps 2, 3"):
         branching.find(parent, 4, "c")
     (parent.checkpoint(3) / "state.json").write_text("[]torn")
@@ -122,20 +107,17 @@ def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(parent: Run
 def test_a_branch_of_a_run_s_last_step_is_refused(parent: RunPaths) -> None:
     wanted = msgspec.structs.replace(made_config(), run=msgspec.structs.replace(made_config().run, steps=3))
     with pytest.raises(InvalidInputError, match=r"config: run.steps: 3, but the branch starts at step 3"):
-        branched(parent, branching.find(parent, 3, "c"), wanted)
+        branched(parent, wanted)
 
 
 def test_before_its_first_step_it_starts_again_from_the_checkpoint_that_it_branched_off(parent: RunPaths) -> None:
-    opening = branched(parent, branching.find(parent, 3, "c"), made_config())
-    opening.recorder.close()
+    opening = branched(parent)
     paths, cursor = opening.paths, cursor_after(parent, 3)
     again = restore.surviving_run(paths, frozenset())
     again.recorder.close()
     assert (again.conductor.progress.step, again.conductor.progress.cursor) == (3, cursor)
     assert checkpoint_source.find(paths, "c") == Source(3, "c", paths.checkpoint(3))
-    assert checkpoint_source.find(paths, "a") == Source(3, "a", paths.checkpoint(3)), (
-        "a copy of the record knows it too"
-    )
+    assert checkpoint_source.find(paths, "a") == Source(3, "a", paths.checkpoint(3)), "a copy of the record knows it"
     back = restore.old_run(paths, "c", ("a", "b", "c"), Source(3, "c"), None)
     back.recorder.close()
     assert (back.conductor.progress.step, back.conductor.progress.cursor) == (3, cursor)
@@ -144,17 +126,16 @@ def test_before_its_first_step_it_starts_again_from_the_checkpoint_that_it_branc
 
 
 def test_a_rollback_to_its_first_step_skips_from_there(parent: RunPaths) -> None:
-    opening = branched(parent, branching.find(parent, 3, "c"), made_config())
-    restore._keep(opening.recorder, msgspec.structs.replace(opening.conductor.durable, rollback=Rollback(3, 2)))
-    opening.recorder.close()
+    opening = branched(parent)
+    with restore.RunDb(opening.paths) as recorder:
+        restore._keep(recorder, msgspec.structs.replace(opening.conductor.durable, rollback=Rollback(3, 2)))
     back = restore.old_run(opening.paths, "c", ("a", "b", "c"), Source(3, "c"), None)
     back.recorder.close()
     assert back.conductor.progress.cursor == cursor_after(parent, 3) + 2 * 24
 
 
 def test_the_checkpoint_outlives_its_parent_s(parent: RunPaths) -> None:
-    opening = branched(parent, branching.find(parent, 3, "c"), made_config())
-    opening.recorder.close()
+    opening = branched(parent)
     for file in parent.checkpoint(3).iterdir():
         file.unlink()
     assert checkpoint_source.whole(opening.paths, 3) == opening.paths.checkpoint(3)
@@ -172,24 +153,18 @@ def test_shares_of_the_run_file_don_t_refuse_a_global_batch_that_was_set(parent:
         recorder.set_meta(settings_key(2), msgspec.json.encode(doubled).decode())
     wanted = config(100, 24, nodes=nodes)
     parent.run_file.write_bytes(tomli_w.dumps(run_file.to_dict(wanted)).encode())
-    opening = branched(parent, branching.find(parent, 3, "c"), wanted)
-    opening.recorder.close()
+    opening = branched(parent, wanted)
     settings = opening.conductor.durable.settings
     assert (settings.global_batch, settings.ranks) == (48, doubled.ranks)
 
 
 def test_a_branch_branches_at_the_checkpoint_that_it_started_from(parent: RunPaths) -> None:
-    opening = branched(parent, branching.find(parent, 3, "c"), made_config())
-    opening.recorder.close()
+    opening = branched(parent)
     again = branching.find(opening.paths, None, "c")
     assert (again.step, again.cursor, again.run) == (3, cursor_after(parent, 3), opening.paths.directory.name)
 
 
 def test_a_checkpoint_of_a_step_that_was_retracted_starts_no_branch(parent: RunPaths) -> None:
-    metadata = CheckpointMetadata(
-        recipe={}, performance=Performance(), lineage=Lineage(run="parent", generation=m.Generation(1, 0)),
-        environment=Environment(node="c", program="0", python="3", library="torch", device="cpu", system="Linux"),
-    )  # fmt: skip
-    keep_checkpoint(parent, 4, metadata)
+    write_checkpoint(parent, 4, m.Generation(1, 0))
     with pytest.raises(InvalidInputError, match="the checkpoint of step 4 on c is of a step that was retracted"):
         branching.find(parent, 4, "c")

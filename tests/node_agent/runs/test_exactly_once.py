@@ -206,23 +206,3 @@ def test_ranks_are_probed_before_their_first_step_wherever_the_agent_was_killed(
         agent.until(lambda: agent.step() >= 1)
         assert agent.session.conductor.durable.probed == (0, 1)
     shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("moments", [4, 13, 16])
-def test_an_edit_of_a_paused_run_ends_while_it_is_paused_wherever_the_agent_was_killed(moments):
-    """From its journaling to the note of its outcome there are some 17 moments."""
-    folder = in_memory()
-    sent = Sent(JournaledAgent(folder, 1, 3))
-    agent = sent.agent
-    agent.until(lambda: agent.step() >= 1)
-    sent.command("pause")
-    agent.until(lambda: not agent.db.open_commands())
-    agent.doom(moments)
-    edit = sent.command("set-lr", value=0.0)
-    agent.life.left = None
-    agent.until(lambda: not agent.db.open_commands())
-    row = agent.row(edit.id)
-    assert (agent.kills, row.state, agent.session.conductor.state) == (1, "applied", "paused")
-    assert agent.planned_steps(edit.id) == {row.step} == {agent.step() + 1}
-    agent.close()
-    shutil.rmtree(folder)

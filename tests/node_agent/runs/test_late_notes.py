@@ -22,6 +22,7 @@ from trainctl.protocol.messages.events import RunBranched
 from trainctl.protocol.record.paths import RunPaths
 
 ID = "8b7c6d5e-0000-4000-8000-000000000001"
+BRANCHED = m.LateEvent("run-1", 1005.5, "anna", "info", 6, RunBranched("run-1", 6, "run-2", "forge"))
 
 
 class Idle:
@@ -92,10 +93,8 @@ def test_what_is_elsewhere_gone_or_just_beginning_takes_no_note(world: World) ->
     world.paths.directory.rename(world.paths.directory.with_name("moved"))
     with pytest.raises(InvalidInputError, match="no longer in"):
         world.late_notes.note(row)
+    assert not world.late_notes.take(BRANCHED), "its disk may come back"
     assert not world.paths.directory.exists(), "nothing is made where the record was"
-
-
-BRANCHED = m.LateEvent("run-1", 1005.5, "anna", "info", 6, RunBranched("run-1", 6, "run-2", "forge"))
 
 
 def late_rows(world: World) -> list[tuple[object, ...]]:
@@ -121,12 +120,6 @@ def test_events_of_runs_that_were_not_led_here_are_not_written(world: World) -> 
     world.idle.is_busy = False  # what is being resumed may be that run; its record has one writer
     assert world.late_notes.take(BRANCHED)
     assert len(late_rows(world)) == 1
-
-
-def test_an_event_of_a_run_without_a_record_ends_nothing(world: World) -> None:
-    world.paths.directory.rename(world.paths.directory.with_name("moved"))
-    assert not world.late_notes.take(BRANCHED), "its disk may come back"
-    assert world.published == [] and not world.paths.directory.exists()
 
 
 async def test_one_that_was_written_when_the_agent_was_killed_is_told_as_written(world: World) -> None:

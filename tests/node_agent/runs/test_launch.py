@@ -45,9 +45,6 @@ def test_a_node_is_gone_if_none_of_its_trainers_lives(tmp_path: Path, node: str,
     assert Launch(context, context, lambda run: None)._gone(paths) == gone
 
 
-# ---------------------------------------------------------------- one precision for all
-
-
 class Link:
     """A link to a node that has said what devices it has."""
 
@@ -61,9 +58,7 @@ class Link:
 @pytest.mark.parametrize(
     ("theirs", "chosen"), [(("bfloat16", "float16"), "bfloat16"), (("float16",), "float16"), ((), "float32")]
 )
-async def test_the_lead_asks_all_nodes_what_they_compute_in(
-    monkeypatch: pytest.MonkeyPatch, theirs: tuple[str, ...], chosen: str
-) -> None:
+async def test_the_lead_asks_all_nodes_what_they_compute_in(monkeypatch, theirs, chosen):
     every = ("bfloat16", "float16")
     monkeypatch.setattr(launch, "read_devices", lambda: (m.DeviceTypes("torch", "cpu", every),))
     context: Any = SimpleNamespace(db=None, node="a")
@@ -72,9 +67,6 @@ async def test_the_lead_asks_all_nodes_what_they_compute_in(
     found, why = await Launch(context, peers, lambda run: None).in_one_precision(wanted)
     assert found.model.dtype == chosen
     assert chosen in why
-
-
-# ---------------------------------------------------------------- which checkpoint
 
 
 class Starting:
@@ -93,9 +85,7 @@ class Starting:
 
 
 @pytest.mark.parametrize(("comes_up", "source"), [(True, Source(30, "b", cursor=720)), (False, None)])
-async def test_a_node_that_is_just_starting_is_asked_for_its_checkpoint_too(
-    tmp_path: Path, comes_up: bool, source: Source | None
-) -> None:
+async def test_a_node_that_is_just_starting_is_asked_for_its_checkpoint_too(tmp_path, comes_up, source):
     paths = RunPaths(tmp_path / RUN)
     restore.make_directory(paths, config(100, 24, nodes={"b": {"backend": "torch"}})).close()
     context: Any = SimpleNamespace(db=None, node="a")
@@ -117,6 +107,9 @@ def told_to_go_back(directory: Path, step: int, *written: tuple[str, int]) -> Ru
 def test_a_run_goes_back_to_an_older_checkpoint_where_the_one_wanted_is_gone(tmp_path: Path) -> None:
     paths = told_to_go_back(tmp_path, 20, ("b", 10), ("b", 30))
     assert launch._source(paths, "a", set()) == Source(10, "b")
+    with pytest.raises(InvalidInputError, match=r"only b \(unreachable\) has a checkpoint.*; resume when b is back"):
+        launch._source(paths, "a", {"b"})
+    assert restore.rollback_step(paths) == 20, "one whose node is unreachable is not gone"
 
 
 def test_it_never_goes_to_a_later_one_and_can_be_resumed_without_the_rollback(tmp_path: Path) -> None:
@@ -128,10 +121,3 @@ def test_it_never_goes_to_a_later_one_and_can_be_resumed_without_the_rollback(tm
         "resume the run to continue from step 30, on b"
     )
     assert launch._source(paths, "a", set()) == Source(30, "b")
-
-
-def test_one_whose_node_is_unreachable_is_not_gone(tmp_path: Path) -> None:
-    paths = told_to_go_back(tmp_path, 20, ("c", 20), ("b", 30))
-    with pytest.raises(InvalidInputError, match=r"only c \(unreachable\) has a checkpoint.*; resume when c is back"):
-        launch._source(paths, "a", {"c"})
-    assert restore.rollback_step(paths) == 20

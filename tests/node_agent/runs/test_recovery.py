@@ -15,48 +15,28 @@ from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.recovery import Backoff, Recovery, ResumePoint, absent
 from trainctl.protocol.messages import Generation
 from trainctl.protocol.messages.events import CheckpointWritten, RunStateChanged, StepRetracted
-from trainctl.protocol.record import checkpoints
-from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
 from trainctl.protocol.record.paths import RunPaths
 
 WAY = ResumePoint({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
 
 
-def test_with_all_nodes_in_reach_nobody_is_waited_for():
-    assert absent(WAY, {"x": 5000.0}) == ({}, "", "")
-
-
-def test_one_that_has_no_newest_checkpoint_can_be_done_without():
-    assert absent(WAY, {"c": 0.0}) == ({2: "c"}, "", "")
-
-
-@pytest.mark.parametrize("seconds", [0.0, 299.0])
-def test_the_node_with_the_newest_checkpoint_is_waited_for(seconds):
-    wanted = "b (newest checkpoint), until it has been unreachable for 300 s"
-    assert absent(WAY, {"b": seconds, "c": 900.0}) == ({1: "b", 2: "c"}, wanted, "")
-
-
-def test_and_not_without_end():
-    given_up = "b (newest checkpoint) has been unreachable for 301 s"
-    assert absent(WAY, {"b": 301.0}) == ({1: "b"}, "", given_up)
-
-
-def test_where_no_node_is_in_reach_nothing_else_can_be_done():
-    assert absent(WAY, {"a": 900.0, "b": 900.0, "c": 900.0}) == ({0: "a", 1: "b", 2: "c"}, "a, b, c", "")
-
-
-async def test_a_node_that_leaves_takes_no_rank(tmp_path):
-    def link(leaving: str) -> Any:
-        return SimpleNamespace(line=SimpleNamespace(open=True), leaving=leaving, silent_seconds=0.0)
-
-    context: Any = SimpleNamespace(db=SimpleNamespace(known_run=lambda run: SimpleNamespace(directory=tmp_path)))
-    peers: Any = SimpleNamespace(links={"b": link(""), "c": link("a spot notice")})
-    recovery = Recovery(context, peers, cast(Any, None))
-    recovery._way = WAY
-    assert await recovery._absent("run-1") == ({2: "c"}, "", "")
-
-
-# ---------------------------------------------------------------- which checkpoint
+@pytest.mark.parametrize(
+    ("silent", "ranks", "waits_for", "given_up"),
+    [
+        ({"x": 5000.0}, {}, "", ""),
+        ({"c": 0.0}, {2: "c"}, "", ""),  # it has no newest checkpoint
+        (
+            {"b": 299.0, "c": 900.0},
+            {1: "b", 2: "c"},
+            "b (newest checkpoint), until it has been unreachable for 300 s",
+            "",
+        ),
+        ({"b": 301.0}, {1: "b"}, "", "b (newest checkpoint) has been unreachable for 301 s"),
+        (dict.fromkeys("abc", 900.0), {0: "a", 1: "b", 2: "c"}, "a, b, c", ""),  # nothing else can be done
+    ],
+)
+def test_only_the_node_with_the_newest_checkpoint_is_waited_for_and_not_without_end(silent, ranks, waits_for, given_up):
+    assert absent(WAY, silent) == (ranks, waits_for, given_up)
 
 
 def written(tmp_path, *by: tuple[str, int]) -> RunPaths:
@@ -70,11 +50,13 @@ def written(tmp_path, *by: tuple[str, int]) -> RunPaths:
     return paths
 
 
-def test_the_newest_of_those_in_reach(tmp_path):
+def test_the_newest_of_those_in_reach_and_no_later_one_than_a_rollback_wants(tmp_path):
     paths = written(tmp_path, ("b", 20), ("c", 20), ("b", 40))
     assert checkpoint_source.find(paths, "a") == Source(40, "b")
     assert checkpoint_source.find(paths, "a", {"b"}) == Source(20, "c")
     assert checkpoint_source.find(paths, "a", {"b", "c"}) == Source()
+    assert checkpoint_source.find(paths, "a", at_most=20).step == 20
+    assert checkpoint_source.find(paths, "a", at_most=10) == Source()
 
 
 def test_none_of_a_history_that_the_run_has_gone_back_behind(tmp_path):
@@ -83,10 +65,13 @@ def test_none_of_a_history_that_the_run_has_gone_back_behind(tmp_path):
     assert checkpoint_source.find(paths, "a", {"c"}) == Source()
 
 
-def test_none_of_a_step_that_was_retracted(tmp_path):
+@pytest.mark.parametrize(
+    ("happened", "step"), [(StepRetracted(40), 39), (RunStateChanged("", "resumed", "from step 20"), 20)]
+)
+def test_none_of_a_step_that_was_retracted_though_no_other_was_written_since(tmp_path, happened, step):
     paths = written(tmp_path, ("b", 20), ("b", 40))
     with RunDb(paths) as recorder:
-        recorder.event(41.0, StepRetracted(40), "warning", "auto", step=39)
+        recorder.event(41.0, happened, "warning", "auto", step=step)
     assert checkpoint_source.find(paths, "a") == Source(20, "b")
 
 
@@ -99,14 +84,7 @@ def test_none_here_that_a_cut_off_rank_made_of_a_step_that_was_made_again(tmp_pa
             made = msgspec.structs.replace(records.step(step), generation=Generation(1, 3 if step > 3 else 1))
             recorder.commit(made, [records.part(step)], 1000.0 + step)
     for step, generation in ((2, Generation(1, 1)), (4, made_in)):
-        folder = paths.checkpoints / f"step-{step}"
-        folder.mkdir(parents=True)
-        metadata = CheckpointMetadata(
-            recipe={}, performance=Performance(), lineage=Lineage(run="run-1", generation=generation),
-            environment=Environment(node="a", program="", python="", library="", device="cpu", system=""),
-        )  # fmt: skip
-        manifest = checkpoints.Manifest(run="run-1", step=step, written_at=0.0, files={}, metadata=metadata)
-        (folder / checkpoints.MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
+        records.write_checkpoint(paths, step, generation)
     assert checkpoint_source.find(paths, "a") == Source(found, "a", paths.checkpoints / f"step-{found}")
 
 
@@ -142,16 +120,11 @@ def test_the_wait_doubles_until_it_is_given_up():
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
 
 
-def test_a_run_that_got_further_begins_to_count_again():
+def test_a_run_that_got_further_or_was_forgotten_begins_to_count_again():
     backoff = Backoff(Clock())
     assert [backoff.take("run-1", step) for step in (40, 40, 40, 41)] == [1.0, 2.0, 4.0, 1.0]
-
-
-def test_so_does_one_that_was_forgotten_for_another():
-    backoff = Backoff(Clock())
-    assert [backoff.take("run-1", 40) for _ in range(2)] == [1.0, 2.0]
     backoff.forget()
-    assert backoff.take("run-1", 40) == 1.0
+    assert backoff.take("run-1", 41) == 1.0
 
 
 def test_one_that_cannot_be_taken_up_is_tried_again():
@@ -172,16 +145,3 @@ def test_waiting_for_nodes_is_no_try():
     assert backoff.held_seconds == 30.0
     assert backoff.again() == clock.now + 2.0
     assert backoff.held_seconds == 0.0
-
-
-def test_no_later_one_than_a_rollback_wants(tmp_path):
-    paths = written(tmp_path, ("b", 20), ("b", 40))
-    assert checkpoint_source.find(paths, "a", at_most=30) == Source(20, "b")
-    assert checkpoint_source.find(paths, "a", at_most=10) == Source()
-
-
-def test_none_that_the_run_has_gone_back_behind_though_it_has_written_no_other_since(tmp_path):
-    paths = written(tmp_path, ("b", 20), ("b", 40))
-    with RunDb(paths) as recorder:
-        recorder.event(50.0, RunStateChanged("", "resumed", "from step 20"), "warning", "auto", step=20)
-    assert checkpoint_source.find(paths, "a") == Source(20, "b")

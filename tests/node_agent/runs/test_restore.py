@@ -1,10 +1,11 @@
 """An ended run taken up again: with the settings of the life that made its last step, whatever an older one planned."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from tests.node_agent.support.records import part, plan, step
+from tests.node_agent.support.records import part, plan, step, write_checkpoint
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.conductor import views
@@ -18,8 +19,6 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import NodeTime
 from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.events import CheckpointWritten
-from trainctl.protocol.record import checkpoints
-from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -55,10 +54,35 @@ def paths(tmp_path: Path) -> RunPaths:
     return made
 
 
+def keep(paths: RunPaths, **fields: Any) -> None:
+    with restore.RunDb(paths) as recorder:
+        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, **fields))
+
+
+def told_to_go_back(paths: RunPaths, step: int, skip_batches: int) -> None:
+    keep(paths, rollback=Rollback(step, skip_batches), checkpoints=(2, 4))
+
+
+def resumed(paths: RunPaths, step: int) -> restore.Opening:
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(step, "b"), None)
+    opening.recorder.close()
+    return opening
+
+
+def survived(paths: RunPaths, **known: Any) -> restore.Opening:
+    opening = restore.surviving_run(paths, frozenset(), **known)
+    opening.recorder.close()
+    return opening
+
+
+def recorded_times(paths: RunPaths) -> tuple[NodeTime, ...]:
+    with restore.RunDb(paths) as recorder:
+        return kept_times(recorder)
+
+
 @pytest.mark.parametrize("after", [2, 3, 4])
 def test_the_life_that_was_gone_back_behind_has_no_say(paths: RunPaths, after: int) -> None:
-    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(after, "b"), None)
-    opening.recorder.close()
+    opening = resumed(paths, after)
     ranks = opening.conductor.durable.settings.ranks
     assert {rank: (setting.share, setting.out) for rank, setting in ranks.items()} == {0: (12, ""), 1: (12, "")}
     assert not any("undone" in notice for notice in opening.notices)
@@ -70,23 +94,17 @@ def test_a_rank_that_takes_part_again_has_not_departed(paths: RunPaths) -> None:
     with restore.RunDb(paths) as recorder:
         recorder.set_meta(settings_key(3), msgspec.json.encode(lost).decode())
         restore._keep(recorder, Durable(lost, m.Generation(1, 2), 204, departed=(0, 2)))
-    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
-    opening.recorder.close()
-    assert opening.conductor.durable.departed == (2,)
+    assert resumed(paths, 4).conductor.durable.departed == (2,)
 
 
 @pytest.mark.parametrize(("kept", "is_known"), [((0, 1, 2), True), ((0,), False)])
-def test_what_the_ranks_of_the_step_computed_with_is_kept_for_the_group_that_continues_it(
-    paths: RunPaths, kept: tuple[int, ...], is_known: bool
-) -> None:
+def test_what_the_ranks_of_the_step_computed_with_is_kept_for_the_group_that_continues_it(paths, kept, is_known):
     """Ranks 0 and 1 made the step."""
     setups = {rank: RankSetup("abc"[rank], "torch", "cpu") for rank in kept}
     with restore.RunDb(paths) as recorder:
         recorder.add_parts([part(4, 1, generation=m.Generation(1, 2))])
         restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, setups=setups))
-    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
-    opening.recorder.close()
-    found = opening.conductor.durable.resumed
+    found = resumed(paths, 4).conductor.durable.resumed
     assert found == (Resumed(4, {rank: setups[rank] for rank in (0, 1)}) if is_known else None)
 
 
@@ -96,39 +114,17 @@ def test_what_came_after_the_step_is_undone_with_it(paths: RunPaths) -> None:
         recorder.set_meta(settings_key(4), msgspec.json.encode(drained).decode())
         live(recorder, 3, {5: 3, 6: 4}, until=6)
         restore._keep(recorder, Durable(drained, m.Generation(1, 3), 306))
-    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
-    opening.recorder.close()
+    opening = resumed(paths, 4)
     assert opening.conductor.durable.settings.ranks[0].share == 12
     assert any("undone" in notice for notice in opening.notices)
 
 
 @pytest.mark.parametrize(("kept", "after"), [(None, (0, 1)), ((), ()), ((1,), (1,))])
-def test_ranks_that_outlive_an_agent_of_a_version_without_probes_need_none(paths: RunPaths, kept, after) -> None:
-    """Their trainers know no such plan."""
-    with restore.RunDb(paths) as recorder:
-        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, members=(0, 1), probed=kept))
-    opening = restore.surviving_run(paths, frozenset())
-    opening.recorder.close()
-    assert opening.conductor.durable.probed == after
-
-
-def test_a_new_run_survives_an_agent_that_ended_before_its_first_generation_unprobed(tmp_path: Path) -> None:
-    """Its members are kept as soon as their ranks are ready."""
-    made = config(100, 24, nodes={"a": {"backend": "torch"}, "b": {"backend": "torch"}})
-    opening = restore.new_run(made, "c", tmp_path, "id-1", "anna")
-    restore._keep(opening.recorder, msgspec.structs.replace(opening.conductor.durable, members=(0, 1)))
-    opening.recorder.close()
-    again = restore.surviving_run(opening.paths, frozenset())
-    again.recorder.close()
-    assert again.conductor.durable.probed == ()
-
-
-def test_a_run_that_is_taken_up_again_is_probed_again(paths: RunPaths) -> None:
-    with restore.RunDb(paths) as recorder:
-        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, members=(0, 1), probed=(0, 1)))
-    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
-    opening.recorder.close()
-    assert opening.conductor.durable.probed == ()
+def test_ranks_that_outlive_an_agent_are_probed_unless_they_were_or_know_no_probes(paths, kept, after):
+    """None: their agent's version knew none. A run that is taken up again is probed in any case."""
+    keep(paths, members=(0, 1), probed=kept)
+    assert survived(paths).conductor.durable.probed == after
+    assert resumed(paths, 4).conductor.durable.probed == ()
 
 
 def test_the_time_between_the_loss_of_agent_and_trainers_and_the_resume_is_nobody_s(paths: RunPaths) -> None:
@@ -136,31 +132,19 @@ def test_the_time_between_the_loss_of_agent_and_trainers_and_the_resume_is_nobod
         last = recorder.last_state().step
         assert last is not None
         keep_times(recorder, (NodeTime("a", 5.0, last.committed_at - 10), NodeTime("b", 7.0)))
-    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(2, "b"), None)
-    times = kept_times(opening.recorder)
-    opening.recorder.close()
-    assert times == (NodeTime("a", 15.0), NodeTime("b", 7.0))
+    resumed(paths, 2)
+    assert recorded_times(paths) == (NodeTime("a", 15.0), NodeTime("b", 7.0))
 
 
-def test_a_run_that_outlives_its_agent_goes_on_taking_time(paths: RunPaths) -> None:
-    with restore.RunDb(paths) as recorder:
-        keep_times(recorder, (NodeTime("a", 5.0, 100.0),))
-    opening = restore.surviving_run(paths, frozenset())
-    times = kept_times(opening.recorder)
-    opening.recorder.close()
-    assert times == (NodeTime("a", 5.0, 100.0),)
-
-
-def test_a_node_whose_trainers_ended_with_its_agent_has_taken_part_up_to_the_last_step(paths: RunPaths) -> None:
+def test_a_run_that_outlives_its_agent_goes_on_taking_time_but_for_a_node_whose_trainers_ended(paths: RunPaths) -> None:
+    """That one has taken part up to the last step."""
     with restore.RunDb(paths) as recorder:
         last = recorder.last_state().step
         assert last is not None
         since = last.committed_at - 10
         keep_times(recorder, (NodeTime("a", 5.0, since), NodeTime("b", 7.0, since), NodeTime("c", 3.0)))
-    opening = restore.surviving_run(paths, frozenset(), gone={"a"})
-    times = kept_times(opening.recorder)
-    opening.recorder.close()
-    assert times == (NodeTime("a", 15.0), NodeTime("b", 7.0, since), NodeTime("c", 3.0))
+    survived(paths, gone={"a"})
+    assert recorded_times(paths) == (NodeTime("a", 15.0), NodeTime("b", 7.0, since), NodeTime("c", 3.0))
 
 
 def test_what_policies_have_counted_is_that_of_the_checkpoints_step(paths: RunPaths) -> None:
@@ -171,29 +155,12 @@ def test_what_policies_have_counted_is_that_of_the_checkpoints_step(paths: RunPa
         "micro-batch": PolicyState("on", {"barred 0": 4.0}, sent=("id-9",)),
     }
     with restore.RunDb(paths) as recorder:
-        for at, loss in ((1, 2.0), (2, 2.0), (3, 2.0), (4, 2.0)):
-            recorder.evaluation(at, float(at), loss, 1.0, 0.1, {})
+        for at in range(1, 5):
+            recorder.evaluation(at, float(at), 2.0, 1.0, 0.1, {})
         restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, policies=policies))
-    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(2, "b"), None)
-    opening.recorder.close()
-    after = opening.conductor.durable.policies
+    after = resumed(paths, 2).conductor.durable.policies
     assert after["plateau"].memory == {"best": 2.0, "best_step": 1.0, "evaluations": 1.0, "last_step": 2.0}
     assert after["micro-batch"] == PolicyState("on", {"barred 0": 4.0})
-
-
-# ---------------------------------------------------------------- rollback
-
-
-def told_to_go_back(paths: RunPaths, step: int, skip_batches: int) -> None:
-    with restore.RunDb(paths) as recorder:
-        wanted = Durable(BACK, m.Generation(1, 2), 204, rollback=Rollback(step, skip_batches), checkpoints=(2, 4))
-        restore._keep(recorder, wanted)
-
-
-def resumed(paths: RunPaths, step: int) -> restore.Opening:
-    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(step, "b"), None)
-    opening.recorder.close()
-    return opening
 
 
 def test_data_after_the_checkpoint_are_skipped_and_the_events_say_which(paths: RunPaths) -> None:
@@ -222,7 +189,7 @@ def test_what_is_skipped_stays_skipped_until_the_run_goes_back_behind_it(paths: 
     told_to_go_back(paths, 2, 5)
     first = resumed(paths, 2).conductor.progress.cursor
     assert resumed(paths, 2).conductor.progress.cursor == first
-    assert restore.surviving_run(paths, frozenset()).conductor.progress.cursor == first
+    assert survived(paths).conductor.progress.cursor == first
     assert not resumed(paths, 1).conductor.durable.skipped
 
 
@@ -242,17 +209,14 @@ def test_checkpoints_of_undone_steps_on_other_nodes_count_no_more(paths: RunPath
 
 @pytest.mark.parametrize(("kept", "written"), [((2, 4), 2), ((4,), 3), ((), 3)])
 def test_the_newest_checkpoint_is_none_of_an_undone_step(paths: RunPaths, kept: tuple[int, ...], written: int) -> None:
-    with restore.RunDb(paths) as recorder:
-        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, checkpoints=kept, written=4))
+    keep(paths, checkpoints=kept, written=4)
     assert resumed(paths, 3).conductor.durable.written == written
 
 
 def test_more_may_be_skipped_of_what_follows_the_same_step(paths: RunPaths) -> None:
     told_to_go_back(paths, 2, 5)
     opening = resumed(paths, 2)
-    with restore.RunDb(paths) as recorder:
-        again = msgspec.structs.replace(opening.conductor.durable, rollback=Rollback(2, 1))
-        restore._keep(recorder, again)
+    keep(paths, rollback=Rollback(2, 1), skipped=opening.conductor.durable.skipped, checkpoints=(2,))
     assert resumed(paths, 2).conductor.progress.cursor == opening.conductor.progress.cursor + 24
 
 
@@ -264,23 +228,8 @@ def resumed_cursor(paths: RunPaths, step: int) -> int:
     return row.cursor
 
 
-# ---------------------------------------------------------------- a record that has lost steps
-
-
 def own_checkpoint(paths: RunPaths, step: int, cursor: int, n: int = 2) -> Source:
-    """A complete one of this node's; its files' content is the trainer's."""
-    folder = paths.checkpoint(step)
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text(f'{{"cursor": {cursor}, "step": {step}}}')
-    entry = checkpoints.FileEntry((folder / "state.json").stat().st_size, checkpoints.digest_of(folder / "state.json"))
-    metadata = CheckpointMetadata(
-        recipe={}, performance=Performance(), lineage=Lineage(run=paths.directory.name, generation=m.Generation(1, n)),
-        environment=Environment(node="a", program="", python="", library="", device="", system=""),
-    )  # fmt: skip
-    made = checkpoints.Manifest(
-        run=paths.directory.name, step=step, written_at=0.0, files={"state.json": entry}, metadata=metadata
-    )
-    (folder / checkpoints.MANIFEST_NAME).write_bytes(msgspec.json.encode(made))
+    write_checkpoint(paths, step, m.Generation(1, n), f'{{"cursor": {cursor}, "step": {step}}}')
     return checkpoint_source.find(paths, "a")
 
 
@@ -293,9 +242,8 @@ def test_a_run_continues_from_a_checkpoint_whose_steps_the_record_has_lost(paths
     before = opening.recorder.last_state().step
     opening.recorder.close()
     assert before is not None and before.step == 4
-    assert (opening.conductor.progress.step, opening.conductor.progress.cursor) == (
-        9, 500 if is_here else (before.cursor or 0) + 5 * 24
-    )  # fmt: skip
+    cursor = 500 if is_here else (before.cursor or 0) + 5 * 24
+    assert (opening.conductor.progress.step, opening.conductor.progress.cursor) == (9, cursor)
     (notice,) = opening.notices
     assert "lost steps 5 to 9" in notice
     assert opening.conductor.durable.generation == m.Generation(1, 7)
@@ -303,18 +251,7 @@ def test_a_run_continues_from_a_checkpoint_whose_steps_the_record_has_lost(paths
     again = restore.old_run(paths, "c", ("a", "b", "c"), source, None)
     again.recorder.close()
     assert (again.notices, again.conductor.progress.step) == ((), 9)
-
-
-def test_what_the_record_has_lost_is_no_gap_any_more_behind_it(paths: RunPaths) -> None:
-    restore.old_run(paths, "c", ("a", "b", "c"), own_checkpoint(paths, 9, 500), None).recorder.close()
-    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(3, "b"), None)
-    opening.recorder.close()
-    assert (opening.conductor.progress.step, opening.conductor.durable.gap) == (3, None)
-
-
-def test_a_checkpoint_of_a_retracted_step_is_none_of_a_lost_one(paths: RunPaths) -> None:
-    """Step 5 was made in the life that the run has gone back behind."""
-    assert own_checkpoint(paths, 5, 500, 1).step == 0
+    assert resumed(paths, 3).conductor.durable.gap is None, "behind it"
 
 
 @pytest.mark.parametrize("left", [0.0, 0.5, None])
@@ -330,9 +267,7 @@ def test_a_log_that_was_cut_short_or_is_gone_refuses_no_resume(tmp_path: Path, l
     if left is None:
         log.unlink()
     source = own_checkpoint(paths, 9, 216, 1)
-    survived = restore.surviving_run(paths, frozenset(), seen=m.Generation(1, 3))
-    survived.recorder.close()
-    assert survived.conductor.durable.generation == m.Generation(1, 3)
+    assert survived(paths, seen=m.Generation(1, 3)).conductor.durable.generation == m.Generation(1, 3)
     opening = restore.old_run(paths, "c", ("a", "c"), source, None, seen=m.Generation(1, 3))
     opening.recorder.close()
     assert (opening.conductor.progress.step, opening.conductor.progress.cursor) == (9, 216)
@@ -347,7 +282,9 @@ def said(step: int, n: int, cursor: int | None = None) -> m.PeerConsent:
     )  # fmt: skip
 
 
-def test_a_checkpoint_that_only_another_node_knows_of_counts_unless_its_step_is_retracted(paths: RunPaths) -> None:
+def test_a_checkpoint_counts_unless_its_step_is_retracted_also_one_that_only_another_node_knows(paths):
+    """Step 5 was made in the life that the run has gone back behind."""
+    assert own_checkpoint(paths, 5, 500, 1).step == 0
     here = Source(2, "a")
     assert checkpoint_source.newer(paths, here, {"b": said(4, 2), "c": said(3, 2)}) == Source(4, "b")
     assert checkpoint_source.newer(paths, here, {"b": said(9, 2, 500)}) == Source(9, "b", cursor=500)  # steps are lost
@@ -361,14 +298,12 @@ def test_a_lead_that_lost_its_whole_record_continues_from_another_node_s_checkpo
     here = checkpoint_source.find(paths, "a")
     source = checkpoint_source.newer(paths, here, {"b": said(400, 3, 9700)})
     assert here.step == 0 and source == Source(400, "b", cursor=9700)
-    opening = restore.old_run(paths, "c", ("a", "b", "c"), source, None, seen=m.Generation(1, 7))
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), source, None)
     opening.recorder.close()
     assert (opening.conductor.progress.step, opening.conductor.progress.cursor) == (400, 9700)
 
 
-def test_a_node_says_its_newest_checkpoint_with_its_cursor_and_none_that_its_disk_refuses(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_says_its_newest_checkpoint_with_its_cursor_and_none_that_its_disk_refuses(paths, monkeypatch):
     assert checkpoint_source.newest_here(paths) == (0, None, None)
     own_checkpoint(paths, 9, 500)
     assert checkpoint_source.newest_here(paths) == (9, m.Generation(1, 2), 500)
@@ -378,13 +313,3 @@ def test_a_node_says_its_newest_checkpoint_with_its_cursor_and_none_that_its_dis
 
     monkeypatch.setattr(Path, "iterdir", refuse)
     assert checkpoint_source.newest_here(paths) == (0, None, None)
-
-
-def test_tables_are_completed_without_room_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a record that is written to keeps a ballast."""
-    paths = RunPaths(tmp_path / "run-1")
-    restore.make_directory(paths, config(100, 24)).close()
-    paths.record.unlink()
-    monkeypatch.setattr("trainctl.node_agent.records.run_db.Ballast", None)
-    restore.complete_tables(paths)
-    assert restore.kept_ranks(paths) == {}

@@ -11,7 +11,6 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.run_costs import RunCosts, close_times
 from trainctl.protocol.batch import cost
 from trainctl.protocol.config.prices import Prices
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 
 HOUR = 3600.0
@@ -58,15 +57,6 @@ def test_another_agent_and_another_lead_go_on_from_the_record(recorder):
     assert spent(again, HOUR) == pytest.approx(3.0)
 
 
-def test_what_is_kept_is_written_only_when_somebody_joins_or_leaves(recorder):
-    kept = []
-    recorder.on_kept = kept.append
-    costs = RunCosts(recorder, PRICES)
-    for at in range(5):
-        costs.look(msgspec.structs.replace(THREE, plan_version=at), "paused" if at % 2 else "running", float(at))
-    assert len(kept) == 1
-
-
 def test_a_price_that_comes_later_counts_for_all_of_the_run(recorder):
     before = RunCosts(recorder, Prices())
     assert before.look(THREE, "running", 0.0) is None
@@ -96,9 +86,3 @@ def test_a_step_carries_the_cost_by_then_and_the_energy_of_the_machines_that_too
     for node, joules in (("a", 5.0), ("a", 7.0), ("b", 2.0), ("elsewhere", 100.0), ("b", None)):
         costs.read(msgspec.structs.replace(reading(1.0), node=node, energy_joules=joules))
     assert costs.with_cost(made).values["energy_joules"] == 9.0
-
-
-def test_a_record_that_cannot_be_read_is_named(recorder):
-    recorder.set_meta(NODE_TIMES_KEY, "[3]")
-    with pytest.raises(InvalidInputError, match=r"record\.db: its times by node cannot be read"):
-        RunCosts(recorder, PRICES)

@@ -1,6 +1,5 @@
 """A run's time left by what is committed: evaluations, checkpoints and faults between steps, pauses, and restarts."""
 
-import time
 from typing import Any
 
 import msgspec
@@ -14,8 +13,6 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.run_eta import KeptEta, RunEta
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
-
-EVERY = {"evaluate": {"every_steps": 50}, "checkpoint": {"every_steps": 100, "at_end": False}}
 
 
 @pytest.fixture
@@ -76,21 +73,6 @@ def test_an_evaluation_is_measured_by_what_passes_beside_the_step(recorder):
     assert left(made) == pytest.approx(949 + 19 * 30, rel=0.1)
 
 
-def test_plans_at_the_same_step_share_their_time_as_they_did_before(recorder):
-    commits = Commits(recorder, held_out=24, **EVERY)
-    commits.until(50)
-    commits.plan("evaluate", 50, 30.0)
-    commits.until(60, 51)
-    commits.plan("checkpoint", 60, 10.0)
-    commits.until(100, 61)
-    commits.plan("evaluate", 100, 30.0)
-    commits.plan("checkpoint", 100, 10.0)
-    commits.one(101)
-    plans = facts(recorder).facts.plans
-    assert plans["evaluate"] == pytest.approx((30.0, 30.0))
-    assert plans["checkpoint"] == pytest.approx((10.0, 10.0))
-
-
 def test_a_group_that_forms_again_is_a_fault(recorder):
     commits = Commits(recorder)
     commits.until(100)
@@ -130,20 +112,3 @@ def test_another_agent_goes_on_from_the_record(recorder):
     assert ETA_KEY not in OWN_KEYS
     again = Commits(recorder, held_out=24, evaluate={"every_steps": 50})
     assert left(again.one(61)) == pytest.approx(left(before) - 1, rel=0.02)
-
-
-def test_a_run_that_came_back_at_a_checkpoint_counts_it(recorder):
-    Commits(recorder).until(100)
-    begun = time.time()
-    kept = KeptEta(step=140, at=begun - 60)
-    recorder.set_meta(ETA_KEY, msgspec.json.encode(kept).decode())
-    again = Commits(recorder)
-    again.one(101)
-    again.eta.close()
-    assert facts(recorder).facts.returns == 1
-    assert facts(recorder).facts.faults.total == pytest.approx(60, abs=5 + time.time() - begun)
-
-
-def test_what_cannot_be_read_is_measured_again(recorder):
-    recorder.set_meta(ETA_KEY, "no JSON")
-    assert left(Commits(recorder).until(100)) == pytest.approx(900, rel=0.1)

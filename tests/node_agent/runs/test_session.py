@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import zmq
 from tests.node_agent.support.loaded_session import LoadedSession, Port
-from tests.node_agent.support.records import FIRST, part, plan, rows, step
+from tests.node_agent.support.records import FIRST, part, plan, report, rows, step
 from tests.node_agent.support.simulation import config
 from tests.trainer.support.synced_disk import SyncedDisk
 from tests.waiting import HANG_SECONDS
@@ -31,185 +31,122 @@ from trainctl.protocol.record.reader import RecordReader
 
 
 @pytest.fixture
-def told(tmp_path):
+def told(tmp_path, request):
+    """A loaded session; a test's parameter is its prices."""
     (tmp_path / "run-1").mkdir()
     context = zmq.Context()
-    made = LoadedSession(RunPaths(tmp_path / "run-1"), Publisher(context.socket(zmq.XPUB), "b" * 16))
+    publisher = Publisher(context.socket(zmq.XPUB), "b" * 16)
+    made = LoadedSession(RunPaths(tmp_path / "run-1"), publisher, getattr(request, "param", Prices()))
     yield made
     made.session.close()
     context.destroy(linger=0)
 
 
+priced = pytest.mark.parametrize("told", [Prices("EUR", {"a": 2.0, "b": 1.0})], indirect=True)
 FORMS, FENCES = [(rank, "Form") for rank in range(3)], [(rank, "Fence") for rank in range(3)]
 
 
-def test_what_one_event_leads_to_is_carried_out_before_the_next_event_is_taken(told):
-    async def main() -> None:
-        await told.load()
-        for rank in (0, 1):
-            await told.session.feed(told.offered(rank))
-        await asyncio.gather(told.session.feed(told.offered(2)), told.session.feed(told.failed()))
-
-    asyncio.run(main())
+async def test_what_one_event_leads_to_is_carried_out_before_the_next_event_is_taken(told):
+    await told.load()
+    for rank in (0, 1):
+        await told.session.feed(told.offered(rank))
+    await asyncio.gather(told.session.feed(told.offered(2)), told.session.feed(told.failed()))
     assert told.orders == FORMS + FENCES
 
 
-def test_a_caller_that_is_cancelled_leaves_nothing_half_done(told):
-    async def main() -> None:
-        await told.load()
-        for rank in (0, 1):
-            await told.session.feed(told.offered(rank))
-        caller = asyncio.create_task(told.session.feed(told.offered(2)))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        caller.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-        assert told.orders != FORMS
-        await told.session.feed(d.Ticked())
-
-    asyncio.run(main())
+async def test_a_caller_that_is_cancelled_leaves_nothing_half_done(told):
+    await told.load()
+    for rank in (0, 1):
+        await told.session.feed(told.offered(rank))
+    caller = asyncio.create_task(told.session.feed(told.offered(2)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert told.orders != FORMS
+    await told.session.feed(d.Ticked())
     assert told.orders == FORMS
 
 
-def test_an_event_from_within_anothers_turn_is_a_fault_that_is_seen(told):
-    async def main() -> None:
-        await told.load()
-
-        async def end(_: d.CommandEnded) -> None:
-            await told.session.feed(d.Ticked())
-
-        told.session._on_command_end = end
-        with pytest.raises(AssertionError, match="while another was handled"):
-            await told.session.feed(command("resume"))
-
-    asyncio.run(main())
-
-
-def test_a_command_that_waited_for_its_turn_while_the_session_was_closed_still_ends(told):
-    async def main() -> None:
-        await told.load()
-        for rank in range(3):
-            await told.session.feed(m.TrainerFailed(run="sim", rank=rank, reason="no such device"))
-        for rank in range(3):
-            await told.session.feed(d.RankEnded(rank, False, "exited with 1"))
-        assert told.session.ended is not None
-        waiting = asyncio.create_task(told.session.feed(command("pause")))
-        told.session.close()
-        await waiting
-
-    asyncio.run(main())
+async def test_a_command_that_waited_for_its_turn_while_the_session_was_closed_still_ends(told):
+    await told.load()
+    for rank in range(3):
+        await told.session.feed(m.TrainerFailed(run="sim", rank=rank, reason="no such device"))
+    for rank in range(3):
+        await told.session.feed(d.RankEnded(rank, False, "exited with 1"))
+    assert told.session.ended is not None
+    pause = d.Commanded("c1", "pause", verbs.check("pause", {}), "anna", None, None, float("inf"))
+    waiting = asyncio.create_task(told.session.feed(pause))
+    told.session.close()
+    await waiting
     assert [end.state for end in told.ends] == ["rejected"]
 
 
-def test_a_rank_whose_agent_has_just_come_back_is_not_taken_for_hung(told):
-    async def main() -> None:
-        await told.load()
-        now, port = time.monotonic(), told.session.ports[2]
-        told.session._watching_since = told.conductor.ranks[2].heard = now - 60.0
-        port.reached_monotonic = now - 1.0
-        await told.session.watch_trainers()
-        assert 2 not in told.session._away
-        port.reached_monotonic = now - 60.0
-        await told.session.watch_trainers()
-        assert told.session._away == {2: "silent"}
-
-    asyncio.run(main())
-
-
-def report(rank: int, number: int) -> m.Report:
-    return m.Report(
-        run="sim", rank=rank, generation=FIRST, seq=number, kind="train", step=number, loss_sum=2.0, weight=1.0,
-        own_weight=1.0, own_samples=4, micro_batch=2, step_seconds=0.1, phases=m.Phases(),
-    )  # fmt: skip
+async def test_a_rank_whose_agent_has_just_come_back_is_not_taken_for_hung(told):
+    await told.load()
+    now, port = time.monotonic(), told.session.ports[2]
+    told.session._watching_since = told.conductor.ranks[2].heard = now - 60.0
+    port.reached_monotonic = now - 1.0
+    await told.session.watch_trainers()
+    assert 2 not in told.session._away
+    port.reached_monotonic = now - 60.0
+    await told.session.watch_trainers()
+    assert told.session._away == {2: "silent"}
 
 
 def kept_rows(told: LoadedSession) -> list[tuple[object, ...]]:
     return rows(told.session.paths, "SELECT step, rank FROM rank_steps ORDER BY step, rank")
 
 
-def test_a_report_that_comes_after_its_plan_was_given_up_is_in_the_record(told):
+async def test_a_report_that_comes_after_its_plan_was_given_up_is_in_the_record(told):
     """As of a rank that is lost, and had made the step that the others went on from."""
-
-    async def main() -> None:
-        await told.load()
-        told.session.recorder.commit(step(1), [part(1)], 1001.0)
-        await told.session.feed(report(2, 1))
-
-    asyncio.run(main())
+    await told.load()
+    told.session.recorder.commit(step(1), [part(1)], 1001.0)
+    await told.session.feed(report(2, micro_batch=2))
     assert kept_rows(told) == [(1, 0), (1, 2)]
 
 
-def test_a_report_that_comes_before_its_step_is_committed_is_in_the_record_with_it(told):
-    async def main() -> None:
-        await told.load()
-        await told.session.feed(report(2, 1))
-        assert kept_rows(told) == []
-        await told.session._carry_out(d.Commit(step(1), part(1)))
-
-    asyncio.run(main())
+async def test_a_report_that_comes_before_its_step_is_committed_is_in_the_record_with_it(told):
+    await told.load()
+    await told.session.feed(report(2, micro_batch=2))
+    assert kept_rows(told) == []
+    await told.session._carry_out(d.Commit(step(1), part(1)))
     assert kept_rows(told) == [(1, 0), (1, 2)]
 
 
-def test_what_a_trainer_that_has_ended_kept_of_its_steps_is_in_the_record(told):
-    async def main() -> None:
-        await told.load()
-        told.session.recorder.commit(step(1), [part(1)], 1001.0)
-        port = told.session.ports[1]
-        port.ending, port.reported = Ending(False, "was ended by signal 9"), [report(1, 1)]
-        await told.session.watch_trainers()
-
-    asyncio.run(main())
+async def test_what_a_trainer_that_has_ended_kept_of_its_steps_is_in_the_record(told):
+    await told.load()
+    told.session.recorder.commit(step(1), [part(1)], 1001.0)
+    port = told.session.ports[1]
+    port.ending, port.reported = Ending(False, "was ended by signal 9"), [report(1, micro_batch=2)]
+    await told.session.watch_trainers()
     assert kept_rows(told) == [(1, 0), (1, 1)]
 
 
-def command(verb: str) -> d.Commanded:
-    return d.Commanded("c1", verb, verbs.check(verb, {}), "anna", None, None, float("inf"))
+@priced
+async def test_the_view_has_the_run_s_cost_until_its_ranks_have_ended(told):
+    await told.load()
+    found = told.session.view.cost
+    assert (found.currency, found.per_hour, found.unpriced) == ("EUR", 3.0, ("c",))
+    for rank in range(3):
+        await told.session.feed(m.TrainerFailed(run="sim", rank=rank, reason="no such device"))
+    for rank in range(3):
+        await told.session.feed(d.RankEnded(rank, False, "exited with 1"))
+    assert (told.session.view.state, told.session.view.cost.per_hour) == ("failed", 0.0)
 
 
-@pytest.fixture
-def priced(tmp_path):
-    (tmp_path / "run-1").mkdir()
-    context = zmq.Context()
-    publisher = Publisher(context.socket(zmq.XPUB), "b" * 16)
-    made = LoadedSession(RunPaths(tmp_path / "run-1"), publisher, Prices("EUR", {"a": 2.0, "b": 1.0}))
-    yield made
-    made.session.close()
-    context.destroy(linger=0)
-
-
-def test_the_view_has_the_run_s_cost_until_its_ranks_have_ended(priced):
-    async def main() -> None:
-        await priced.load()
-        found = priced.session.view.cost
-        assert (found.currency, found.per_hour, found.unpriced) == ("EUR", 3.0, ("c",))
-        for rank in range(3):
-            await priced.session.feed(m.TrainerFailed(run="sim", rank=rank, reason="no such device"))
-        for rank in range(3):
-            await priced.session.feed(d.RankEnded(rank, False, "exited with 1"))
-
-    asyncio.run(main())
-    assert (priced.session.view.state, priced.session.view.cost.per_hour) == ("failed", 0.0)
-
-
-def test_a_step_is_kept_with_its_cost_also_when_parts_of_it_come_later(priced):
+@priced
+async def test_a_step_is_kept_with_its_cost_also_when_parts_of_it_come_later(told):
     made = msgspec.structs.replace(step(1), committed_at=time.time() + 3600)
-
-    async def main() -> None:
-        await priced.load()
-        await priced.session._carry_out(d.Commit(made, part(1)))
-        await priced.session._carry_out(d.RankDone(part(1, rank=1), made))
-
-    asyncio.run(main())
-    with RecordReader(priced.session.paths) as reader:
+    await told.load()
+    await told.session._carry_out(d.Commit(made, part(1)))
+    await told.session._carry_out(d.RankDone(part(1, rank=1), made))
+    with RecordReader(told.session.paths) as reader:
         kept = reader.last_step()
-    for found in (kept, priced.session.last_step):
+    for found in (kept, told.session.last_step):
         assert (found.values["cost"], found.values["cost_per_hour"]) == (pytest.approx(3.0, abs=0.01), 3.0)
-    assert kept_rows(priced) == [(1, 0), (1, 1)]
-
-
-def test_without_prices_the_view_has_no_cost(told):
-    assert told.session.view.cost is None
+    assert kept_rows(told) == [(1, 0), (1, 1)]
 
 
 def test_a_session_continues_the_statistics_of_the_record(tmp_path):
@@ -255,81 +192,56 @@ async def heard(told: LoadedSession, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_the_writers_of_a_checkpoint_hear_once_the_disk_has_the_record_up_to_its_step(told, tmp_path):
-    async def main() -> None:
-        await told.load()
-        await told.session._carry_out(d.Issue(checkpoint_plan(told), told.conductor.durable))
-        told.orders.clear()
-        disk = SyncedDisk(tmp_path)
-        with disk.recorded():
-            await told.session.feed(d.Ticked())
-            assert told.orders == []  # the step isn't committed yet
-            told.conductor.progress.step = 1
-            await told.session.feed(d.Ticked())
-            await heard(told, 2)
-        assert told.orders == [(0, "StepPlan"), (2, "StepPlan")]
-        assert "run-1/record.db-wal" in {moment.path for moment in disk.moments if moment.call == "sync"}
-
-    asyncio.run(main())
-
-
-def test_the_writers_of_two_checkpoints_hear_of_both(told):
-    async def main() -> None:
-        await told.load()
-        for seq in (1, 2):
-            await told.session._carry_out(d.Issue(checkpoint_plan(told, seq), told.conductor.durable))
-        told.orders.clear()
+async def test_the_writers_of_a_checkpoint_hear_once_the_disk_has_the_record_up_to_its_step(told, tmp_path):
+    await told.load()
+    await told.session._carry_out(d.Issue(checkpoint_plan(told), told.conductor.durable))
+    told.orders.clear()
+    disk = SyncedDisk(tmp_path)
+    with disk.recorded():
+        await told.session.feed(d.Ticked())
+        assert told.orders == []  # the step isn't committed yet
         told.conductor.progress.step = 1
         await told.session.feed(d.Ticked())
-        await heard(told, 4)
-        assert sorted(told.orders) == [(0, "StepPlan")] * 2 + [(2, "StepPlan")] * 2
+        await heard(told, 2)
+    assert told.orders == [(0, "StepPlan"), (2, "StepPlan")]
+    assert "run-1/record.db-wal" in {moment.path for moment in disk.moments if moment.call == "sync"}
 
-    asyncio.run(main())
 
-
-def test_no_writer_hears_of_a_checkpoint_whose_generation_was_left_meanwhile(told, monkeypatch):
+async def test_no_writer_hears_of_a_checkpoint_whose_generation_was_left_meanwhile(told, monkeypatch):
     """A follower would take the word for that of a lead that has been replaced."""
-
-    async def main() -> None:
-        await told.load()
-        await told.session._carry_out(d.Issue(checkpoint_plan(told), told.conductor.durable))
-        for rank in (0, 1):
-            await told.session.feed(told.offered(rank))
-        told.orders.clear()
-        told.conductor.progress.step = 1
-        is_synced = threading.Event()
-        monkeypatch.setattr(told.session.recorder, "sync", lambda: is_synced.wait(HANG_SECONDS))
-        await told.session.feed(d.Ticked())
-        (telling,) = told.session._telling
-        failing = asyncio.create_task(told.session.feed(told.failed()))  # its turn comes first
-        await asyncio.sleep(0)
-        is_synced.set()
-        await asyncio.gather(failing, telling)
-        assert told.orders == FENCES
-
-    asyncio.run(main())
+    await told.load()
+    await told.session._carry_out(d.Issue(checkpoint_plan(told), told.conductor.durable))
+    for rank in (0, 1):
+        await told.session.feed(told.offered(rank))
+    told.orders.clear()
+    told.conductor.progress.step = 1
+    is_synced = threading.Event()
+    monkeypatch.setattr(told.session.recorder, "sync", lambda: is_synced.wait(HANG_SECONDS))
+    await told.session.feed(d.Ticked())
+    (telling,) = told.session._telling
+    failing = asyncio.create_task(told.session.feed(told.failed()))  # its turn comes first
+    await asyncio.sleep(0)
+    is_synced.set()
+    await asyncio.gather(failing, telling)
+    assert told.orders == FENCES
 
 
-def test_a_successor_tells_the_writers_of_the_checkpoint_that_was_begun(told):
-    asyncio.run(told.load())
+async def test_a_successor_tells_the_writers_of_the_checkpoint_that_was_begun(told):
+    await told.load()
     made = checkpoint_plan(told, 7)
     told.session.recorder.plan(made, 0.0)
     kept = msgspec.structs.replace(
         told.conductor.durable, writing=Writing(made.generation, made.seq, made.step, made.writers)
     )
     orders: list[tuple[int, str]] = []
-
-    async def main() -> None:
-        successor = Session(
-            Conductor("sim", config(batch=12), kept, Progress(1)), told.session.paths, told.session.recorder, "a",
-            {rank: Port(rank, orders) for rank in range(3)}, told.session._publisher, 0.0, told._end,
-            lambda generation: None, Copies(told.session.paths, {}, list),
-        )  # fmt: skip
-        await successor.feed(d.Ticked())
-        async with asyncio.timeout(HANG_SECONDS):
-            while len(orders) < 2:
-                await asyncio.sleep(0.01)
-        successor._eta.close()
-
-    asyncio.run(main())
+    successor = Session(
+        Conductor("sim", config(batch=12), kept, Progress(1)), told.session.paths, told.session.recorder, "a",
+        {rank: Port(rank, orders) for rank in range(3)}, told.session._publisher, 0.0, told._end,
+        lambda generation: None, Copies(told.session.paths, {}, list),
+    )  # fmt: skip
+    await successor.feed(d.Ticked())
+    async with asyncio.timeout(HANG_SECONDS):
+        while len(orders) < 2:
+            await asyncio.sleep(0.01)
+    successor._eta.close()
     assert orders == [(0, "StepPlan"), (2, "StepPlan")]

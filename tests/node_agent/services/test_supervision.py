@@ -1,12 +1,10 @@
-"""What the agent does for its supervisor: word to a real socket, its own end when it stalls, a bounded log, and
-a Mac kept awake."""
+"""What an agent does under a supervisor: word to a real socket, an end when it stalls, a bounded log, a Mac awake."""
 
 import asyncio
 import contextlib
 import logging
 import logging.handlers
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
-from tests.waiting import HANG_SECONDS, slowness
+from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.services import agent_log, caffeinate, watchdog
+from trainctl.node_agent.services import agent_log, watchdog
 from trainctl.node_agent.services.caffeinate import Caffeinate, to_begin
 from trainctl.node_agent.services.sd_notify import from_environment
 from trainctl.node_agent.services.supervision import supervised
@@ -56,21 +54,15 @@ async def words_with(supervisor: socket.socket, word: str, count: int) -> list[s
     return found
 
 
-# ---------------------------------------------------------------- word to the supervisor
-
-
 def test_ready_beats_and_the_end_are_told_and_no_beat_while_the_loop_stands_still(supervisor: socket.socket) -> None:
-    environment = {
-        "NOTIFY_SOCKET": supervisor.getsockname(),
-        "WATCHDOG_USEC": "400000",
-        "WATCHDOG_PID": str(os.getpid()),
-    }
+    watched = {"WATCHDOG_USEC": "200000", "WATCHDOG_PID": str(os.getpid())}
+    environment = {"NOTIFY_SOCKET": supervisor.getsockname(), **watched}
     doing = ["idle"]
 
     async def main() -> tuple[list[str], list[str], list[str]]:
         async with supervised(from_environment(environment), 0, lambda: doing[0], lambda: None):
             turning = await words_with(supervisor, "WATCHDOG=1", 2)
-            time.sleep(0.5)  # the stall
+            time.sleep(0.3)  # longer than the watchdog's limit
             standing = words(supervisor)
             doing[0] = "conducts x"
             return turning, standing, await words_with(supervisor, "WATCHDOG=1\nSTATUS=conducts x", 1)
@@ -86,19 +78,13 @@ def test_ready_beats_and_the_end_are_told_and_no_beat_while_the_loop_stands_stil
 @pytest.mark.parametrize(
     ("environment", "seconds"),
     [
-        ({}, None),
         ({"WATCHDOG_USEC": "30000000"}, None),  # nobody to tell
-        ({"NOTIFY_SOCKET": "/run/x"}, None),
-        ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "30000000"}, 30.0),
         ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}, 30.0),
         ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}, None),  # another is meant
-        ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "0"}, None),
         ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "soon"}, None),
     ],
 )
-def test_what_the_supervisor_asks_for_is_taken_from_the_environment(
-    environment: dict[str, str], seconds: float | None
-) -> None:
+def test_what_the_supervisor_asks_for_is_taken_from_the_environment(environment, seconds):
     with contextlib.closing(from_environment(environment, pid=7)) as notifier:
         assert notifier.watchdog_seconds == seconds
 
@@ -117,9 +103,6 @@ def test_a_name_without_a_file_and_a_supervisor_that_is_gone_or_hangs(tmp_path: 
         notifier.stopping()
 
 
-# ---------------------------------------------------------------- a loop that stands still
-
-
 def test_a_stall_is_counted_in_looks_so_that_a_machine_that_slept_has_none() -> None:
     seen = Stall(look_seconds=4.0)
     assert [seen.seen(count) for count in (1, 2, 2, 2, 3, 3)] == [0, 0, 4, 8, 0, 4]
@@ -135,7 +118,7 @@ from trainctl.node_agent.services.supervision import supervised
 async def main(folder, limit, stall):
     with agent_log.kept(folder) as traces:
         async with supervised(Notifier("", None), limit, lambda: "busy", traces):
-            await asyncio.sleep(3 * limit)
+            await asyncio.sleep(2 * limit)
             print("turned", flush=True)
             getattr(sys.modules[__name__], stall)()
             print("woke", flush=True)
@@ -155,7 +138,7 @@ asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))
 @pytest.mark.parametrize("way", ["sleep_soundly", "sleep_with_the_log"])
 def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path, way: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", STALLS, str(tmp_path), str(0.4 * slowness()), way], env=ENVIRONMENT,
+        [sys.executable, "-c", STALLS, str(tmp_path), "1.0", way], env=ENVIRONMENT,
         capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (watchdog.EXIT_STATUS, "turned\n")
@@ -166,27 +149,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path
         assert done.stderr.count("\n") == 1 and "CRITICAL" in done.stderr
 
 
-def test_a_process_that_was_stopped_is_not_taken_for_one_that_stalls(tmp_path: Path) -> None:
-    code = STALLS.replace("await asyncio.sleep(3 * limit)", "print('on', flush=True); await asyncio.sleep(4 * limit)")
-    with subprocess.Popen(
-        [sys.executable, "-c", code.replace("time.sleep(3600)", "return"), str(tmp_path), "1", "sleep_soundly"],
-        env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(1.5)
-        process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=HANG_SECONDS)[0] == "turned\nwoke\n"
-    assert process.returncode == 0
-
-
-# ---------------------------------------------------------------- the log
-
-
-def test_the_log_has_events_is_bounded_and_leaves_tracebacks_off_standard_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_has_events_is_bounded_and_leaves_tracebacks_off_standard_error(tmp_path, capfd):
     event = m.Event(id=1, at=0.0, severity="warning", by="auto", data=Notice("rank 2 is lost"), run="r-1")
     with agent_log.kept(tmp_path, limit_bytes=4000):
         agent_log.heard(event)
@@ -229,9 +192,6 @@ def test_the_file_that_launchd_gives_is_begun_anew_when_it_is_long(tmp_path: Pat
         assert boot.read_text() == after
 
 
-# ---------------------------------------------------------------- a Mac that trains
-
-
 def test_only_a_mac_is_kept_awake_and_only_for_trainers_that_are_new() -> None:
     assert to_begin("darwin", [5, 3, 4], [4]) == (3, 5)
     assert to_begin("linux", [3], []) == ()
@@ -264,21 +224,3 @@ def test_caffeinate_is_there_as_long_as_the_trainer_and_once(notes: Path) -> Non
     wait_for(lambda: held.poll() is not None)
     wake.keep([])
     assert not wake.held
-
-
-def test_what_another_agent_has_started_is_not_started_again_and_what_cannot_be_is_not_tried_on(
-    notes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(caffeinate, "_commands_there", lambda: [caffeinate.command(os.getpid())])
-    after_restart = Caffeinate("darwin")
-    after_restart.keep([os.getpid()])
-    assert after_restart.held == {os.getpid(): None}
-    monkeypatch.setattr(caffeinate, "_commands_there", list)
-    monkeypatch.setenv("PATH", "/nowhere")
-    without = Caffeinate("darwin")
-    without.keep([os.getpid()])
-    without.keep([os.getpid()])
-    assert without.held == {os.getpid(): None} and not notes.exists()
-    elsewhere = Caffeinate("linux")
-    elsewhere.keep([os.getpid()])
-    assert not elsewhere.held

@@ -29,17 +29,6 @@ def test_rollups_made_in_bulk_are_those_made_step_by_step(tmp_path):
         assert made[5:] == pytest.approx(known[5:], rel=1e-9, abs=1e-12)
 
 
-def test_no_step_is_there_twice_and_a_redone_one_is_retracted(tmp_path):
-    simulation, _ = simulate(
-        tmp_path, {"a": {"samples_per_second": 8.0, "fails_at": [33]}}, checkpoint={"every_steps": 10}
-    )
-    with sqlite3.connect(simulation.paths.record) as connection:
-        standing = connection.execute("SELECT step FROM steps WHERE NOT retracted ORDER BY step").fetchall()
-        retracted = connection.execute("SELECT step FROM steps WHERE retracted ORDER BY step").fetchall()
-    assert standing == [(step,) for step in range(1, 61)]
-    assert retracted == [(31,), (32,)]
-
-
 def test_a_full_disk_ends_it_and_closes_the_record(tmp_path):
     record = BulkRecord(RunPaths(tmp_path))
     record._connection.execute("PRAGMA journal_mode=MEMORY")

@@ -6,12 +6,11 @@ from hypothesis import strategies as st
 
 from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec
 from trainctl.node_agent.simulate.link_model import SimulatedLinks
-from trainctl.node_agent.simulate.loss_model import LEAST_LOSS, LossModel
 from trainctl.node_agent.simulate.simulated_reports import done_by, first_positions
 from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.calibration.profile import LinkRate
-from trainctl.protocol.config.simulated_nodes import SimulatedNode, SpeedChange
+from trainctl.protocol.config.simulated_nodes import SimulatedNode
 from trainctl.protocol.messages import Range
 
 sizes = st.integers(1, 64)
@@ -34,28 +33,12 @@ def test_without_noise_a_part_takes_what_its_samples_take(rate, samples, more, m
     assert part.backward == pytest.approx(2 * part.forward)
 
 
-@given(st.integers(0, 100), sizes, sizes)
-def test_the_same_seed_gives_the_same_parts(seed, samples, micro):
-    one, other = (device(seed=seed, noise=0.1, drift=0.2, mtbf_hours=3.0) for _ in range(2))
-    for step in range(1, 6):
-        assert one.part(step, samples, micro, 60.0 * step) == other.part(step, samples, micro, 60.0 * step)
-        assert one.seconds_to_failure() == other.seconds_to_failure() > 0
-
-
 @given(sizes, st.floats(1.1e9, 5e9))
 def test_what_a_part_holds_fits_in_memory(micro, cap):
     part = device(cap=cap).part(1, 64, micro, 0.0)
     assert part.peak_bytes is not None and part.peak_bytes <= cap
     assert 1 <= part.micro <= micro
     assert (part.replays > 0) == (part.micro < micro)
-
-
-@given(st.floats(0.1, 10), st.integers(2, 50))
-def test_a_change_of_speed_holds_from_its_step_on(speed, step):
-    changed = device(noise=0.0, speeds=(SpeedChange(step, speed),))
-    before, after = (changed.part(number, 8, 4, 0.0).busy for number in (step - 1, step))
-    assert before == pytest.approx(0.8)
-    assert after == pytest.approx(0.8 / speed)
 
 
 def test_noise_and_failures_are_of_the_size_that_the_settings_say():
@@ -88,14 +71,6 @@ def test_the_slowest_link_holds_up_the_sum():
     slow = made._replace(of={**made.of, 2: LinkRate("b", 1e8, 1e8, 1e-4)})
     assert slow.sum_seconds([0, 1, 2]) == pytest.approx(4 / 3 * 10, rel=0.01)
     assert slow.transfer_seconds([0, 1, 2]) == pytest.approx(30)
-
-
-@given(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(1, 4096), st.integers(2, 300_000))
-def test_the_loss_falls_from_the_logarithm_of_the_vocabulary(seed, samples, batch, vocabulary):
-    loss = LossModel.of(seed, batch, vocabulary)
-    assert loss.curve(0) == pytest.approx(loss.first)
-    assert LEAST_LOSS <= loss.curve(2 * samples) <= loss.curve(samples) <= loss.first
-    assert loss.at_step(5, samples) == LossModel.of(seed, batch, vocabulary).at_step(5, samples)
 
 
 pieces = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), min_size=1, max_size=5)

@@ -9,16 +9,9 @@ import pytest
 from tests.node_agent.support.scenarios import PARAMETERS, files
 
 from trainctl.node_agent.simulate import scenario
-from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, PlannedRun
-from trainctl.protocol.advice.described_node import described_node
-from trainctl.protocol.advice.plans import plan_of
-from trainctl.protocol.batch.device_table import DEVICES
-from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.profile import DeviceProfile, GridPoint, LinkRate, Pass, ProfileKey
 from trainctl.protocol.config import cluster_file
-from trainctl.protocol.config.model_facts import read_facts
-from trainctl.protocol.config.run_tables import AdapterTable
 from trainctl.protocol.errors import InvalidInputError
 
 ONE = {"a": {"samples_per_second": 8.0}}
@@ -39,9 +32,7 @@ def read(folder, nodes, parameters=PARAMETERS, **tables):
         ({"a": {"samples_per_second": 2.0, "device": "a100"}}, "nodes.a.simulated", "device and samples_per_second"),
         ({"a": {"samples_per_second": -2.0}}, "nodes.a.simulated.samples_per_second", "must be"),
         ({"a": {"device": "abacus"}}, "nodes.a.simulated.device", "no device 'abacus'; known are a100"),
-        ({"a": {"profile": "gone.toml"}}, "nodes.a.simulated.profile", "no such file"),
         ({"a": {"passes": [[4, 1.0], [2, 0.5]]}}, "nodes.a.simulated.passes", "ascending"),
-        ({"a": {"device": "a100", "pass_seconds": 0.1}}, "nodes.a.simulated.pass_seconds", "leave it out"),
         ({"a": {**ONE["a"], "colour": "red"}}, "nodes.a.simulated", "colour"),
     ],
 )
@@ -52,29 +43,20 @@ def test_what_is_wrong_with_a_node_is_one_line(tmp_path, nodes, where, problem):
     assert problem in str(caught.value)
 
 
-def test_a_node_without_a_simulated_table_is_refused(tmp_path):
+def test_agents_leave_nodes_out_that_are_only_simulated(tmp_path):
     cluster, run = files(tmp_path, ONE, 10, 8)
     cluster.write_text(cluster.read_text() + '\n[nodes.b]\naddress = "tcp://10.0.0.1:7474"\n')
+    assert [*cluster_file.read(cluster).nodes] == ["b"]
+    assert [*cluster_file.read(cluster, simulated=True).nodes] == ["a", "b"]
     with pytest.raises(InvalidInputError, match=r"nodes\.b\.simulated: missing"):
         scenario.read(cluster, run, seed=0, steps=None, parameters=1000)
 
 
-def test_agents_leave_nodes_out_that_are_only_simulated(tmp_path):
-    cluster, _ = files(tmp_path, ONE, 10, 8)
-    cluster.write_text(cluster.read_text() + '\n[nodes.b]\naddress = "tcp://10.0.0.1:7474"\n')
-    assert [*cluster_file.read(cluster).nodes] == ["b"]
-    assert [*cluster_file.read(cluster, simulated=True).nodes] == ["a", "b"]
-
-
-def test_an_unknown_model_needs_its_parameters(tmp_path):
+def test_what_cannot_be_simulated_is_refused(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"data\.growing"):
+        read(tmp_path, ONE, data={"path": "/data.jsonl", "kind": "rows", "growing": True})
     with pytest.raises(InvalidInputError, match=r"model\.path: no config\.json .* give --parameters"):
         read(tmp_path, ONE, parameters=None)
-
-
-def test_growing_data_are_refused(tmp_path):
-    data = {"path": "/data.jsonl", "kind": "rows", "growing": True}
-    with pytest.raises(InvalidInputError, match=r"data\.growing"):
-        read(tmp_path, ONE, data=data)
 
 
 def test_a_known_device_is_estimated_from_its_datasheet_and_the_model(tmp_path):
@@ -94,24 +76,6 @@ def test_a_known_device_is_estimated_from_its_datasheet_and_the_model(tmp_path):
     assert slow.cap_bytes == 80e9
     with pytest.raises(InvalidInputError, match=r'model\.dtype = "bfloat16"'):
         read(tmp_path, {"a": {"device": "a100"}}, parameters=None, model={"path": str(tmp_path / "model")})
-
-
-@pytest.mark.parametrize("device", [one.key for one in DEVICES])
-def test_simulations_and_advice_know_the_same_devices_and_make_the_same_of_them(tmp_path, device):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
-    model = {"path": str(tmp_path / "model"), "dtype": "float16"}
-    played = read(tmp_path, {"a": {"device": device}}, parameters=None, model=model)
-    advised = described_node(NodeFacts(name="a"), played.nodes[0], None)
-    assert played.devices[0].name == f"simulated {advised.device}"
-    flops = step_flops(AdapterTable(), read_facts(tmp_path / "model", ""), "")
-    run = PlannedRun(
-        file="", steps=1, global_batch=8, tokens_per_sample=512, dtype="float16", flops=flops,
-        trained=played.parameters, gradient_bytes=1,
-    )  # fmt: skip
-    found = plan_of(AdviceFacts(run=run, nodes=(advised,)), ["a"], "alone").step_seconds
-    curve = played.devices[0].curve
-    assert curve.seconds(9) - curve.seconds(1) == pytest.approx(found, rel=1e-6)
 
 
 def test_a_profile_gives_speed_memory_and_link(tmp_path):

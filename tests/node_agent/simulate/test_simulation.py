@@ -6,15 +6,10 @@ from typing import get_args
 import pytest
 from tests.node_agent.support.scenarios import events_of, simulate, steps_of
 
-from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.simulate.outcome import outcome
-from trainctl.node_agent.simulate.simulated_lead import SimulatedLead
-from trainctl.protocol import messages as m
-from trainctl.protocol.batch.checkpoint_cost import COPY_BYTES_PER_SECOND
 from trainctl.protocol.batch.split import ShareCost, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
-from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.export.rows import What, of_record
 
@@ -57,11 +52,6 @@ def test_a_run_finishes_and_each_step_has_its_part_of_each_rank(tmp_path):
     assert notice.text.startswith("simulated run: no model was trained")
 
 
-def test_shares_measured_at_the_start_are_by_speed(tmp_path):
-    simulation, _ = simulate(tmp_path, THREE, batch=28)
-    assert shares(simulation) == {"a": 16, "b": 8, "c": 4}
-
-
 def test_rebalancing_from_even_shares_reaches_the_best_split(tmp_path):
     simulation, played = simulate(tmp_path, THREE, steps=150, batch=42, group={"first_shares": "even"})
     assert played.lead.actions["auto:rebalance"] >= 1
@@ -70,12 +60,9 @@ def test_rebalancing_from_even_shares_reaches_the_best_split(tmp_path):
         for rank, device in simulation.scenario.devices.items()
     }
     best = slowest(split(42, costs), costs)
-    reached = slowest(dict(enumerate(shares(simulation).values())), costs)
+    settings = simulation.lead.conductor.durable.settings
+    reached = slowest({rank: setting.share for rank, setting in settings.ranks.items()}, costs)
     assert reached <= 1.05 * best
-
-
-def shares(simulation):
-    return {setting.node: setting.share for setting in simulation.lead.conductor.durable.settings.ranks.values()}
 
 
 def test_a_death_makes_the_group_form_without_the_rank_until_it_is_back(tmp_path):
@@ -101,21 +88,6 @@ def test_without_its_last_rank_a_run_goes_back_to_its_checkpoint(tmp_path):
     assert any(event.text.endswith("later steps are repeated") for event in events_of(simulation))
 
 
-def test_only_its_copy_is_waited_for_if_a_checkpoint_is_written_in_the_background(tmp_path):
-    slow = {"a": {"samples_per_second": 8.0, "disk_mb": 20.0}}
-    every = {"every_steps": 20, "at_end": True}
-    ahead, _ = simulate(tmp_path, slow, name="ahead", checkpoint=every)
-    waits, _ = simulate(tmp_path, slow, name="waits", checkpoint={**every, "background": False})
-    state = ahead.scenario.links.state_bytes
-    for simulation, rate in ((ahead, COPY_BYTES_PER_SECOND), (waits, 20e6)):
-        written = [event.data for event in events_of(simulation) if isinstance(event.data, e.CheckpointWritten)]
-        assert [one.step for one in written] == [20, 40, 60]
-        assert all(one.loop_seconds == pytest.approx(state / rate) for one in written)
-        assert all(one.size_bytes == state for one in written)
-    took = [simulation.queue.now for simulation in (ahead, waits)]
-    assert took[1] - took[0] == pytest.approx(2 * state / 20e6, rel=0.3), "the last one is waited for in both"
-
-
 def test_a_rank_that_runs_out_of_memory_goes_on_with_a_smaller_micro_batch(tmp_path):
     small = {"model_gb": 10.0, "sample_gb": 4.0, "memory_gb": 20.0}
     nodes = {name: {**table, **small} for name, table in THREE.items()}
@@ -123,13 +95,6 @@ def test_a_rank_that_runs_out_of_memory_goes_on_with_a_smaller_micro_batch(tmp_p
     assert played.ended.state == "finished"
     settings = simulation.lead.conductor.durable.settings
     assert all(setting.micro_in_force <= 2 for setting in settings.ranks.values())
-
-
-def test_a_node_that_slows_down_gets_less(tmp_path):
-    nodes = {**THREE, "a": {"samples_per_second": 8.0, "speeds": [{"step": 60, "speed": 0.25}]}}
-    simulation, played = simulate(tmp_path, nodes, steps=160, batch=42)
-    assert shares(simulation)["a"] < 16
-    assert played.lead.actions["auto:rebalance"] >= 1
 
 
 @pytest.mark.parametrize(("gbit", "efficiency"), [(1.0, 0.6), (10.0, 0.9)])
@@ -141,30 +106,3 @@ def test_a_faster_link_helps_by_what_the_sum_takes(tmp_path, gbit, efficiency):
     assert made["step_seconds"] == pytest.approx(6.0 + 6.4 / gbit, rel=0.01)
     assert made["efficiency"] == pytest.approx(6.0 / (6.0 + 6.4 / gbit), rel=0.02)
     assert (made["efficiency"] > efficiency) == (gbit > 1)
-
-
-def test_a_node_alone_spends_what_a_step_takes_beside_passes_too(tmp_path):
-    nodes = {"a": {"samples_per_second": 1.0, "step_seconds": 2.0, "noise": 0.0}}
-    simulation, played = simulate(tmp_path, nodes, steps=20, batch=12)
-    made = outcome(simulation.scenario, played, simulation.paths)
-    assert made["step_seconds"] == pytest.approx(14.0, rel=0.01)
-    assert made["alone_samples_per_second"]["a"] == pytest.approx(12 / 14)
-
-
-def test_a_long_step_is_looked_at_seldom_and_a_late_part_is_reported_all_the_same(tmp_path, monkeypatch):
-    nodes = {"a": {"samples_per_second": 0.25, "speeds": [{"step": 8, "speed": 0.05}, {"step": 9, "speed": 1.0}]}}
-    fed: list[d.Input] = []
-    real = SimulatedLead.feed
-    monkeypatch.setattr(SimulatedLead, "feed", lambda lead, event: (fed.append(event), real(lead, event))[1])
-    simulation, played = simulate(tmp_path, nodes, steps=12)
-    assert played.ended.state == "finished"
-    slow = [event for event in events_of(simulation) if event.step == 8 and event.severity == "warning"]
-    # At 48 s a step, a step is reported after 480 s.
-    assert [event.text for event in slow] == ["a has not finished its part of step 8 after 481 s"]
-    assert sum(isinstance(event, d.Ticked | m.Alive) for event in fed) < played.simulated_seconds / 2
-
-
-def test_a_run_of_an_hour_is_simulated_faster_than_it_would_pass(tmp_path):
-    _, played = simulate(tmp_path, THREE, steps=200, batch=14)
-    assert played.simulated_seconds > 200
-    assert played.real_seconds < played.simulated_seconds

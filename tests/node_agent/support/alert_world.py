@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.memory_values import memory
+import msgspec
 
 from trainctl.node_agent.alerts.conditions import RunSnapshot
 from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
@@ -47,53 +47,40 @@ class World:
         found = self.evaluator.look(snapshot, self.now, 1000 + self.now)
         self.changes += [(self.now, change) for change in found]
 
-    def step(
-        self,
-        loss: float | None = 2.0,
-        *,
-        seconds: float = 1.0,
-        grad_norm: float | None = 1.0,
-        skipped: str | None = None,
-    ) -> None:
+    def step(self, loss: float | None = 2.0, *, seconds: float = 1.0, **fields: Any) -> None:
+        """A committed step; `fields`: those of its message that are other than usual."""
         self.now += seconds
         self.step_number += 1
-        step = m.StepCommitted(
+        made = m.StepCommitted(
             run=RUN, generation=GENERATION, step=self.step_number, committed_at=0, loss=loss, weight=100, samples=16,
-            learning_rate=1e-3, grad_norm=grad_norm, cursor=0, global_batch=16, plan_version=1, step_seconds=seconds,
-            tokens_total=0, skipped=skipped,
+            learning_rate=1e-3, grad_norm=1.0, cursor=0, global_batch=16, plan_version=1, step_seconds=seconds,
+            tokens_total=0,
         )  # fmt: skip
-        self.evaluator.heard(step, self.now)
+        self.evaluator.heard(msgspec.structs.replace(made, **fields), self.now)
         self.look()
 
-    def part(
-        self,
-        rank: int = 1,
-        backward: float = 0.6,
-        *,
-        used: int | None = None,
-        peak: int | None = None,
-        micro: int = 4,
-        share: int = 8,
-    ) -> None:
+    def part(self, rank: int = 1, backward: float = 0.6, *, share: int = 8, **fields: Any) -> None:
+        """A rank's part of the newest step; `fields`: those of its message that are other than usual."""
         part = m.RankStep(
             run=RUN, generation=GENERATION, step=self.step_number, rank=rank, node=NODES[rank], tokens=125 * share,
-            samples=share, micro_batch=micro, replays=0, step_seconds=1.0,
-            values=memory(used, peak, 100 if used else None),
+            samples=share, micro_batch=4, replays=0, step_seconds=1.0,
             phases=m.Phases(data=0.01 * share / 8, forward=0.3 * share / 8, backward=backward),
         )  # fmt: skip
-        self.evaluator.heard(part, self.now)
+        self.evaluator.heard(msgspec.structs.replace(part, **fields), self.now)
         self.look()
 
+    def steps(self, count: int, backward: float = 0.6, first: float | None = None, **part: Any) -> None:
+        """Steps with the part of rank 1, and that of rank 0 whose backward passes take `first` seconds."""
+        for _ in range(count):
+            self.step()
+            self.part(1, backward, **part)
+            if first is not None:
+                self.part(0, first)
+
     def reading(
-        self,
-        *,
-        free: float = 100e9,
-        total: float | None = None,
-        mhz: float = 1620.0,
-        celsius: float = 71.0,
-        percent: float = 98.0,
-        limits: tuple[m.ClockLimit, ...] = (),
-    ) -> None:
+        self, *, free: float = 100e9, total: float | None = None, mhz: float = 1620.0, celsius: float = 71.0,
+        percent: float = 98.0, limits: tuple[m.ClockLimit, ...] = (),
+    ) -> None:  # fmt: skip
         self.now += 1
         gpu = m.GpuReading("Apple M3 Max", percent, mhz, 50.0, celsius, clock_limits=limits)
         reading = m.HostReading(

@@ -3,11 +3,16 @@
 import math
 import sqlite3
 import sys
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from tests.memory_values import memory
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
 from trainctl.protocol.record.packed_values import unpack
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import RUN_RANK
@@ -32,6 +37,32 @@ def part(number: int, rank: int = 0, generation: m.Generation = FIRST, tokens: f
         micro_batch=8, replays=0, step_seconds=0.25, phases=m.Phases(0.25, 0.25, 0.5, 0.0, 0.125, 0.0625), weight=75.0,
         values={**memory(10**9, 2 * 10**9), "own_loss": 2.0 + 0.001 * number, "user:tries": float(number % 7)},
     )  # fmt: skip
+
+
+def report(rank: int = 0, step: int = 1, **fields: Any) -> m.Report:
+    """A rank's report of a train plan; `fields`: those that are other than usual, or more."""
+    made = m.Report(
+        run="sim", rank=rank, generation=FIRST, seq=1, kind="train", step=step, loss_sum=1.0, weight=1.0,
+        own_weight=1.0, own_samples=6,
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **fields)
+
+
+def write_checkpoint(paths: RunPaths, step: int, generation: m.Generation | None = None, state: str = "{}") -> Path:
+    """Write a complete checkpoint of this node's; `state`: the content of its only file."""
+    folder = paths.checkpoint(step)
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(state)
+    metadata = CheckpointMetadata(
+        recipe={}, performance=Performance(), lineage=Lineage(run=paths.directory.name, generation=generation),
+        environment=Environment(node="a", program="", python="", library="", device="cpu", system=""),
+    )  # fmt: skip
+    entry = checkpoints.FileEntry(len(state), checkpoints.digest_of(folder / "state.json"))
+    manifest = checkpoints.Manifest(
+        run=paths.directory.name, step=step, written_at=0.0, files={"state.json": entry}, metadata=metadata
+    )
+    (folder / checkpoints.MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
+    return folder
 
 
 def plan(number: int, generation: m.Generation = FIRST, commands: tuple[str, ...] = ()) -> m.StepPlan:

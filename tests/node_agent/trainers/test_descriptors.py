@@ -2,14 +2,12 @@
 
 import errno
 import os
-import resource
 from pathlib import Path
 
 import pytest
 
 from trainctl.node_agent.trainers.rank_ports import LocalRank, Look
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
-from trainctl.node_agent.transport import bind
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.machine import shim
 from trainctl.protocol.record.paths import RunPaths
@@ -50,13 +48,3 @@ async def test_none_is_started_beside_one_that_cannot_be_looked_at(rank, monkeyp
     none_left(monkeypatch)
     with pytest.raises(RefusedError, match="Too many open files"):
         await rank.start_again()
-
-
-def test_as_many_files_may_be_open_as_the_system_allows(monkeypatch):
-    limits = [(256, resource.RLIM_INFINITY), (256, 4096), (70_000, 70_000)]
-    wanted = []
-    for limit in limits:
-        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: limit)
-        monkeypatch.setattr(resource, "setrlimit", lambda _, pair: wanted.append(pair))
-        bind.allow_open_files()
-    assert wanted == [(65_536, resource.RLIM_INFINITY), (4096, 4096)]

@@ -4,13 +4,10 @@ import asyncio
 import threading
 from typing import Any
 
-import pytest
 import zeroconf
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.transport.mdns import Advertisement
-from trainctl.protocol.config import cluster_file
-from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.machine import discovery
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.tui.setup import discovery as discovering
@@ -55,36 +52,15 @@ class Hanging:
         raise OSError("no multicast here")
 
 
-def test_a_library_that_hangs_and_fails_holds_nobody_up(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_library_that_hangs_and_fails_holds_nobody_up(monkeypatch, capsys):
     monkeypatch.setattr(zeroconf, "Zeroconf", Hanging)
-
-    async def work() -> None:
-        serving = asyncio.create_task(Advertisement("studio", ADDRESS, "0.1.0").serve())
-        for _ in range(100):
-            await asyncio.sleep(0)  # the loop turns although the library hangs
-        Hanging.let_go.set()
-        async with asyncio.timeout(HANG_SECONDS):
-            while "not advertised" not in capsys.readouterr().err:
-                await asyncio.sleep(0.02)
-        assert not serving.done(), "a worker that ends would end the agent"
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-
-    asyncio.run(work())
-
-
-def test_a_stranger_s_words_are_cut_and_made_printable() -> None:
-    found = discovery.advert("10.0.0.9", 7474, {b"node": b"\x1b[2Jx" + b"y" * 500, b"version": None, b"key": b"\xff"})
-    assert found.node == ("[2Jx" + "y" * 500)[: discovery.MOST_CHARACTERS]
-    assert (found.version, found.protocol, found.fingerprint) == ("", "", "\N{REPLACEMENT CHARACTER}")
-
-
-def test_its_standing_is_told_by_the_cluster_file() -> None:
-    advert = discovery.Advert("studio", ADDRESS, "0.1.0", str(PROTOCOL_VERSION), discovery.fingerprint(PUBLIC))
-    entry = cluster_file.NodeEntry(address=ADDRESS)
-    assert discovering.standing(advert, None) == "not in the cluster file"
-    assert discovering.standing(advert, Cluster(nodes={"studio": entry})) == "in the cluster file"
-    moved = advert._replace(address="tcp://10.0.0.5:1")
-    assert discovering.standing(moved, Cluster(nodes={"studio": entry})) == f"in the cluster file at {ADDRESS}"
+    serving = asyncio.create_task(Advertisement("studio", ADDRESS, "0.1.0").serve())
+    for _ in range(100):
+        await asyncio.sleep(0)  # the loop turns although the library hangs
+    Hanging.let_go.set()
+    async with asyncio.timeout(HANG_SECONDS):
+        while "not advertised" not in capsys.readouterr().err:
+            await asyncio.sleep(0.02)
+    assert not serving.done(), "a worker that ends would end the agent"
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)

@@ -31,12 +31,3 @@ def test_a_standard_input_that_nobody_holds_is_refused_in_a_line(tmp_path: Path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "trainctl-agent: --leash: standard input is not a pipe\n"
     assert not any(tmp_path.iterdir())
-
-
-def test_the_leash_is_not_among_what_a_person_is_offered() -> None:
-    done = subprocess.run(
-        [*COMMAND[:4], "--help"], env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
-    )
-    assert "--listen" in done.stdout
-    assert "--leash" not in done.stdout
-    assert "--announce" not in done.stdout

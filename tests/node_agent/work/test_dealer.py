@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.node_agent.work.dealer import FIRST_ROWS, MOST_DEALS, OVERDUE_SECONDS, SLICE_BYTES, Dealer, Slice
+from trainctl.node_agent.work.dealer import FIRST_ROWS, MOST_DEALS, SLICE_BYTES, Dealer, Slice
 
 WORKERS = ("a", "b", "c")
 MOST_ROWS = 50
@@ -92,16 +92,6 @@ def test_the_first_slice_is_small_and_a_lost_reply_is_repeated() -> None:
     second = dealer.deal("a", 0.2)
     assert second is not None and (second.first, second.rows) == (FIRST_ROWS, 40)  # 2 s at 20 rows/s
     assert dealer.speed("a") == pytest.approx(FIRST_ROWS / 0.2)
-
-
-def test_the_slice_of_a_hung_worker_goes_to_an_idle_one() -> None:
-    dealer = Dealer([10] * 4, MOST_ROWS)
-    hung = dealer.deal("a", 0.0)
-    assert dealer.deal("b", 1.0) is None
-    assert dealer.deal("b", OVERDUE_SECONDS + 1) == hung
-    assert dealer.answer("b", 0, OVERDUE_SECONDS + 2) == hung
-    assert dealer.answer("a", 0, OVERDUE_SECONDS + 3) is None
-    assert dealer.is_done
 
 
 def test_a_slice_that_ends_every_worker_is_named() -> None:

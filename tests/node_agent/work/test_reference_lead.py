@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.work.reference_lead import PART_VALUES, SILENT_SECONDS, ReferenceLead
+from trainctl.node_agent.work.reference_lead import PART_VALUES, ReferenceLead
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.record.paths import RunPaths
@@ -58,115 +58,84 @@ async def asked(lead: ReferenceLead, session: Any, rank: int = 0, **fields: Any)
     return answer
 
 
-def test_what_ranks_compute_is_handed_on_over_a_restart(session: Any) -> None:
-    async def scenario() -> None:
-        lead = ReferenceLead("alpha")
-        assert not (await asked(lead, session)).known
-        first = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
-        assert (first.slice, first.first, first.units) == (0, 0, 3)
-        assert (await asked(lead, session, rank=1)).slice is None
-        lead.close()
-        again, values = ReferenceLead("alpha"), struct.pack("<6f", *range(6))
-        done = {"slice": 0, "first": 0, "units": 3, "values": (values[:20], values[20:])}
-        answer = await asked(again, session, **done)
-        assert (answer.values, answer.answered) == (values, 3)
-        while not answer.digest:
-            await asyncio.sleep(0)
-            answer = await asked(again, session, rank=1, offset=4)
-        assert (answer.offset, answer.values) == (4, values[16:])
-        assert answer.digest == hashlib.sha256(values).hexdigest()
-        again.ended()
-        assert not [*session.paths.node_data.iterdir()]
-        assert session.fed == [d.Computing(0), d.Computing(1)] * 2
-
-    asyncio.run(scenario())
+async def test_what_ranks_compute_is_handed_on_over_a_restart(session: Any) -> None:
+    lead = ReferenceLead("alpha")
+    assert not (await asked(lead, session)).known
+    first = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
+    assert (first.slice, first.first, first.units) == (0, 0, 3)
+    assert (await asked(lead, session, rank=1)).slice is None
+    lead.close()
+    again, values = ReferenceLead("alpha"), struct.pack("<6f", *range(6))
+    done = {"slice": 0, "first": 0, "units": 3, "values": (values[:20], values[20:])}
+    answer = await asked(again, session, **done)
+    assert (answer.values, answer.answered) == (values, 3)
+    while not answer.digest:
+        await asyncio.sleep(0)
+        answer = await asked(again, session, rank=1, offset=4)
+    assert (answer.offset, answer.values) == (4, values[16:])
+    assert answer.digest == hashlib.sha256(values).hexdigest()
+    again.ended()
+    assert not [*session.paths.node_data.iterdir()]
+    assert session.fed == [d.Computing(0), d.Computing(1)] * 2
 
 
-def test_what_a_failed_run_has_computed_is_kept_for_the_next_one(session: Any) -> None:
-    async def scenario() -> None:
-        lead = ReferenceLead("alpha")
-        counts = struct.pack("<5I", 2, 2, 2, 2, 1)
-        first = await asked(lead, session, counts=counts, tokens=counts)
-        values = struct.pack("<8f", *range(8))
-        await asked(lead, session, slice=first.slice, first=0, units=4, values=(values,), wants=False)
-        lead.ended()
-        session.run = "s"
-        answer = await asked(lead, session)
-        assert (answer.known, answer.answered, answer.first, answer.values) == (True, 4, 4, values)
-        lead.close()
-
-    asyncio.run(scenario())
+async def test_what_a_failed_run_has_computed_is_kept_for_the_next_one(session: Any) -> None:
+    lead = ReferenceLead("alpha")
+    counts = struct.pack("<5I", 2, 2, 2, 2, 1)
+    first = await asked(lead, session, counts=counts, tokens=counts)
+    values = struct.pack("<8f", *range(8))
+    await asked(lead, session, slice=first.slice, first=0, units=4, values=(values,), wants=False)
+    lead.ended()
+    session.run = "s"
+    answer = await asked(lead, session)
+    assert (answer.known, answer.answered, answer.first, answer.values) == (True, 4, 4, values)
+    lead.close()
 
 
-def test_what_this_node_has_in_its_caches_is_handed_on(session: Any) -> None:
+async def test_what_this_node_has_in_its_caches_is_handed_on(session: Any) -> None:
     values, folder = bytes(range(256)) * 256, session.paths.node_data / NAME
     folder.mkdir(parents=True)
     (folder / "values.bin").write_bytes(values)
     digest = hashlib.sha256(values).hexdigest()
     (folder / "reference.json").write_text(json.dumps({"key": [], "digest": digest}))
-
-    async def scenario() -> None:
-        lead, found = ReferenceLead("alpha"), b""
-        while len(found) < len(values):
-            answer = await asked(lead, session, offset=len(found) // 4)
-            assert (answer.digest, answer.slice, len(answer.values) <= PART_VALUES * 4) == (digest, None, True)
-            relay = m.PeerRelay(link="f" * 16, seq=2**40, rank=1, order=answer)
-            assert len(codec.encode(relay)) < codec.CONTROL_FRAME_BYTES
-            found += answer.values
-        assert found == values
-        assert not (await asked(lead, session, digest=digest, offset=len(values) // 4)).values
-
-    asyncio.run(scenario())
+    lead, found = ReferenceLead("alpha"), b""
+    while len(found) < len(values):
+        answer = await asked(lead, session, offset=len(found) // 4)
+        assert (answer.digest, answer.slice, len(answer.values) <= PART_VALUES * 4) == (digest, None, True)
+        relay = m.PeerRelay(link="f" * 16, seq=2**40, rank=1, order=answer)
+        assert len(codec.encode(relay)) < codec.CONTROL_FRAME_BYTES
+        found += answer.values
+    assert found == values
+    assert not (await asked(lead, session, digest=digest, offset=len(values) // 4)).values
 
 
-def test_the_slice_of_a_rank_that_ended_or_is_silent_is_dealt_again(session: Any) -> None:
-    async def scenario() -> None:
-        lead = ReferenceLead("alpha")
-        first = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
-        session.conductor.ranks[0].heard -= SILENT_SECONDS + 1
-        assert (await asked(lead, session, rank=1)).slice == first.slice
-        session.conductor.ranks[0].heard = time.monotonic()
-        session.conductor.ranks[1].ended = True
-        assert (await asked(lead, session, rank=0)).slice == first.slice
-        lead.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_rank_whose_slice_another_has_computed_gets_the_next_one(session: Any) -> None:
+async def test_a_rank_whose_slice_another_has_computed_gets_the_next_one(session: Any) -> None:
     """The lead's agent has restarted: it doesn't know who has the slices that were dealt before."""
-
-    async def scenario() -> None:
-        counts = struct.pack("<12I", *[1] * 12)
-        first = await asked(ReferenceLead("alpha"), session, counts=counts, tokens=counts)
-        lead = ReferenceLead("alpha")
-        assert (await asked(lead, session, rank=1)).slice == first.slice == 0
-        done = {"slice": 0, "first": 0, "units": 4, "values": (b"\0" * 16,)}
-        assert (await asked(lead, session, rank=0, **done)).slice == 1
-        assert (await asked(lead, session, rank=1, **done)).slice == 2
-        lead.close()
-
-    asyncio.run(scenario())
+    counts = struct.pack("<12I", *[1] * 12)
+    first = await asked(ReferenceLead("alpha"), session, counts=counts, tokens=counts)
+    lead = ReferenceLead("alpha")
+    assert (await asked(lead, session, rank=1)).slice == first.slice == 0
+    done = {"slice": 0, "first": 0, "units": 4, "values": (b"\0" * 16,)}
+    assert (await asked(lead, session, rank=0, **done)).slice == 1
+    assert (await asked(lead, session, rank=1, **done)).slice == 2
+    lead.close()
 
 
-def test_what_cannot_be_kept_is_said(session: Any) -> None:
-    async def scenario() -> None:
-        lead = ReferenceLead("alpha")
-        first = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
-        done = {"slice": first.slice, "first": 0, "units": 3, "values": (b"\0" * 20,)}
-        assert "sent 20 bytes for 6 values" in (await asked(lead, session, **done)).problem
-        lead.close()
-        other = ReferenceLead("alpha")
-        (session.paths.node_data / f".{NAME}.alpha" / "slices.db").write_bytes(b"no database")
-        assert (await asked(other, session)).problem.startswith("alpha can't keep the reference's log-probabilities")
-        other.close()
-
-    asyncio.run(scenario())
+async def test_what_cannot_be_kept_is_said(session: Any) -> None:
+    lead = ReferenceLead("alpha")
+    first = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
+    done = {"slice": first.slice, "first": 0, "units": 3, "values": (b"\0" * 20,)}
+    assert "sent 20 bytes for 6 values" in (await asked(lead, session, **done)).problem
+    lead.close()
+    other = ReferenceLead("alpha")
+    (session.paths.node_data / f".{NAME}.alpha" / "slices.db").write_bytes(b"no database")
+    assert (await asked(other, session)).problem.startswith("alpha can't keep the reference's log-probabilities")
+    other.close()
 
 
 @pytest.mark.parametrize("place", ["{0}", "{0}/values.bin", "{0}/reference.json", ".{0}.alpha", ".{0}.alpha/slices.db",
                                    ".{0}.alpha/values.bin"])  # fmt: skip
-def test_no_link_in_the_caches_is_followed(session: Any, tmp_path: Path, place: str) -> None:
+async def test_no_link_in_the_caches_is_followed(session: Any, tmp_path: Path, place: str) -> None:
     """To another folder, or to a file in one, whether it is there or not."""
     outside, content = tmp_path / "outside", b"what nobody may read or change"
     (outside / NAME).mkdir(parents=True)
@@ -185,26 +154,18 @@ def test_no_link_in_the_caches_is_followed(session: Any, tmp_path: Path, place: 
         link.unlink(missing_ok=True)
         link.symlink_to(outside / (link.name if link.name != "slices.db" else "new.db"))
     before = {path: path.read_bytes() for path in outside.iterdir() if path.is_file()}
-
-    async def scenario() -> None:
-        lead = ReferenceLead("alpha")
-        for _ in range(2):
-            answer = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
-            assert content not in answer.values
-        lead.ended()
-
-    asyncio.run(scenario())
+    lead = ReferenceLead("alpha")
+    for _ in range(2):
+        answer = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
+        assert content not in answer.values
+    lead.ended()
     assert {path: path.read_bytes() for path in outside.iterdir() if path.is_file()} == before
 
 
-def test_what_a_rank_names_is_a_name(session: Any) -> None:
+async def test_what_a_rank_names_is_a_name(session: Any) -> None:
     """It comes from the follower's node; a reference that is none is answered, and makes no folder."""
     inputs = "", ".", "..", "../x", "/etc", "a/../../b", "a\0", ".hidden", f".{NAME}.alpha", "x" * 200
-
-    async def scenario() -> None:
-        for name in inputs:
-            answer = await asked(ReferenceLead("alpha"), session, reference=name, counts=COUNTS, tokens=COUNTS)
-            assert answer.problem
-
-    asyncio.run(scenario())
+    for name in inputs:
+        answer = await asked(ReferenceLead("alpha"), session, reference=name, counts=COUNTS, tokens=COUNTS)
+        assert answer.problem
     assert not session.paths.node_data.exists()

@@ -48,15 +48,6 @@ def test_every_unit_is_answered_once_whoever_is_lost(seed: int) -> None:
     assert one.available == one.values == sum(counts)
 
 
-def test_a_slice_of_another_lead_is_not_taken_for_one_of_this() -> None:
-    one = ReferencePass([2] * 20, [9] * 20)
-    dealt = one.deal(0, 0.0)
-    assert dealt is not None and one.is_new(dealt)
-    assert not one.is_new(dealt._replace(first=5)) and not one.is_new(dealt._replace(id=7))
-    one.answer(0, dealt, 1.0)
-    assert not one.is_new(dealt)
-
-
 def test_a_journal_continues_after_its_lead(tmp_path: Path) -> None:
     counts = [3, 1, 2, 5, 4, 2, 7, 1, 1]
     journal = ReferenceJournal(tmp_path, sizes(counts))
@@ -73,13 +64,9 @@ def test_a_journal_continues_after_its_lead(tmp_path: Path) -> None:
     after = ReferencePass(*again.sizes.numbers(), again.slices())
     assert (after.answered, after.available) == (second.rows, 0)
     assert after.is_new(first) and not after.is_new(second)
+    assert not after.is_new(first._replace(first=5)) and not after.is_new(first._replace(id=7)), "of another lead"
     assert after.deal(2, 0.0) == first
     assert again.read(offset, count) == b"\x01" * 4 * (count - 1) + b"\x02" * 4
     after.answer(2, first, 1.0)
     assert after.available == offset + count
     again.close()
-
-
-def test_sizes_of_unlike_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 counts for 1 units"):
-        UnitSizes(b"\0" * 8, b"\0" * 4).numbers()
