@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.integration.conftest import NODE, AgentProcess
+from tests.cluster.run_files import NODE
+from tests.integration.conftest import AgentProcess
 from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT
 from tests.waiting import HANG_SECONDS, until
 

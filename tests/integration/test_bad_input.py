@@ -9,7 +9,7 @@ import uuid
 import msgpack
 import pytest
 import zmq
-from tests.integration.conftest import wait_for_step
+from tests.cluster.waits import wait_for_step
 from tests.tui.support import run_directory
 from tests.tui.support.cli_calls import call
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS

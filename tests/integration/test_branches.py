@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end
-from tests.integration.support.clusters import TORCH, Cluster, on, on_mlx
+from tests.cluster.run_files import NODE, TORCH, on, on_mlx
+from tests.cluster.waits import all_steps, wait_for_end
+from tests.integration.conftest import AgentProcess
+from tests.integration.support.clusters import Cluster
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

@@ -4,9 +4,12 @@ import os
 import signal
 
 import pytest
-from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, on, on_mlx, plans_of
+import zmq
+from tests.cluster.greeter import Greeter
+from tests.cluster.run_files import FOREVER, on, on_mlx
+from tests.cluster.waits import all_steps, plans_of, wait_for_end, wait_for_step
 from tests.integration.support.resumed import newest_step, resumed
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 
@@ -174,3 +177,20 @@ def test_a_node_that_cannot_be_reached_is_named(cluster, run_config):
         reply = client.send("start-run", {"config": run_config(run__name="refused", nodes=on("alpha", "gamma"))})
         assert (reply.state, reply.field) == ("rejected", "config: nodes.gamma")
         assert "gamma is unreachable" in reply.reason
+
+
+def test_a_rank_hosted_for_a_lead_made_by_hand_obeys_no_generation_that_was_left(cluster, run_config):
+    """What else a peer is answered is tested in tests/node_agent/roles/test_peer_answers.py."""
+    run, config = "raw-20260101-000000-0000", run_config(nodes=on_mlx("alpha", "gamma"))
+    with zmq.Context() as context:
+        lead = Greeter(context, cluster["gamma"].address, "a" * 16)
+        lead.greet()
+        lead.hear(m.PeerWelcome)
+        lead.say(m.PeerHost(link=lead.link, seq=1, run=run, rank=1, config=config, generation=m.Generation(1, 0)))
+        assert lead.hear(m.PeerHosted).problem == ""
+        lead.relay(2, m.Fence(run=run, generation=m.Generation(1, 5)))
+        lead.relay(3, m.Fence(run=run, generation=m.Generation(1, 4)))
+        assert until(lead.next_refusal, 20, "a refusal").code == "older-term"
+        lead.say(m.PeerEnd(link=lead.link, seq=4, run=run, rank=1, state="starting"))
+        until(lambda: not cluster.run_paths("gamma", run).directory.exists(), 20, "the end of a run that never began")
+        lead.socket.close(linger=0)

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.conftest import keep_processes, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, have_back, on, plans_of
+from tests.cluster.run_files import FOREVER, NODES, on
+from tests.cluster.waits import plans_of, wait_for_end, wait_for_step
+from tests.integration.conftest import keep_processes
+from tests.integration.support.clusters import Cluster, have_back
 from tests.integration.support.folding import EDITS, applied_commands, check_edits, check_steps
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.node_agent.trainers.rank_reports import newest_reports
 from trainctl.protocol import messages as m

@@ -3,10 +3,11 @@
 import time
 
 import zmq
-from tests.integration.conftest import until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, RING, on_mlx
-from tests.integration.support.greeter import claim
+from tests.cluster.greeter import claim
+from tests.cluster.run_files import FOREVER, RING, on_mlx
+from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.integration.support.transfer import promote, view_at
+from tests.waiting import until
 
 from trainctl.node_agent.roles.followed_run import RECLAIM_SECONDS
 

@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
-from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, RING, Cluster, have_back, on_mlx
+from tests.cluster.run_files import FOREVER, NODES, RING, on_mlx
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster, have_back
 from tests.integration.support.resumed import newest_step, resumed
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

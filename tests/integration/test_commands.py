@@ -6,8 +6,8 @@ import time
 import uuid
 
 import pytest
-from tests.integration.conftest import NODE, wait_for_end, wait_for_step
-from tests.integration.support.clusters import on_mlx
+from tests.cluster.run_files import NODE, on_mlx
+from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.tui.support.cli_calls import call
 from tests.waiting import HANG_SECONDS, until
 

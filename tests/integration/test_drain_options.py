@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import NODE, AgentProcess, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, on_mlx
-from tests.waiting import HANG_SECONDS
+from tests.cluster.run_files import FOREVER, NODE, on_mlx
+from tests.cluster.waits import wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.record.checkpoints import verify
 from trainctl.trainer.checkpoints.copies import COMMAND_VARIABLE

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import zmq
 from tests.conftest import SHARED_PIDS
-from tests.integration.conftest import AgentProcess, until
+from tests.integration.conftest import AgentProcess
 from tests.integration.support.ports import free_addresses
-from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, slowness
+from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, slowness, until
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m

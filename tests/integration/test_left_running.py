@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import on_mlx
+from tests.cluster.run_files import NODE, on_mlx
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
 from tests.integration.support.reference import one_rank_curve
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection

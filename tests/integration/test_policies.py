@@ -4,9 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from tests.integration.conftest import keep_processes, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, RING, Cluster, on_mlx, plans_of
+from tests.cluster.run_files import FOREVER, RING, on_mlx
+from tests.cluster.waits import plans_of, wait_for_end, wait_for_step
+from tests.integration.conftest import keep_processes
+from tests.integration.support.clusters import Cluster
 from tests.tui.support.cli_calls import call
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

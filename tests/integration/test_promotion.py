@@ -10,14 +10,16 @@ from typing import Any
 import psutil
 import pytest
 import zmq
-from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, on, on_mlx
+from tests.cluster.greeter import claim
+from tests.cluster.run_files import FOREVER, NODES, on, on_mlx
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.fault_table import was_lost as given_up
 from tests.integration.support.folding import check_edits, check_steps
-from tests.integration.support.greeter import claim
 from tests.integration.support.reference import one_rank_curve
 from tests.integration.support.transfer import check_watched, power_off, promote, resume, steps_of, view_at, watched
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

@@ -2,16 +2,11 @@
 
 from typing import Any
 
-from tests.integration.conftest import (
-    NODE,
-    AgentProcess,
-    all_steps,
-    until,
-    wait_for_checkpoint,
-    wait_for_end,
-    wait_for_step,
-)
-from tests.integration.support.clusters import FOREVER, RING, Cluster, on_mlx
+from tests.cluster.run_files import FOREVER, NODE, RING, on_mlx
+from tests.cluster.waits import all_steps, wait_for_checkpoint, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
+from tests.integration.support.clusters import Cluster
+from tests.waiting import until
 
 from trainctl.protocol.client.blocking import BlockingClient
 

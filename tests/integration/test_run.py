@@ -8,17 +8,11 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.conftest import (
-    NODE,
-    AgentProcess,
-    all_steps,
-    keep_processes,
-    until,
-    wait_for_end,
-    wait_for_step,
-)
-from tests.integration.support.clusters import on_mlx
+from tests.cluster.run_files import NODE, on_mlx
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess, keep_processes
 from tests.integration.support.reference import one_rank_curve
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

@@ -4,8 +4,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.conftest import until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, Cluster, on_mlx
+from tests.cluster.run_files import FOREVER, on_mlx
+from tests.cluster.waits import wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import spent_by

@@ -13,13 +13,14 @@ from unittest.mock import patch
 
 import pytest
 import tomli_w
+from tests.cluster.run_files import FOREVER, RING, on_mlx
+from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.conftest import SHARED_PIDS
-from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, RING, on_mlx
+from tests.integration.conftest import AgentProcess, keep_processes
 from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT
 from tests.tui.support.scripted import SNAPSHOT, scripted
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.security.keys import KeyFolder

@@ -9,7 +9,9 @@ from contextlib import closing
 from typing import Any, Self
 
 import pytest
-from tests.integration.support.clusters import NODES, Cluster, plans_of
+from tests.cluster.run_files import NODES
+from tests.cluster.waits import plans_of
+from tests.integration.support.clusters import Cluster
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion

@@ -1,6 +1,6 @@
 """Runs that go on from a checkpoint of another."""
 
-from tests.integration.conftest import all_steps, wait_for_step
+from tests.cluster.waits import all_steps, wait_for_step
 from tests.integration.support.clusters import Cluster
 
 from trainctl.protocol.record import checkpoints
