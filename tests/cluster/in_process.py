@@ -214,6 +214,16 @@ class BlockingAgent:
     def kill(self) -> None:
         self._cluster.run(self.inner.kill())
 
+    def power_off(self) -> None:
+        """End it and its trainers at once, as when their machine is gone."""
+
+        async def off() -> None:
+            for trainer in self.inner.trainers:
+                trainer.die()
+            await self.inner.kill()
+
+        self._cluster.run(off())
+
 
 class BlockingCluster:
     """An `InProcessCluster` whose loop runs in a thread of its own, until `close`."""

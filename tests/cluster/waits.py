@@ -76,3 +76,10 @@ def plans_of(paths: RunPaths) -> list[m.StepPlan]:
     finally:
         record.close()
     return [plan for plan in map(decode_order, bodies) if isinstance(plan, m.StepPlan)]
+
+
+def promote(cluster: Any, node: str, through: str, *, off: bool = False) -> m.CommandReply:
+    """Have a node lead the run, asked of another one's agent."""
+    with cluster.client(through) as client:
+        reply: m.CommandReply = client.send("promote", {"old_lead_is_off": off}, node=node)
+    return reply
