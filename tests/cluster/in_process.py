@@ -28,6 +28,7 @@ from trainctl.node_agent.conductor import restarts
 from trainctl.node_agent.roles import followed_run, follower
 from trainctl.node_agent.transport import peer_link, sequencing
 from trainctl.protocol import messages as m
+from trainctl.protocol.client import client as client_module
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import cluster_file
@@ -49,8 +50,10 @@ PACE = (
     (follower, "SILENT_AFTER_SECONDS", SILENT_SECONDS),
     (followed_run, "RECLAIM_SECONDS", RECLAIM_SECONDS),
     (restarts, "RETURN_SECONDS", 0.1),
+    (client_module, "SILENT_AFTER_SECONDS", SILENT_SECONDS),
+    (client_module, "REFUSED_PAUSE_SECONDS", 0.05),
 )
-"""The agents' own times, shorter than in the product: module, name, seconds."""
+"""Times of agents, and of their clients, shorter than in the product: module, name, seconds."""
 
 
 class InProcessAgent:
