@@ -52,7 +52,7 @@ class FakeTrainer:
         self.sim = SimRank(
             rank, world, run=paths.directory.name, pid=self.pid, backend=config.nodes[node].backend or "torch",
             save=self._save, measures=lambda work, step: {"loss_sum": loss(step)},
-            background=config.checkpoint.background,
+            background=config.checkpoint.background, held_out=10 if config.data.held_out else 0,
         )  # fmt: skip
         self._orders: asyncio.Queue[m.ToTrainer] = asyncio.Queue()
         self._answers: asyncio.Queue[m.FromTrainer] = asyncio.Queue()

@@ -79,6 +79,7 @@ class SimRank:
     step_seconds: float = 0.1
     run: str = RUN
     pid: int = 1
+    held_out: int = 10
     generation: m.Generation | None = None
     highest: m.Generation | None = None
     group: SimGroup | None = None
@@ -135,7 +136,7 @@ class SimRank:
             device="cpu",
             parameters=self.parameters,
             samples=100,
-            held_out=10,
+            held_out=self.held_out,
             mean_weight=4.0,
             layout_digest="l",
             model_digest="m",
