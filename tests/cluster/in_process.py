@@ -202,8 +202,12 @@ class BlockingAgent:
 
     @property
     def trainers(self) -> list[FakeTrainer]:
-        """Its node's trainers that live; what is done to them is done by `BlockingCluster.call`."""
+        """Its node's trainers that live; what is done to them is done by `call`."""
         return self.inner.trainers
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function in the agents' loop."""
+        return self._cluster.call(function, *args)
 
     def client(self, **options: Any) -> BlockingClient:
         return PatientClient(self.address, **{"by": "tester", "timeout_seconds": HANG_SECONDS, **options})

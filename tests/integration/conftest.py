@@ -42,6 +42,7 @@ class AgentProcess:
         # Not port 0: while the agent is down, another process could be given a port that the system has chosen.
         self.address = free_addresses(1)[0] if cluster is None else ""
         self.live_address: str | None = None  # the port after it, which is free too
+        self.metrics_url = ""
         self.process: subprocess.Popen[str] | None = None
         self.lasting = ""  # the id of the run that `live` shares: the folder may have others
 
@@ -65,7 +66,7 @@ class AgentProcess:
         line = self.process.stdout.readline()
         assert line, self.process.stderr and self.process.stderr.read()
         said = json.loads(line)
-        self.address, self.live_address = said["listen"], said["live"]
+        self.address, self.live_address, self.metrics_url = said["listen"], said["live"], said.get("metrics") or ""
         return self
 
     def client(self, **options: Any) -> BlockingClient:
