@@ -151,6 +151,9 @@ class InProcessCluster:
     def __getitem__(self, node: str) -> InProcessAgent:
         return self.agents[node]
 
+    def run_paths(self, node: str, run: str) -> RunPaths:
+        return self.agents[node].run_paths(run)
+
     async def close(self) -> None:
         """End all; errors of agents and of trainers are raised."""
         ended = await asyncio.gather(*(agent.stop() for agent in self.agents.values()), return_exceptions=True)

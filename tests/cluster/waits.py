@@ -1,7 +1,7 @@
 """What tests wait for of a run, through a client, and what they read of it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from tests.waiting import HANG_SECONDS, until
 
@@ -13,6 +13,12 @@ from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
 
 STEP_SECONDS_LIMIT = 60.0
+
+
+class Nodes(Protocol):
+    """A cluster, of processes or in this one, as far as its nodes' records go."""
+
+    def run_paths(self, node: str, run: str) -> RunPaths: ...
 
 
 class PatientClient(BlockingClient):

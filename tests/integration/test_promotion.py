@@ -10,13 +10,13 @@ from typing import Any
 import psutil
 import pytest
 import zmq
+from tests.cluster.folding import check_edits, check_steps
 from tests.cluster.greeter import claim
 from tests.cluster.run_files import NODES, on
 from tests.cluster.waits import all_steps, promote, wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.fault_table import was_lost as given_up
-from tests.integration.support.folding import check_edits, check_steps
 from tests.integration.support.reference import one_rank_curve
 from tests.integration.support.transfer import check_watched, power_off, resume, steps_of, view_at, watched
 from tests.waiting import until
