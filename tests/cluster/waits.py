@@ -8,7 +8,9 @@ from tests.waiting import HANG_SECONDS, until
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages.events import CheckpointWritten
+from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
 
@@ -89,3 +91,21 @@ def promote(cluster: Any, node: str, through: str, *, off: bool = False) -> m.Co
     with cluster.client(through) as client:
         reply: m.CommandReply = client.send("promote", {"old_lead_is_off": off}, node=node)
     return reply
+
+
+def newest_step(cluster: Any, node: str, run: str) -> int:
+    folder = checkpoints.newest_complete(cluster.run_paths(node, run).checkpoints)
+    return checkpoints.read_manifest(folder).step if folder is not None else 0
+
+
+def resumed(cluster: Any, run: str, at: int) -> None:
+    """Take the run up again through its lead; it must go on from step `at` with nothing retracted before it. It is left
+    running."""
+    with cluster.client("alpha") as client:
+        again = client.send("start-run", {"resume": run})
+        assert (again.state, again.step) == ("applied", at + 1), again
+        wait_for_step(client, at + 3)
+        assert [step.step for step in all_steps(client, run)][: at + 3] == list(range(1, at + 4))
+    with RecordReader(cluster.run_paths("alpha", run)) as reader:
+        (kept,), _ = reader.steps(at - 1, 1)
+        assert kept.generation.n < reader.steps(at, 1)[0][0].generation.n

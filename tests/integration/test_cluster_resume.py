@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 from tests.cluster.run_files import FOREVER, NODES, RING, on_mlx
-from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.cluster.waits import all_steps, newest_step, resumed, wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster, have_back
-from tests.integration.support.resumed import newest_step, resumed
 from tests.waiting import until
 
 from trainctl.protocol import messages as m

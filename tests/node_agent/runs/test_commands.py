@@ -164,3 +164,31 @@ def test_a_verb_that_the_run_does_not_take_is_refused_with_the_same_words_everyw
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         wait_for_end(client)
         until(lambda: client.snapshot(0).runs == (), what="a list of live runs without one that has ended")
+
+
+def test_a_command_accepted_before_the_kill_takes_effect_once_after_it(live):
+    agent, sent_ids = live, set()
+    with agent.client() as client:
+        for micro in (1, 2, 3, 5):
+            sent = client.send("resize-batch", {"micro": micro}, wait="accepted")
+            sent_ids.add(sent.id)
+            agent.kill()
+            agent.start()
+            again = client.send("resize-batch", {"micro": micro}, id=sent.id)
+            assert again.state == "applied"
+            assert client.snapshot(0).run.ranks[0].micro_batch == micro
+        events = [event for event in client.events(newest=True, limit=200).events if event.command in sent_ids]
+        assert len(events) == len(sent_ids) == 4
+
+
+def test_a_paused_run_is_still_paused_after_its_agent_came_back(live):
+    agent = live
+    with agent.client() as client:
+        paused = client.send("pause", {})
+        client.send("resize-batch", {"micro": 1})
+        agent.kill()
+        agent.start()
+        until(lambda: client.snapshot(0).run.ranks[0].state == "paused", what="the adopted rank")
+        assert client.snapshot(0).run.step == paused.step
+        assert client.send("resume", {}).step == paused.step + 1
+        assert client.snapshot(0).run.ranks[0].micro_batch == 1
