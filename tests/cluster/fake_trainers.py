@@ -141,6 +141,8 @@ class FakeTrainer:
                 await self._change()
             if isinstance(order, m.StepPlan) and order.recorded:
                 continue
+            if isinstance(order, m.Form) and order.step == self.sim.last_step:
+                self.sim.cursor = max(self.sim.cursor, order.cursor)  # a rollback has skipped positions
             self.sim.down.append(order)
             self.sim.take_order()
             self._flush()
