@@ -26,6 +26,7 @@ from trainctl.node_agent import agent as agent_module
 from trainctl.node_agent.agent import Agent, Options
 from trainctl.node_agent.conductor import restarts
 from trainctl.node_agent.roles import followed_run, follower
+from trainctl.node_agent.services import spot_notice
 from trainctl.node_agent.transport import peer_link, sequencing
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import client as client_module
@@ -50,6 +51,7 @@ PACE = (
     (follower, "SILENT_AFTER_SECONDS", SILENT_SECONDS),
     (followed_run, "RECLAIM_SECONDS", RECLAIM_SECONDS),
     (restarts, "RETURN_SECONDS", 0.1),
+    (spot_notice, "INTERVAL_SECONDS", 0.1),
     (client_module, "SILENT_AFTER_SECONDS", SILENT_SECONDS),
     (client_module, "REFUSED_PAUSE_SECONDS", 0.05),
 )
@@ -65,7 +67,7 @@ class InProcessAgent:
         self.name, self.address, self.options, self.cluster = name, address, options, cluster
         self.state, self.directory = folder, folder / name
         self.live_address = ""
-        self._supervisor = trainers
+        self.supervisor = trainers
         self.agent: Agent | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -76,7 +78,7 @@ class InProcessAgent:
     @property
     def trainers(self) -> list[FakeTrainer]:
         """Its node's trainers that live."""
-        return self._supervisor.on(self.name)
+        return self.supervisor.on(self.name)
 
     async def start(self) -> None:
         """Start, or start again at the same address."""
