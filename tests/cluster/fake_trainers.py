@@ -79,6 +79,7 @@ class FakeTrainer:
         if self.is_alive:
             self.exit_status, self.sim.gone = status, True
             self.sim._drop_group()
+            self._wake_peers()
             self._ended.set()
 
     def freeze(self) -> None:
@@ -146,8 +147,8 @@ class FakeTrainer:
             self.sim.down.append(order)
             self.sim.take_order()
             self._flush()
-            self.changed.set()
-            if self.sim.gone:
+            self._wake_peers()
+            if isinstance(order, m.Leave):
                 self._log("INFO", f"leaving: {order.reason}")
                 while not self._answers.empty():
                     await asyncio.sleep(0)
@@ -169,9 +170,13 @@ class FakeTrainer:
                 await self._change()
                 continue
             self._flush()
-            for other in self.peers:
-                other.changed.set()
+            self._wake_peers()
             await asyncio.sleep(self.stride_seconds)
+
+    def _wake_peers(self) -> None:
+        """Have them look again: they may have waited for this rank's part, or for the end of a group."""
+        for other in self.peers:
+            other.changed.set()
 
     async def _beat(self) -> None:
         while True:
@@ -233,7 +238,7 @@ class FakeSupervisor(TrainerSupervisor):
             raise RefusedError(f"rank {rank} of {run} is already running")
         if node in self.refuses:
             raise RefusedError(f"rank {rank} of {run} cannot be started: no memory")
-        world = self._worlds.setdefault(run, SimWorld(0))
+        world = self._worlds.setdefault(run, SimWorld(0, silent_failures=0.0))
         trainer = FakeTrainer(run_paths, rank, node, options["--endpoint"], world)
         checkpoint = options.get("--resume-from")
         step = trainer.begin_at(Path(checkpoint) if checkpoint is not None else None)

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from tests.cluster.fake_trainers import FakeSupervisor, FakeTrainer
 from tests.cluster.run_files import NODE, NODES
-from tests.cluster.waits import PatientClient
+from tests.cluster.waits import PatientAsyncClient, PatientClient
 from tests.integration.support.ports import free_addresses
 from tests.waiting import HANG_SECONDS, until
 
@@ -117,7 +117,7 @@ class InProcessAgent:
             await agent.__aexit__(None, None, None)
 
     def client(self, **options: Any) -> Client:
-        return Client(self.address, **{"by": "tester", "timeout_seconds": HANG_SECONDS, **options})
+        return PatientAsyncClient(self.address, **{"by": "tester", "timeout_seconds": HANG_SECONDS, **options})
 
     def run_paths(self, run: str) -> RunPaths:
         return RunPaths(self.directory / "runs" / run)

@@ -7,6 +7,7 @@ from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.client.client import Client
 from trainctl.protocol.messages.events import CheckpointWritten
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
@@ -23,8 +24,15 @@ class Nodes(Protocol):
     def run_paths(self, node: str, run: str) -> RunPaths: ...
 
 
-class PatientClient(BlockingClient):
+class PatientAsyncClient(Client):
     """Waits for outcomes for as long as a busy machine may take."""
+
+    async def send(self, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
+        return await super().send(verb, args, **{"timeout_seconds": HANG_SECONDS, **options})
+
+
+class PatientClient(BlockingClient):
+    """The same without an event loop."""
 
     def send(self, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
         return super().send(verb, args, **{"timeout_seconds": HANG_SECONDS, **options})

@@ -52,7 +52,7 @@ def test_the_record_of_the_parents_lead_names_a_branch_that_another_node_started
         begun = client.send("start-run", {"config": run_config(run__steps=FORK, nodes=on("alpha", "beta"), **table)})
         assert begun.state == "applied", begun.reason
         parent = wait_for_end(client)
-    until(lambda: not any(cluster[node].trainers for node in ("alpha", "beta")), what="the trainers' end")
+    until(lambda: cluster.view("beta").state not in m.ACTIVE_RUN_STATES, what="the follower's end")
     with cluster.client("beta") as client:
         config = run_config(run__steps=FORK + 2, nodes=on("beta"), **table)
         begun = client.send("start-run", {"branch": f"{parent.run}@{FORK}", "config": config}, node="beta")

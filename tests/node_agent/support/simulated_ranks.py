@@ -41,8 +41,8 @@ class SimGroup:
 class SimWorld:
     """What ranks share: the groups, and the states that updates have led to."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, seed: int, silent_failures: float = 0.3) -> None:
+        self.random, self.silent_failures = random.Random(seed), silent_failures
         self.groups: dict[m.Generation, SimGroup] = {}
         self.states: dict[int, object] = {0: 0}  # by step: what every rank that is there must have
         self.batches: dict[int, tuple[int, int]] = {}  # by step: cursor and G of the update
@@ -363,7 +363,7 @@ class SimRank:
             return group.parts[what]
         if group.broken:
             self.failed = True
-            if self.world.random.random() < 0.7:  # else it hangs in it without a word
+            if self.world.random.random() >= self.world.silent_failures:  # else it hangs in it without a word
                 self._say(m.GroupFailed, self.generation, reason="connection closed by peer")
         return None
 
