@@ -22,6 +22,7 @@ from tests.lacking import NEEDS, lacks, packages
 from tests.second_chance import REAL_PROCESSES, SecondChance
 from tests.waiting import Patience
 
+pytest_plugins = ["tests.cluster.fixtures"]
 ROOT = Path(__file__).parents[1]
 MARK = "TRAINCTL_TEST_SESSION"
 """Every process that a test starts inherits this variable, however it detaches itself."""

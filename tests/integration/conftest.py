@@ -3,39 +3,28 @@
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.cluster.run_files import NODE
+from tests.cluster.waits import PatientClient, wait_for_end, wait_for_step
 from tests.conftest import SHARED_PIDS, our_processes
 from tests.integration.support.ports import free_addresses
 from tests.waiting import HANG_SECONDS, Patience, until
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.machine import shim
-from trainctl.protocol.messages.events import CheckpointWritten
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.trainer import demo_assets
 
-STEP_SECONDS_LIMIT = 60.0
 EXIT_SECONDS = 10.0
 """How long a trainer that was asked to leave may take over it."""
-NODE = "box"
-
-
-class PatientClient(BlockingClient):
-    """Waits for outcomes for as long as a busy machine may take."""
-
-    def send(self, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
-        return super().send(verb, args, **{"timeout_seconds": HANG_SECONDS, **options})
 
 
 class AgentProcess:
@@ -53,6 +42,7 @@ class AgentProcess:
         # Not port 0: while the agent is down, another process could be given a port that the system has chosen.
         self.address = free_addresses(1)[0] if cluster is None else ""
         self.live_address: str | None = None  # the port after it, which is free too
+        self.metrics_url = ""
         self.process: subprocess.Popen[str] | None = None
         self.lasting = ""  # the id of the run that `live` shares: the folder may have others
 
@@ -76,7 +66,7 @@ class AgentProcess:
         line = self.process.stdout.readline()
         assert line, self.process.stderr and self.process.stderr.read()
         said = json.loads(line)
-        self.address, self.live_address = said["listen"], said["live"]
+        self.address, self.live_address, self.metrics_url = said["listen"], said["live"], said.get("metrics") or ""
         return self
 
     def client(self, **options: Any) -> BlockingClient:
@@ -184,93 +174,6 @@ def live(lasting_run: AgentProcess) -> Iterator[AgentProcess]:
 def keep_processes() -> None:
     """What runs now outlives this test: a run that tests share, and the reducers it has made meanwhile."""
     SHARED_PIDS.update(our_processes(set()))
-
-
-@pytest.fixture(scope="session")
-def small_assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of 27 k parameters and text with some structure, so that a step takes some 10 ms."""
-    folder = tmp_path_factory.mktemp("small")
-    shape = demo_assets.llama_config(hidden=32, layers=2, heads=2, intermediate=64)
-    demo_assets.make_model(folder / "model", shape, seed=7)
-    words = ["def", "return", "import", "self", "value", "(", ")", ":", "\n    ", "for", "in", "range", "x"]
-    (folder / "text").mkdir()
-    (folder / "text" / "a.txt").write_text(" ".join(random.Random(5).choices(words, k=4000)), encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def run_config(small_assets: Path) -> Callable[..., dict[str, Any]]:
-    """A run file as parsed, `table__key` changes laid over it, or whole tables replaced."""
-
-    def make(**changes: Any) -> dict[str, Any]:
-        raw: dict[str, Any] = {
-            "run": {"name": "small", "steps": 30, "seed": 3, "orphan_seconds": 300},
-            "model": {"path": str(small_assets / "model")},
-            "data": {
-                "path": str(small_assets / "text"), "tokenizer": "bytes", "sequence_length": 24, "held_out": 0.05,
-            },
-            "batch": {"global": 12, "micro": 4},
-            "optimizer": {"learning_rate": 3e-3, "weight_decay": 0.1, "warmup_steps": 3},
-            "checkpoint": {"at_end": False},
-            "calibration": {"at_start": "never", "seconds": 12},
-            "nodes": {NODE: {"backend": "torch", "device": "cpu", "threads": 1}},
-        }  # fmt: skip
-        changes["policy"] = {"rebalance": {"mode": "off"}, **changes.get("policy", {})}  # shares stay as tests set them
-        for name, value in changes.items():
-            table, _, key = name.partition("__")
-            if key:
-                raw.setdefault(table, {})[key] = value
-            else:
-                raw[table] = value
-        return raw
-
-    return make
-
-
-def wait_for_step(client: BlockingClient, step: int, seconds: float = STEP_SECONDS_LIMIT) -> m.Snapshot:
-    """A snapshot in which the run has committed `step`, or has ended."""
-    return _wait_for_run(client, lambda run: run.step >= step, seconds, f"step {step}")
-
-
-def wait_for_checkpoint(client: BlockingClient, run: str) -> int:
-    """The step of the run's first checkpoint, once that is complete."""
-
-    def written() -> list[int]:
-        events = client.events(run, limit=500).events
-        return [event.data.step for event in events if isinstance(event.data, CheckpointWritten)]
-
-    found: list[int] = until(written, what="a checkpoint", progress=lambda: client.snapshot(0).run)
-    return found[0]
-
-
-def wait_for_end(client: BlockingClient, seconds: float = 120.0) -> m.RunView:
-    """The run's last view."""
-    run = _wait_for_run(client, lambda run: False, seconds, "the run's end").run
-    assert run is not None
-    return run
-
-
-def _wait_for_run(client: BlockingClient, holds: Callable[[m.RunView], bool], seconds: float, what: str) -> m.Snapshot:
-    """A snapshot in which something holds of the run, or it has ended; each step of the run starts the time again."""
-    seen: list[Any] = [None]
-
-    def look() -> m.Snapshot | None:
-        snapshot = client.snapshot(0)
-        run = snapshot.run
-        seen[0] = run and (run.state, run.step, run.generation)
-        return snapshot if run and (holds(run) or run.state not in m.ACTIVE_RUN_STATES) else None
-
-    found: m.Snapshot = until(look, seconds, what, lambda: seen[0])
-    return found
-
-
-def all_steps(client: BlockingClient, run: str | None = None) -> list[m.StepCommitted]:
-    steps: list[m.StepCommitted] = []
-    while True:
-        page = client.steps(run, steps[-1].step if steps else 0)
-        steps += page.steps
-        if not page.more:
-            return steps
 
 
 @pytest.fixture(scope="module")

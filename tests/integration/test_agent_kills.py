@@ -14,9 +14,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 import zmq
-from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_step
+from tests.cluster.waits import wait_for_step
+from tests.integration.conftest import AgentProcess, keep_processes
 from tests.tiers import scale
-from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
+from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, until
 
 from trainctl.node_agent.records.keys import DURABLE_KEY
 from trainctl.node_agent.runs import unstarted

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import RING, on_mlx
+from tests.cluster.run_files import RING, on_mlx
+from tests.cluster.waits import wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
 from tests.integration.support.ports import free_addresses
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.conftest import until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, have_back, on
+from tests.cluster.run_files import FOREVER, NODES, on
+from tests.cluster.waits import wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster, have_back
 from tests.integration.support.exactness import check_ledger
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

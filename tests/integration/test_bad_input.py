@@ -1,128 +1,13 @@
-"""What must not get in: garbage and strangers on either socket, taken ports, wrong states."""
+"""An agent's program that can't start: wrong addresses and names, taken ports and folders.
 
-import os
-import socket
+tests/node_agent/clients/test_bad_input.py has what must not get into one that runs.
+"""
+
 import subprocess
 import sys
-import uuid
 
-import msgpack
 import pytest
-import zmq
-from tests.integration.conftest import wait_for_step
-from tests.tui.support import run_directory
-from tests.tui.support.cli_calls import call
-from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
-
-from trainctl.node_agent.records.agent_db import AgentDb
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages.base import PROTOCOL_VERSION
-from trainctl.protocol.wire import codec, sockets
-from trainctl.tui.state import reducer
-from trainctl.tui.state import view_state as md
-
-pytestmark = pytest.mark.tier("test")
-
-SOME_ID = str(uuid.UUID(int=5))
-
-
-def exchange(address: str, *frames: bytes) -> m.AgentReply:
-    """What the agent answers to raw frames."""
-    context = zmq.Context()
-    try:
-        dealer = sockets.new_socket(context, zmq.DEALER)
-        dealer.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
-        dealer.connect(address)
-        assert dealer.poll(PATIENT_MILLISECONDS, zmq.POLLOUT)
-        dealer.send_multipart(frames)
-        assert dealer.poll(PATIENT_MILLISECONDS, zmq.POLLIN), "no answer"
-        return codec.decode_reply(dealer.recv())
-    finally:
-        context.destroy(linger=0)
-
-
-def packed(**fields) -> bytes:
-    return msgpack.packb({"v": PROTOCOL_VERSION, "rid": "r1", **fields})
-
-
-@pytest.mark.parametrize(
-    ("frames", "code", "words"),
-    [
-        ((b"garbage",), "malformed", "msgpack"),
-        ((b"",), "malformed", "msgpack"),
-        ((b"\xc1" * 100,), "malformed", "msgpack"),
-        ((packed(type="snapshot-request"), b"more"), "malformed", "one frame"),
-        ((packed(type="unheard-of"),), "malformed", "unheard-of"),
-        ((packed(type="snapshot-request", columns=10**6),), "malformed", "columns"),
-        ((packed(type="snapshot-request", extra=1),), "malformed", "extra"),
-        ((packed(type="command", id="x", verb="pause"),), "malformed", "id"),
-        ((packed(type="command", id=SOME_ID, verb="set-lr", args={"value": float("nan")}),), "malformed", "nan"),
-        ((msgpack.packb({"v": 99, "rid": "r1", "type": "snapshot-request"}),), "version", "99"),
-        ((msgpack.packb({"rid": "r1", "type": "snapshot-request"}),), "version", "None"),
-    ],
-)  # fmt: skip
-def test_a_bad_request_is_refused_in_one_line(one_agent, frames, code, words):
-    reply = exchange(one_agent.address, *frames)
-    assert isinstance(reply, m.Refusal)
-    assert reply.code == code
-    assert words in reply.text
-    assert "\n" not in reply.text
-    with one_agent.client() as client:
-        assert client.runs().runs == ()
-
-
-@pytest.fixture(scope="module")
-def one_agent(tmp_path_factory):
-    from tests.conftest import SHARED_PIDS
-    from tests.integration.conftest import AgentProcess
-
-    process = AgentProcess(tmp_path_factory.mktemp("one") / "state").start()
-    SHARED_PIDS.add(process.process.pid)
-    yield process
-    process.clean_up()
-
-
-def test_raw_bytes_that_are_no_zeromq_leave_both_sockets_serving(one_agent):
-    for address in (one_agent.address, one_agent.live_address):
-        port = int(address.rsplit(":", 1)[1])
-        for _ in range(20):
-            with socket.create_connection(("127.0.0.1", port), timeout=HANG_SECONDS) as raw:
-                raw.sendall(os.urandom(2000))
-    with one_agent.client() as client:
-        heard = 0
-        for item in client.attach():
-            heard += isinstance(item, m.Heartbeat)
-            if heard == 2:
-                break
-        assert client.runs().runs == ()
-
-
-def test_a_frame_over_the_cap_ends_that_connection_and_nothing_else(one_agent):
-    context = zmq.Context()
-    try:
-        dealer = sockets.new_socket(context, zmq.DEALER)
-        dealer.connect(one_agent.address)
-        assert dealer.poll(PATIENT_MILLISECONDS, zmq.POLLOUT)
-        dealer.send(b"x" * (codec.CONTROL_FRAME_BYTES + 1))
-        assert not dealer.poll(300, zmq.POLLIN)
-    finally:
-        context.destroy(linger=0)
-    with one_agent.client() as client:
-        assert client.runs().runs == ()
-
-
-def test_garbage_on_the_trainers_socket_changes_nothing(live):
-    from trainctl.protocol.record.paths import runtime_directory
-
-    with live.client() as client:
-        context = zmq.Context()
-        dealer = sockets.new_socket(context, zmq.DEALER)
-        dealer.connect(f"ipc://{runtime_directory(live.directory)}/trainers.sock")
-        for frames in ([b"garbage"], [b"a", b"b", b"c"], [msgpack.packb({"v": PROTOCOL_VERSION, "type": "report"})]):
-            dealer.send_multipart(frames)
-        step = client.snapshot(0).run.step
-        wait_for_step(client, step + 5)
-        context.destroy(linger=0)
+from tests.waiting import HANG_SECONDS
 
 
 def agent_command(*arguments: str) -> subprocess.CompletedProcess:
@@ -147,102 +32,16 @@ def test_an_address_that_may_not_be_listened_on_is_one_line_and_exit_2(tmp_path,
     assert done.stdout == ""
 
 
-def test_a_taken_port_and_a_taken_folder_are_named(one_agent, tmp_path):
-    port = agent_command("--name", "x", "--state", str(tmp_path / "s"), "--listen", one_agent.address)
+def test_a_taken_port_and_a_taken_folder_are_named(agent, tmp_path):
+    port = agent_command("--name", "x", "--state", str(tmp_path / "s"), "--listen", agent.address)
     assert (port.returncode, port.stderr.count("\n")) == (2, 1)
-    assert one_agent.address in port.stderr
-    folder = agent_command("--name", "box", "--state", str(one_agent.state), "--listen", "tcp://127.0.0.1:0")
+    assert agent.address in port.stderr
+    folder = agent_command("--name", "box", "--state", str(agent.state), "--listen", "tcp://127.0.0.1:0")
     assert (folder.returncode, folder.stderr.count("\n")) == (2, 1)
-    assert str(one_agent.directory) in folder.stderr
+    assert str(agent.directory) in folder.stderr
 
 
 def test_a_bad_node_name_is_refused(tmp_path):
     done = agent_command("--name", "../x", "--state", str(tmp_path / "s"), "--listen", "tcp://127.0.0.1:0")
     assert done.returncode == 2
     assert "../x" in done.stderr
-
-
-def test_a_run_file_that_names_what_is_not_there_leaves_no_run_behind(one_agent, run_config, tmp_path):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with one_agent.client() as client:
-        for changes, field in (
-            ({"model__path": str(tmp_path / "nope")}, "model.path"),
-            ({"data__path": str(tmp_path / "nope")}, "data.path"),
-            ({"data__path": str(empty)}, "data.path"),
-            ({"run__steps": 0}, "run.steps"),
-            ({"batch__micro": 13}, "batch.micro"),
-            ({"optimizer__schedule": "square"}, "optimizer.schedule"),
-            ({"data__tokenizer": "model"}, "data.tokenizer"),
-        ):
-            reply = client.send("start-run", {"config": run_config(**changes)})
-            assert (reply.state, reply.field) == ("rejected", f"config: {field}"), reply
-        named = run_config()
-        named["nodes"]["elsewhere"] = {"share": 3}
-        assert "elsewhere" in client.send("start-run", {"config": named}).field
-        assert client.send("start-run", {"resume": "no-such-run"}).field == "resume"
-        assert client.runs().runs == ()
-    assert not list(one_agent.directory.glob("runs/*"))
-
-
-def test_commands_without_a_run_or_for_another_run_and_a_second_run_are_refused(one_agent, live, run_config):
-    with one_agent.client() as client:
-        assert client.send("pause", {}).field == "run"
-    with live.client() as client:
-        assert client.send("pause", {}, run="other").field == "run"
-        reply = client.send("start-run", {"config": run_config()})
-        assert (reply.state, reply.field) == ("rejected", "run")
-
-
-def test_values_no_record_can_hold_and_paths_no_system_has_are_refused_and_the_agent_lives(one_agent, run_config):
-    reply = exchange(
-        one_agent.address, packed(type="command", id=SOME_ID, verb="note", args={"text": "x"}, if_plan=2**63)
-    )
-    assert isinstance(reply, m.Refusal)
-    assert "if_plan" in reply.text
-    reply = exchange(one_agent.address, packed(type="events-request", after_id=2**63))
-    assert isinstance(reply, m.Refusal)
-    with one_agent.client() as client:
-        long = client.send("start-run", {"config": run_config(model__path="/" + "x" * 300)})
-        assert (long.state, "Traceback" in long.reason) == ("rejected", False)
-        relative = client.send("start-run", {"config": run_config(data__path="here")})
-        assert (relative.state, relative.field) == ("rejected", "config: data.path")
-        assert client.runs().runs == ()
-
-
-@pytest.fixture
-def damaged(tmp_path):
-    """An idle agent whose newest run is a finished one, with pages of its record overwritten."""
-    from tests.integration.conftest import AgentProcess
-
-    process = AgentProcess(tmp_path / "state")
-    run_directory.make(process.directory / "runs" / "old")
-    record = process.run_paths("old").record
-    whole = record.read_bytes()
-    record.write_bytes(whole[:4096] + b"\xee" * (len(whole) - 4096))
-    with AgentDb(process.directory / "agent.db") as ledger:
-        ledger.add_run("old", "demo", record.parent, 1000.0, state="finished")
-    process.start()
-    yield process
-    process.clean_up()
-
-
-def test_a_damaged_record_of_a_finished_run_takes_no_idle_agent_out_of_service(damaged):
-    record = str(damaged.run_paths("old").record)
-    at = ("--connect", damaged.address)
-    listed = call("ls", *at)
-    assert (listed.returncode, "old" in listed.stdout) == (0, True), listed.stderr
-    told = call("status", *at)
-    assert told.returncode == 0, told.stderr
-    assert record in told.stdout and "restore the record from a copy" in told.stdout
-    asked = call("events", *at)
-    assert asked.returncode == 3
-    assert record in asked.stderr and "restore the record from a copy" in asked.stderr
-    found = call("replay", "old", TRAINCTL_CONNECT=damaged.address, TRAINCTL_STATE=str(damaged.state / "other"))
-    assert found.returncode == 2 and "needs a terminal" in found.stderr  # the agent's folder is looked in too
-    assert "no such run" in call("replay", "old", TRAINCTL_STATE=str(damaged.state / "other")).stderr
-    assert call("status", "--run", "old", *at).returncode == 3
-    with damaged.client() as client:
-        state = reducer.take(md.ViewState(), "", client.snapshot(100), 0.0)
-    assert state.node is not None and state.run is None
-    assert record in state.events[-1].text

@@ -5,11 +5,12 @@ import re
 import psutil
 import pytest
 import tomli_w
-from tests.integration.conftest import AgentProcess, until, wait_for_end
-from tests.integration.support.clusters import on, on_mlx
+from tests.cluster.run_files import on, on_mlx
+from tests.cluster.waits import wait_for_end
+from tests.integration.conftest import AgentProcess
 from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import assert_one_line, call, call_json, call_process
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.peak import peak

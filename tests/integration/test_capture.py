@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end
-from tests.integration.support.clusters import on_mlx
-from tests.waiting import HANG_SECONDS
+from tests.cluster.run_files import NODE, on_mlx
+from tests.cluster.waits import all_steps, wait_for_end
+from tests.integration.conftest import AgentProcess
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.client.blocking import BlockingClient
 

@@ -7,26 +7,25 @@ import random
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.conftest import keep_processes, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, have_back, on, plans_of
-from tests.integration.support.folding import EDITS, applied_commands, check_edits, check_steps
-from tests.waiting import HANG_SECONDS
+from tests.cluster.folding import check_edits, check_steps
+from tests.cluster.group_commands import SAMPLES, send_commands
+from tests.cluster.run_files import FOREVER, NODES, on
+from tests.cluster.waits import plans_of, wait_for_end, wait_for_step
+from tests.integration.conftest import keep_processes
+from tests.integration.support.clusters import Cluster, have_back
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.node_agent.trainers.rank_reports import newest_reports
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.client import Client, Connection
 from trainctl.protocol.client.cluster import attach_cluster
-from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.state.source import ClusterSource
-
-SAMPLES = 12
 
 
 @pytest.fixture(scope="module")
@@ -79,65 +78,13 @@ def wait_until_whole(client: BlockingClient) -> None:
 # ---------------------------------------------------------------- commands
 
 
-def random_command(chance: random.Random) -> tuple[str, dict, str | None]:
-    """One that is mostly sensible: about a sixth are wrong in a way that only the agent, or anyone, can tell."""
-    pick = chance.random()
-    if pick < 0.33:
-        node = chance.choice([None, *NODES, *NODES, "nowhere"])
-        return "resize-batch", {"micro": chance.choice([0, 1, 1, 1, 2, 2, 2, 3, 99])}, node
-    if pick < 0.62:
-        shares = chance.choice(
-            [{"alpha": 6, "beta": 3}, {"alpha": 4, "gamma": 4}, {"beta": "50%"}, {"alpha": 2, "beta": 7}, {"gamma": 5},
-             {"alpha": "30%", "gamma": "45%"}, {"alpha": 99, "beta": 1}, {"nowhere": 3}, None, None]
-        )  # fmt: skip
-        return "rebalance", {"auto": True} if shares is None else {"shares": shares}, None
-    if pick < 0.86:
-        value = chance.choice([1e-4, 1e-3, 3e-3, 2e-3, 5e-3, -1.0])
-        return "set-lr", {"value": value, "schedule": chance.choice(["set", "scale", "scale", "scale"])}, None
-    if pick < 0.93:
-        value, schedule = chance.choice([SAMPLES, 13, 18, 1]), chance.choice(["set", "scale"])
-        return "set-global-batch", {"value": value, "schedule": schedule}, None
-    return chance.choice(
-        [("note", {"text": "a note"}, None), ("note", {"text": ""}, None), ("evaluate", {}, None),
-         ("checkpoint", {}, None), ("unheard-of", {}, None), ("drain", {}, "nowhere"), ("admit", {}, "nowhere")]
-    )  # fmt: skip
-
-
-def four_commands(chance: random.Random, batch: int) -> list[tuple[str, dict, str | None]]:
-    """Now and then one of them takes a node out of the group, and one of the next four takes it back."""
-    asked = [random_command(chance) for _ in range(4)]
-    node = NODES[batch // 16 % len(NODES)]
-    if batch < 48 and batch % 16 in (7, 8):
-        asked[chance.randrange(4)] = ("drain" if batch % 16 == 7 else "admit", {}, node)
-    return asked
-
-
-@pytest.mark.tier("test")
-async def test_two_hundred_commands_are_applied_at_one_step_on_all_ranks_or_refused(group, group_config):
-    """Four at a time, each through any agent of the cluster."""
+async def test_commands_are_applied_at_one_step_on_all_ranks_or_refused(group, group_config):
     cluster, run = group
-    chance, replies = random.Random(11), []
-    async with contextlib.AsyncExitStack() as stack:
-        agents = [Client(cluster[node].address, by="tester", timeout_seconds=HANG_SECONDS) for node in NODES]
-        clients = [await stack.enter_async_context(client) for client in agents]
-        for batch in range(50):
-            asked = four_commands(chance, batch)
-            sent = [chance.choice(clients).send(verb, args, node=node)
-                    for verb, args, node in asked]  # fmt: skip
-            replies += zip(asked, await asyncio.gather(*sent), strict=True)
-        await clients[0].send("set-global-batch", {"value": SAMPLES})
-        await clients[0].send("rebalance", {"shares": dict.fromkeys(NODES, SAMPLES // len(NODES))})
-    edits = [(asked, reply) for asked, reply in replies if reply.state == "applied" and asked[0] in EDITS]
-    for asked, reply in replies:
-        assert reply.state == "applied" or (reply.state == "rejected" and reply.reason), (asked, reply)
-    assert len(replies) == 200 and len(edits) >= 120
-    verbs = Counter(verb if not args.get("auto") else "auto" for (verb, args, _), _ in edits)
-    assert verbs["drain"] == verbs["admit"] == len(NODES) and verbs.keys() == {*EDITS, "auto"}, verbs
-    known, crowd = applied_commands(cluster, run), check_edits(cluster, run, group_config)
-    for (verb, args, node), reply in edits:
-        edit = known[reply.id]
-        assert (edit.verb, edit.args, edit.node, edit.step) == (verb, args, node, reply.step)
-    assert max(crowd[reply.step] for _, reply in edits) >= 3
+
+    def client(node: str) -> Client:
+        return Client(cluster[node].address, by="tester", timeout_seconds=HANG_SECONDS)
+
+    await send_commands(cluster, client, run, group_config, batches=16)
 
 
 @pytest.mark.parametrize("killed", NODES)
@@ -205,7 +152,6 @@ def check_effect(cluster: Cluster, run: str, reply: m.CommandReply, args: dict) 
 # ---------------------------------------------------------------- agents that are killed
 
 
-@pytest.mark.tier("test")
 def test_agents_killed_again_and_again_cost_no_step_and_no_trainer(group):
     cluster, run = group
     chance, trainers = random.Random(7), cluster.trainers()
@@ -263,18 +209,6 @@ def unread_step(reader: RecordReader, reports: list[m.Report]) -> int | None:
 
 
 # ---------------------------------------------------------------- what clients see
-
-
-@pytest.mark.tier("test")
-def test_the_log_of_any_rank_comes_from_any_agent(group):
-    cluster, run = group
-    for asked in NODES:
-        with cluster.client(asked) as client:
-            for rank, node in enumerate(NODES):
-                log = cluster.run_paths(node, run).log(rank)
-                until(lambda c=client, r=rank, log=log: c.log(run, r).text == log.read_text(), what="all that is in it")
-            with pytest.raises(RefusedError, match="rank 7"):
-                client.log(run, 7)
 
 
 async def test_who_follows_the_cluster_through_any_agent_sees_the_lead_in_full_and_every_machine(group):

@@ -6,10 +6,12 @@ import signal
 
 import pytest
 import tomli_w
-from tests.integration.conftest import NODE, all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import have_back, on
+from tests.cluster.run_files import NODE, on
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import have_back
 from tests.integration.support.reference import one_rank_curve
 from tests.tui.support.cli_calls import call, call_json
+from tests.waiting import until
 
 from trainctl.protocol.calibration import profile_file
 

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 import tomli_w
 from safetensors.numpy import load_file, save_file
-from tests.integration.conftest import AgentProcess, wait_for_end, wait_for_step
-from tests.integration.support.clusters import TORCH, Cluster, on
+from tests.cluster.run_files import TORCH, on
+from tests.cluster.waits import wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
+from tests.integration.support.clusters import Cluster
 from tests.integration.support.namespaces import INTERFACE, Network
 from tests.integration.support.planted import (
     BUSY,

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import NODE, AgentProcess, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, on_mlx
-from tests.waiting import HANG_SECONDS
+from tests.cluster.run_files import FOREVER, NODE, on_mlx
+from tests.cluster.waits import wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.record.checkpoints import verify
 from trainctl.trainer.checkpoints.copies import COMMAND_VARIABLE
@@ -93,27 +94,6 @@ def test_an_agent_waits_for_the_copy_of_the_last_checkpoint(alone, run_config, t
     gate.write_text("continue\n")
     assert exit_status(alone)[0] == 0
     assert verify(there).step == newest_checkpoint(alone, run)
-
-
-def test_a_spot_notice_has_the_run_leave_and_its_withdrawal_takes_runs_again(alone, run_config, tmp_path: Path):
-    """The last node leaves a checkpoint, and its agent stays until the machine is taken."""
-    notice = tmp_path / "notice"
-    start(alone, "--spot-notice-command", shlex.join(["test", "-e", str(notice)]))
-    run = begin(alone, run_config(run__steps=FOREVER, nodes=on_mlx(NODE)))
-    notice.touch()
-    with alone.client() as client:
-        view = wait_for_end(client)
-        assert (view.state, newest_checkpoint(alone, run)) == ("stopped", view.step)
-        refused = client.send("start-run", {"resume": run})
-        assert (refused.state, refused.reason) == ("rejected", "this node takes no rank: a spot notice")
-        notice.unlink()
-        until(lambda: client.send("start-run", {"resume": run}).state == "applied", what="the resumed run")
-        wait_for_step(client, view.step + 2)
-        said = [event.text for event in client.events(run, limit=500).events]
-        client.send("stop", {"checkpoint": False})
-        assert wait_for_end(client).state == "stopped"
-    assert any("the run stops with a checkpoint and can be resumed" in text for text in said)
-    assert alone.process.poll() is None
 
 
 def test_a_command_that_does_not_exist_is_refused(tmp_path: Path):

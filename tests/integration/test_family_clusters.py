@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.conftest import all_steps, wait_for_end
-from tests.integration.support.clusters import Cluster, on
+from tests.cluster.run_files import on
+from tests.cluster.waits import all_steps, wait_for_end
+from tests.integration.support.clusters import Cluster
 from tests.integration.support.exactness import worst_deviation
 from tests.integration.support.reference import one_rank_curve
 from tests.trainer.support.families import FAMILIES, SMALL, save

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.integration.conftest import all_steps, wait_for_end
-from tests.integration.support.clusters import FOREVER, NODES, on
+from tests.cluster.run_files import FOREVER, NODES, on
+from tests.cluster.waits import all_steps, wait_for_end
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.fault_table import ALL, MIXES, SEED, TOLERANCE, table, was_lost
 from tests.integration.support.faults import PHASES, VICTIMS, Harness, naming, schedule

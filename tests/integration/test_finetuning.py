@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, have_back, kill_trainer, on
+from tests.cluster.run_files import FOREVER, NODES, on
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster, have_back, kill_trainer
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.reference import one_rank_curve
 from tests.tiers import is_soak

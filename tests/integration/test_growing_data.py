@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
-from tests.integration.support.clusters import RING, Cluster, on_mlx
+from tests.cluster.run_files import RING, on_mlx
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster
 from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, call
 from tests.waiting import HANG_SECONDS, until
 

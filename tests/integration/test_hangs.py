@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, Cluster, have_back, kill_trainer, on
+from tests.cluster.run_files import FOREVER, on
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster, have_back, kill_trainer
 from tests.integration.support.exactness import check_ledger
-from tests.waiting import slowness
+from tests.waiting import slowness, until
 
 from trainctl.protocol.client.blocking import BlockingClient
 

@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import on_mlx
+from tests.cluster.run_files import NODE, on_mlx
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
 from tests.integration.support.reference import one_rank_curve
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
@@ -93,35 +94,6 @@ def check_ledger(paths, steps) -> None:
     assert all(plan.cursor == ends[plan.step - 1] for plan in plans if plan.kind == "train")
 
 
-def test_a_command_accepted_before_the_kill_takes_effect_once_after_it(live):
-    agent, sent_ids = live, set()
-    with agent.client() as client:
-        for micro in (1, 2, 3, 5):
-            sent = client.send("resize-batch", {"micro": micro}, wait="accepted")
-            sent_ids.add(sent.id)
-            agent.kill()
-            agent.start()
-            again = client.send("resize-batch", {"micro": micro}, id=sent.id)
-            assert again.state == "applied"
-            assert client.snapshot(0).run.ranks[0].micro_batch == micro
-        events = [event for event in client.events(newest=True, limit=200).events if event.command in sent_ids]
-        assert len(events) == len(sent_ids) == 4
-
-
-@pytest.mark.tier("test")
-def test_a_paused_run_is_still_paused_after_its_agent_came_back(live):
-    agent = live
-    with agent.client() as client:
-        paused = client.send("pause", {})
-        client.send("resize-batch", {"micro": 1})
-        agent.kill()
-        agent.start()
-        until(lambda: client.snapshot(0).run.ranks[0].state == "paused", what="the adopted rank")
-        assert client.snapshot(0).run.step == paused.step
-        assert client.send("resume", {}).step == paused.step + 1
-        assert client.snapshot(0).run.ranks[0].micro_batch == 1
-
-
 def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent_goes_on_from_it(agent, run_config):
     """A stop sent to an agent that just came back still has another one written."""
     with agent.client() as client:
@@ -150,7 +122,6 @@ def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent
     assert newest_complete(agent.run_paths(run).checkpoints).name == f"step-{stopped.step}"
 
 
-@pytest.mark.tier("test")
 def test_sigterm_to_the_agent_leaves_the_trainer_training(live):
     agent = live
     (pid,) = agent.trainer_pids()
@@ -164,7 +135,6 @@ def test_sigterm_to_the_agent_leaves_the_trainer_training(live):
         assert agent.trainer_pids() == [pid]
 
 
-@pytest.mark.tier("test")
 def test_an_agent_that_stalls_longer_than_its_heartbeats_is_found_again_by_trainer_and_client(live):
     """Stopped for five seconds (a paused machine, swapping): both reconnect, and nothing stays deaf."""
     agent = live

@@ -6,7 +6,9 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_checkpoint, wait_for_end, wait_for_step
+from tests.cluster.waits import all_steps, wait_for_checkpoint, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import Notice

@@ -7,8 +7,10 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_end, wait_for_step
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
 from tests.lacking import memory_groups
+from tests.waiting import until
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.trainer import demo_assets

@@ -5,8 +5,9 @@
 
 from pathlib import Path
 
+from tests.cluster.waits import wait_for_end
 from tests.conftest import ROOT
-from tests.integration.conftest import AgentProcess, wait_for_end
+from tests.integration.conftest import AgentProcess
 from tests.tiers import is_soak
 from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.quantized_model import quantized_copy

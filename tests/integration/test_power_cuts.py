@@ -15,10 +15,13 @@ from typing import Any
 import psutil
 import pytest
 from tests import tiers
-from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, RING, Cluster, on
+from tests.cluster.run_files import FOREVER, NODE, RING, on
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
+from tests.integration.support.clusters import Cluster
 from tests.integration.support.cut_disk import CutDisk, cut, named_after
 from tests.integration.support.reference import one_rank_curve
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, on
+from tests.cluster.run_files import FOREVER, NODES, on
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.faults import naming
 from tests.integration.support.preemption import GRACE_SECONDS, Preempted, Preemption, schedule
 from tests.integration.support.reference import one_rank_curve
 from tests.tiers import scale, schedule_seed
-from tests.waiting import slowness
+from tests.waiting import slowness, until
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages import events as e

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.integration.conftest import until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, on, plans_of
+from tests.cluster.run_files import FOREVER, NODES, on
+from tests.cluster.waits import plans_of, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster
 from tests.tiers import is_soak
 from tests.trainer.support.chat_model import make_chat_model
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
-from tests.integration.support.clusters import Cluster, on
+from tests.cluster.run_files import on
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster
 from tests.tui.support.cli_calls import call_json
 
 from trainctl.protocol import messages as m

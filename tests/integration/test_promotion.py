@@ -10,14 +10,16 @@ from typing import Any
 import psutil
 import pytest
 import zmq
-from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, on, on_mlx
+from tests.cluster.folding import check_edits, check_steps
+from tests.cluster.greeter import claim
+from tests.cluster.run_files import NODES, on
+from tests.cluster.waits import all_steps, promote, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.fault_table import was_lost as given_up
-from tests.integration.support.folding import check_edits, check_steps
-from tests.integration.support.greeter import claim
 from tests.integration.support.reference import one_rank_curve
-from tests.integration.support.transfer import check_watched, power_off, promote, resume, steps_of, view_at, watched
+from tests.integration.support.transfer import check_watched, power_off, resume, steps_of, view_at, watched
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -208,45 +210,3 @@ def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitt
                 lambda c=client: (rows := all_steps(c, run))[-1:] == steps[-1:] and rows, 20, f"{node}'s copy"
             )
             assert copied == steps
-
-
-def test_who_has_no_copy_of_a_run_or_conducts_it_is_not_promoted(cluster):
-    for through in ("alpha", "beta"):
-        reply = promote(cluster, "beta", through)
-        assert (reply.state, reply.field) == ("rejected", "node") and "no rank in an active run" in reply.reason
-    reply = promote(cluster, "nowhere", "alpha")
-    assert (reply.state, reply.field) == ("rejected", "node") and "no node 'nowhere'" in reply.reason
-    with cluster.client("alpha") as client:
-        reply = client.send("promote", {})
-        assert (reply.state, reply.field, reply.reason) == ("rejected", "node", "promote needs a node: add --node NAME")
-
-
-def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(cluster, run_config):
-    with cluster.client("alpha") as client:
-        begun = client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on_mlx("beta"))})
-        wait_for_step(client, 3)
-        assert promote(cluster, "beta", through="alpha").state == "applied"
-        view = until(lambda: (v := client.snapshot(0).run).state == "running" and v, 30, "the going on")
-        assert (view.run, view.lead, view.generation.term) == (begun.run, "beta", begun_term(cluster, begun.run))
-        (row,) = [row for row in client.runs().runs if row.run == begun.run]
-        assert (row.state, row.lead, row.nodes, row.stale) == ("running", "beta", ("beta",), False)
-        # What it is asked to change is for its lead.
-        assert client.send("pause", {}).state == "applied"
-        assert view_at(cluster, "beta").state == "paused"
-        cluster["beta"].kill()
-        until(lambda: {"silent"} <= {peer.state for peer in client.snapshot(0).peers}, 20, "the silence")
-        (row,) = [row for row in client.runs().runs if row.run == begun.run]
-        assert (row.lead, row.stale) == ("beta", True)
-        assert "lead beta is unreachable" in client.snapshot(0).run.reason
-        cluster.start("beta")
-        until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the return")
-        assert client.send("stop", {"checkpoint": False}).state == "applied"
-        until(lambda: client.snapshot(0).run.state == "stopped", 30, "the end")
-    assert view_at(cluster, "beta").state == "stopped"
-
-
-def begun_term(cluster: Cluster, run: str) -> int:
-    """The term in which the node that has the run's rank leads it."""
-    view = view_at(cluster, "beta")
-    assert view.run == run
-    return view.generation.term

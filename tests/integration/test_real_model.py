@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from tests import lacking
-from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
-from tests.integration.support.clusters import Cluster, have_back, kill_trainer, on
+from tests.cluster.run_files import on
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster, have_back, kill_trainer
 from tests.integration.support.reference import one_rank_curve
 from tests.tui.support.cli_calls import call_process
 

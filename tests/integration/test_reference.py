@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
-from tests.integration.support.clusters import NODES, RING, Cluster, on, on_mlx
+from tests.cluster.run_files import NODES, RING, on, on_mlx
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.reference import one_rank_curve
 from tests.tiers import is_soak

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.run_files import FOREVER, NODES, on
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.conftest import ROOT
-from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, on
+from tests.integration.support.clusters import Cluster
 from tests.integration.support.exactness import check_ledger
 from tests.integration.support.packages import Venv
+from tests.waiting import until
 
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.records.run_db import RunDb

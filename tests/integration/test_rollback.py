@@ -2,54 +2,16 @@
 
 from typing import Any
 
-from tests.integration.conftest import (
-    NODE,
-    AgentProcess,
-    all_steps,
-    until,
-    wait_for_checkpoint,
-    wait_for_end,
-    wait_for_step,
-)
-from tests.integration.support.clusters import FOREVER, RING, Cluster, on_mlx
+from tests.cluster.run_files import FOREVER, RING, on_mlx
+from tests.cluster.waits import all_steps, wait_for_checkpoint, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster
+from tests.waiting import until
 
 from trainctl.protocol.client.blocking import BlockingClient
 
 G = 12
 CHECKPOINT = {"every_steps": 5, "keep_last": 1000, "at_end": False}
 """None goes, however many steps a run makes before it is looked at."""
-
-
-def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, run_config: Any) -> None:
-    with agent.client() as client:
-        config = run_config(run__steps=FOREVER, nodes=on_mlx(NODE), checkpoint=CHECKPOINT)
-        begun = client.send("start-run", {"config": config})
-        assert begun.state == "applied", begun.reason
-        assert wait_for_checkpoint(client, begun.run or "") == 5
-        wait_for_step(client, 7)
-        assert client.send("defragment", {}).state == "applied"
-        assert client.send("pause", {}).state == "applied"
-        refused = client.send("rollback", {"step": 6})
-        assert (refused.state, refused.field) == ("rejected", "step")
-        reply = client.send("rollback", {"step": 5, "skip_batches": 3})
-        assert reply.state == "applied", reply.reason
-        assert reply.after is not None and "to step 5 and skip 3 global batches after it" in reply.after
-
-        def is_back() -> bool:
-            run = client.snapshot(0).run
-            return run is not None and (run.state, run.step) == ("paused", 5)
-
-        until(is_back, what="the run, at step 5")
-        assert client.snapshot(0).run.skipped == ((60, 36),)  # type: ignore[union-attr]
-        assert client.send("resume", {}).state == "applied"
-        wait_for_step(client, 12)
-        last = stop(client)
-        cursors = {step.step: step.cursor for step in all_steps(client)}
-        assert cursors == {step: G * (step if step <= 5 else step + 3) for step in range(1, last + 1)}
-        events = client.events(begun.run, limit=500).events
-        assert not [event.text for event in events if event.severity == "error"]
-        texts = [event.text for event in events]
-        assert any("positions 60 to 95 are skipped: their samples aren't trained on" in text for text in texts)
 
 
 def stop(client: BlockingClient) -> int:

@@ -8,21 +8,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.conftest import (
-    NODE,
-    AgentProcess,
-    all_steps,
-    keep_processes,
-    until,
-    wait_for_end,
-    wait_for_step,
-)
-from tests.integration.support.clusters import on_mlx
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess, keep_processes
 from tests.integration.support.reference import one_rank_curve
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.checkpoints import newest_complete
 from trainctl.protocol.record.reader import RecordReader
 
@@ -153,33 +145,6 @@ def stop_while_it_waits(agent: AgentProcess, client: BlockingClient) -> None:
     until(lambda: not agent.trainer_pids(), 20, "the trainer's end")
 
 
-@pytest.mark.tier("test")
-def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_config):
-    """The newest one; what had been committed after it is marked, and made again to the same losses."""
-    with agent.client() as client:
-        table = {"every_steps": 5, "at_end": False, "background": False}
-        config = run_config(run__steps=100_000, checkpoint=table, nodes=on_mlx(NODE))
-        begun = client.send("start-run", {"config": config}, wait="accepted")
-        wait_for_step(client, 12)
-        before = {step.step: step for step in all_steps(client, begun.run or "")}
-        last = before[max(before)]
-        (pid,) = until(agent.trainer_pids)
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: agent.trainer_pids() not in ([], [pid]), 30, "another trainer")
-        until(lambda: client.snapshot(0).run.generation > last.generation, what="the run from its checkpoint")
-        wait_for_step(client, last.step + 10)
-        assert client.send("stop", {"checkpoint": False}).state == "applied"
-        view = wait_for_end(client)
-        assert (view.state, view.run) == ("stopped", begun.run)
-        after = all_steps(client, begun.run or "")
-        assert [step.step for step in after] == list(range(1, view.step + 1))
-        assert all(step.loss == before[step.step].loss for step in after if step.step in before)
-        texts = [event.text for event in client.events(newest=True).events]
-        assert any("signal 9" in text and "going back to the newest checkpoint" in text for text in texts), texts
-        (taken,) = [text for text in texts if text.startswith("resumed from step ")]
-        assert int(re.findall(r"\d+", taken)[0]) % 5 == 0
-
-
 def test_weights_that_are_no_safetensors_start_no_run(agent, run_config, tmp_path, small_assets):
     model = tmp_path / "broken"
     shutil.copytree(small_assets / "model", model)
@@ -189,10 +154,3 @@ def test_weights_that_are_no_safetensors_start_no_run(agent, run_config, tmp_pat
         reply = client.send("start-run", {"config": run_config(model__path=str(model))})
         assert (reply.state, reply.field) == ("rejected", "config: model.path")
         assert client.runs().runs == before
-
-
-def test_requests_about_unknown_runs_and_metrics_are_refused_by_name(agent):
-    with agent.client() as client:
-        for ask in (lambda: client.events("nope"), lambda: client.steps("nope"), lambda: client.log("nope")):
-            with pytest.raises(RefusedError, match="nope"):
-                ask()

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.conftest import wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, RING, Cluster, on_mlx
+from tests.cluster.run_files import FOREVER, RING, on_mlx
+from tests.cluster.waits import wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster
 from tests.tui.support import page_checks
 from tests.tui.support.cli_calls import call
 

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.conftest import AgentProcess, all_steps, wait_for_end, wait_for_step
-from tests.integration.support.clusters import Cluster, on
+from tests.cluster.run_files import on
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
+from tests.integration.support.clusters import Cluster
 from tests.tui.support.cli_calls import call, call_json
 from tests.waiting import until
 

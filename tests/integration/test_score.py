@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.conftest import until, wait_for_end
-from tests.integration.support.clusters import NODES, Cluster, on
+from tests.cluster.run_files import NODES, on
+from tests.cluster.waits import wait_for_end
+from tests.integration.support.clusters import Cluster
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 from tests.tui.support.cli_calls import assert_one_line, call_process, started
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 ROWS = 900
 STEPS = 4

@@ -16,9 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.integration.conftest import NODE, AgentProcess, until, wait_for_end, wait_for_step
+from tests.cluster.run_files import NODE
+from tests.cluster.waits import wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess
 from tests.node_agent.support.processes import ENVIRONMENT
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.node_agent.services import systemd
 from trainctl.node_agent.services.manager import own_command

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import tomli_w
-from tests.integration.support.clusters import FOREVER, TORCH
-from tests.integration.support.folding import check_steps
+from tests.cluster.folding import check_steps
+from tests.cluster.run_files import FOREVER, TORCH
 from tests.integration.support.namespaces import INTERFACE, SIDE, SIDE_LAN
 from tests.integration.support.several_hosts import DESK, NODES, PORT, STRANGER, Hosts
 from tests.integration.support.terminals import Terminal

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, on
+from tests.cluster.run_files import FOREVER, NODES, on
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.moved_clock import MovedClock
 from tests.integration.support.reference import one_rank_curve
 from tests.integration.support.transfer import family
+from tests.waiting import until
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages import events as e

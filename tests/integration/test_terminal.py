@@ -2,7 +2,7 @@
 
 import psutil
 import pytest
-from tests.integration.conftest import wait_for_step
+from tests.cluster.waits import wait_for_step
 from tests.integration.support.terminals import TRAINCTL, Terminal, needs_tmux
 from tests.waiting import HANG_SECONDS
 

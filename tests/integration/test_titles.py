@@ -4,9 +4,11 @@ import contextlib
 import os
 
 import psutil
+from tests.cluster.run_files import NODES, RING, on_mlx
+from tests.cluster.waits import wait_for_step
 from tests.conftest import MARK
-from tests.integration.conftest import until, wait_for_step
-from tests.integration.support.clusters import NODES, RING, Cluster, on_mlx
+from tests.integration.support.clusters import Cluster
+from tests.waiting import until
 
 from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.protocol import messages as m

@@ -8,20 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.cluster.run_files import NODES
+from tests.cluster.waits import wait_for_end
 from tests.conftest import SHARED_PIDS
-from tests.integration.conftest import AgentProcess, until, wait_for_end
+from tests.integration.conftest import AgentProcess
 from tests.integration.support.ports import free_addresses
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.record.schema import open_for_reading
-from trainctl.protocol.wire.codec import decode_order
-
-NODES = ("alpha", "beta", "gamma")
-FOREVER = 100_000
-TORCH = {"backend": "torch", "device": "cpu", "threads": 1}
-RING = {"engine": "ring"}
 
 
 class Cluster:
@@ -136,24 +132,3 @@ def _is_alive(pid: int | None) -> bool:
         return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def plans_of(paths: RunPaths) -> list[m.StepPlan]:
-    """A journal of plans, in the order of their numbers."""
-    record = open_for_reading(paths.record)
-    try:
-        bodies = [body for (body,) in record.execute("SELECT body FROM plans ORDER BY term, n, seq")]
-    finally:
-        record.close()
-    return [plan for plan in map(decode_order, bodies) if isinstance(plan, m.StepPlan)]
-
-
-def on(*nodes: str, **tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The [nodes.*] tables of a run file for torch ranks of one thread, in this order."""
-    return {node: {**TORCH, **tables.get(node, {})} for node in nodes}
-
-
-def on_mlx(*nodes: str, **tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The same for MLX ranks. Alone or on ring one starts in less than half the CPU time of torch's: for tests that
-    aren't about a library."""
-    return on(*nodes, **{node: {"backend": "mlx", **tables.get(node, {})} for node in nodes})

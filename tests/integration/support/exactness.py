@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from tests.integration.support.clusters import NODES, Cluster, plans_of
-from tests.integration.support.folding import given_state
+from tests.cluster.folding import given_state
+from tests.cluster.run_files import NODES
+from tests.cluster.waits import plans_of
+from tests.integration.support.clusters import Cluster
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.reader import RecordReader

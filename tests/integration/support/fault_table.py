@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from tests.integration.support.clusters import NODES
+from tests.cluster.run_files import NODES
 from tests.tiers import schedule_seed
 
 from trainctl.protocol import messages as m

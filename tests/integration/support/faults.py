@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import psutil
-from tests.integration.conftest import until
-from tests.integration.support.clusters import NODES, Cluster
-from tests.waiting import Patience
+from tests.cluster.run_files import NODES
+from tests.integration.support.clusters import Cluster
+from tests.waiting import Patience, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

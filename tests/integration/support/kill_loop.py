@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tests.integration.support.clusters import NODES, Cluster
+from tests.cluster.run_files import NODES
+from tests.integration.support.clusters import Cluster
 from tests.integration.support.faults import (
     FAULT_SECONDS,
     LEAD,

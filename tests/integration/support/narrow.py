@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import psutil
 from tests.conftest import SHARED_PIDS
-from tests.integration.conftest import AgentProcess, until
+from tests.integration.conftest import AgentProcess
 from tests.integration.support.ports import free_addresses
 from tests.node_agent.support.processes import ENVIRONMENT
+from tests.waiting import until
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file

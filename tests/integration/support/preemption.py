@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.integration.conftest import until, wait_for_step
-from tests.integration.support.clusters import NODES, Cluster
-from tests.waiting import HANG_SECONDS
+from tests.cluster.run_files import NODES
+from tests.cluster.waits import wait_for_step
+from tests.integration.support.clusters import Cluster
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

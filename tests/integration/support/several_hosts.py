@@ -10,9 +10,8 @@ from typing import Any
 import psutil
 import tomli_w
 from tests.conftest import SHARED_PIDS
-from tests.integration.conftest import until
 from tests.integration.support.namespaces import LAN, Network
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security.keys import KeyFolder

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
-from tests.integration.support.clusters import NODES, Cluster
+from tests.cluster.run_files import NODES
+from tests.integration.support.clusters import Cluster
 from tests.integration.support.faults import takes_part
 
 from trainctl.protocol import messages as m

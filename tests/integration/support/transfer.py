@@ -17,11 +17,6 @@ from tests.waiting import HANG_SECONDS
 from trainctl.protocol import messages as m
 
 
-def promote(cluster: Cluster, node: str, through: str, *, off: bool = False) -> m.CommandReply:
-    with cluster.client(through) as client:
-        return client.send("promote", {"old_lead_is_off": off}, node=node)
-
-
 def view_at(cluster: Cluster, node: str) -> m.RunView:
     with cluster.client(node) as client:
         view = client.snapshot(0).run

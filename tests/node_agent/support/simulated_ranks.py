@@ -41,8 +41,8 @@ class SimGroup:
 class SimWorld:
     """What ranks share: the groups, and the states that updates have led to."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, seed: int, silent_failures: float = 0.3) -> None:
+        self.random, self.silent_failures = random.Random(seed), silent_failures
         self.groups: dict[m.Generation, SimGroup] = {}
         self.states: dict[int, object] = {0: 0}  # by step: what every rank that is there must have
         self.batches: dict[int, tuple[int, int]] = {}  # by step: cursor and G of the update
@@ -77,6 +77,9 @@ class SimRank:
     backend: str = "torch"
     speed: float = 100.0  # samples per second
     step_seconds: float = 0.1
+    run: str = RUN
+    pid: int = 1
+    held_out: int = 10
     generation: m.Generation | None = None
     highest: m.Generation | None = None
     group: SimGroup | None = None
@@ -113,6 +116,8 @@ class SimRank:
     other_from: int = 1 << 30  # the chunk from which on it has other data than the others
     profile: ProfileSummary | None = None  # of a calibration
     detail: str = ""  # how far it has come while it loads
+    save: Callable[[m.StepPlan], tuple[str, int]] | None = None  # writes a checkpoint's files; gives folder and bytes
+    most_samples: int | None = None  # in a micro-batch, before it runs out of memory and goes on with half as many
     on_disk: list = dataclasses.field(default_factory=list)
     says: dict = dataclasses.field(default_factory=dict)  # more fields of its reports of steps
     measures: Callable[[m.RankWork, int], dict] | None = None  # the same, by its part of a plan and the step
@@ -124,11 +129,25 @@ class SimRank:
 
     def ready(self) -> m.Ready:
         return m.Ready(
-            run=RUN, rank=self.rank, pid=1, backend=self.backend, device="cpu", parameters=self.parameters, samples=100,
-            held_out=10, mean_weight=4.0, layout_digest="l", model_digest="m", data_digest="d",
-            last_step=self.last_step, cursor=self.cursor, system="Linux", engines=("gloo", "ring"),
-            profile=self.profile, compute=self.compute,
-        )  # fmt: skip
+            run=self.run,
+            rank=self.rank,
+            pid=self.pid,
+            backend=self.backend,
+            device="cpu",
+            parameters=self.parameters,
+            samples=100,
+            held_out=self.held_out,
+            mean_weight=4.0,
+            layout_digest="l",
+            model_digest="m",
+            data_digest="d",
+            last_step=self.last_step,
+            cursor=self.cursor,
+            system="Linux",
+            engines=("gloo", "ring"),
+            profile=self.profile,
+            compute=self.compute,
+        )
 
     def load(self) -> None:
         self.loaded = True
@@ -149,7 +168,7 @@ class SimRank:
     def alive(self) -> m.Alive:
         ready = self.ready() if self.loaded else None
         return m.Alive(
-            run=RUN, rank=self.rank, generation=self.highest, step=self.last_step, phase="idle", ready=ready,
+            run=self.run, rank=self.rank, generation=self.highest, step=self.last_step, phase="idle", ready=ready,
             progress=self.progress, detail=self.detail,
         )  # fmt: skip
 
@@ -165,12 +184,16 @@ class SimRank:
             self.write_left -= 1
             return
         plan, self.writing = self.writing, None
-        info = None if self.disk_full else m.CheckpointInfo("p", plan.step, 1, 0.0, 0.1, self.kept(plan.step))
+        info = None if self.disk_full else self._saved(plan, write_seconds=0.1, kept=self.kept(plan.step))
         self.checkpointed = m.Checkpointed(
-            run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq, step=plan.step, checkpoint=info,
+            run=self.run, rank=self.rank, generation=plan.generation, seq=plan.seq, step=plan.step, checkpoint=info,
             problem="the disk is full" if self.disk_full else "",
         )  # fmt: skip
         self.up.append(self.checkpointed)
+
+    def _saved(self, plan: m.StepPlan, write_seconds: float = 0.0, kept: tuple[int, ...] = ()) -> m.CheckpointInfo:
+        folder, size = self.save(plan) if self.save is not None else ("p", 1)
+        return m.CheckpointInfo(folder, plan.step, size, 0.0, write_seconds, kept)
 
     def kept(self, step: int) -> tuple[int, ...]:
         """Steps of all checkpoints on its disk, with this one."""
@@ -181,7 +204,11 @@ class SimRank:
         if self.writing is None:
             return self.checkpointed
         return m.CheckpointProgress(
-            run=RUN, rank=self.rank, step=self.writing.step, done_bytes=10 - min(10, self.write_left), total_bytes=10
+            run=self.run,
+            rank=self.rank,
+            step=self.writing.step,
+            done_bytes=10 - min(10, self.write_left),
+            total_bytes=10,
         )
 
     # ------------------------------------------------------------ growing data
@@ -203,9 +230,13 @@ class SimRank:
     def sealed(self) -> m.Sealed:
         digest = f"{self.chunks}" if self.chunks < self.other_from else f"other {self.chunks}"
         return m.Sealed(
-            run=RUN, rank=self.rank, chunks=self.chunks, samples=self.chunks * self.world.chunk_samples, digest=digest,
+            run=self.run,
+            rank=self.rank,
+            chunks=self.chunks,
+            samples=self.chunks * self.world.chunk_samples,
+            digest=digest,
             ended=self.data_ended,
-        )  # fmt: skip
+        )
 
     def has_data(self, plan: m.StepPlan) -> bool:
         """Whether it has the samples of a step."""
@@ -240,7 +271,7 @@ class SimRank:
                 self._form(order)
 
     def _say(self, kind, generation: m.Generation, **fields) -> None:
-        self.up.append(kind(run=RUN, rank=self.rank, generation=generation, **fields))
+        self.up.append(kind(run=self.run, rank=self.rank, generation=generation, **fields))
 
     def _leave(self) -> None:
         """Whatever is under way is given up; what the accumulators hold stays."""
@@ -332,7 +363,7 @@ class SimRank:
             return group.parts[what]
         if group.broken:
             self.failed = True
-            if self.world.random.random() < 0.7:  # else it hangs in it without a word
+            if self.world.random.random() >= self.world.silent_failures:  # else it hangs in it without a word
                 self._say(m.GroupFailed, self.generation, reason="connection closed by peer")
         return None
 
@@ -361,14 +392,19 @@ class SimRank:
             self._begin(plan)
         left = ranges.subtract(mine.ranges, self.held)
         if left:
-            piece = m.Range(left[0].start, min(left[0].count, mine.micro_batch))
+            piece = m.Range(left[0].start, min(left[0].count, self._fitting(mine.micro_batch)))
             self.held = tuple(ranges.merge((*self.held, piece)))
         if ranges.subtract(mine.ranges, self.held):
             return
         self.accumulated = True
-        self.up.append(m.Soon(run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq))
+        self.up.append(m.Soon(run=self.run, rank=self.rank, generation=plan.generation, seq=plan.seq))
         if self.group is not None and not self.group.broken:
             self.group.put((plan.kind, plan.seq), self.rank, self.held)
+
+    def _fitting(self, micro_batch: int) -> int:
+        while self.most_samples is not None and micro_batch > max(1, self.most_samples):
+            micro_batch = (micro_batch + 1) // 2
+        return micro_batch
 
     def _begin(self, plan: m.StepPlan) -> None:
         """As the trainer's db does: a batch is continued only if the plan says it finishes that very one."""
@@ -394,7 +430,9 @@ class SimRank:
         count = sum(piece.count for piece in self.held)
         self.held, self.held_from, self.accumulated = (), None, False
         measured = self.measures(mine, plan.step) if self.measures is not None else {}
-        fields = {"phases": m.Phases(forward=count / self.speed), **self.says, **measured}
+        fitting = self._fitting(mine.micro_batch)
+        replays = {"micro_batch": fitting, "replays": 1} if fitting < mine.micro_batch else {}
+        fields = {"phases": m.Phases(forward=count / self.speed), **replays, **self.says, **measured}
         report = self._report(plan, mine, count, **fields)
         self.reports.append(report)
 
@@ -420,7 +458,7 @@ class SimRank:
             self.writing, self.write_left, self.checkpointed = plan, self.world.random.randrange(12), None
         self._report(
             plan, mine, count,
-            checkpoint=m.CheckpointInfo("p", plan.step, 1, 0.0) if writes else None,
+            checkpoint=self._saved(plan) if writes else None,
             skipped="nothing was written" if failed else None,
             samples_per_second=self.speed if plan.kind == "measure" else None,
         )  # fmt: skip
@@ -434,9 +472,9 @@ class SimRank:
     def _report(self, plan: m.StepPlan, mine: m.RankWork, count: int, **fields) -> m.Report:
         self.plans.popleft()
         report = m.Report(
-            run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind, step=plan.step,
+            run=self.run, rank=self.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind, step=plan.step,
             weight=1.0, own_weight=1.0, own_samples=count, tokens=2, own_tokens=count,
-            micro_batch=mine.micro_batch, step_seconds=self.step_seconds, **{"loss_sum": 2.0, **fields},
+            step_seconds=self.step_seconds, **{"loss_sum": 2.0, "micro_batch": mine.micro_batch, **fields},
         )  # fmt: skip
         if plan.kind == "sample":
             answers = tuple(m.Answer(str(prompt), "yes", 1, True, 0.1) for prompt in plan.sampling.prompts)

@@ -9,7 +9,8 @@ from contextlib import closing
 from typing import Any, Self
 
 import pytest
-from tests.integration.support.clusters import NODES, Cluster, plans_of
+from tests.cluster.run_files import NODES
+from tests.cluster.waits import Nodes, plans_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
@@ -124,7 +125,7 @@ class State:
         assert plan.learning_rate == pytest.approx(self.learning_rate(plan.step), rel=1e-9), plan
 
 
-def check_edits(cluster: Cluster, run: str, config: dict[str, Any]) -> Counter[int]:
+def check_edits(cluster: Nodes, run: str, config: dict[str, Any]) -> Counter[int]:
     """Each plan of the run, from its first on, has what the edits up to its step come to, and the plans of one step
     alone carry an edit. Gives how many edits each step took."""
     edits, state, crowd = applied_commands(cluster, run), State.of_start(config), Counter()
@@ -153,7 +154,7 @@ def _rule(plan: m.StepPlan) -> tuple[Any, ...]:
     return plan.commands, plan.learning_rate, plan.global_batch, plan.divisor, plan.cursor
 
 
-def _train_plans(cluster: Cluster, run: str) -> dict[int, list[m.StepPlan]]:
+def _train_plans(cluster: Nodes, run: str) -> dict[int, list[m.StepPlan]]:
     """By step, ascending; of one step in the order in which they were journaled."""
     by_step: dict[int, list[m.StepPlan]] = {}
     for plan in plans_of(cluster.run_paths(NODES[0], run)):
@@ -163,7 +164,7 @@ def _train_plans(cluster: Cluster, run: str) -> dict[int, list[m.StepPlan]]:
     return by_step
 
 
-def applied_commands(cluster: Cluster, run: str) -> dict[str, Applied]:
+def applied_commands(cluster: Nodes, run: str) -> dict[str, Applied]:
     """By command id, from the ledger of the lead."""
     query = "SELECT id, verb, args, node, step, before, after FROM commands WHERE run = ? AND state = 'applied'"
     with closing(sqlite3.connect(cluster[NODES[0]].directory / "agent.db")) as ledger:
@@ -171,7 +172,7 @@ def applied_commands(cluster: Cluster, run: str) -> dict[str, Applied]:
     return {id: Applied(verb, json.loads(args), *rest) for id, verb, args, *rest in rows}
 
 
-def lost_and_back(cluster: Cluster, run: str) -> "deque[dict[str, int]]":
+def lost_and_back(cluster: Nodes, run: str) -> "deque[dict[str, int]]":
     """The shares of the nodes concerned after each loss and each return of a rank, oldest first."""
     with RecordReader(cluster.run_paths(NODES[0], run)) as reader:
         found, after, more = deque[dict[str, int]](), 0, True
@@ -183,7 +184,7 @@ def lost_and_back(cluster: Cluster, run: str) -> "deque[dict[str, int]]":
     return found
 
 
-def check_steps(cluster: Cluster, run: str, first: int, last: int) -> None:
+def check_steps(cluster: Nodes, run: str, first: int, last: int) -> None:
     """Whether every rank did every step as its plan has it, each position once: by the lead's journal and rows, and the
     followers' journals."""
     plans = {plan.step: plan for plan in plans_of(cluster.run_paths(NODES[0], run)) if plan.kind == "train"}

@@ -30,6 +30,13 @@ class Greeter:
             assert isinstance(message, kind), message
             return message
 
+    def next_refusal(self) -> m.PeerRefusal | None:
+        """Return a refusal if one has come; what a trainer says meanwhile is passed over."""
+        while self.socket.poll(100):
+            if isinstance(message := codec.decode_peer(self.socket.recv()), m.PeerRefusal):
+                return message
+        return None
+
     def greet(self, run: str | None = None, term: int = 1) -> None:
         self.say(m.PeerHello(
             link=self.link, lead=LEAD, address="tcp://127.0.0.1:9", generation=m.Generation(term, 0), run=run

@@ -3,34 +3,37 @@
 import csv
 import io
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
-from tests.integration.conftest import AgentProcess, keep_processes
+from tests.cluster.in_process import BlockingAgent, blocking_cluster
+from tests.cluster.run_files import NODE
 from tests.node_agent.support.records import part, step
 from tests.tui.support.recorded import run_view
 
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.records.run_db import RunDb
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui.cli import main
 from trainctl.tui.export.mirror.run_source import AgentSource, DirectorySource, Evaluated
 
-STEPS, RANKS, METRICS = 1_234, 3, 20
-NUMBERS = [*range(1, 801), *range(10**9, 10**9 + (STEPS - 800) * 2048, 2048)]
-"""The steps' own: from the 801st on, those of an environment."""
+pytestmark = pytest.mark.tier("all")  # each step is written to the disk
+STEPS, RANKS, METRICS = 620, 3, 20
+NUMBERS = [*range(1, 401), *range(10**9, 10**9 + (STEPS - 400) * 2048, 2048)]
+"""The steps' own: from the 401st on, those of an environment."""
 
 
-@pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[BlockingAgent]:
     """It has one run, which ended, with more metrics than one request may name."""
-    found = AgentProcess(tmp_path_factory.mktemp("state"), "studio")
-    paths = found.run_paths("run-1")
+    paths = RunPaths(tmp_path / "state" / NODE / "runs" / "run-1")
     paths.directory.mkdir(parents=True)
     view = msgspec.structs.replace(
         run_view(RANKS, step=NUMBERS[-1], steps=NUMBERS[-1]), run="run-1", state="finished",
         eval_values=(("eval/kl", 0.25), ("eval/entropy", 3.5)),
     )  # fmt: skip
-    with AgentDb(found.directory / "agent.db") as db:
+    with AgentDb(tmp_path / "state" / NODE / "agent.db") as db:
         db.add_run("run-1", "demo", paths.directory, 1000.0, "finished")
     with RunDb(paths) as recorder:
         recorder.set_meta("view", msgspec.json.encode(view).decode())
@@ -41,10 +44,8 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
             whole = msgspec.structs.replace(step(number), values={"user:whole": 1.0 * number})
             recorder.commit(whole, parts, 1000.0)
         recorder.evaluation(NUMBERS[-2], 2000.0, 1.25, 10.0, 1.0, {"eval/kl": 0.25, "eval/entropy": 3.5})
-    found.start()
-    keep_processes()
-    yield found
-    found.clean_up()
+    with blocking_cluster(tmp_path, (NODE,)) as cluster:
+        yield cluster[NODE]
 
 
 def own_values(number: int, rank: int) -> dict[str, float]:
@@ -53,9 +54,12 @@ def own_values(number: int, rank: int) -> dict[str, float]:
     return every if number % 50 == 0 else {name: value for name, value in every.items() if name != "user:metric_7"}
 
 
-def test_metrics_of_a_run_s_own_are_the_same_through_its_agent(
-    agent: AgentProcess, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_the_same_through_its_agent(agent: BlockingAgent, capfd: pytest.CaptureFixture[str]) -> None:
+    check_metrics(agent, capfd)
+    check_ranks_and_mirror(agent, capfd)
+
+
+def check_metrics(agent: BlockingAgent, capfd: pytest.CaptureFixture[str]) -> None:
     assert main.main(["export", str(agent.run_paths("run-1").directory), "--what", "metrics"]) == 0
     local = table(capfd)
     assert main.main(["export", "run-1", "--what", "metrics", "--connect", agent.address]) == 0
@@ -69,9 +73,7 @@ def test_metrics_of_a_run_s_own_are_the_same_through_its_agent(
     assert [row["rank"] for row in local[:2]] == ["", "0"]
 
 
-def test_ranks_and_what_a_mirror_reads_are_the_same_through_its_agent(
-    agent: AgentProcess, capfd: pytest.CaptureFixture[str]
-) -> None:
+def check_ranks_and_mirror(agent: BlockingAgent, capfd: pytest.CaptureFixture[str]) -> None:
     directory = agent.run_paths("run-1").directory
     pages = [NUMBERS[start : start + 500] for start in range(0, STEPS, 500)]
     assert main.main(["export", str(directory), "--what", "ranks"]) == 0

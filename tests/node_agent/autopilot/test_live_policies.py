@@ -4,9 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from tests.integration.conftest import keep_processes, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, RING, Cluster, on_mlx, plans_of
+from tests.cluster.in_process import BlockingCluster
+from tests.cluster.run_files import FOREVER, RING, on
+from tests.cluster.waits import plans_of, wait_for_end, wait_for_step
 from tests.tui.support.cli_calls import call
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -19,7 +21,7 @@ FIRST_SHARES = "first-shares"
 
 def started(client: BlockingClient, run_config: Any, steps: int, mode: str) -> str:
     policy = {FIRST_SHARES: {"mode": mode}}
-    config = run_config(run__steps=steps, nodes=on_mlx("alpha", "beta"), group=RING, policy=policy)
+    config = run_config(run__steps=steps, nodes=on("alpha", "beta"), group=RING, policy=policy)
     begun = client.send("start-run", {"config": config}, timeout_seconds=120)
     assert begun.state == "applied", begun.reason
     assert begun.run is not None
@@ -30,7 +32,7 @@ def by_policy(client: BlockingClient, run: str) -> list[m.Event]:
     return [event for event in client.events(run, limit=500).events if event.by.startswith("auto:")]
 
 
-def trainctl(cluster: Cluster, *words: str) -> str:
+def trainctl(cluster: BlockingCluster, *words: str) -> str:
     """A command line to its end."""
     ended = call(*words, TRAINCTL_CONNECT=cluster["alpha"].address)
     assert ended.returncode == 0, ended.stderr
@@ -43,10 +45,11 @@ def modes(client: BlockingClient) -> dict[str, str]:
     return {policy.name: policy.mode for policy in run.policies}
 
 
-def test_off_in_the_run_file_then_changed_undone_and_kept_over_a_kill(cluster: Cluster, run_config: Any) -> None:
+def test_off_in_the_run_file_then_changed_undone_and_kept_over_a_kill(
+    cluster: BlockingCluster, run_config: Any
+) -> None:
     with cluster.client("alpha") as client:
         run = started(client, run_config, FOREVER, "off")
-        keep_processes()
         wait_for_step(client, 3)
         assert not by_policy(client, run)
         assert "measure" not in {plan.kind for plan in plans_of(cluster.run_paths("alpha", run))}
@@ -63,7 +66,7 @@ def test_off_in_the_run_file_then_changed_undone_and_kept_over_a_kill(cluster: C
             assert (told.run, told.live, told.diagnosis.step > 2) == (run, True, True)
             assert follower.diagnosis(run, 2).diagnosis.step == 2
         cluster["alpha"].kill()
-    cluster.start("alpha")
+    cluster["alpha"].start()
     with cluster.client("alpha") as client:
         until(lambda: client.snapshot(0).run, what="the run, by the next agent")
         assert modes(client)[FIRST_SHARES] == "on"
@@ -83,7 +86,7 @@ def test_off_in_the_run_file_then_changed_undone_and_kept_over_a_kill(cluster: C
         assert not client.diagnosis(run).live
 
 
-def test_advising_it_measures_and_names_the_command(cluster: Cluster, run_config: Any) -> None:
+def test_advising_it_measures_and_names_the_command(cluster: BlockingCluster, run_config: Any) -> None:
     with cluster.client("alpha") as client:
         run = started(client, run_config, 5, "advise")
         assert wait_for_end(client).state == "finished"

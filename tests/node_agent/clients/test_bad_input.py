@@ -1,0 +1,200 @@
+"""What must not get in: garbage and strangers on either socket, and wrong states."""
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+
+import msgpack
+import pytest
+import zmq
+from tests.cluster.in_process import BlockingAgent, blocking_cluster
+from tests.cluster.run_files import FOREVER, NODE
+from tests.cluster.waits import wait_for_step
+from tests.tui.support import run_directory
+from tests.tui.support.cli_calls import call
+from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
+
+from trainctl.node_agent.records.agent_db import AgentDb
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages.base import PROTOCOL_VERSION
+from trainctl.protocol.record.paths import RunPaths, runtime_directory
+from trainctl.protocol.wire import codec, sockets
+from trainctl.tui.state import reducer
+from trainctl.tui.state import view_state as md
+
+SOME_ID = str(uuid.UUID(int=5))
+
+
+def exchange(address: str, *frames: bytes) -> m.AgentReply:
+    """What the agent answers to raw frames."""
+    context = zmq.Context()
+    try:
+        dealer = sockets.new_socket(context, zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
+        dealer.connect(address)
+        assert dealer.poll(PATIENT_MILLISECONDS, zmq.POLLOUT)
+        dealer.send_multipart(frames)
+        assert dealer.poll(PATIENT_MILLISECONDS, zmq.POLLIN), "no answer"
+        return codec.decode_reply(dealer.recv())
+    finally:
+        context.destroy(linger=0)
+
+
+def packed(**fields) -> bytes:
+    return msgpack.packb({"v": PROTOCOL_VERSION, "rid": "r1", **fields})
+
+
+BAD_REQUESTS = (
+    ((b"garbage",), "malformed", "msgpack"),
+    ((b"",), "malformed", "msgpack"),
+    ((b"\xc1" * 100,), "malformed", "msgpack"),
+    ((packed(type="snapshot-request"), b"more"), "malformed", "one frame"),
+    ((packed(type="unheard-of"),), "malformed", "unheard-of"),
+    ((packed(type="snapshot-request", columns=10**6),), "malformed", "columns"),
+    ((packed(type="snapshot-request", extra=1),), "malformed", "extra"),
+    ((packed(type="command", id="x", verb="pause"),), "malformed", "id"),
+    ((packed(type="command", id=SOME_ID, verb="set-lr", args={"value": float("nan")}),), "malformed", "nan"),
+    ((msgpack.packb({"v": 99, "rid": "r1", "type": "snapshot-request"}),), "version", "99"),
+    ((msgpack.packb({"rid": "r1", "type": "snapshot-request"}),), "version", "None"),
+)
+
+
+def test_a_bad_request_is_refused_in_one_line(agent):
+    for frames, code, words in BAD_REQUESTS:
+        reply = exchange(agent.address, *frames)
+        assert isinstance(reply, m.Refusal)
+        assert (reply.code, words in reply.text, "\n" in reply.text) == (code, True, False), (frames, reply)
+    with agent.client() as client:
+        assert client.runs().runs == ()
+
+
+@pytest.fixture
+def live(agent, run_config) -> BlockingAgent:
+    """An agent whose run goes on and on."""
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=FOREVER)})
+        wait_for_step(client, 1)
+    return agent
+
+
+def test_raw_bytes_that_are_no_zeromq_leave_both_sockets_serving(agent):
+    for address in (agent.address, agent.inner.live_address):
+        port = int(address.rsplit(":", 1)[1])
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port), timeout=HANG_SECONDS) as raw:
+                raw.sendall(os.urandom(2000))
+    with agent.client() as client:
+        heard = 0
+        for item in client.attach():
+            heard += isinstance(item, m.Heartbeat)
+            if heard == 2:
+                break
+        assert client.runs().runs == ()
+
+
+def test_a_frame_over_the_cap_ends_that_connection_and_nothing_else(agent):
+    context = zmq.Context()
+    try:
+        dealer = sockets.new_socket(context, zmq.DEALER)
+        dealer.connect(agent.address)
+        assert dealer.poll(PATIENT_MILLISECONDS, zmq.POLLOUT)
+        dealer.send(b"x" * (codec.CONTROL_FRAME_BYTES + 1))
+        assert not dealer.poll(300, zmq.POLLIN)
+    finally:
+        context.destroy(linger=0)
+    with agent.client() as client:
+        assert client.runs().runs == ()
+
+
+def test_garbage_on_the_trainers_socket_changes_nothing(live):
+    with live.client() as client:
+        context = zmq.Context()
+        dealer = sockets.new_socket(context, zmq.DEALER)
+        dealer.connect(f"ipc://{runtime_directory(live.directory)}/trainers.sock")
+        for frames in ([b"garbage"], [b"a", b"b", b"c"], [msgpack.packb({"v": PROTOCOL_VERSION, "type": "report"})]):
+            dealer.send_multipart(frames)
+        step = client.snapshot(0).run.step
+        wait_for_step(client, step + 5)
+        context.destroy(linger=0)
+
+
+def test_a_run_file_that_names_what_is_not_there_leaves_no_run_behind(agent, run_config, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with agent.client() as client:
+        for changes, field in (
+            ({"model__path": str(tmp_path / "nope")}, "model.path"),
+            ({"data__path": str(tmp_path / "nope")}, "data.path"),
+            ({"data__path": str(empty)}, "data.path"),
+            ({"run__steps": 0}, "run.steps"),
+            ({"batch__micro": 13}, "batch.micro"),
+            ({"optimizer__schedule": "square"}, "optimizer.schedule"),
+            ({"data__tokenizer": "model"}, "data.tokenizer"),
+        ):
+            reply = client.send("start-run", {"config": run_config(**changes)})
+            assert (reply.state, reply.field) == ("rejected", f"config: {field}"), reply
+        named = run_config()
+        named["nodes"]["elsewhere"] = {"share": 3}
+        assert "elsewhere" in client.send("start-run", {"config": named}).field
+        assert client.send("start-run", {"resume": "no-such-run"}).field == "resume"
+        assert client.send("pause", {}).field == "run"
+        assert client.runs().runs == ()
+    assert not list(agent.directory.glob("runs/*"))
+
+
+def test_commands_for_another_run_and_a_second_run_are_refused(live, run_config):
+    with live.client() as client:
+        assert client.send("pause", {}, run="other").field == "run"
+        reply = client.send("start-run", {"config": run_config()})
+        assert (reply.state, reply.field) == ("rejected", "run")
+
+
+def test_values_no_record_can_hold_and_paths_no_system_has_are_refused_and_the_agent_lives(agent, run_config):
+    reply = exchange(agent.address, packed(type="command", id=SOME_ID, verb="note", args={"text": "x"}, if_plan=2**63))
+    assert isinstance(reply, m.Refusal)
+    assert "if_plan" in reply.text
+    reply = exchange(agent.address, packed(type="events-request", after_id=2**63))
+    assert isinstance(reply, m.Refusal)
+    with agent.client() as client:
+        long = client.send("start-run", {"config": run_config(model__path="/" + "x" * 300)})
+        assert (long.state, "Traceback" in long.reason) == ("rejected", False)
+        relative = client.send("start-run", {"config": run_config(data__path="here")})
+        assert (relative.state, relative.field) == ("rejected", "config: data.path")
+        assert client.runs().runs == ()
+
+
+@pytest.fixture
+def damaged(tmp_path) -> Iterator[BlockingAgent]:
+    """An idle agent whose newest run is a finished one, with pages of its record overwritten."""
+    folder = tmp_path / "state" / NODE
+    run_directory.make(folder / "runs" / "old")
+    record = RunPaths(folder / "runs" / "old").record
+    whole = record.read_bytes()
+    record.write_bytes(whole[:4096] + b"\xee" * (len(whole) - 4096))
+    with AgentDb(folder / "agent.db") as ledger:
+        ledger.add_run("old", "demo", record.parent, 1000.0, state="finished")
+    with blocking_cluster(tmp_path, (NODE,)) as cluster:
+        yield cluster[NODE]
+
+
+def test_a_damaged_record_of_a_finished_run_takes_no_idle_agent_out_of_service(damaged):
+    record = str(damaged.run_paths("old").record)
+    at = ("--connect", damaged.address)
+    listed = call("ls", *at)
+    assert (listed.returncode, "old" in listed.stdout) == (0, True), listed.stderr
+    told = call("status", *at)
+    assert told.returncode == 0, told.stderr
+    assert record in told.stdout and "restore the record from a copy" in told.stdout
+    asked = call("events", *at)
+    assert asked.returncode == 3
+    assert record in asked.stderr and "restore the record from a copy" in asked.stderr
+    elsewhere = str(damaged.directory.parent / "other")
+    found = call("replay", "old", TRAINCTL_CONNECT=damaged.address, TRAINCTL_STATE=elsewhere)
+    assert found.returncode == 2 and "needs a terminal" in found.stderr  # the agent's folder is looked in too
+    assert "no such run" in call("replay", "old", TRAINCTL_STATE=elsewhere).stderr
+    assert call("status", "--run", "old", *at).returncode == 3
+    with damaged.client() as client:
+        state = reducer.take(md.ViewState(), "", client.snapshot(100), 0.0)
+    assert state.node is not None and state.run is None
+    assert record in state.events[-1].text

@@ -1,0 +1,113 @@
+"""A run of one rank whose trainer dies, hangs, lacks memory, has to leave or can't be started."""
+
+import re
+import signal
+
+import pytest
+from tests.cluster.in_process import BlockingAgent, blocking_cluster
+from tests.cluster.run_files import FOREVER, NODE
+from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.waiting import until
+
+from trainctl.node_agent.agent import Options
+from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.record import checkpoints
+
+CHECKPOINTS = {"every_steps": 5, "at_end": False, "background": False}
+
+
+def started(client: BlockingClient, config: dict) -> str:
+    begun = client.send("start-run", {"config": config})
+    assert begun.state == "applied", begun.reason
+    wait_for_step(client, 3)
+    return begun.run
+
+
+def texts_of(client: BlockingClient) -> list[str]:
+    return [event.text for event in client.events(newest=True).events]
+
+
+@pytest.mark.parametrize(("status", "words"), [(-signal.SIGKILL, "was ended by signal 9"), (1, "exited with 1")])
+def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_config, status, words):
+    """The newest one; what had been committed after it is marked, and made again to the same losses."""
+    with agent.client() as client:
+        run = started(client, run_config(run__steps=FOREVER, checkpoint=CHECKPOINTS))
+        wait_for_step(client, 12)
+        (trainer,) = agent.trainers
+        agent.call(trainer.die, status)
+        before = {step.step: step for step in all_steps(client, run)}
+        last = before[max(before)]
+        until(lambda: client.snapshot(0).run.generation > last.generation, what="the run from its checkpoint")
+        wait_for_step(client, last.step + 10)
+        assert client.send("stop", {"checkpoint": False}).state == "applied"
+        view = wait_for_end(client)
+        assert (view.state, view.run) == ("stopped", run)
+        after = all_steps(client, run)
+        assert [step.step for step in after] == list(range(1, view.step + 1))
+        assert all(step.loss == before[step.step].loss for step in after if step.step in before)
+        texts = texts_of(client)
+        assert any(words in text and "going back to the newest checkpoint" in text for text in texts), texts
+        (taken,) = [text for text in texts if text.startswith("resumed from step ")]
+        assert int(re.findall(r"\d+", taken)[0]) % 5 == 0
+
+
+def test_the_only_trainer_is_shown_as_hung_while_it_stands_still_and_goes_on(agent, run_config):
+    with agent.client() as client:
+        started(client, run_config(run__steps=FOREVER, group={"hung_seconds": 1.0}))
+        (trainer,) = agent.trainers
+        agent.call(trainer.freeze)
+        rank = until(lambda: next((r for r in client.snapshot(0).run.ranks if r.state == "hung"), None), 20)
+        assert "no other rank has the run's state; there is no checkpoint" in rank.why
+        agent.call(trainer.thaw)
+        until(lambda: client.snapshot(0).run.ranks[0].state == "run", what="its going on")
+        wait_for_step(client, client.snapshot(0).run.step + 3)
+        assert agent.trainers == [trainer]
+
+
+def test_a_micro_batch_that_does_not_fit_is_halved_and_the_step_has_all_its_samples(agent, run_config):
+    with agent.client() as client:
+        run = started(client, run_config(run__steps=FOREVER))
+        (trainer,) = agent.trainers
+        agent.call(setattr, trainer.sim, "most_samples", 3)
+        step = client.snapshot(0).run.step
+        rank = until(
+            lambda: (r := client.snapshot(0).run.ranks[0]).micro_batch == 2 and r, what="a smaller micro-batch"
+        )
+        assert rank.share == 12
+        wait_for_step(client, step + 5)
+        cursors = [one.cursor for one in all_steps(client, run)]
+        assert cursors == [12 * number for number in range(1, len(cursors) + 1)]
+
+
+def test_a_trainer_that_cannot_be_started_refuses_the_run_and_leaves_nothing(agent: BlockingAgent, run_config):
+    agent.call(agent.inner.supervisor.refuses.add, NODE)
+    with agent.client() as client:
+        reply = client.send("start-run", {"config": run_config()})
+        assert reply.state in ("rejected", "failed") and "cannot be started: no memory" in reply.reason
+
+
+def test_requests_about_unknown_runs_are_refused_by_name(agent):
+    with agent.client() as client:
+        for ask in (client.events, client.steps, client.log):
+            with pytest.raises(RefusedError, match="nope"):
+                ask("nope")
+
+
+def test_a_spot_notice_has_the_run_leave_and_its_withdrawal_takes_runs_again(run_config, tmp_path):
+    """The last node leaves a checkpoint, and its agent stays until the machine is taken."""
+    notice = tmp_path / "notice"
+    options = Options(spot_notice=("test", "-e", str(notice)))
+    with blocking_cluster(tmp_path, (NODE,), options=options) as cluster, cluster.client(NODE) as client:
+        run = started(client, run_config(run__steps=FOREVER))
+        notice.touch()
+        view = wait_for_end(client)
+        newest = checkpoints.newest_complete(cluster.run_paths(NODE, run).checkpoints)
+        assert (view.state, newest and newest.name) == ("stopped", f"step-{view.step}")
+        refused = client.send("start-run", {"resume": run})
+        assert (refused.state, refused.reason) == ("rejected", "this node takes no rank: a spot notice")
+        notice.unlink()
+        until(lambda: client.send("start-run", {"resume": run}).state == "applied", what="the resumed run")
+        wait_for_step(client, view.step + 2)
+        said = [event.text for event in client.events(run, limit=500).events]
+        assert any("the run stops with a checkpoint and can be resumed" in text for text in said)

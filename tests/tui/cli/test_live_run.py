@@ -1,0 +1,267 @@
+"""The command line against an agent with a run: what each command prints, does and exits with.
+
+The agent is in this process and its trainer is simulated; tests/integration/test_cli_agent.py has real ones.
+"""
+
+import itertools
+import json
+import re
+import signal
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from tests.cluster.in_process import BlockingAgent
+from tests.cluster.run_files import FOREVER, NODE
+from tests.cluster.waits import wait_for_end, wait_for_step
+from tests.tui.support.cli_calls import assert_one_line, call, call_json, interrupt, started
+from tests.waiting import HANG_SECONDS, until
+
+
+class Trained:
+    """An agent with a run that goes on and on, and how a command line finds it."""
+
+    def __init__(self, agent: BlockingAgent, config: dict[str, Any], file: Path) -> None:
+        self.agent, self.at, self.file = agent, ("--connect", agent.address), file
+        file.write_text(tomli_w.dumps(config), "utf-8")
+
+    @property
+    def log(self) -> Path:
+        return next(self.agent.directory.rglob("rank-0.log"))
+
+
+@pytest.fixture
+def idle(agent: BlockingAgent, run_config: Any, tmp_path: Path) -> Trained:
+    """The same before it has a run; the run file is of 30 steps."""
+    config = run_config(run__name="tiny", checkpoint={"every_steps": 10, "at_end": False, "background": False})
+    return Trained(agent, config, tmp_path / "run.toml")
+
+
+@pytest.fixture
+def training(agent: BlockingAgent, run_config: Any, tmp_path: Path) -> Trained:
+    made = Trained(agent, run_config(run__name="tiny", run__steps=FOREVER), tmp_path / "run.toml")
+    done = call("run", made.file, *made.at)
+    assert (done.returncode, re.fullmatch(r"tiny-\d{8}-\d{6}-[0-9a-f]{4}\n", done.stdout) is not None) == (0, True)
+    with agent.client() as client:
+        wait_for_step(client, 3)
+    return made
+
+
+def lines_of(process: "subprocess.Popen[str]") -> Iterator[str]:
+    assert process.stdout is not None
+    return iter(process.stdout.readline, "")
+
+
+# ---------------------------------------------------------------- looking
+
+
+def test_ls_and_status_show_the_run(training: Trained) -> None:
+    done = call("ls", *training.at)
+    header, row = done.stdout.splitlines()
+    assert header.split() == ["RUN", "STATE", "STEP", "LOSS", "LEAD", "STARTED", "DIRECTORY"]
+    assert (done.returncode, row.startswith("tiny-")) == (0, True)
+    (listed,) = call_json("ls", *training.at)["runs"]
+    assert (listed["state"], listed["steps"]) == ("running", FOREVER)
+    done = call("status", *training.at)
+    for text in ("run        tiny-", "/100,000", "global batch 12", "RANK", NODE, "torch"):
+        assert text in done.stdout
+    found = call_json("status", "--run", listed["run"], *training.at)
+    assert (found["run"]["run"], found["run"]["ranks"][0]["node"]) == (listed["run"], NODE)
+    assert (found["node"]["address"], found["run"]["loss_unit"]) == (training.agent.address, "nats per token")
+    rates, last = found["rates"], found["last_step"]
+    assert rates["unit"] == "tokens/s"
+    assert rates["average_per_second"] == pytest.approx(last["tokens_total"] / last["seconds_total"])
+    names = ("steps_per_second", "samples_per_second", "seconds_per_epoch", "epochs_left")
+    assert all(rates[name] > 0 for name in names)
+    assert_one_line(call("status", "--run", "nobody", *training.at), 3, "no run 'nobody'")
+    assert call_json("status", "--run", "nobody", *training.at, status=3)["error"]["code"] == "refused"
+
+
+def test_events_and_logs_give_as_many_lines_as_were_asked_for(training: Trained) -> None:
+    text = f"note {uuid.uuid4()}"
+    assert call("send", "note", f"text={text}", *training.at).returncode == 0
+    assert text in call("events", *training.at).stdout
+    assert len(call("events", "-n", "1", *training.at).stdout.splitlines()) == 1
+    assert text in [event["text"] for event in call_json("events", *training.at)["events"]][-5:]
+    assert call_json("events", "-n", "0", *training.at)["events"] == []
+    with training.log.open("a", encoding="utf-8") as file:
+        file.write("first of two\n\x1b[31mlast of two\x1b[0m\n")
+    done = call("logs", *training.at)
+    assert (done.returncode, done.stdout.endswith("first of two\n\x1b[31mlast of two\x1b[0m\n")) == (0, True)
+    assert call("logs", "-n", "1", *training.at).stdout == "\x1b[31mlast of two\x1b[0m\n"
+    assert call("logs", "-n", "0", *training.at).stdout == ""
+    found = call_json("logs", "-n", "2", *training.at)
+    assert found["text"].startswith("first of two\n")
+    assert found["offset_bytes"] + len(found["text"]) == found["size_bytes"]
+    assert_one_line(call("logs", "--rank", "7", *training.at), 3, "no rank 7 in this run; the ranks are 0")
+
+
+def test_watch_and_events_followed_show_what_happens_until_ctrl_c(training: Trained) -> None:
+    first, second = f"note {uuid.uuid4()}", f"note {uuid.uuid4()}"
+    call("send", "note", f"text={first}", *training.at)
+    with (
+        started("watch", "--json", *training.at) as items,
+        started("watch", *training.at) as watch,
+        started("events", "-f", *training.at) as events,
+    ):
+        read = (json.loads(line) for line in lines_of(items))
+        steps = [*itertools.islice((item["step"] for item in read if item["type"] == "step-committed"), 5)]
+        assert re.match(r"\d\d:\d\d:\d\d  ", next(lines_of(watch)))
+        assert next(line for line in lines_of(events) if first in line)
+        call("send", "note", f"text={second}", *training.at)
+        assert next(line for line in lines_of(watch) if second in line)
+        assert next(line for line in lines_of(watch) if re.search(r"step [\d,]+  loss \d", line))
+        assert next(line for line in lines_of(events) if second in line)
+        for process in (items, watch, events):
+            out, err = interrupt(process)
+            assert (process.returncode, err) == (130, "")
+    assert first not in out
+    assert steps == list(range(steps[0], steps[0] + 5))
+
+
+def test_a_pipe_that_closes_ends_watch_quietly(training: Trained) -> None:
+    with started("watch", *training.at) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(HANG_SECONDS) == 128 + signal.SIGPIPE
+
+
+def test_logs_followed(training: Trained) -> None:
+    with started("logs", "-f", "-n", "0", *training.at) as process:
+        assert process.stdout is not None
+        # Following has begun once it has asked for the end of the file, which nothing shows: write till it is seen.
+        seen = threading.Event()
+
+        def write() -> None:
+            for number in range(int(HANG_SECONDS / 0.05)):
+                with training.log.open("a", encoding="utf-8") as file:
+                    file.write(f"line {number}\n")
+                if seen.wait(0.05):
+                    return
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            first = process.stdout.readline()
+            second = process.stdout.readline()
+        finally:
+            seen.set()
+            writer.join(HANG_SECONDS)
+        interrupt(process)
+    assert process.returncode == 130
+    assert int(second.split()[1]) == int(first.split()[1]) + 1
+
+
+# ---------------------------------------------------------------- commands
+
+
+def test_a_command_is_applied_at_a_step_it_names_and_once_by_its_id(training: Trained) -> None:
+    for micro in (1, 4):
+        done = call("send", "resize-batch", f"micro={micro}", "--node", NODE, *training.at)
+        assert done.returncode == 0, done.stderr
+        assert re.fullmatch(rf"resize-batch applied at step [\d,]+: {NODE} \d -> {micro}\n", done.stdout)
+    found = call_json("send", "resize-batch", "micro=2", *training.at)
+    assert (found["state"], found["before"], found["after"]) == ("applied", "4", "2")
+    same = str(uuid.uuid4())
+    first = call_json("send", "set-lr", "value=1e-3", "--id", same, *training.at)
+    again = call_json("send", "set-lr", "value=1e-3", "--id", same, *training.at)
+    assert (again["id"], again["step"]) == (same, first["step"])
+    other = call_json("send", "set-lr", "value=2e-3", "--id", same, *training.at, status=3)
+    assert (other["state"], other["error"]["code"]) == ("conflict", "conflict")
+
+
+def test_what_the_agent_refuses_is_exit_code_3_with_its_reason(training: Trained) -> None:
+    for words, says in (
+        (["resize-batch", "micro=64"], f"micro: 64 is over {NODE}'s share of 12"),
+        (["resize-batch", "micro=2", "--node", "studio"], "node: no node 'studio'"),
+        (["pause", "--run", "nobody"], "run: 'nobody' is not active"),
+        (["set-lr", "value=1e-3", "--if-plan", "99999"], "plan"),
+        (["start-run", "resume=nobody"], "run"),
+    ):
+        assert_one_line(call("send", *words, *training.at), 3, f"{words[0]} rejected: ", says)
+        found = call_json("send", *words, *training.at, status=3)
+        assert (found["error"]["code"], found["state"]) == ("rejected", "rejected")
+    for follow in ((), ("--follow",)):
+        second = call("run", training.file, *follow, *training.at)
+        assert_one_line(second, 3, "start-run rejected: run: tiny-", "one run at a time")
+    assert call_json("status", *training.at)["run"]["state"] == "running"
+
+
+def test_what_is_not_applied_in_time_is_exit_code_4(training: Trained) -> None:
+    """While the trainer stands still an accepted command can't take effect."""
+    (trainer,), same = training.agent.trainers, str(uuid.uuid4())
+    training.agent.call(trainer.freeze)
+    slow = call("send", "set-lr", "value=1e-3", "--timeout", "1", "--id", same, *training.at)
+    accepted = call_json("send", "set-lr", "value=1e-3", "--wait", "accepted", "--id", same, *training.at)
+    training.agent.call(trainer.thaw)
+    assert_one_line(slow, 4, f"accepted, but not applied within 1 s; repeat the call with --id {same}")
+    assert accepted["state"] == "accepted"
+    assert call_json("send", "set-lr", "value=1e-3", "--id", same, *training.at)["state"] == "applied"
+
+
+def test_sent_without_waiting_it_still_arrives(training: Trained) -> None:
+    text = f"note {uuid.uuid4()}"
+    done = call("send", "note", f"text={text}", "--wait", "none", *training.at)
+    assert done.returncode == 0
+    assert re.fullmatch(r"note sent without waiting; id [0-9a-f-]{36}\n", done.stdout)
+    assert call_json("send", "resume", "--wait", "none", *training.at)["state"] is None
+    until(lambda: text in call("events", "-n", "20", *training.at).stdout, what="the note")
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_a_field_that_the_agent_refuses_is_named_by_the_file_that_has_it(idle: Trained, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(idle.file.read_text().replace(f"[nodes.{NODE}]", "[nodes.mbp]"))
+    done = call("run", other, *idle.at)
+    assert_one_line(done, 3, f"start-run rejected: {other}: nodes.mbp: no such node in this cluster")
+
+
+def test_a_run_followed_to_its_end_and_taken_up_again(idle: Trained) -> None:
+    done = call("run", idle.file, "--follow", "--json", *idle.at)
+    assert done.returncode == 0, done.stderr
+    head, *lines = map(json.loads, done.stdout.splitlines())
+    assert head["ok"] is True
+    assert [line["step"] for line in lines if line["type"] == "step-committed"] == list(range(1, 31))
+    assert [line["state"] for line in lines if line["type"] == "run-view"][-1] == "finished"
+    assert any("finished" in line["text"] for line in lines if line["type"] == "event")
+    words = ("note", "text=the learning rate was too low", "--id", str(uuid.uuid4()), *idle.at)
+    for _ in range(2):
+        noted = call_json("send", *words)
+        assert (noted["state"], noted["step"], noted["run"]) == ("applied", 30, head["run"])
+    nowhere = call("send", "note", "text=x", "--run", "tiny-nowhere", *idle.at)
+    assert (nowhere.returncode, nowhere.stderr) == (
+        3,
+        f"trainctl: note rejected: run: no run 'tiny-nowhere' on {NODE}\n",
+    )
+    # Its newest checkpoint is of step 20: what came after is done again.
+    again = call("run", "--resume", head["run"], "--follow", "--json", *idle.at)
+    assert again.returncode == 0, again.stderr
+    head_again, *lines = map(json.loads, again.stdout.splitlines())
+    assert head_again["run"] == head["run"]
+    assert [line["step"] for line in lines if line["type"] == "step-committed"] == list(range(21, 31))
+    assert call_json("ls", *idle.at)["runs"][0]["state"] == "finished"
+    assert call("events", *idle.at).stdout.count("the learning rate was too low") == 1
+
+
+def test_ctrl_c_detaches_from_a_run_that_goes_on(idle: Trained) -> None:
+    with started("run", idle.file, "--set", f"run.steps={FOREVER}", "--follow", *idle.at) as process:
+        run = next(lines_of(process)).strip()
+        assert next(line for line in lines_of(process) if "step 3 " in line)
+        _, err = interrupt(process)
+    assert process.returncode == 130
+    assert err.startswith(f"detached; {run} continues. ")
+    assert err.count("\n") == 1
+    assert call_json("status", *idle.at)["run"]["state"] == "running"
+    assert "applied at step" in call("send", "stop", "checkpoint=false", *idle.at).stdout
+    with idle.agent.client() as client:
+        assert wait_for_end(client).state == "stopped"
