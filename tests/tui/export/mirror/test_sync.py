@@ -332,7 +332,7 @@ def table() -> str:
 
 
 def test_names() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs/exporters.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[4] / "docs/exporters.md").read_text(encoding="utf-8")
     assert table() in page, "docs/exporters.md: put what table() gives there"
     assert prefixes({0: "studio", 1: "mbp", 2: "mbp"}) == {
         0: "nodes/studio", 1: "nodes/mbp/rank-1", 2: "nodes/mbp/rank-2"
