@@ -5,7 +5,6 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,81 +96,11 @@ def test_curves_drawn_together_are_those_drawn_one_after_another() -> None:
     assert {piece.role for pieces in together.lines() for piece in pieces} > {"series19", "series18"}
 
 
-def test_a_spike_one_step_wide_among_thousands_is_drawn_to_its_top() -> None:
-    values = [1.0] * 10_000
-    values[6_543] = 9.0
-    frame = Frame(1, 10_001, 0.0, 10.0, 20, 5)
-    canvas = Canvas(frame)
-    canvas.stroke(curve(values))
-    assert min(row for row, _ in dots(canvas)) == int((10 - 9) / 10 * 20)
-
-
-def test_a_gap_stays_empty_and_is_not_bridged() -> None:
-    made = window(dict.fromkeys((*range(1, 21), *range(61, 81)), 1.0))
-    panel = panel_of("x", (Trace(made, "", "series0"),), 1, 80)
-    row = next(row for row in text(panel, 45, 3) if any(char >= "\u2800" for char in row))
-    drawn = [index for index, char in enumerate(row) if char >= "\u2801"]
-    hole = [b - a for a, b in itertools.pairwise(drawn)]
-    assert max(hole) >= 18
-    assert sorted(hole)[-2] == 1
-
-
 def test_buckets_wider_than_a_column_are_joined() -> None:
     frame = Frame(1, 4, 0, 4, 30, 4)
     canvas = Canvas(frame)
     canvas.stroke(curve([1, 2, 3]))
     assert {column for _, column in dots(canvas)} >= set(range(41))
-
-
-@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
-def test_a_value_that_is_not_finite_is_marked_and_leaves_no_dot(glyphs: Glyphs) -> None:
-    made = window({1: 1.0, 2: 1.5, 3: math.nan, 4: math.inf, 5: 1.2})
-    rows = text(panel_of("x", (Trace(made, "", "series0"),), 1, 20), 40, 5, glyphs)
-    assert rows[0].count(glyphs.nonfinite) == 2
-    only = window({1: math.nan})
-    assert "no step yet" in "".join(text(panel_of("x", (Trace(only, "", "series0"),), 1, 20), 40, 5, glyphs))
-
-
-def test_a_flat_series_is_one_flat_line() -> None:
-    for value in (0.0, 3.0, -2.0, 1e-9):
-        made = window(dict.fromkeys(range(1, 31), value))
-        rows = text(panel_of("x", (Trace(made, "", "series0"),), 1, 30), 40, 5)
-        assert sum(any(char >= "\u2801" for char in row) for row in rows) == 1
-
-
-@given(
-    st.integers(0, 60),
-    st.integers(0, 14),
-    st.lists(st.floats(-1e9, 1e9), max_size=30),
-    st.sampled_from([UNICODE, ASCII]),
-)
-@settings(max_examples=120, deadline=None)
-def test_any_size_is_filled_exactly(columns: int, rows: int, values: list[float], glyphs: Glyphs) -> None:
-    made = window(dict(enumerate(values, 1)))
-    panel = panel_of("loss", (Trace(made, "node", "series0"),), 1, 32, (Mark(3, "1"), Mark(30, "2")))
-    drawn, _ = draw(panel, columns, rows, glyphs)
-    assert len(drawn) == rows
-    assert all(ln.width(row) == columns for row in drawn)
-    if glyphs.ascii_only:
-        assert all(ln.plain(row).isascii() for row in drawn)
-
-
-def test_names_at_the_ends_do_not_cover_each_other() -> None:
-    traces = [Trace(window({1: value}), f"n{index}", "series0") for index, value in enumerate((1.0, 1.0, 1.0, 5.0))]
-    made = text(panel_of("x", tuple(traces), 1, 1), 40, 4)
-    assert sorted(row.split()[-1] for row in made) == ["n0", "n1", "n2", "n3"]
-    assert len(text(panel_of("x", tuple(traces), 1, 1), 40, 2)) == 2
-
-
-def test_marks_stand_on_the_rule_or_under_its_title() -> None:
-    made = window({step: 1.0 + step for step in range(1, 101)})
-    panel = panel_of(
-        "loss", (Trace(made, "", "series0"),), 1, 100, (Mark(2, "1"), Mark(60, "2"), Mark(60, "3"), Mark(900, "4"))
-    )
-    drawn, labels = draw(panel, 60, 8, UNICODE)
-    assert [text for _, text, role in labels if role == "mark"] == ["3"]
-    assert "1" in ln.plain(drawn[0])[4:10]
-    assert sum(ln.plain(row).count("┊") for row in drawn) >= 6
 
 
 def named(panel: Plot, columns: int = 60) -> list[tuple[int, str]]:
@@ -201,14 +130,6 @@ def test_generations_close_together_leave_the_room_to_the_newest_and_none_covers
     cells = {at + offset: char for at, text, _ in labels for offset, char in enumerate(text)}
     number = next(at for at, text, role in labels if role == "mark")
     assert (cells[number], cells.get(number + 1, " "), cells[number + 2]) == ("1", " ", "g")
-
-
-def test_under_the_title_a_generation_stands_in_the_first_row_where_nothing_is_drawn() -> None:
-    rising = of_changes(Change(3, "g1.2"), title="a chart with a long title")
-    assert named(rising) == []
-    assert "╎g1.2 " in text(rising, 60, 8)[0]
-    falling = (Trace(window({step: 200.0 - step for step in range(1, 101)}), "", "series0"),)
-    assert "g1.2" not in "".join(text(dataclasses.replace(rising, traces=falling), 60, 8))
 
 
 @given(st.lists(st.integers(-5, 120), max_size=12), st.lists(st.integers(-5, 120), max_size=9), st.integers(12, 80))
@@ -257,25 +178,3 @@ def test_a_first_step_of_twenty_seconds_leaves_the_others_their_room_and_says_it
     calm = window(dict.fromkeys(range(1, 100), 1.0))
     panel = panel_of("step", (Trace(calm, "studio", "series0"),), 1, 120)
     assert text(dataclasses.replace(panel, most_times=4.0), 60, 10) == text(panel, 60, 10)
-
-
-def test_letters_tell_the_lines_apart() -> None:
-    tracks = tuple(
-        Trace(window({step: float(level) for step in range(1, 100)}), name, "series0", letter=letter)
-        for level, name, letter in ((1, "studio", "a"), (2, "mbp", "b"))
-    )
-    shown = text(panel_of("step", tracks, 1, 100), 70, 8, dataclasses.replace(UNICODE, letters=True))
-    for letter, name in (("a", "studio"), ("b", "mbp")):
-        (row,) = (row for row in shown if f"{letter} {name}" in row)
-        assert row.count(letter) >= 4
-    assert "a studio" not in "\n".join(text(panel_of("step", tracks, 1, 100), 70, 8))
-
-
-def test_a_number_that_runs_out_at_the_top_stands_a_blank_apart_from_a_mark_s() -> None:
-    values = window({step: {9: 7.87, 100: 2.0}.get(step, 1.0) for step in range(1, 121)})
-    marks = tuple(Mark(step, str(number)) for number, step in enumerate((5, 12), 1))
-    panel = panel_of("a chart with a long title", (Trace(values, "a", "series0"),), 1, 120, marks, most_times=4.0)
-    top = ln.plain(draw(panel, 60, 10, UNICODE)[0][0])
-
-    assert " ↑7.87 " in top
-    assert "1" in top.partition(" ↑7.87 ")[0]

@@ -21,7 +21,6 @@ from trainctl.tui.charts.plots import RunData, Sources, extent, plots
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace, reading, shape
 from trainctl.tui.charts.viewport import ChartView, Extent, Pick
-from trainctl.tui.screens import overview_view
 from trainctl.tui.state import reducer
 from trainctl.tui.state import series as s
 from trainctl.tui.text import styled_line as ln
@@ -138,14 +137,6 @@ def test_any_size_is_filled_exactly(
         assert all(ln.plain(row).isascii() for row in drawn)
 
 
-def test_the_smoothed_line_shows_in_the_raw_one_without_colours() -> None:
-    noisy = window({step: 1.0 + 0.5 * (-1) ** step for step in range(1, 2001)})
-    rows = text(of(noisy, 1, 2000, half_life_steps=200.0), 80, 9)
-    middle = rows[3] + rows[4]
-    assert sum(char in "⠉⠒⠤⣀⠒⠢⠔⠑⠊⠦⠴⠲⠖⠓⠚" for char in middle) > 40
-    assert "⣿" in middle + rows[1] + rows[2]
-
-
 def test_a_reading_is_the_bucket_at_the_crosshair_and_nothing_in_a_gap() -> None:
     values = s.appended(flat(200, 15, 9.0, 10), window(dict.fromkeys(range(300, 310), 2.0)), 209)
     trace = Trace(values, "loss", "series0")
@@ -199,23 +190,6 @@ def answered(run: m.RunView, view: ChartView, first: int, last: int, columns: in
     ask = history.ask_of(run.run, metrics, (first, last), run.step, columns)
     reply = m.History(rid="r", series=history_of(run, metrics, ask.first, ask.last, columns))
     return history.answer_of(ask, [reply])
-
-
-def test_the_readout_says_step_tokens_time_values_and_the_nearest_mark() -> None:
-    state = state_of()
-    assert state.run is not None
-    data = {state.run.run: RunData(state.run, answered(state.run, VIEW, 1, 18_240))}
-    view = dataclasses.replace(VIEW, crosshair=18_215.0, x="tokens")
-    sources = Sources(state, data)
-    place = extent(view, sources, 100)
-    plot = plots(view, sources, place, (0,))[0]
-    axes = {kind: sources.axis(state.run.run, kind, elapsed=False) for kind in ("tokens", "time")}
-    rows = [ln.plain(row) for row in readout.lines(plot, axes, readout.notes(state, UNICODE), 110, 2, UNICODE)]
-    assert rows[0].startswith("597M tokens")
-    assert "step 18,215" in rows[0]
-    assert rows[0].rstrip().endswith("5 @18,210 set-lr 1.8e-4→1.62e-4 scaled by anna")
-    assert "eval 1.906 @15,200" in rows[1]
-    assert rows[1].startswith("loss 1.7")
 
 
 def test_another_run_is_laid_over_on_tokens_and_on_time_since_its_start() -> None:
@@ -272,7 +246,7 @@ def test_what_ranks_say_of_waits_is_collected_without_doubles() -> None:
     tails: dict[history.Key, s.Window] = {}
     drawn = [vw.Chart((Pick("wait_seconds", vw.ALL_RANKS), Pick("memory_bytes", vw.ALL_RANKS), Pick("loss")))]
     for step in (*range(1, 9), *range(5, 12), *range(40, 43)):
-        state = dataclasses.replace(state, parts={0: (dataclasses_replace(part, step),)})
+        state = dataclasses.replace(state, parts={0: (msgspec.structs.replace(part, step=step),)})
         tails = history.collected(tails, state, drawn)
         if step == 11:
             assert tails["wait_seconds", 0].first.tolist() == list(range(1, 12))
@@ -296,11 +270,6 @@ def test_a_metric_that_the_run_brought_is_drawn_as_it_comes() -> None:
         assert not history.is_torn(answer, state, tails)
     found = history.window_of([answer], state, alone, (1, numbers[-1]), tails)
     assert found.last.tolist() == [50.0, *map(float, numbers)]
-
-
-def dataclasses_replace(part: m.RankStep, step: int) -> m.RankStep:
-    fields = {name: getattr(part, name) for name in part.__struct_fields__}
-    return m.RankStep(**{**fields, "step": step})
 
 
 def test_asks_are_cut_to_the_protocol_s_limits() -> None:
@@ -327,8 +296,7 @@ def test_a_value_that_was_not_finite_comes_back_as_a_mark() -> None:
     assert np.isnan(made.maximum[2])
 
 
-@pytest.mark.parametrize("size", [(80, 20), (120, 36), (200, 56), (60, 11)])
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize(("size", "alone"), [((60, 11), False), ((200, 56), False), ((80, 20), True)])
 def test_charts_above_each_other_fill_the_rows_with_one_left_edge(size: tuple[int, int], alone: bool) -> None:
     state = state_of()
     assert state.run is not None
@@ -345,13 +313,3 @@ def test_charts_above_each_other_fill_the_rows_with_one_left_edge(size: tuple[in
     assert 2 in wanted
     assert len({(item.left, item.columns) for item in drawn.places}) == 1
     assert any("learning rate" in ln.plain(row) for row in drawn.lines)
-
-
-def test_panels_stand_side_by_side() -> None:
-    state = state_of()
-    panels = [overview_view.busy_panel(state), overview_view.rate_panel(state)]
-    rows = [ln.plain(line) for line in layout.side_by_side(panels, 81, 8, UNICODE)]
-    assert [len(text) for text in rows] == [81] * 8
-    assert rows[0].index("┬") == 40
-    assert any(text.rstrip().endswith("no step yet") or is_dot(text[20]) for text in rows)
-    assert layout.side_by_side([], 20, 3, UNICODE) == [ln.fit((), 20)] * 3

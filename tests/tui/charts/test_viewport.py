@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainctl.protocol import messages as m
 from trainctl.tui.charts import viewport as vw
-from trainctl.tui.charts.axis import Axis, axis_of, text, ticks, tokens
+from trainctl.tui.charts.axis import Axis, axis_of, text, ticks
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import smooth
 from trainctl.tui.charts.viewport import ChartView, Extent, Pick
@@ -160,13 +160,6 @@ def test_log_and_linear_agree_on_order(values: list[float], rows: int) -> None:
         assert all(low - 1e-9 <= height <= high + 1e-9 for height in labels)
 
 
-def test_a_logarithm_has_decades_and_no_place_for_zero() -> None:
-    scale = Scale(log=True)
-    assert list(scale.ticks(-4.2, 1.1, 16).values()) == ["1e-4", "0.001", "0.01", "0.1", "1", "10"]
-    assert list(scale.ticks(0.2, 1.4, 16).values()) == ["2", "5", "10", "20"]
-    assert np.isnan(scale.place(np.array([0.0, -1.0, math.nan]))).all()
-
-
 def series(metric: str, size: int, rows: list[tuple[int, float, float]]) -> m.Series:
     steps, low, high = zip(*rows, strict=True)
     return m.Series(metric, None, size, steps, low, high, low, high)
@@ -190,10 +183,7 @@ def test_a_clock_that_was_set_back_does_not_fold_the_axis(times: list[float]) ->
     assert (np.diff(made.values) > 0).all()
 
 
-def test_labels_of_tokens_and_of_times() -> None:
-    assert [tokens(value, span) for value, span in ((597.71e6, 1e6), (1.2e6, 1e6), (0, 1e6), (3e9, 6e9))] == [
-        "597.71M", "1.2M", "0", "3G",
-    ]  # fmt: skip
+def test_labels_of_times_and_steps_are_round() -> None:
     zone = datetime.timezone(datetime.timedelta(hours=5, minutes=30))
     clock = Axis("time", np.array([1.0, 2.0]), np.array([1.7e9, 1.7e9 + 7200]))
     found = ticks(clock, 1.7e9, 1.7e9 + 7200, 80, zone)

@@ -1,96 +1,50 @@
-"""The command line against peers that speak otherwise than an agent: one line, and the exit code of each end."""
+"""The command line against a peer that speaks otherwise than an agent: exit code 5 and one line."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import pytest
-import zmq
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
-from tests.waiting import HANG_SECONDS
+from tests.tui.support.scripted import SNAPSHOT, scripted
 from tools.protocol_docs import examples
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
 from trainctl.tui.cli import agent_call
 
-
-@contextmanager
-def peer(answer: bytes | None, snapshot: bytes | None = None) -> Iterator[str]:
-    """Something that listens where an agent should and says `answer`, or nothing, to whatever it is asked; `snapshot`
-    where it is asked for one, if that is given."""
-    context = zmq.Context()
-    router = context.socket(zmq.ROUTER)
-    router.setsockopt(zmq.RCVTIMEO, 100)
-    port = router.bind_to_random_port("tcp://127.0.0.1")
-    over = threading.Event()
-
-    def serve() -> None:
-        while not over.is_set():
-            try:
-                identity, frame = router.recv_multipart()
-            except zmq.Again:
-                continue
-            said = snapshot if snapshot is not None and b"snapshot" in frame else answer
-            if said is not None:
-                rid = codec.peek_rid(frame).encode()
-                router.send_multipart([identity, said.replace(EXAMPLE_RID, rid)])
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield f"tcp://127.0.0.1:{port}"
-    finally:
-        over.set()
-        thread.join(HANG_SECONDS)
-        context.destroy(linger=0)
-
-
 RUNS: Any = examples.EXAMPLES["agent to client"]["runs"]
-EXAMPLE_RID: bytes = RUNS.rid.encode()
-FRAME = codec.encode(RUNS)
-NO_RUN = codec.encode(msgspec.structs.replace(examples.EXAMPLES["agent to client"]["snapshot"], run=None))
+OTHER_REPLY: Any = examples.EXAMPLES["agent to client"]["history"]
+
+
+def in_version_1(request: m.ClientRequest) -> bytes:
+    return codec.encode(msgspec.structs.replace(RUNS, rid=request.rid)).replace(b"\xa1v\x02", b"\xa1v\x01")
 
 
 @pytest.mark.parametrize(
     ("answer", "code", "says"),
     [
         (
-            FRAME.replace(b"\xa1v\x02", b"\xa1v\x01"),
+            lambda request: [in_version_1(request)],
             "version",
             "protocol version 1 is not supported; this program uses 2",
         ),
-        (b"\xc1\x00garbage", "protocol", "not a msgpack message"),
-        (
-            codec.encode(examples.EXAMPLES["agent to client"]["history"]),
-            "protocol",
-            "expected Snapshot, received History",
-        ),
-        (None, "unreachable", "no answer from tcp://127.0.0.1:"),
+        (lambda request: [b"\xc1\x00garbage"], "protocol", "not a msgpack message"),
+        (lambda request: [OTHER_REPLY], "protocol", "expected Snapshot, received History"),
+        (lambda request: [], "unreachable", "no answer from tcp://127.0.0.1:"),
     ],
+    ids=["version", "garbage", "another reply", "silence"],
 )
 def test_a_peer_that_is_not_right_is_exit_code_5(
-    monkeypatch: pytest.MonkeyPatch, answer: bytes | None, code: str, says: str
+    monkeypatch: pytest.MonkeyPatch, answer: Any, code: str, says: str
 ) -> None:
-    if answer is None:
-        monkeypatch.setattr(agent_call, "ANSWER_SECONDS", 1.0)
-    with peer(answer) as address:
-        assert_one_line(call("ls", "--connect", address), 5, says)
-        assert call_json("ls", "--connect", address, status=5)["error"]["code"] == code
+    if code == "unreachable":
+        monkeypatch.setattr(agent_call, "ANSWER_SECONDS", 0.2)
+    with scripted(answer) as agent:
+        assert_one_line(call("ls", "--connect", agent.address), 5, says)
+        assert call_json("ls", "--connect", agent.address, status=5)["error"]["code"] == code
 
 
 def test_the_right_answer_is_shown() -> None:
-    with peer(FRAME, NO_RUN) as address:
-        assert "sft-1b-20261120-143107-9f3c  running  121/60,000" in call("ls", "--connect", address).stdout
-
-
-@pytest.mark.parametrize(
-    ("state", "status"), [("applied", 0), ("rejected", 3), ("failed", 3), ("conflict", 3), ("expired", 4)]
-)
-def test_each_end_of_a_command_has_its_exit_code(state: str, status: int) -> None:
-    reply = msgspec.structs.replace(examples.EXAMPLES["agent to client"]["command-reply"], state=state, reason="so")
-    with peer(codec.encode(reply)) as address:
-        found = call_json("send", "pause", "--connect", address, status=status)
-        assert found["state"] == state
-        assert call("send", "pause", "--connect", address).returncode == status
+    idle = msgspec.structs.replace(SNAPSHOT, run=None)
+    with scripted(lambda request: [RUNS if isinstance(request, m.RunsRequest) else idle]) as agent:
+        assert "sft-1b-20261120-143107-9f3c  running  121/60,000" in call("ls", "--connect", agent.address).stdout
