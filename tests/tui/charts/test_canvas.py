@@ -36,16 +36,8 @@ def window(values: dict[int, float]) -> s.Window:
 def dots(canvas: Canvas) -> set[tuple[int, int]]:
     """(row, column) of every dot, read back from the characters."""
     found = set()
-    bits = {
-        0x01: (0, 0),
-        0x02: (1, 0),
-        0x04: (2, 0),
-        0x40: (3, 0),
-        0x08: (0, 1),
-        0x10: (1, 1),
-        0x20: (2, 1),
-        0x80: (3, 1),
-    }
+    places = ((row, column) for column in range(2) for row in range(4))
+    bits = dict(zip((0x01, 0x02, 0x04, 0x40, 0x08, 0x10, 0x20, 0x80), places, strict=True))
     for row, pieces in enumerate(canvas.lines()):
         for column, char in enumerate(ln.plain(pieces)):
             code = ord(char) - 0x2800 if char >= "\u2800" else 0

@@ -23,11 +23,7 @@ def in_version_1(request: m.ClientRequest) -> bytes:
 @pytest.mark.parametrize(
     ("answer", "code", "says"),
     [
-        (
-            lambda request: [in_version_1(request)],
-            "version",
-            "protocol version 1 is not supported; this program uses 2",
-        ),
+        (lambda request: [in_version_1(request)], "version", "protocol version 1 is not supported"),
         (lambda request: [b"\xc1\x00garbage"], "protocol", "not a msgpack message"),
         (lambda request: [OTHER_REPLY], "protocol", "expected Snapshot, received History"),
         (lambda request: [], "unreachable", "no answer from tcp://127.0.0.1:"),

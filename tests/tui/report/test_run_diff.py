@@ -111,14 +111,11 @@ def test_losses_that_are_no_numbers(directory: Path) -> None:
     assert not found["same"] and found["curve"]["only_b"] == STEPS - 100 and found["curve"]["first"] is None
 
 
-def test_a_single_step_more_and_no_step_at_all(directory: Path) -> None:
-    longer = copied(directory, "longer-1", with_sql("UPDATE steps SET retracted = 1 WHERE step > 119"))
-    assert "only b has 1 more step\n" in call("diff", longer, directory).stdout
+def test_runs_without_a_step_have_nothing_to_compare(directory: Path) -> None:
     none = [copied(directory, name, with_sql("UPDATE steps SET retracted = 1")) for name in ("none-1", "none-2")]
     said = call("diff", *none).stdout
-    assert "neither run has a step to compare" in said and "nothing differs" not in said and "bit" not in said
-    said = call("diff", none[0], directory).stdout
-    assert "the runs have no step in common" in said and "bit for bit" not in said
+    assert "neither run has a step to compare" in said and "nothing differs" not in said
+    assert "the runs have no step in common" in call("diff", none[0], directory).stdout
 
 
 def test_what_isnt_recorded_is_unknown_and_no_difference(directory: Path) -> None:

@@ -18,10 +18,6 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import NoteWritten
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui.export.mirror.metrics import (
-    EVALUATED,
-    RANK_METRICS,
-    RATES,
-    RUN_METRICS,
     Point,
     Text,
     flat,
@@ -283,14 +279,7 @@ def test_perplexity_is_of_losses_per_token_only() -> None:
     assert of_evaluation(2.0, pairs, {"eval/kl": 0.5}) == {"eval/loss": 2.0, "eval/kl": 0.5}
 
 
-COSTS = {
-    "cost": "What the run has cost, in the currency of the cluster file.",
-    "cost_per_hour": "Price per hour of the nodes that take part.",
-    "cost_to_end": "What the steps to come cost at this step's rate and price.",
-    "cost_per_1000_samples": "What the run has cost per 1,000 samples or pairs.",
-    "energy_joules": "Energy that the run's devices have used since the run last began, where their power is read.",
-}
-"""Of `train/`, if a node of the run has a price."""
+COSTS = ("cost", "cost_per_hour", "cost_to_end", "cost_per_1000_samples", "energy_joules")
 
 
 def test_a_step_with_a_cost_has_it_to_the_end_and_per_thousand_too() -> None:
@@ -305,35 +294,7 @@ def test_a_step_with_a_cost_has_it_to_the_end_and_per_thousand_too() -> None:
     assert "train/cost_to_end" not in of_step(priced, (), {}, None).values
 
 
-TRAIN = {
-    **{metric.name: metric.help for metric in RUN_METRICS},
-    **RATES,
-    **COSTS,
-    "tokens_total": "Tokens processed since the run began.",
-    "global_batch": "Samples in the step.",
-    "generation": "Number of the generation that committed the step.",
-}
-"""Of `train/`, a value a step."""
-NODES = {
-    "samples": "The node's share of the batch; only if the mirror reads a run directory.",
-    **{said: m.METRICS[name].help for name, said in RANK_METRICS.items()},
-}
-"""Of `nodes/NAME/`, a value a step."""
-
-
-def table() -> str:
-    """The names as a table in Markdown."""
-    rows = [f"| `train/{name}` | {what} |" for name, what in TRAIN.items()]
-    rows += [
-        f"| `eval/{name.removeprefix('eval_').removeprefix('eval/')}` | {m.METRICS[name].help} |" for name in EVALUATED
-    ]
-    rows += [f"| `nodes/NAME/{name}` | {what} |" for name, what in NODES.items()]
-    return "\n".join(["| name | value per step |", "| --- | --- |", *rows, ""])
-
-
-def test_names() -> None:
-    page = (Path(__file__).resolve().parents[4] / "docs/exporters.md").read_text(encoding="utf-8")
-    assert table() in page, "docs/exporters.md: put what table() gives there"
+def test_nodes_of_several_ranks_have_a_prefix_for_each_and_tables_become_dotted_names() -> None:
     assert prefixes({0: "studio", 1: "mbp", 2: "mbp"}) == {
         0: "nodes/studio", 1: "nodes/mbp/rank-1", 2: "nodes/mbp/rank-2"
     }  # fmt: skip
