@@ -1,24 +1,19 @@
 """What checks make of a run and of readings: right ones pass, and each fault is found."""
 
-import math
-
 import msgspec
-import pytest
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import CheckpointWritten
-from trainctl.tui.selftest.reading_checks import judge_host, judge_nvml, judge_power
+from trainctl.tui.selftest.reading_checks import judge_host
 from trainctl.tui.selftest.training_checks import (
     AFTER,
     BEFORE,
     FORK,
-    JUDGED,
     STEPS,
     TwoRanks,
     judge_checkpoint,
     judge_command,
     judge_losses,
-    worst_difference,
 )
 
 GENERATION = m.Generation(1, 1)
@@ -70,74 +65,12 @@ def test_two_ranks_must_have_one_ranks_losses() -> None:
     assert judge_losses(run._replace(alone={})).status == "failed"
 
 
-@pytest.mark.parametrize(("step", "status"), [(JUDGED, "failed"), (JUDGED + 1, "ok")])
-def test_losses_after_those_judged_are_only_reported(step: int, status: str) -> None:
-    curve = {number: 5.0 - number / 50 for number in range(1, 101)}
-    found = judge_losses(two_ranks()._replace(losses={**curve, step: curve[step] * (1 + 1e-4)}, alone=curve))
-    assert found.status == status
-    assert found.figures["difference_of_all"] == pytest.approx(1e-4)
-
-
-@pytest.mark.parametrize(
-    ("found", "alone", "wanted"),
-    [
-        ({1: 2.0}, {1: 2.0}, 0.0),
-        ({1: 3.0}, {1: 2.0}, 0.5),
-        ({1: math.nan}, {1: 2.0}, math.inf),
-        ({1: None}, {1: 2.0}, math.inf),
-        ({1: 2.0, 2: 2.0}, {1: 2.0}, math.inf),
-        ({}, {}, math.inf),
-    ],
-)
-def test_curves_are_compared_relative_to_the_second(
-    found: dict[int, float | None], alone: dict[int, float | None], wanted: float
-) -> None:
-    assert worst_difference(found, alone) == wanted
-
-
-PROCESSES = (m.ProcessReading(pid=1, role="agent"), m.ProcessReading(pid=2, role="trainer", rank=0))
-GPU = m.GpuReading("H", 90.0, 1500.0, 300.0, 60.0, 10, 100, others=(m.GpuProcess(7, "python", "anna", 5),))
-
-
-def reading(**changes: object) -> m.HostReading:
+def test_readings_of_the_machine_must_be_there_and_plausible() -> None:
+    processes = (m.ProcessReading(pid=1, role="agent"), m.ProcessReading(pid=2, role="trainer", rank=0))
     right = m.HostReading(
         node="a", read_at=0.0, cpu_percent=50.0, memory_used_bytes=10, memory_total_bytes=100, disk_free_bytes=10,
-        disk_total_bytes=100, load_1min=1.0, processes=PROCESSES, values={"swap_in_bytes_per_second": 0.0},
+        disk_total_bytes=100, load_1min=1.0, processes=processes, values={"swap_in_bytes_per_second": 0.0},
     )  # fmt: skip
-    return msgspec.structs.replace(right, **changes)
-
-
-def test_readings_of_the_machine_must_be_there_and_plausible() -> None:
-    right = judge_host([reading()])
-    assert right.status == "ok"
-    assert right.figures["roles"] == ["agent", "trainer"]
-    assert judge_host([]).status == "failed"
-    for changes, says in (
-        ({"cpu_percent": 101.0}, "cpu_percent is 101, outside 0 to 100"),
-        ({"memory_used_bytes": None}, "memory_used_bytes is missing in a reading"),
-        ({"disk_free_bytes": 101}, "disk_free_bytes is 101, outside 1 to 100"),
-        ({"processes": PROCESSES[:1]}, "the processes of this program are ['agent'], without the agent or the trainer"),
-    ):
-        assert judge_host([reading(**changes)]).evidence[0] == says
-
-
-def test_power_and_heat_are_judged_where_they_are_read() -> None:
-    assert judge_power([reading()], "Linux", has_macmon=False).status == "not here"
-    assert judge_power([reading(temperature_celsius=55.0)], "Linux", has_macmon=False).status == "ok"
-    assert judge_power([reading(temperature_celsius=200.0)], "Linux", has_macmon=False).status == "failed"
-    mac = reading(values={"thermal_pressure": 0.0})
-    without = judge_power([mac], "Darwin", has_macmon=False)
-    assert without.status == "ok" and "macmon is not on PATH" in without.evidence[1]
-    assert judge_power([mac], "Darwin", has_macmon=True).status == "failed"
-    assert judge_power([msgspec.structs.replace(mac, gpus=(GPU,))], "Darwin", has_macmon=True).status == "ok"
-    assert judge_power([reading()], "Darwin", has_macmon=False).evidence[0] == "macOS gave no thermal pressure"
-
-
-def test_an_nvidia_device_must_give_everything() -> None:
-    right = judge_nvml([reading(gpus=(GPU,))])
-    assert right.status == "ok"
-    assert "anna" not in str(right.figures)
-    assert right.figures["other_processes"] == 1
-    assert judge_nvml([reading()]).status == "failed"
-    blind = msgspec.structs.replace(GPU, power_watts=None)
-    assert judge_nvml([reading(gpus=(blind,))]).evidence[0] == "power_watts is missing in a reading"
+    assert judge_host([right]).status == "ok"
+    for changes in ({"cpu_percent": 101.0}, {"memory_used_bytes": None}, {"processes": processes[:1]}):
+        assert judge_host([msgspec.structs.replace(right, **changes)]).status == "failed"
