@@ -12,30 +12,13 @@ from trainctl.protocol.batch.data_rates import Assembling, DataRates, StepNeed
 from trainctl.protocol.config import run_file
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.setup import recorded_runs
-from trainctl.tui.setup.data_bench import conclusion, known_need, lines
+from trainctl.tui.setup.data_bench import conclusion, known_need
 
 RATES = DataRates(
     source_bytes=40_000_000, tokens=10_000_000, tokenizing_seconds=12.5, processes=2, micro_batch=8, prefetch=2,
     workers=1, cold=Assembling(100, 400_000, 1.0), warm=Assembling(600, 1_200_000, 1.0),
     need=StepNeed(12_000.0, "run", "sft-1"),
 )  # fmt: skip
-
-
-def test_a_person_reads_a_table_and_a_conclusion() -> None:
-    assert lines(RATES) == [
-        "             tokens/s",
-        "tokenizing       800k  40 MB in 12.5 s (3.2 MB/s) by 2 processes",
-        "cold cache       400k  100 micro-batches of up to 8 from the disk (1 thread, 2 ahead)",
-        "warm cache       1.2M  600 micro-batches of up to 8 from memory (1 thread, 2 ahead)",
-        "training        12.0k  measured in sft-1",
-        "data: 1.2M tokens/s warm, 400k cold; a step needs 12.0k tokens/s: data takes 1 % of a step",
-    ]
-    unknown = msgspec.structs.replace(RATES, cold=None, need=None)
-    assert lines(unknown)[2:] == [
-        "cold cache        n/a  the page cache can't be emptied here",
-        "warm cache       1.2M  600 micro-batches of up to 8 from memory (1 thread, 2 ahead)",
-        "data: 1.2M tokens/s warm, cold n/a",
-    ]
 
 
 @pytest.mark.parametrize(
