@@ -122,9 +122,8 @@ def test_a_rank_that_cannot_be_read_is_named_until_it_can() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "found"),
-    [("joined", 6), ("JOINED", 6), ("node:forge joined", 2), ("node:m joined", 2), (r"/g1\.[3] joined/", 3), ("[W1", 3),
-     ("/step 18,2/", 3), ("a/b", 0), ("/", 0)],
-)  # fmt: skip
+    [("JOINED", 6), ("node:m joined", 2), (r"/g1\.[3] joined/", 3), ("[W1", 3), ("a/b", 0), ("/", 0)],
+)
 def test_a_query_is_text_or_a_pattern_of_some_nodes(typed: str, found: int) -> None:
     query = lq.parse(typed)
     kept = lq.kept(merged().entries, query, only=True)
@@ -165,18 +164,6 @@ def test_matches_are_gone_through_round_the_ends() -> None:
         entry.key for entry in entries if "evaluated" in entry.text
     )
     assert lv.jumped(lv.View(query=lq.parse("nowhere")), entries, 5, back=True).at is None
-
-
-def test_lines_have_their_time_node_and_level_and_keep_to_the_screen() -> None:
-    tail, names = merged(), lv.names_of(ViewState(run=run_view(4)))
-    view = lv.View(query=lq.parse("checkpoint"))
-    shown = [plain(line) for line in lv.lines(tail, view, tail.entries, names, CLOCK, 60, 12, UNICODE)]
-    assert all(len(text) == 60 for text in shown)
-    assert shown[6].startswith("14:21:05 forge  WARN  step 18,231: memory")
-    assert shown[6].endswith("…")
-    assert shown[-1].startswith("         forge        OSError: [Errno 28]")
-    pieces = lv.lines(tail, view, tail.entries, names, CLOCK, 100, 5, UNICODE)[0]
-    assert [piece.text for piece in pieces if piece.role == "mark"] == ["checkpoint"]
 
 
 @pytest.mark.parametrize("odd", [1e18, -1e18, float("inf"), float("nan")])

@@ -56,16 +56,8 @@ def test_a_missing_stretch_stays_missing() -> None:
 
 
 def test_an_agents_series_opens_a_window() -> None:
-    series = m.Series(
-        "loss",
-        None,
-        10,
-        (0, 10, 30),
-        (1.0, 2.0, math.nan),
-        (3.0, 4.0, math.nan),
-        (2.0, 3.0, math.nan),
-        (1.5, 2.5, math.nan),
-    )
+    nan = math.nan
+    series = m.Series("loss", None, 10, (0, 10, 30), (1.0, 2.0, nan), (3.0, 4.0, nan), (2.0, 3.0, nan), (1.5, 2.5, nan))
     window = s.from_series(series, 34)
     assert window.first.tolist() == [0, 10, 30]
     assert window.count.tolist() == [10, 10, 0]
@@ -85,7 +77,7 @@ def test_trend_needs_enough_steps_and_has_the_right_sign_and_size() -> None:
     assert s.trend(s.empty(), 100) is None
 
 
-@pytest.mark.parametrize("steps", [1100, 1900, 5000])
+@pytest.mark.parametrize("steps", [1100, 5000])
 def test_a_trend_never_tells_of_more_than_there_was(steps: int) -> None:
     """Of a loss that falls fast and levels out: a slope over the fall would say more than the whole of it."""
     values = [(step, 1.4 + 4.2 * math.exp(-step / 150)) for step in range(1, steps + 1)]

@@ -2,7 +2,6 @@
 
 import pytest
 from rich.color import Color, ColorType
-from tests.tui.support.recorded import app_of, source_of
 from textual.theme import Theme
 
 from trainctl.tui.widgets import theme as themes
@@ -47,25 +46,12 @@ def test_the_terminal_s_theme_has_no_colour_but_its_sixteen() -> None:
     ("environ", "name"),
     [
         ({"TERM": "xterm-256color"}, "night"),
-        ({"TERM": "xterm-kitty", "COLORFGBG": "15;0"}, "night"),
         ({"TERM": "xterm-256color", "COLORFGBG": "0;15"}, "day"),
         ({"TERM": "rxvt", "COLORTERM": "truecolor", "COLORFGBG": "0;default;15"}, "day"),
         ({"TERM": "linux"}, "terminal"),
-        ({"TERM": "screen", "COLORFGBG": "0;15"}, "terminal"),
         ({"TERM": "xterm-256color", "NO_COLOR": ""}, "terminal"),
         ({}, "terminal"),
     ],
 )
 def test_a_terminal_gets_the_theme_that_fits_it(environ: dict[str, str], name: str) -> None:
     assert themes.fitting(environ) == name
-
-
-async def test_the_theme_that_t_goes_to_is_named() -> None:
-    app = app_of(source_of(1))
-    async with app.run_test() as pilot:
-        before = app.theme
-        await pilot.press("t")
-        assert app.theme != before
-        assert [told.message for told in app._notifications] == [
-            f"theme {app.theme} for this session only; set it in config.toml to keep it"
-        ]
