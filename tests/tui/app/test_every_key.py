@@ -1,6 +1,8 @@
 """Every key of every screen and window is pressed, and does what its binding says: none is dead or shadowed."""
 
 import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,12 +81,18 @@ async def pressed(pilot: Pilot[int], app: Any, binding: Binding) -> None:
     )
 
 
-@pytest.mark.parametrize("name", registry.KINDS)
-async def test_of_a_screen(name: str, tmp_path: Path) -> None:
+@asynccontextmanager
+async def running(pictures: Path) -> AsyncIterator[tuple[Pilot[int], Program]]:
     source = alerted(CLOCK_ALERT)
-    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=tmp_path)
+    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=pictures)
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: app.live.heard_at is not None)
+        yield pilot, app
+
+
+@pytest.mark.parametrize("name", registry.KINDS)
+async def test_of_a_screen(name: str, tmp_path: Path) -> None:
+    async with running(tmp_path) as (pilot, app):
         await back_to(pilot, app, name)
         for binding in own_bindings(type(app.screen)):
             await back_to(pilot, app, name)
@@ -94,25 +102,17 @@ async def test_of_a_screen(name: str, tmp_path: Path) -> None:
 
 
 async def test_of_the_program(tmp_path: Path) -> None:
-    source = alerted(CLOCK_ALERT)
-    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=tmp_path)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.live.heard_at is not None)
-        for binding in Binding.make_bindings(EVERYWHERE):
-            if binding.action not in LEAVING:
-                await back_to(pilot, app, "overview")
-                await pressed(pilot, app, binding)
-        await back_to(pilot, app, "overview")
-        await pressed(pilot, app, next(item for item in Binding.make_bindings(EVERYWHERE) if item.action == "detach"))
+    async with running(tmp_path) as (pilot, app):
+        *others, detach = sorted(Binding.make_bindings(EVERYWHERE), key=lambda item: item.action == "detach")
+        for binding in (*(item for item in others if item.action not in LEAVING), detach):
+            await back_to(pilot, app, "overview")
+            await pressed(pilot, app, binding)
     assert app.return_code == 0
 
 
 @pytest.mark.parametrize("window", WINDOWS)
 async def test_of_a_window(window: str, tmp_path: Path) -> None:
-    source = alerted(CLOCK_ALERT)
-    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=tmp_path)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.live.heard_at is not None)
+    async with running(tmp_path) as (pilot, app):
 
         async def opened() -> Screen[Any]:
             await back_to(pilot, app, "overview")

@@ -18,7 +18,7 @@ from trainctl.tui.charts.viewport import page, window_end
 from trainctl.tui.state import series as s
 from trainctl.tui.state.membership_changes import Change
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.glyphs import ASCII, UNICODE, Glyphs
+from trainctl.tui.text.glyphs import UNICODE, Glyphs
 
 
 def curve(values: list[float], span: float = 1.0) -> Curve:
@@ -102,17 +102,6 @@ def named(panel: Plot, columns: int = 60) -> list[tuple[int, str]]:
 def of_changes(*marks: Mark | Change, title: str = "loss") -> Plot:
     made = window({step: 1.0 + step for step in range(1, 101)})
     return panel_of(title, (Trace(made, "", "series0"),), 1, 100, marks)
-
-
-def test_a_generation_has_a_vertical_of_its_own_and_its_name_on_the_rule() -> None:
-    panel = of_changes(Change(60, "g1.4"))
-    drawn, _ = draw(panel, 60, 8, UNICODE)
-    ((at, name),) = named(panel)
-    assert name == "g1.4"
-    column = next(ln.plain(row).index("╎") for row in drawn if "╎" in ln.plain(row))
-    assert at <= column < at + len(name)
-    assert sum(ln.plain(row).count("╎") for row in drawn) >= 6
-    assert "!" in "".join(ln.plain(row) for row in draw(panel, 60, 8, ASCII)[0])
 
 
 def test_generations_close_together_leave_the_room_to_the_newest_and_none_covers_a_number() -> None:

@@ -112,14 +112,11 @@ def test_wrong_usage_is_exit_code_2_and_one_line_or_one_object(main: Main, words
         ("data.tokenizer", "model", "data.tokenizer"),
     ],
 )
-@pytest.mark.parametrize("command", ["run", "check"])
-def test_a_run_that_cannot_be_is_refused_here(
-    main: Main, run_file: Path, command: str, key: str, value: str, says: str
-) -> None:
-    code, out, err = main(command, str(run_file), "--set", f"{key}={value}")
-    assert (code, out) == (2, "")
-    assert says in err
-    assert err.count("\n") == 1
+def test_a_run_that_cannot_be_is_refused_here(main: Main, run_file: Path, key: str, value: str, says: str) -> None:
+    for command in ("run", "check"):
+        code, out, err = main(command, str(run_file), "--set", f"{key}={value}")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert says in err
 
 
 def test_without_a_cluster_several_nodes_are_not_taken_for_this_machine(main: Main, run_file: Path) -> None:
@@ -153,7 +150,6 @@ def test_paths_of_a_node_behind_a_forwarded_port_are_left_to_its_agent(
     code, out, err = main("check", str(run_file), "--cluster", cluster)
     assert (code, err.count("\n")) == (0, 3), err
     assert "no problems found" in out
-    assert f"run trainctl cluster sync {run_file}" in err
     assert "nodes.far.model_path: /nowhere/model isn't on this machine; that node's agent checks for it" in err
     code, out, err = main("check", str(run_file), "--cluster", cluster, "--json")
     unseen = {"nodes.far.model_path": "/nowhere/model", "nodes.far.data_path": "/nowhere/data"}
@@ -179,19 +175,11 @@ def test_common_paths_and_those_of_this_machine_s_node_must_be_here(
         assert "run.toml: data.path: no such file" in main(*words)[2]
 
 
-def test_empty_data_is_refused_here(main: Main, run_file: Path) -> None:
-    (run_file.parent / "data" / "a.txt").write_text("")
-    for words in (["run", str(run_file)], ["check", str(run_file)], ["send", "start-run", f"config=@{run_file}"]):
-        code, _, err = main(*words)
-        assert code == 2
-        assert "data.path" in err
-
-
 @pytest.mark.parametrize(
     ("name", "raw", "says"),
     [
+        ("data/a.txt", b"", "data.path"),
         ("data/a.txt", b"x" * 511, "data.path: the text has 512 tokens; one block needs 513"),
-        ("model/model.safetensors", b"weights", "model.path: "),
         ("model/model.safetensors", b"\2\0\0\0\0\0\0\0{", "model.safetensors is not a safetensors file"),
     ],
 )
@@ -350,15 +338,3 @@ def test_ctrl_c_ends_it_quietly() -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, out, err) == (130, b"", b"")
-
-
-def test_a_fault_of_our_own_is_one_line_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        raise ZeroDivisionError("by hand\nin two lines")
-    except ZeroDivisionError as error:
-        cli._one_line_fault(type(error), error, error.__traceback__)
-    err = capsys.readouterr().err
-    assert err.startswith("trainctl: internal error: ZeroDivisionError: by hand in two lines in test_a_fault")
-    assert err.count("\n") == 1

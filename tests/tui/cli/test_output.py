@@ -1,8 +1,6 @@
 """What the command line prints, from messages alone: lines, tables, JSON, and the place a follower has come to."""
 
-import io
 import json
-import sys
 from typing import Any, ClassVar
 
 import msgspec
@@ -149,14 +147,6 @@ def test_a_status_tells_of_waits_only_where_all_have_reported_one_step() -> None
     header, *rows = text.splitlines()[-4:]
     at = header.index("WAIT") + len("WAIT")
     assert [row[:at].split()[-1] for row in rows] == ["n/a"] * 3
-
-
-@pytest.mark.parametrize(("encoding", "arrow"), [("utf-8", "→"), ("ascii", "->"), ("latin-1", "->")])
-def test_there_is_one_arrow_and_standard_output_can_show_it(
-    monkeypatch: pytest.MonkeyPatch, encoding: str, arrow: str
-) -> None:
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
-    assert output.arrowed("a=1 → a=2 -> a=3") == f"a=1 {arrow} a=2 {arrow} a=3"
 
 
 class EmptyLog:

@@ -147,20 +147,22 @@ def test_interrupted_it_is_one_object_with_the_id_to_repeat_it_by() -> None:
                 assert out == ""
 
 
-def test_a_fault_of_the_program_s_own_is_one_object_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("words", [("--json",), ()], ids=" ".join)
+def test_a_fault_of_the_program_s_own_is_one_object_or_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError("so")
-
     monkeypatch.delenv("TRAINCTL_DEBUG", raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(command, "make_order", broken)
+    monkeypatch.setattr(command, "make_order", lambda *_, **__: 1 // 0)
     with pytest.raises(ZeroDivisionError) as caught:
-        main.main(["send", "pause", "--json"])
+        main.main(["send", "pause", *words])
     sys.excepthook(caught.type, caught.value, caught.tb)
     out, err = capsys.readouterr()
-    assert (json.loads(out)["error"]["code"], out.count("\n"), err) == ("internal", 1, "")
+    if words:
+        assert (json.loads(out)["error"]["code"], out.count("\n"), err) == ("internal", 1, "")
+    else:
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith("trainctl: internal error: ZeroDivisionError: ")
 
 
 def test_no_agent_of_a_cluster_answers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,23 +156,6 @@ def test_one_that_is_lost_comes_back_by_itself_and_one_that_failed_by_admit() ->
     ]  # fmt: skip
 
 
-def test_one_that_failed_and_has_no_process_cannot_be_admitted() -> None:
-    assert OUT.run is not None
-    ranks = tuple(msgspec.structs.replace(view, pid=None) for view in OUT.run.ranks)
-    gone = dataclasses.replace(OUT, run=msgspec.structs.replace(OUT.run, ranks=ranks))
-    refused = preview(command_line.parse("admit --node torch-b"), gone, UNICODE)
-    assert (refused.text, refused.role) == ("torch-b has no running trainer", "bad")
-    assert c.way_back(gone)[0] == "torch-b failed, and its trainer is gone"
-
-
-def test_a_rank_that_is_out_may_be_drained_so_that_it_stays_so() -> None:
-    assert c.form("drain", OUT, rank=2).fields[0].choices == ("torch-a", "torch-b", "mlx-c")
-    said = preview(command_line.parse("drain --node mlx-c"), OUT, UNICODE)
-    assert (said.text, said.role) == ("mlx-c stays out until it is admitted; curve unchanged", "strong")
-    assert c.form("rebalance", OUT).blocked.startswith("one rank takes the whole batch")
-    assert {field.name: field.choices for field in c.form("resize-batch", OUT).fields}["node"] == ("torch-a",)
-
-
 def test_a_run_that_ended_takes_no_commands_but_notes() -> None:
     over = reducer.apply(md.ViewState(), snapshot(run_view(1, "finished")), 0.0)
     assert c.form("pause", over).blocked

@@ -108,18 +108,14 @@ def test_a_sample_comes_from_whoever_is_slowest_and_goes_to_whoever_is_fastest()
 
 def test_a_number_is_taken_as_it_is_typed_and_what_cannot_be_is_refused_at_once() -> None:
     split = sp.Split(seats((16, 1.0), (9, 1.0), (39, 1.0)), (16, 9, 39))
-    one = sp.type_key(split, "3")
-    assert one.shares == (3, 11, 50)
-    three = sp.type_key(one, "0")
-    assert three.shares[0] == 30
-    over = sp.type_key(three, "0")
+    three = sp.type_key(split, "3")
+    assert three.shares == (3, 11, 50)
+    thirty = sp.type_key(three, "0")
+    over = sp.type_key(thirty, "0")
     assert (over.shares, over.problem) == ((16, 9, 39), "n0 can take at most 62 of 64")
-    assert sp.type_key(over, "backspace").shares == three.shares
+    assert sp.type_key(over, "backspace").shares == thirty.shares == (30, *thirty.shares[1:])
     assert "at least 1 sample" in sp.type_key(split, "0").problem
-    assert "at least 1 pair;" in sp.type_key(dataclasses.replace(split, unit="pairs"), "0").problem
     assert sp.type_key(sp.type_key(sp.type_key(split, "5"), "0"), "%").shares[0] == 32
-    assert sp.type_key(split, "%") == split
-    assert sp.type_key(one, "backspace") == split
     assert sp.choose(over, 1).problem == ""
 
 
@@ -219,13 +215,9 @@ def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> No
     state = state_of(msgspec.structs.replace(view, ranks=ranks))
     back = preview(command_line.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
     assert back.text == "torch-a 12 → 11, torch-b 10 → 9, mlx-c 0 → 2; predicted 0.32 → 0.40 s; fits; curve unchanged"
-    assert "already drained" in preview(command_line.parse("drain --node mlx-c"), state, UNICODE).text
     assert [seat.node for seat in sp.opened(state).seats] == ["torch-a", "torch-b"]
     assert c.form("admit", state).fields[0].choices == ("mlx-c",)
-    assert c.form("admit", MIXED).blocked == "no node is drained or failed"
     assert "nothing to split" in c.form("rebalance", ALONE).blocked
-    assert c.form("promote", MIXED, rank=2).fields[0] == c.FormField("node", "node", "mlx-c", ("torch-b", "mlx-c"))
-    assert "no other node" in c.form("promote", ALONE).blocked
 
 
 # ---------------------------------------------------------------- who is waited for
@@ -239,16 +231,6 @@ def test_the_straggler_is_named_with_its_phase() -> None:
     assert stragglers.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
     assert stragglers.straggler(FLEET) is None, "five parts in a hundred are no straggler"
     assert stragglers.straggler(ALONE) is None
-
-
-def test_a_rank_slow_in_reading_is_blamed_for_its_data() -> None:
-    def slow(step: m.RankStep) -> m.RankStep:
-        return msgspec.structs.replace(step, phases=msgspec.structs.replace(step.phases, data=0.4, sync=0.0))
-
-    parts = {**MIXED.parts, 0: tuple(map(slow, MIXED.parts[0]))}
-    found = stragglers.straggler(dataclasses.replace(MIXED, parts=parts))
-    assert found is not None
-    assert (found.node, found.phase) == ("torch-a", "data")
 
 
 def typical(*busy: float, waiting: tuple[float, ...] | None = None) -> dict[int, rank_speed.Typical]:

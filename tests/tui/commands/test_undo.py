@@ -172,13 +172,10 @@ def test_pause_stop_and_promote_have_inverses_too() -> None:
         (plain("resize-batch", CommandFailed("no"), outcome="rejected", step=None), "it changed nothing: rejected"),
         (split({"a": 9, "b": 7}, {"a": 9, "b": 7}), "it changed nothing: already set"),
         (split({"a": 8, "c": 8}, {"a": 4, "c": 12}), "c is not in the group now"),
-        (split({"a": 16}, {"a": 8}), "b had no share then"),
         (split({"a": 4, "b": 4}, {"a": 5, "b": 3}), "they were shares of 8 samples, but the batch now has 16"),
         (split({"a": 8, "b": 8}, {"a": 4, "b": 12}), "the shares are already restored"),
         (resized((("a", 2), ("b", 3)), (("a", 4), ("b", 4))), "several commands .* a 2, b 3"),
-        (resized((("a", 2), ("a", 3)), (("a", 4), ("a", 4))), "different sizes"),
         (resized((("a", 8),), (("a", 4),), by="auto", outcome=None), "out of memory at that size"),
-        (plain("set-lr", LearningRateChanged(0.0, 1e-4, "scale")), "a learning rate of 0"),
         (plain("pause", RunStateChanged("running", "paused")), "the run is already running"),
         (plain("resize-batch", run="other"), "it belongs to another run"),
         (m.Event(id=1, at=NOW, severity="info", by="auto", data=Notice("g1.2 formed")), "it isn't a change"),
@@ -220,9 +217,7 @@ def test_what_changed_since_is_told() -> None:
     other, elsewhere = done(first, "resize-batch", {"micro": 2}, "b", 2, "x")
     assert undo.of(event, view_of(other), [event, elsewhere]).since == ()
     last, again = done(other, "resize-batch", {"micro": 1}, "a", 3, "y")
-    inverse = undo.of(event, view_of(last), [event, elsewhere, again])
-    assert inverse.since == (again,)
-    assert inverse.remarks[0].startswith("changed since: micro-batch: a 2 → 1 @103 by anna")
+    assert undo.of(event, view_of(last), [event, elsewhere, again]).since == (again,)
     assert [item.event for item in undo.newest(view_of(last), [event, elsewhere, again])] == [again, elsewhere, event]
 
 

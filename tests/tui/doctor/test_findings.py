@@ -74,12 +74,9 @@ def test_a_run_that_compiles_needs_what_the_nodes_device_needs(
 ) -> None:
     run = run_file.parse(with_value(with_value(good(), "nodes.studio", node), "model", good()["model"] | model))
     linux = judged(look(compile_lacks=CUDA_LACKS, system="Linux"), run=run)
-    (found,) = [one for one in linux if "there is no" in one.text] or [None]
-    assert (found is not None) == fails
-    assert found is None or (found.level == "fail" and "there is no triton and no C compiler" in found.text)
+    found = [one.level for one in linux if "there is no triton and no C compiler" in one.text]
+    assert found == ["fail"] * fails
     unknown = judged(look(compile_lacks=None), run=run)
-    mac = judged(look(compile_lacks={"mps": ("C++ compiler",)}, system="Darwin", libraries={"mlx": "0.30"}), run=run)
-    assert not any("there is no" in one.text for one in mac if not node.get("device")), "it computes on MLX"
     assert not any(one.level == "fail" and one.subject == "compiler" for one in unknown)
 
 
@@ -263,16 +260,6 @@ def test_a_growing_file_is_not_compared() -> None:
     assert (found.level, found.text) == ("ok", "/d.jsonl may still grow, so it isn't compared")
 
 
-def test_the_folder_of_a_glob_is_copied() -> None:
-    looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
-    files = (
-        hashed("studio", "/data/*.jsonl", "c" * 64, "data", x_jsonl="7"),
-        hashed("mbp", "/mine/*.jsonl", "d" * 64, "data", x_jsonl="8"),
-    )
-    (line,) = [run_checks.line(one) for one in of_files(ClusterFacts(WELL, looks, hashed=files)) if one.level == "fail"]
-    assert line.endswith("on mbp: rsync -av --checksum studio.local:/data/ /mine/")
-
-
 def test_a_model_by_its_hugging_face_id_is_downloaded_not_copied() -> None:
     looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
     scene = ClusterFacts(WELL, looks, hashed=(
@@ -320,27 +307,3 @@ def test_the_modes_of_key_files_are_those_of_the_disk(tmp_path: Any) -> None:
         (str(folder), 0o700, True), (str(folder / "agent.toml"), 0o640, True),
     ]  # fmt: skip
     assert found.disk_free_bytes and found.at >= found.received_at
-
-
-def mac(name: str, *interfaces: tuple[str, str]) -> Look:
-    """A Mac with these interfaces and addresses."""
-    found = tuple(
-        m.InterfaceFacts(name=interface, is_up=True, addresses=(address,)) for interface, address in interfaces
-    )
-    return look(name, system="Darwin", interfaces=found)
-
-
-def test_macs_joined_by_thunderbolt_hear_what_jaccl_would_use() -> None:
-    lan = [("en0", f"10.0.7.{number}/24") for number in (1, 2, 3)]
-    joined = (mac("a", lan[0], ("en5", "192.168.0.1/30")), mac("b", lan[1], ("en4", "192.168.0.2/30")))
-    said = [run_checks.line(finding) for finding in judged(*joined) if "jaccl" in finding.text]
-    assert said == [
-        "interface: MLX's engine jaccl, which trainctl doesn't offer yet, would need a mesh with MLX_JACCL_COORDINATOR="
-        '10.0.7.1:32323 and the devices [[null, "rdma_en5"], ["rdma_en4", null]]'
-    ]
-    (lacking,) = [finding for finding in judged(*joined, mac("c", lan[2])) if "jaccl" in finding.text]
-    assert "would need more cables: no Thunderbolt network of two addresses joins a and c, b and c" in lacking.text
-    assert lacking.level == "ok"
-    on_linux = [look(one.name, system="Linux", interfaces=one.facts.interfaces) for one in joined if one.facts]
-    for others in ((mac("a", lan[0]), mac("b", lan[1])), (joined[0],), on_linux):
-        assert not [finding for finding in judged(*others) if "jaccl" in finding.text]

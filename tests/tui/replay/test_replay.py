@@ -151,18 +151,6 @@ async def test_a_copy_of_another_name_is_the_run_that_it_was(directory: Path, tm
         assert mirrored.run == "demo-1"
 
 
-def test_a_record_without_a_view_is_of_its_folder_s_name(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run-7")
-    paths.directory.mkdir()
-    RunDb(paths, resumable=False).close()
-    with RecordReader(paths) as reader:
-        assert reader.run == "run-7"
-    with RunDb(paths, resumable=False) as recorder:
-        recorder.set_meta("view", "{broken", own=True)
-    with RecordReader(paths) as reader:
-        assert reader.run == "run-7"
-
-
 async def test_played_through_it_gives_each_step_once(source: ReplaySource) -> None:
     await source.snapshot(0)
     source.turn(Playhead(source.head.first, source.head.last, speed=16.0))

@@ -17,9 +17,9 @@ from tests.tui.support.recorded import (
     host,
     rank_step,
     run_view,
-    series,
     snapshot,
-)  # fmt: skip
+)
+from tests.tui.support.recorded import series as recorded_series
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
@@ -119,17 +119,11 @@ def test_a_finer_history_replaces_coarse_recent_steps_and_keeps_newer_ones() -> 
     view = run_view(4, step=18_240, steps=60_000)
     state = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(view), 0.0)
     assert state.lately("busy_seconds", 0).bucket_steps > 1
-    fine = m.History(rid="r", series=series(view, 18_240 - 255))
+    fine = m.History(rid="r", series=recorded_series(view, 18_240 - 255))
     refined = reducer.apply_history(state, view.run, fine)
     assert refined.lately("busy_seconds", 0).bucket_steps == 1
     assert refined.windows is state.windows
     assert reducer.apply_history(state, "another", fine) is state
-
-
-def test_a_nan_loss_is_kept_as_broken() -> None:
-    state = reducer.apply(opened(), committed(VIEW, 119, seq=1, loss=math.nan), 5000.0)
-    assert state.window("loss").broken[-1] == 1
-    assert np.isfinite(state.window("loss").maximum[:-1]).all()
 
 
 def test_messages_of_other_nodes_agents_change_their_lines_and_machines_only() -> None:

@@ -25,9 +25,7 @@ from trainctl.tui.state import view_state as md
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.live_feed import LiveFeed
 from trainctl.tui.terminal.repaint_scheduler import (
-    IDLE_SECONDS,
     KEY_SECONDS,
-    SETTLED_SECONDS,
     SLOWEST_SECONDS,
     RepaintThrottle,
 )
@@ -125,17 +123,6 @@ async def test_the_state_is_made_when_somebody_looks_and_a_snapshot_is_told_of_a
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await following
-
-
-def test_a_step_is_shown_a_moment_after_it_came_and_all_else_within_a_second() -> None:
-    throttle = RepaintThrottle(0.5)
-    throttle.begun(10.0)
-    assert throttle.due == 10.0 + IDLE_SECONDS
-    assert throttle.told(10.2, prompt=False) and throttle.due == 10.2 + SLOWEST_SECONDS < 11.2
-    assert not throttle.told(10.3, prompt=False), "the first one counts"
-    assert throttle.told(10.9, prompt=True) and throttle.due == 10.9 + SETTLED_SECONDS
-    throttle.begun(11.0)
-    assert throttle.told(11.1, prompt=True) and throttle.due == 11.5, "twice a second at most"
 
 
 def test_the_pause_between_repaints_follows_their_cost() -> None:

@@ -2,27 +2,13 @@
 
 import pytest
 from rich.color import Color, ColorType
+from tests.tui.support.page_checks import contrast
 from textual.theme import Theme
 
 from trainctl.tui.widgets import theme as themes
 
 GRAPHIC = {"rule", "band", "bar"}
 """What is drawn, not written: lines between parts, the band behind a curve, bars whose number stands beside them."""
-
-
-def luminance(color: Color) -> float:
-    def linear(value: int) -> float:
-        part = value / 255
-        return part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4
-
-    seen = color.get_truecolor()
-    return 0.2126 * linear(seen.red) + 0.7152 * linear(seen.green) + 0.0722 * linear(seen.blue)
-
-
-def contrast(one: Color, other: Color) -> float:
-    """The ratio of WCAG 2."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize(("theme", "least"), [(themes.NIGHT, 4.5), (themes.DAY, 4.5), (themes.CONTRAST, 7.0)],
@@ -32,7 +18,8 @@ def test_every_role_can_be_read(theme: Theme, least: float) -> None:
         style = themes.style_of(role, theme.name)
         for ground in (theme.background, theme.surface):
             assert style.color is not None
-            found = contrast(style.color, style.bgcolor or Color.parse(ground or ""))
+            behind = style.bgcolor or Color.parse(ground or "")
+            found = contrast(style.color.get_truecolor().hex, behind.get_truecolor().hex)
             assert found >= least or role in GRAPHIC, f"{role} on {ground}: {found:.2f}"
 
 
