@@ -9,7 +9,6 @@ from tests.tui.support.recorded import committed, run_view, source_of  # fmt: sk
 from textual import events
 from textual.pilot import Pilot
 
-from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.launch import farewell, run_app
@@ -73,18 +72,6 @@ async def test_escape_and_a_key_close_behind_it_are_two_keys() -> None:
 
     app = await driven(source_of(1), play)
     assert app.return_code == 0
-
-
-async def test_another_node_s_agent_that_is_lost_is_named_and_the_run_goes_on() -> None:
-    source = source_of(3)
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        source.more.put_nowait(("torch-b", Connection("connected", app.clock.monotonic())))
-        source.more.put_nowait(("torch-b", Connection("silent", app.clock.monotonic(), "no message")))
-        await until(pilot, lambda: "torch-b silent 0s" in body(app))
-        assert "118/150" in body(app)
-
-    await driven(source, play)
 
 
 async def test_a_burst_of_keys_lands_where_the_first_one_led() -> None:

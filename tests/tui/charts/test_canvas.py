@@ -95,22 +95,9 @@ def test_buckets_wider_than_a_column_are_joined() -> None:
     assert {column for _, column in dots(canvas)} >= set(range(41))
 
 
-def named(panel: Plot, columns: int = 60) -> list[tuple[int, str]]:
-    return [(at, text) for at, text, role in draw(panel, columns, 8, UNICODE)[1] if role == "label"]
-
-
 def of_changes(*marks: Mark | Change, title: str = "loss") -> Plot:
     made = window({step: 1.0 + step for step in range(1, 101)})
     return panel_of(title, (Trace(made, "", "series0"),), 1, 100, marks)
-
-
-def test_generations_close_together_leave_the_room_to_the_newest_and_none_covers_a_number() -> None:
-    near = named(of_changes(Change(60, "g1.4"), Change(61, "g1.5"), Change(62, "g1.6")))
-    assert [name for _, name in near] == ["g1.6"]
-    _, labels = draw(of_changes(Mark(60, "1"), Change(60, "g1.4")), 60, 8, UNICODE)
-    cells = {at + offset: char for at, text, _ in labels for offset, char in enumerate(text)}
-    number = next(at for at, text, role in labels if role == "mark")
-    assert (cells[number], cells.get(number + 1, " "), cells[number + 2]) == ("1", " ", "g")
 
 
 @given(st.lists(st.integers(-5, 120), max_size=12), st.lists(st.integers(-5, 120), max_size=9), st.integers(12, 80))

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tui.support.plotted import VIEW, state_of
-from tests.tui.support.recorded import history_of, run_view
+from tests.tui.support.recorded import history_of
 
 from trainctl.protocol import messages as m
-from trainctl.tui.charts import history, layout, readout
+from trainctl.tui.charts import history
 from trainctl.tui.charts import viewport as vw
 from trainctl.tui.charts.axis import Axis
 from trainctl.tui.charts.marks import Mark
 from trainctl.tui.charts.plot import Plot, draw, margins, prepare
-from trainctl.tui.charts.plots import RunData, Sources, extent, plots
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace, reading, shape
 from trainctl.tui.charts.viewport import ChartView, Extent, Pick
@@ -77,7 +76,6 @@ def test_no_spike_is_lost_at_any_zoom(
     first, last = vw.shown(view, place)
     plot = of(values, first, last, scale=Scale(log), half_life_steps=half_life)
     made = prepare(plot, 12)
-    assert made.span is not None
     bucket = spike_at // size * size
     if bucket + size > first and bucket < last + 1:
         assert made.span[1] >= Scale(log).place(np.array([50.0]))[0]
@@ -141,7 +139,6 @@ def test_a_reading_is_the_bucket_at_the_crosshair_and_nothing_in_a_gap() -> None
     values = s.appended(flat(200, 15, 9.0, 10), window(dict.fromkeys(range(300, 310), 2.0)), 209)
     trace = Trace(values, "loss", "series0")
     found = reading(trace, 17.0)
-    assert found is not None
     assert (found.first, found.last, found.minimum, found.maximum) == (10, 19, 1.0, 9.0)
     assert found.mean == pytest.approx(1.8)
     assert reading(trace, 250.0) is None
@@ -166,7 +163,6 @@ def test_live_readings_of_machines_follow_at_any_pace() -> None:
     """Between two readings are more steps than a state keeps parts of."""
     chart = vw.Chart((Pick("cpu_percent", vw.ALL_RANKS),))
     state, tails = state_of(1), dict[history.Key, s.Window]()
-    assert state.run is not None
     answer = history.Answer(
         history.Ask(state.run.run, ("cpu_percent",), 1, state.run.step, 100, state.run.step),
         {("cpu_percent", 0): window({state.run.step - 9: 50.0})},
@@ -192,29 +188,9 @@ def answered(run: m.RunView, view: ChartView, first: int, last: int, columns: in
     return history.answer_of(ask, [reply])
 
 
-def test_another_run_is_laid_over_on_tokens_and_on_time_since_its_start() -> None:
-    state = state_of(1)
-    other = run_view(4, "stopped", 18_240, 60_000)
-    assert state.run is not None
-    for kind in ("step", "tokens", "time"):
-        view = dataclasses.replace(VIEW, x=kind, runs=(other.run,))
-        data = {run.run: RunData(run, answered(run, view, 1, run.step)) for run in (state.run, other)}
-        sources = Sources(state, data)
-        place = extent(view, sources, 100)
-        assert place.newest >= (18_000 if kind == "step" else 118)
-        shown = plots(view, sources, place, (0, 1))
-        labels = [trace.label for trace in shown[0].traces]
-        assert labels == ["loss", "eval", "sft-1b loss", "sft-1b eval"]
-        x0, x1 = shown[0].edges
-        reached = [float(trace.axis.to_x(float(trace.window.newest_step))) for trace in shown[0].traces[::2]]
-        assert all(x0 < x <= x1 * 1.01 for x in reached)
-        assert reached[1] > 2 * reached[0]
-
-
 def test_live_values_go_after_what_the_record_answered_and_a_hole_is_seen() -> None:
     state = state_of(1)
     run = state.run
-    assert run is not None
     early = answered(run, VIEW, 1, 100)
     windowed = history.window_of([early], state, ("loss", None), (1, 118))
     assert windowed.newest_step == 118
@@ -229,7 +205,6 @@ def test_what_no_snapshot_carries_is_drawn_from_the_run_s_beginning(metric: str)
     """The state's own window begins where the screen was attached; the record's answer is coarser and whole."""
     state = state_of(1)
     run = state.run
-    assert run is not None
     last, view = run.step, ChartView((vw.Chart((Pick(metric),)),))
     whole = answered(run, view, 1, last, columns=40)
     attached, alone = window(dict.fromkeys(range(last - 20, last + 1), 0.5)), (metric, None)
@@ -255,7 +230,6 @@ def test_what_ranks_say_of_waits_is_collected_without_doubles() -> None:
 
 def test_a_metric_that_the_run_brought_is_drawn_as_it_comes() -> None:
     state, tails, alone = state_of(1), dict[history.Key, s.Window](), ("user:reward", None)
-    assert state.run is not None and state.last_step is not None
     whole, step = state.run.step, state.last_step.value
     drawn = [vw.Chart((Pick("user:reward"),))]
     ask = history.Ask(state.run.run, ("user:reward",), 1, whole, 100, whole)
@@ -294,22 +268,3 @@ def test_a_value_that_was_not_finite_comes_back_as_a_mark() -> None:
     assert made.first.tolist() == [1, 2, 3, 4]
     assert made.broken.tolist() == [0, 0, 1, 0]
     assert np.isnan(made.maximum[2])
-
-
-@pytest.mark.parametrize(("size", "alone"), [((60, 11), False), ((200, 56), False), ((80, 20), True)])
-def test_charts_above_each_other_fill_the_rows_with_one_left_edge(size: tuple[int, int], alone: bool) -> None:
-    state = state_of()
-    assert state.run is not None
-    charts = (*VIEW.charts, vw.Chart((Pick("learning_rate"),)), vw.Chart(()))
-    view = dataclasses.replace(VIEW, charts=charts, focus=2, alone=alone)
-    sources = Sources(state, {state.run.run: RunData(state.run, answered(state.run, view, 1, 18_240))})
-    place = extent(view, sources, 100)
-    columns, rows = size
-    wanted = layout.window_of_charts(view, rows - layout.READOUT_ROWS - 1)
-    shown = list(zip(wanted, plots(view, sources, place, wanted), strict=True))
-    drawn = layout.draw(shown, view, place, {}, readout.notes(state, UNICODE), columns, rows, UNICODE)
-    assert len(drawn.lines) == rows
-    assert {ln.width(row) for row in drawn.lines} == {columns}
-    assert 2 in wanted
-    assert len({(item.left, item.columns) for item in drawn.places}) == 1
-    assert any("learning rate" in ln.plain(row) for row in drawn.lines)

@@ -40,14 +40,6 @@ def test_a_person_reads_samples_without_their_control_characters_and_a_script_ge
     assert found["shown"][0]["tokens"][0] == ["2", False]
 
 
-def test_held_out_files_are_counted_apart(run_file: Path) -> None:
-    more = run_file.with_name("more.jsonl")
-    more.write_text(json.dumps(ROWS[0]) + "\n", "utf-8")
-    done = call("data", "preview", run_file, "--set", "data.held_out_path=more.jsonl")
-    assert f"samples     2, and 1 held out in {more}" in done.stdout
-    assert "duplicates  0 samples; 1 held-out samples are also used for training" in done.stdout
-
-
 def test_a_growing_file_is_read_as_far_as_it_is_written(run_file: Path) -> None:
     with run_file.with_name("rows.jsonl").open("a") as file:
         file.write('{"text": "half a li')

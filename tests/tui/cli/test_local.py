@@ -240,9 +240,6 @@ def test_escape_sequences_of_an_argument_are_not_repeated_to_the_terminal(main: 
     assert "\x1b" not in main("send", "resize-batch", "\x1b[2Jmicro")[2]
 
 
-# ---------------------------------------------------------------- nobody there
-
-
 @pytest.mark.parametrize(
     "words",
     [["ls"], ["watch"], ["events", "-f"], ["logs"], ["send", "pause", "--wait", "none"], ["run", "--resume", "a"]],
@@ -291,9 +288,6 @@ def test_which_agent_is_meant(
     assert asked == [wanted]
 
 
-# ---------------------------------------------------------------- the edge
-
-
 def test_a_demo_s_folder_that_cannot_be_is_named(main: Main, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
@@ -323,7 +317,6 @@ def test_a_reader_that_has_gone_ends_it_quietly(run_file: Path, words: list[str]
     with subprocess.Popen(
         [*COMMAND, *named], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         process.stdout.close()
         _, err = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, err) == (cli.BROKEN_PIPE, b"")

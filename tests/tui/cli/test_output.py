@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from tests.tui.support.recorded import FAILED_SCORING, NOW, SCORING, host, hung, run_view, shrunk, snapshot
+from tests.tui.support.recorded import FAILED_SCORING, NOW, SCORING, run_view, shrunk, snapshot
 from tools.protocol_docs import examples
 
 from trainctl.protocol import errors
@@ -39,21 +39,6 @@ def test_the_status_has_separate_work_while_it_is_in_progress() -> None:
     assert tables.status_text(SNAPSHOT, works=(FAILED_SCORING,)) == tables.status_text(SNAPSHOT)
 
 
-def test_the_status_of_a_group() -> None:
-    view = hung(run_view(3), 1)
-    peers = (
-        m.PeerView("torch-b", "tcp://127.0.0.1:2", None, "silent", NOW, "no answer to pings"),
-        m.PeerView("mlx-c", "tcp://127.0.0.1:3", "tcp://127.0.0.1:4", "connected", NOW),
-    )
-    shown = msgspec.structs.replace(snapshot(view), peers=peers)
-    text = tables.status_text(shown, {"mlx-c": host("mlx-c")})
-    rows = {line.split()[1]: line.split() for line in text.splitlines() if line[:4].strip().isdigit()}
-    assert rows["torch-a"][2:6] == ["run", "12", "50%", "8x2"]
-    assert "its agent is silent" in text
-    assert text.count("no answer to pings") == 1
-    assert "its agent doesn't answer at tcp://127.0.0.1:3" in tables.status_text(shown)
-
-
 def test_ranks_that_are_out_have_no_figures_but_since_when_and_why() -> None:
     view = shrunk(run_view(3))
     drained = msgspec.structs.replace(view.ranks[0], state="drained", share=0)
@@ -69,7 +54,6 @@ def test_ranks_that_are_out_have_no_figures_but_since_when_and_why() -> None:
 
 
 def test_what_is_unknown_is_na_and_never_zero() -> None:
-    assert SNAPSHOT.run is not None
     table = tables.ranks_table(SNAPSHOT.run.ranks, (), 24)
     assert table.splitlines()[1].count("n/a") == 4
     assert "n/a tok/s" in tables.step_line(msgspec.structs.replace(STEP, step_seconds=0.0))
@@ -87,9 +71,6 @@ def test_every_error_of_the_tree_has_a_code() -> None:
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.TrainctlError)
     ]
     assert {*kinds} - {errors.TrainctlError} == {kind for kind, _ in output.ERROR_CODES}
-
-
-# ---------------------------------------------------------------- how far a follower has come
 
 
 def step(number: int, n: int = 4) -> m.StepCommitted:
@@ -131,9 +112,6 @@ def test_what_a_snapshot_holds_counts_as_shown() -> None:
 def test_where_a_part_of_a_log_ends(offset: int, asked: int, size: int, end: int) -> None:
     part = m.LogPart(rid="", run=None, rank=0, offset_bytes=offset, size_bytes=size, text="\ufffd" * 4)
     assert logs.end_of(part, asked) == end
-
-
-# ---------------------------------------------------------------- what was typed
 
 
 def test_a_status_tells_of_waits_only_where_all_have_reported_one_step() -> None:

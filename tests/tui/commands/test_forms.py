@@ -97,7 +97,6 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
 
 
 def test_a_policys_dialog_has_its_mode_and_says_what_it_would_be() -> None:
-    assert STATE.run is not None
     run = msgspec.structs.replace(STATE.run, policies=(m.PolicyView("out-of-memory", "on"),))
     state = dataclasses.replace(STATE, run=run)
     name, mode = c.form("autopilot", state).fields
@@ -165,7 +164,6 @@ def test_a_run_that_ended_takes_no_commands_but_notes() -> None:
 
 def test_what_changes_nothing_is_known_before_it_is_sent() -> None:
     run = FLEET.run
-    assert run is not None
     first, rate = run.ranks[0], f.scientific(run.learning_rate)
     for text in (f"resize-batch micro={first.micro_batch} --node {first.node}", f"set-lr value={rate}",
                  f"set-global-batch value={run.global_batch}"):  # fmt: skip
@@ -176,14 +174,12 @@ def test_what_changes_nothing_is_known_before_it_is_sent() -> None:
 
 
 def test_a_recording_says_at_once_that_it_takes_no_commands() -> None:
-    assert FLEET.run is not None
     played = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, recording=True))
     for verb in ("set-lr", "rebalance", "stop", "note"):
         assert c.form(verb, played).blocked == "a recording accepts no commands"
 
 
 def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
-    assert FLEET.run is not None
     offered = (("set-lr", ""), ("evaluate", "no evaluation function was given"))
     guest = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, kind="guest", verbs=offered))
     expected = {"set-lr": "", "note": "", "evaluate": "no evaluation function was given",

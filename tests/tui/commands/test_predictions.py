@@ -99,7 +99,6 @@ def test_a_curve_predicts_micro_batches_that_were_never_in_use() -> None:
 
 def test_memory_grows_by_the_samples_of_a_pass_and_is_bounded_where_that_is_not_known() -> None:
     known = predictions.memory_at(seat(20 * GB, 12 * GB), 16, 16)
-    assert known is not None
     assert (str(known), known.over) == ("28 of 24 GB", True)
     assert str(predictions.memory_at(seat(20 * GB, 12 * GB), 16, 4)) == "at most 20 of 24 GB"
     assert str(predictions.memory_at(seat(20 * GB, 12 * GB), 16, 8)) == "20 of 24 GB"
@@ -149,7 +148,4 @@ def test_without_a_run_each_is_refused_but_its_start() -> None:
         order = command_line.parse(text)
         roles = (preview(order, nothing, UNICODE).role, preview(order, ended, UNICODE).role)
         always = ("start-run", "acknowledge", "mute")  # the last two are the agent's own
-        assert roles == (
-            "strong" if verb in always else "bad",
-            "strong" if verb in (*always, "note") else "bad",
-        )
+        assert roles == ("strong" if verb in always else "bad", "strong" if verb in (*always, "note") else "bad")

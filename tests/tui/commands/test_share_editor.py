@@ -76,7 +76,6 @@ def test_a_step_is_predicted_as_what_was_measured_and_the_group_takes_its_slowes
     assert now == pytest.approx(0.4, rel=0.01)
     torch_a, _, mlx = OPENED.seats
     assert torch_a.model is not None
-    assert mlx.model is not None
     assert torch_a.samples_per_second == pytest.approx(5200 / 127, rel=0.01)
     step = rank_step(run_view(3), 118, 2)
     assert mlx.model.floor_seconds == pytest.approx(
@@ -184,9 +183,6 @@ def test_what_is_resolved_sums_or_is_refused(
         assert min(counts) >= 1
 
 
-# ---------------------------------------------------------------- answers to a command line
-
-
 @pytest.mark.parametrize(
     ("text", "role", "says"),
     [
@@ -220,12 +216,8 @@ def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> No
     assert "nothing to split" in c.form("rebalance", ALONE).blocked
 
 
-# ---------------------------------------------------------------- who is waited for
-
-
 def test_the_straggler_is_named_with_its_phase() -> None:
     found = stragglers.straggler(MIXED)
-    assert found is not None
     assert (found.node, found.phase) == ("mlx-c", "backward")
     assert found.waited_seconds == pytest.approx(0.368 - (0.293 + 0.259) / 2, rel=0.02)
     assert stragglers.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
@@ -245,10 +237,8 @@ def test_a_rank_that_itself_waits_is_no_straggler_and_one_that_is_stays_so_until
     nodes = {0: "a", 1: "b", 2: "c"}
     assert rank_speed.straggler_of(typical(1.0, 0.8, 0.8, waiting=(0.3, 0.1, 0.1)), nodes, None) is None
     named = rank_speed.straggler_of(typical(1.0, 1.0, 0.6), nodes, None)
-    assert named is not None
     for busy in ((1.0, 1.01, 0.6), (1.01, 1.0, 0.6)):
         again = rank_speed.straggler_of(typical(*busy), nodes, named)
-        assert again is not None
         assert again.rank == named.rank, "equals don't take turns"
     fading = typical(1.0, 0.93, 0.93)
     assert rank_speed.straggler_of(fading, nodes, None) is None

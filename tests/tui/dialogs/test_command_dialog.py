@@ -26,7 +26,6 @@ async def test_a_dialog_goes_from_typing_to_applied() -> None:
         assert "8×3 → 4×6; step time at micro 4 isn't" in dialog_text(app)
         await pilot.press("enter")
         await until(pilot, lambda: "sent → accepted …" in dialog_text(app))
-        assert source.gate is not None
         source.gate.set()
         await until(pilot, lambda: "applied @ step 120" in dialog_text(app))
         assert "micro 8 → micro 4" in dialog_text(app)
@@ -113,7 +112,6 @@ async def test_a_command_whose_dialog_was_closed_still_tells_its_end() -> None:
         await pilot.press("c", "enter")
         await until(pilot, lambda: bool(source.commands))
         await pilot.press("escape")
-        assert source.gate is not None
         source.gate.set()
         await until(pilot, lambda: any("applied @ step 120" in str(note.message) for note in app._notifications))
 

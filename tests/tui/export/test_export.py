@@ -55,7 +55,6 @@ def test_the_values_are_the_records(directory: Path, reader: RecordReader, tmp_p
     assert main.main(["export", str(directory), "--format", "jsonl", "--output", str(file)]) == 0
     last = json.loads(file.read_text().splitlines()[-1])
     step = reader.last_step()
-    assert step is not None
     assert (last["step"], last["loss"], last["generation"]) == (step.step, step.loss, "g1.1")
     assert [found.name for found in tmp_path.iterdir()] == ["steps.jsonl"]
 

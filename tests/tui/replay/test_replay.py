@@ -55,14 +55,10 @@ def source(directory: Path) -> Iterator[ReplaySource]:
     made.close()
 
 
-# ---------------------------------------------------------------- the source
-
-
 @pytest.mark.parametrize("step", [1, 99, 130])
 async def test_nothing_is_shown_that_came_later(source: ReplaySource, step: int) -> None:
     source.seek(step)
     seen = await source.snapshot(120)
-    assert seen.run is not None and seen.last_step is not None
     assert seen.run.step == seen.last_step.step == step
     assert seen.run.state == "running"
     assert all((event.step or 0) <= step for event in seen.events)
@@ -81,7 +77,6 @@ async def test_the_cost_is_that_of_the_step(directory: Path, tmp_path: Path) -> 
         cost = m.RunCost(currency="EUR", spent=9.0, at=view.started_at + 3600, per_hour=0.0, unpriced=("b",))
         recorder.set_meta("view", msgspec.json.encode(msgspec.structs.replace(view, cost=cost)).decode(), own=True)
         last = reader.last_step()
-        assert last is not None
         for number in (1, 2):
             made = msgspec.structs.replace(
                 last, step=last.step + number, values={"cost": 4.0 * number, "cost_per_hour": 2.0}
@@ -92,7 +87,6 @@ async def test_the_cost_is_that_of_the_step(directory: Path, tmp_path: Path) -> 
         for step in (last.step, last.step + 1, last.step + 2):
             source.seek(step)
             seen = (await source.snapshot(0)).run
-            assert seen is not None
             found.append(seen.cost)
     then = msgspec.structs.replace(cost, spent=4.0, at=last.committed_at, per_hour=2.0)
     assert found == [None, then, cost]
@@ -103,7 +97,6 @@ async def test_shares_are_those_of_the_step(source: ReplaySource) -> None:
     for step in (90, 130):
         source.seek(step)
         seen = await source.snapshot(0)
-        assert seen.run is not None
         shares.append([(rank.share, rank.micro_batch) for rank in seen.run.ranks])
         assert [(part.samples, part.micro_batch) for part in seen.rank_steps] == shares[-1]
     assert shares[0] != shares[1]
@@ -211,9 +204,6 @@ def test_an_agent_leads_to_no_other_directory(
         run_lookup.find_or_ask(context, "demo-1")
 
 
-# ---------------------------------------------------------------- the bar
-
-
 def test_the_playhead_stops_at_the_end_and_begins_again() -> None:
     head, passed = Playhead(1, 3, speed=2.0).after(1.0, [0.5, 0.5, 9.0])
     assert (head.playing, passed, head.rest) == (True, 2, 1.0)
@@ -233,9 +223,6 @@ def test_the_slider_takes_its_line(columns: int, glyphs: object) -> None:
     assert plain(made).isascii() == (glyphs is ASCII)
     assert abs(slider.step_of(head, slider.cell_of(head, 400_000, size), size) - 400_000) < 1_000_000 / size
     assert 0 < first < first + size <= columns
-
-
-# ---------------------------------------------------------------- the screens
 
 
 async def played(
@@ -340,7 +327,6 @@ def test_picture(source: ReplaySource, size: tuple[int, int], snap_compare: obje
 
     async def snapshot(columns: int = 120, run: str | None = None) -> m.Snapshot:
         found = await there(columns, run)
-        assert found.run is not None
         return msgspec.structs.replace(found, run=msgspec.structs.replace(found.run, directory="/runs/demo-1"))
 
     source.snapshot = snapshot  # type: ignore[method-assign]

@@ -8,28 +8,11 @@ import pytest
 import tomli_w
 from tests.tui.support import run_directory
 
-from trainctl.protocol.batch.data_rates import Assembling, DataRates, StepNeed
+from trainctl.protocol.batch.data_rates import StepNeed
 from trainctl.protocol.config import run_file
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.setup import recorded_runs
-from trainctl.tui.setup.data_bench import conclusion, known_need
-
-RATES = DataRates(
-    source_bytes=40_000_000, tokens=10_000_000, tokenizing_seconds=12.5, processes=2, micro_batch=8, prefetch=2,
-    workers=1, cold=Assembling(100, 400_000, 1.0), warm=Assembling(600, 1_200_000, 1.0),
-    need=StepNeed(12_000.0, "run", "sft-1"),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("need", "says"),
-    [
-        (600_000.0, "data takes 50 % of a step, but 150 % cold: keep the token cache on a faster disk (cache_path)"),
-        (2_400_000.0, "data takes 200 % of a step: training waits for it; raise data.workers"),
-    ],
-)
-def test_slow_data_come_with_a_remedy(need: float, says: str) -> None:
-    assert says in conclusion(msgspec.structs.replace(RATES, need=StepNeed(need, "given")))
+from trainctl.tui.setup.data_bench import known_need
 
 
 @pytest.fixture

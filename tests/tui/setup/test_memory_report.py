@@ -30,7 +30,6 @@ def test_a_recorded_peak_stands_beside_the_estimate(tmp_path: Path, monkeypatch:
     (directory / "run.toml").write_text(tomli_w.dumps(raw), "utf-8")
     config = run_file.parse(raw)
     found = report_of(config, [node], "run.toml")
-    assert found is not None
     assert found.plain["measured"] == {node: {"run": "a-1", "peak_bytes": max(peaks)}}
     assert f"measured memory on {node}: " in report_lines(found)[2] and report_lines(found)[2].endswith(" of a-1")
     other = msgspec.structs.replace(config, adapter=msgspec.structs.replace(config.adapter, kind="lora"))
@@ -50,7 +49,6 @@ def test_a_card_of_this_machine_without_the_run_files_type_is_warned_of(
         "nodes": {"turing": {}, "far": {}},
     })  # fmt: skip
     found = report_of(config, ["turing", "far"], "run.toml", here=["turing"])
-    assert found is not None
     assert [line for line in found.warnings if "bfloat16" in line] == [
         'model.dtype = "bfloat16": cuda:0 of turing computes it without hardware for it, slowly; "auto" takes the best '
         "type that the devices of all ranks have"
@@ -62,5 +60,4 @@ def test_a_card_of_this_machine_without_the_run_files_type_is_warned_of(
         )
         for dtype in ("auto", "float16", "float32")
     )  # fmt: skip
-    assert auto is not None and half is not None and whole is not None
     assert auto.nodes == half.nodes != whole.nodes and not auto.warnings

@@ -123,14 +123,6 @@ def test_what_is_printed_parses_to_the_same(term: fl.Term) -> None:
     assert fl.parse(show(term), table_schemas.FLEET).term == term
 
 
-@given(TERMS)
-def test_not_not_changes_nothing(term: fl.Term) -> None:
-    plain, twice = (fl.parse(text, table_schemas.FLEET) for text in (show(term), f"not not ({show(term)})"))
-    assert plain.kept(ROWS) == twice.kept(ROWS)
-    once = fl.parse(f"-({show(term)})", table_schemas.FLEET)
-    assert {id(row) for row in [*once.kept(ROWS), *plain.kept(ROWS)]} == {id(row) for row in ROWS}
-
-
 PIECES = st.sampled_from(["tok/s", "state", "<", ">=", "!=", ":", "~", "(", ")", '"', "'", "\\", "-", "or", "not", " ",
                           "10k", "n/a", "*", "[", "{9}", "a"])  # fmt: skip
 

@@ -52,7 +52,6 @@ async def test_a_live_run_that_is_opened_goes_on_beside_the_one_that_is_followed
     feed.show_beside(await feed.snapshot_of(GUEST.run))
     assert HOSTED.step is not None
     await taken(feed, source, step(GUEST, 7001), step(HOSTED, HOSTED.step + 1), step(GUEST, 7002))
-    assert feed.opened is not None and feed.opened.run is not None and feed.live.run is not None
     assert (feed.opened.run.run, feed.opened.run.step) == (GUEST.run, 7002)
     assert (feed.live.run.run, feed.live.run.step) == (HOSTED.run, HOSTED.step + 1)
     ended = msgspec.structs.replace(GUEST, state="finished", step=7002)

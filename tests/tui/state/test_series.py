@@ -70,7 +70,6 @@ def test_an_agents_series_opens_a_window() -> None:
 def test_trend_needs_enough_steps_and_has_the_right_sign_and_size() -> None:
     window = filled([(step, 2.0 - 0.001 * step) for step in range(1, 121)], 512)
     change = s.trend(window, 100)
-    assert change is not None
     assert math.isclose(change, -0.1 / (2.0 - 0.001 * 17.5), rel_tol=1e-6)
     assert s.trend(window, 1000) is None
     assert s.trend(s.tail(window, 21), 100) is None  # nothing from before those steps to compare with
@@ -84,7 +83,6 @@ def test_a_trend_never_tells_of_more_than_there_was(steps: int) -> None:
     change = s.trend(filled(values, 512), 1000)
     size = 1000 // 16
     then, now = (sum(value for _, value in values[end - size : end]) / size for end in (steps - 1000, steps))
-    assert change is not None
     assert math.isclose(change, now / then - 1, abs_tol=0.03)
     assert change > -0.76
 

@@ -36,9 +36,7 @@ def opened(view: m.RunView | None = VIEW) -> md.ViewState:
 
 def test_a_snapshot_opens_everything_with_ages_by_the_agents_clock() -> None:
     state = opened()
-    assert state.run is not None
     assert state.run.step == 118
-    assert state.last_step is not None
     assert math.isclose(state.last_step.age(5000.0), 0.2, abs_tol=1e-3)
     assert math.isclose(state.ranks[0].age(5003.0), 3.2, abs_tol=1e-3)
     assert math.isclose(state.hosts["atlas"].age(5000.0), 0.4, abs_tol=1e-3)
@@ -50,7 +48,6 @@ def test_steps_move_the_run_and_every_series_on() -> None:
     state = opened()
     state = reducer.apply(state, committed(VIEW, 119, seq=1, loss=9.5), 5000.3)
     state = reducer.apply(state, rank_step(VIEW, 119, 0, seq=2), 5000.3)
-    assert state.run is not None
     assert (state.run.step, state.run.cursor, state.seq) == (119, 119 * 24, 2)
     assert state.window("loss").last[-1] == 9.5
     assert state.lately("own_tokens_per_second", 0).newest_step == 119
@@ -155,7 +152,6 @@ def test_another_node_that_begins_to_conduct_takes_the_screen_with_its_own_line(
     state = reducer.take(opened(), "studio", Connection("connected", 5001.0), 5001.0)
     state = reducer.take(state, "studio", host("studio"), 5001.0)
     state = reducer.take(state, "studio", snapshot(run_view(4, step=18_240, steps=60_000)), 5002.0)
-    assert state.run is not None
     assert state.run.lead == "studio"
     assert "studio" not in state.agents
     assert state.connection.since_monotonic == 5001.0

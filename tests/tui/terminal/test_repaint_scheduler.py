@@ -24,11 +24,7 @@ from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.live_feed import LiveFeed
-from trainctl.tui.terminal.repaint_scheduler import (
-    KEY_SECONDS,
-    SLOWEST_SECONDS,
-    RepaintThrottle,
-)
+from trainctl.tui.terminal.repaint_scheduler import SLOWEST_SECONDS, RepaintThrottle
 
 VIEW = run_view(4, step=18_240, steps=60_000)
 NODES = [rank.node for rank in VIEW.ranks]
@@ -179,28 +175,6 @@ async def test_a_key_that_comes_during_a_repaint_is_handled_and_shown_before_its
 
     await driven(source_of(4), play, size=(120, 40))
     assert order[:2] == ["part 0", "part 1"] and order.index("value x") < order.index("end"), order
-
-
-async def test_after_a_key_the_next_part_waits_for_what_the_key_does() -> None:
-    order: list[str] = []
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        loop, repainting = asyncio.get_running_loop(), app._repainting
-        repainting._wait = lambda: None  # type: ignore[method-assign]  no other than the one begun here
-
-        def parts() -> Iterator[None]:
-            order.append("part")
-            repainting.pressed()
-            loop.call_later(KEY_SECONDS / 2, order.append, "what the key does")
-            yield
-            order.append("next part")
-
-        repainting._parts = parts
-        repainting._begin()
-        await until(pilot, lambda: len(order) == 3)
-
-    await driven(source_of(1), play)
-    assert order == ["part", "what the key does", "next part"]
 
 
 async def test_an_error_in_a_repaint_ends_the_program_and_is_reported() -> None:

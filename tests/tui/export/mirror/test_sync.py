@@ -17,14 +17,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import NoteWritten
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.tui.export.mirror.metrics import (
-    Point,
-    Text,
-    flat,
-    of_evaluation,
-    of_step,
-    prefixes,
-)
+from trainctl.tui.export.mirror.metrics import Point, Text, flat, of_evaluation, of_step, prefixes
 from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
 from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.export.mirror.sync import PAGE, Mirror
