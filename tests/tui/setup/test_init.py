@@ -4,11 +4,13 @@ import json
 import math
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 from tests.conftest import ROOT
+from tests.protocol.support.run_files import good, with_value
 from tests.trainer.support.chat_model import write_rows
 from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
@@ -47,6 +49,16 @@ def words(folder: Path) -> list[str]:
     return ["init", "--model", f"{folder}/My Model", "--data", f"{folder}/data", "--run-file", f"{folder}/run.toml"]
 
 
+def written(folder: Path, *more: str | Path) -> dict[str, Any]:
+    """Return the tables of the run file that `init` writes, which passes `check`."""
+    call_json(*words(folder), *more)
+    done = call("check", folder / "run.toml")
+    assert done.returncode == 0, done.stderr
+    tables = tomllib.loads((folder / "run.toml").read_text())
+    (folder / "run.toml").unlink()
+    return tables
+
+
 def test_what_it_writes_passes_check(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "etc" / "cluster.toml"))
     found = call_json(*words(inputs), "--steps", "40")
@@ -60,7 +72,7 @@ def test_what_it_writes_passes_check(inputs: Path, monkeypatch: pytest.MonkeyPat
     assert {file.name for file in inputs.iterdir()} == {"My Model", "data", "run.toml", "etc"}, "drafts were left"
 
 
-def test_a_file_that_is_there_is_named_and_left(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_there_is_named_and_left(inputs: Path) -> None:
     cluster, run = inputs / "cluster.toml", inputs / "run.toml"
     run.write_text("mine")
     assert_one_line(call(*words(inputs)), 2, str(run), "already exists and is never overwritten")
@@ -88,12 +100,8 @@ def test_what_is_wrong_is_one_line_and_leaves_nothing(
     (inputs / "empty.txt").touch()
     monkeypatch.chdir(inputs)
     assert_one_line(call(*words(inputs), *change), 2, says)
+    assert_one_line(call("init"), 2, "--model: is required without a terminal to ask on")
     assert not any(file.suffix == ".toml" for file in inputs.iterdir())
-
-
-def test_without_a_terminal_what_must_be_known_is_asked_for_by_option(tmp_path: Path) -> None:
-    done = call("init", "--cluster-file", tmp_path / "cluster.toml")
-    assert_one_line(done, 2, "--model: is required without a terminal to ask on")
 
 
 def test_on_a_terminal_only_what_is_missing_is_asked(inputs: Path) -> None:
@@ -186,42 +194,30 @@ def test_the_kind_of_data_shows_in_its_files(tmp_path: Path, files: dict[str, st
         init_probe.data_kind(tmp_path / "*.md")
 
 
-def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(
-    inputs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(inputs: Path) -> None:
     (inputs / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n', "utf-8")
     for option, rate, adapter in (
         ([], 2e-4, {"kind": "lora", "rank": 8, "alpha": 16.0}),
         (["--adapter", "rslora"], 2e-4, {"kind": "rslora", "rank": 8, "alpha": 5.7}),
         (["--objective", "pretrain"], 1e-4, None),
     ):
-        call_json(*words(inputs)[:4], str(inputs / "rows.jsonl"), *words(inputs)[5:], *option)
-        run = tomllib.loads((inputs / "run.toml").read_text())
+        run = written(inputs, "--data", inputs / "rows.jsonl", *option)
         assert (run["data"]["kind"], run["data"]["sequence_length"]) == ("rows", 64), "of 95 % of the rows"
-        assert run["optimizer"]["learning_rate"] == rate
-        assert run.get("adapter") == adapter
-        assert call("check", inputs / "run.toml").returncode == 0
-        (inputs / "run.toml").unlink()
+        assert (run["optimizer"]["learning_rate"], run.get("adapter")) == (rate, adapter)
 
 
-@pytest.mark.parametrize("objective", ["dpo", "orpo"])
-def test_pairs_are_trained_as_preferences(
-    inputs: Path, monkeypatch: pytest.MonkeyPatch, objective: str
-) -> None:  # fmt: skip
+@pytest.mark.parametrize(("objective", "rate"), [("dpo", 2e-5), ("orpo", 5e-5)])
+def test_pairs_are_trained_as_preferences(inputs: Path, objective: str, rate: float) -> None:
     pairs = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(80)]
-    data = inputs / ("pairs.parquet" if objective == "dpo" else "pairs.jsonl")
     if objective == "dpo":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(pairs), data)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(pairs), inputs / "pairs.parquet")
+        run = written(inputs, "--data", inputs / "pairs.parquet")
     else:
-        data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    asked = [] if objective == "dpo" else ["--objective", objective]
-    call_json(*words(inputs), "--data", data, *asked)
-    made = tomllib.loads((inputs / "run.toml").read_text())
-    assert (made["objective"]["kind"], made["adapter"]["kind"]) == (objective, "lora")
-    assert made["optimizer"]["learning_rate"] == {"dpo": 2e-5, "orpo": 5e-5}[objective]
-    assert made["batch"]["global"] == 8, "an eighth of the pairs"
-    assert made["batch"]["micro_tokens"] % (2 * made["data"]["sequence_length"]) == 0
-    assert "1,000 steps of 8 pairs" in call("check", inputs / "run.toml").stdout
+        (inputs / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        run = written(inputs, "--data", inputs / "pairs.jsonl", "--objective", objective)
+    assert (run["objective"]["kind"], run["adapter"]["kind"]) == (objective, "lora")
+    assert (run["optimizer"]["learning_rate"], run["batch"]["global"]) == (rate, 8), "an eighth of the pairs"
+    assert run["batch"]["micro_tokens"] % (2 * run["data"]["sequence_length"]) == 0
 
 
 def test_pairs_show_in_the_first_file(tmp_path: Path) -> None:
@@ -258,30 +254,23 @@ def test_values_follow_from_the_model_s_size_and_family() -> None:
     assert found == [1e-4, 1e-3, 2e-5, 2e-4]
 
 
-def test_passes_fit_the_memory(inputs: Path) -> None:
+def test_passes_fit_the_memory() -> None:
     facts = ModelFacts("llama", {"w": (1000, 1000)}, 256, 1024, 4, 4, 32_000)
-    config = run_file.parse(
-        {
-            "run": {"name": "r", "steps": 2}, "model": {"path": "m"}, "data": {"path": "d"}, "batch": {"global": 32},
-            "optimizer": {"learning_rate": 1e-3},
-        }
-    )  # fmt: skip
+    config = run_file.parse(with_value(good(), "batch", {"global": 32}))
     found = [init_values.micro_batch(config, facts, "torch", gb * 10**9) for gb in (1, 2, 4, 200)]
     assert found == sorted(found) and found[0] < found[-1] == 32
 
 
-def test_a_model_without_weights_is_trained_from_scratch(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_weights_is_trained_from_scratch(inputs: Path) -> None:
     (inputs / "My Model" / "model.safetensors").unlink()
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 300}
     (inputs / "My Model" / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
-    call_json(*words(inputs), "--steps", "12")
-    run = tomllib.loads((inputs / "run.toml").read_text())
+    run = written(inputs, "--steps", "12")
     assert (run["model"]["init"], run["optimizer"]["learning_rate"]) == ("random", 3e-4)
     assert (run["evaluate"]["every_steps"], run["checkpoint"]["every_steps"]) == (2, 2)
-    assert call("check", inputs / "run.toml").returncode == 0
 
 
-def test_a_quantized_model_is_trained_with_adapters_also_on_text(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantized_model_is_trained_with_adapters_also_on_text(inputs: Path) -> None:
     """Its parameters are counted by their shapes, and need the memory of what is packed."""
     parts = {"weight": ("U32", [64, 8], 4), "scales": ("BF16", [64, 1], 2), "biases": ("BF16", [64, 1], 2)}
     header, end = {}, 0
@@ -295,30 +284,23 @@ def test_a_quantized_model_is_trained_with_adapters_also_on_text(inputs: Path, m
     (inputs / "My Model" / "config.json").write_text(json.dumps(quantized))
     found = init_probe.model(inputs / "My Model")
     assert (found.parameters, found.quantized_bytes) == (64 * 64, 64 * 64 // 2 + 2 * 4 * 64)
-    call_json(*words(inputs), "--steps", "12")
-    run = tomllib.loads((inputs / "run.toml").read_text())
+    run = written(inputs, "--steps", "12")
     assert (run["objective"]["kind"], run["adapter"]["kind"]) == ("pretrain", "lora")
-    assert call("check", inputs / "run.toml").returncode == 0
 
 
-def test_an_encoder_decoder_model_learns_completions(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_decoder_model_learns_completions(inputs: Path) -> None:
     make_seq2seq_model(inputs / "t5")
     write_rows(inputs / "rows.jsonl", sentences(90))
-    chosen = ["init", "--model", inputs / "t5", "--run-file", inputs / "run.toml", "--data"]
-    call_json(*chosen, inputs / "rows.jsonl")
-    run = tomllib.loads((inputs / "run.toml").read_text())
+    chosen = ["--model", inputs / "t5", "--data"]
+    run = written(inputs, *chosen, inputs / "rows.jsonl")
     assert (run["objective"]["kind"], run["adapter"]["kind"], run["data"]["sequence_length"]) == ("seq2seq", "lora", 64)
     example = tomllib.loads((ROOT / "examples" / "seq2seq.toml").read_text())
     assert run["optimizer"]["learning_rate"] == example["optimizer"]["learning_rate"]
-    assert call("check", inputs / "run.toml").returncode == 0
-    (inputs / "run.toml").unlink()
-    refused = "--objective: an encoder-decoder model learns seq2seq, not sft"
-    assert_one_line(call(*chosen, inputs / "rows.jsonl", "--objective", "sft"), 2, refused)
     refused = "--data: an encoder-decoder model needs rows of prompts and completions; the data is text"
-    assert_one_line(call(*chosen, inputs / "data"), 2, refused)
+    assert_one_line(call(*words(inputs), *chosen, inputs / "data"), 2, refused)
     (inputs / "t5" / "tokenizer.json").unlink()
     refused = "t5 has no tokenizer.json, which an encoder-decoder model needs: save its tokenizer there"
-    assert_one_line(call(*chosen, inputs / "rows.jsonl"), 2, f"--model: {inputs}", refused)
+    assert_one_line(call(*words(inputs), *chosen, inputs / "rows.jsonl"), 2, f"--model: {inputs}", refused)
 
 
 def test_the_node_has_the_name_of_the_agent_that_runs_here(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
