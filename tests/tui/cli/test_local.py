@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -260,32 +259,6 @@ def test_an_agent_that_is_not_there_is_exit_code_5(
 
 def test_a_short_timeout_does_not_make_an_absent_agent_a_slow_one() -> None:
     assert_one_line(call_process("send", "pause", "--timeout", "0.3", "--connect", NOBODY), 5, "no agent at")
-
-
-@pytest.mark.parametrize(
-    ("words", "env", "wanted"),
-    [
-        (["ls", "--connect", "tcp://127.0.0.1:2"], "tcp://127.0.0.1:3", "tcp://127.0.0.1:2"),
-        (["--connect", "tcp://127.0.0.1:4", "ls", "--connect", "tcp://127.0.0.1:2"], None, "tcp://127.0.0.1:2"),
-        (["ls"], "tcp://127.0.0.1:3", "tcp://127.0.0.1:3"),
-        (["ls"], None, "tcp://127.0.0.1:7474"),
-    ],
-)
-def test_which_agent_is_meant(
-    main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], env: str | None, wanted: str
-) -> None:
-    monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path))  # an agent that runs on this machine would be found
-    asked: list[str] = []
-
-    def note(address: str, work: Any, **options: Any) -> None:
-        asked.append(address)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(agent_call, "call", note)
-    if env is not None:
-        monkeypatch.setenv("TRAINCTL_CONNECT", env)
-    assert main(*words)[0] == 130
-    assert asked == [wanted]
 
 
 def test_a_demo_s_folder_that_cannot_be_is_named(main: Main, tmp_path: Path) -> None:

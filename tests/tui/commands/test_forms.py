@@ -96,16 +96,6 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
     assert "WITHOUT" in said("stop checkpoint=false")
 
 
-def test_a_policys_dialog_has_its_mode_and_says_what_it_would_be() -> None:
-    run = msgspec.structs.replace(STATE.run, policies=(m.PolicyView("out-of-memory", "on"),))
-    state = dataclasses.replace(STATE, run=run)
-    name, mode = c.form("autopilot", state).fields
-    assert (name.value, mode.value, mode.choices) == ("out-of-memory", "on", ("off", "advise", "on"))
-    text = preview(command_line.parse("autopilot name=out-of-memory mode=off"), state, UNICODE).text
-    assert text.startswith("out-of-memory on → off: a trainer that ran out of memory")
-    assert changes_nothing(command_line.parse("autopilot name=out-of-memory mode=on"), state)
-
-
 @pytest.mark.parametrize(
     ("text", "state", "says"),
     [

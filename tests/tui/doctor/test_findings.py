@@ -167,10 +167,7 @@ def test_the_offset_is_that_of_the_round_trip_s_middle() -> None:
 
 
 def run_with(**nodes: dict[str, Any]) -> run_tables.RunFile:
-    return run_file.parse({
-        "run": {"name": "sft", "steps": 10}, "model": {"path": "/m"}, "data": {"path": "/d"},
-        "batch": {"global": 8}, "optimizer": {"learning_rate": 1e-3}, "nodes": nodes,
-    })  # fmt: skip
+    return run_file.parse(with_value(good(), "nodes", nodes))
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,6 @@ def test_a_planted_difference_is_found_with_its_step(directory: Path, name: str)
         assert first["difference"] > 0 and first["relative"] > 0
 
 
-def test_the_worst_difference_is_the_largest_one_later(directory: Path) -> None:
-    other = copied(directory, "worst-1", plant_row)
-    worst = compared(directory, other)["curve"]["worst"]
-    assert worst["step"] == 40 and worst["difference"] == pytest.approx(1.0, abs=1e-4)
-    assert "largest later difference, at step 40" in call("diff", directory, other).stdout
-
-
 def test_losses_that_are_no_numbers(directory: Path) -> None:
     """A NaN is like another NaN, and unlike a number; so is a step that one run lacks."""
     one = copied(directory, "nan-1", with_sql("UPDATE steps SET loss = NULL WHERE step = 9"))

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 import tomli_w
+from tests.protocol.support.run_files import good, with_value
 from tests.tui.support import run_directory
 
 from trainctl.protocol.batch.data_rates import StepNeed
@@ -18,10 +19,7 @@ from trainctl.tui.setup.data_bench import known_need
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A run file; and a run of it that this machine has recorded."""
-    raw = {
-        "run": {"name": "a", "steps": 9}, "model": {"path": "/model"}, "data": {"path": "/data"},
-        "batch": {"global": 24, "micro": 4}, "optimizer": {"learning_rate": 1e-3},
-    }  # fmt: skip
+    raw = with_value(with_value(with_value(good(), "model.path", "/model"), "data.path", "/data"), "batch.micro", 4)
     monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path))
     directory = run_directory.make(tmp_path / "studio" / "runs" / "a-1")
     (directory / "run.toml").write_text(tomli_w.dumps(raw), "utf-8")
@@ -40,14 +38,10 @@ def test_a_run_with_the_same_settings_says_what_training_takes(config: Any, tmp_
 
 
 def test_runs_with_other_settings_or_on_other_nodes_say_nothing(config: Any, tmp_path: Path) -> None:
-    (node, *_) = recorded_nodes(tmp_path)
+    with RecordReader(tmp_path / "studio" / "runs" / "a-1") as record:
+        (node, *_) = record.totals().tokens_by_node
     other = msgspec.structs.replace(config, batch=msgspec.structs.replace(config.batch, micro=2))
     assert recorded_runs.newest_like(other, node) is None
     assert recorded_runs.newest_like(config, "elsewhere") is None
     (tmp_path / "studio" / "runs" / "a-1" / "run.toml").write_text("[run", "utf-8")
     assert recorded_runs.newest_like(config, node) is None
-
-
-def recorded_nodes(root: Path) -> list[str]:
-    with RecordReader(root / "studio" / "runs" / "a-1") as record:
-        return [*record.totals().tokens_by_node]

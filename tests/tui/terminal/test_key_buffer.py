@@ -56,19 +56,3 @@ async def test_a_key_behind_one_that_opens_a_screen_waits_for_it() -> None:
         await until(pilot, lambda: app.screen.query_one("#command", Input).value == "note")
 
     await driven(source_of(1), play)
-
-
-@pytest.mark.parametrize(
-    ("key", "character", "left"), [("alt+backspace", None, "note text="), ("alt+b", "b", "note text=x")]
-)
-async def test_alt_goes_by_words_in_a_text(key: str, character: str | None, left: str) -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        burst(app, "colon", *"note text=x")
-        box = app.screen.query_one("#command", Input)
-        await until(pilot, lambda: box.value == "note text=x")
-        app.post_message(events.Key(key, character))
-        await until(pilot, lambda: box.cursor_position == len("note text="))
-        assert box.value == left
-        assert app.screen.query_one(CommandBar).open
-
-    await driven(source_of(1), play)

@@ -46,13 +46,6 @@ async def test_nothing_of_a_closed_screen_is_kept() -> None:
     await driven(source_of(1), play)
 
 
-def test_a_textual_that_keeps_no_screen_is_left_as_it_is() -> None:
-    memory.let_closed_screens_go()
-    fixed = StylesCache.__dict__["get_inner_outer"]
-    memory.let_closed_screens_go()
-    assert StylesCache.__dict__["get_inner_outer"] is fixed
-
-
 def test_cycles_and_free_pages_are_given_back() -> None:
     class Knot:
         def __init__(self) -> None:

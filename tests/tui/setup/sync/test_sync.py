@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.protocol.support.run_files import good, with_value
 
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.cluster_file import Cluster, NodeEntry
@@ -17,12 +17,8 @@ from trainctl.tui.setup.sync.plan import NodeFiles
 
 def config(model: str | Path, data: str | Path, **node: str) -> RunFile:
     """Of a run, as it is for the node `mbp`, which has `node` of its own."""
-    raw: dict[str, Any] = {
-        "run": {"name": "a", "steps": 1}, "model": {"path": str(model)},
-        "data": {"path": str(data), "tokenizer": "bytes"}, "batch": {"global": 1, "micro": 1},
-        "optimizer": {"learning_rate": 1e-3}, "nodes": {"mbp": node},
-    }  # fmt: skip
-    return run_file.parse(raw)
+    raw = with_value(with_value(good(), "model.path", str(model)), "nodes.mbp", node)
+    return run_file.parse(with_value(raw, "data", {"path": str(data), "tokenizer": "bytes"}))
 
 
 @pytest.fixture
