@@ -9,9 +9,8 @@ from tests.tui.support.recorded import committed, run_view, source_of  # fmt: sk
 from textual import events
 from textual.pilot import Pilot
 
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.app.launch import farewell, run_app
+from trainctl.tui.app.launch import farewell
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.widgets.command_bar import CommandBar
@@ -115,8 +114,3 @@ async def test_a_hangup_ends_it() -> None:
 
     app = await driven(source_of(1), play)
     assert app.return_code == 0
-
-
-def test_a_bad_address_is_refused_before_the_screen_opens() -> None:
-    with pytest.raises(InvalidInputError):
-        run_app("nowhere", by="anna")

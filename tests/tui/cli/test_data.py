@@ -136,9 +136,3 @@ def test_a_bench_measures_the_data_and_compares_them_with_a_need(
     assert needed.startswith("training            5  as given by --need")
     assert concluded.startswith("data: ") and "; a step needs 5 tokens/s: data takes 0." in concluded
     assert not list(tmp_path.glob("trainctl-bench-*"))
-
-
-def test_what_is_wrong_with_a_bench_is_one_line(run_file: Path) -> None:
-    assert_one_line(call("data", "bench", run_file, "--need", "nan"), 2, "--need: must be a finite number")
-    run_file.with_name("rows.jsonl").write_text('{"prompt": "a", "completion": ""}\n', "utf-8")
-    assert_one_line(call("data", "bench", run_file, "--no-model"), 2, "line 1: completion: is empty")

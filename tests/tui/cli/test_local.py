@@ -3,15 +3,13 @@
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
-from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process, wait_until
+from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.config import names
@@ -293,14 +291,3 @@ def test_a_reader_that_has_gone_ends_it_quietly(run_file: Path, words: list[str]
         process.stdout.close()
         _, err = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, err) == (cli.BROKEN_PIPE, b"")
-
-
-def test_ctrl_c_ends_it_quietly() -> None:
-    with subprocess.Popen(
-        [*COMMAND, "ls", "--connect", NOBODY], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        # It is waiting for an answer once ZeroMQ's threads are there.
-        wait_until(lambda: psutil.Process(process.pid).num_threads() >= 3, "the client to connect")
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=HANG_SECONDS)
-    assert (process.returncode, out, err) == (130, b"", b"")

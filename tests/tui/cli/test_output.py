@@ -15,14 +15,9 @@ from trainctl.protocol.messages.events import NoteWritten
 from trainctl.protocol.record.log_format import write
 from trainctl.tui.cli import logs, output, tables, watch
 
-SAID = examples.EXAMPLES["agent to client"]
-SHOWN = examples.EXAMPLES["published by an agent"]
-SNAPSHOT = SAID["snapshot"]
+SHOWN: Any = examples.EXAMPLES["published by an agent"]
+SNAPSHOT: Any = examples.EXAMPLES["agent to client"]["snapshot"]
 STEP, EVENT, VIEW = SHOWN["step-committed"], SHOWN["event"], SHOWN["run-view"]
-assert isinstance(SNAPSHOT, m.Snapshot)
-assert isinstance(STEP, m.StepCommitted)
-assert isinstance(EVENT, m.Event)
-assert isinstance(VIEW, m.RunView)
 
 
 def test_what_came_from_elsewhere_cannot_steer_the_terminal() -> None:
@@ -74,23 +69,18 @@ def test_every_error_of_the_tree_has_a_code() -> None:
 
 
 def step(number: int, n: int = 4) -> m.StepCommitted:
-    made: m.StepCommitted = msgspec.structs.replace(STEP, step=number, generation=m.Generation(1, n))
-    return made
+    return msgspec.structs.replace(STEP, step=number, generation=m.Generation(1, n))
 
 
 def event(number: int, run: str = STEP.run) -> m.Event:
-    made: m.Event = msgspec.structs.replace(EVENT, id=number, run=run)
-    return made
+    return msgspec.structs.replace(EVENT, id=number, run=run)
 
 
-def test_nothing_is_shown_twice() -> None:
+def test_nothing_is_shown_twice_but_what_is_done_again_in_a_later_generation_or_is_the_agent_s_own() -> None:
     place = watch.RunCursor(STEP.run)
     assert [place.passes(step(number)) for number in (1, 2, 2, 1, 3)] == [True, True, False, False, True]
     assert [place.passes(event(number)) for number in (1, 1, 2)] == [True, False, True]
     assert [place.passes(VIEW), place.passes(VIEW)] == [True, False]
-
-
-def test_a_step_done_again_in_a_later_generation_and_events_of_the_agent_itself_are_shown_again() -> None:
     place = watch.RunCursor(STEP.run)
     assert [place.passes(item) for item in (step(5), step(4, 5), step(5, 5), step(5, 4))] == [True, True, True, False]
     assert [place.passes(item) for item in (event(9), event(1, ""), event(1, ""), event(1))] == [*[True] * 3, False]

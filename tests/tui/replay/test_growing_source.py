@@ -1,6 +1,5 @@
 """A simulated run on screen while the simulator still writes its record, and when it has ended."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from trainctl.node_agent.simulate import scenario
 from trainctl.node_agent.simulate.simulation import Simulation
 from trainctl.tui.replay.growing_source import GrowingSource
 from trainctl.tui.replay.replay_app import ReplayApp
-from trainctl.tui.replay.replay_source import ReplaySource
 
 NODES = {"a": {"samples_per_second": 8.0}, "b": {"samples_per_second": 4.0}}
 FIRST, STEPS = 20, 60
@@ -65,11 +63,4 @@ async def test_the_screens_say_that_the_run_is_simulated(simulation: Simulation)
         advance(simulation, STEPS + 1)
         await until(pilot, lambda: source.head.step == STEPS)
         await until(pilot, lambda: "FINISHED" in body(pilot.app))
-    source.close()
-
-
-def test_a_finished_simulation_is_replayed_like_any_run(simulation: Simulation) -> None:
-    advance(simulation, STEPS + 1)
-    source = ReplaySource(simulation.paths.directory)
-    assert dataclasses.replace(source.head, playing=False).last == STEPS
     source.close()

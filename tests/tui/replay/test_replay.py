@@ -22,12 +22,10 @@ from textual.pilot import Pilot
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.cli import run_lookup
 from trainctl.tui.export.mirror.run_source import DirectorySource
-from trainctl.tui.replay import slider
 from trainctl.tui.replay.playhead import Playhead
 from trainctl.tui.replay.replay_app import ReplayApp, ReplayClock
 from trainctl.tui.replay.replay_source import ReplaySource
@@ -37,9 +35,7 @@ from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.policies import PoliciesScreen
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.text.glyphs import ASCII, UNICODE
-from trainctl.tui.text.styled_line import plain, width
+from trainctl.tui.text.glyphs import UNICODE
 
 
 @pytest.fixture(scope="module")
@@ -210,19 +206,6 @@ def test_the_playhead_stops_at_the_end_and_begins_again() -> None:
     assert not head.at(3, playing=True).after(5.0, [])[0].playing
     assert head.at(3).toggled().toggled().step == 1
     assert head.faster(0.001).speed == 0.25
-
-
-@pytest.mark.parametrize(("columns", "glyphs"), [(60, UNICODE), (200, ASCII)])
-def test_the_slider_takes_its_line(columns: int, glyphs: object) -> None:
-    head = Playhead(1, 1_000_000, 400_000)
-    clock = Clock(datetime.UTC)
-    event = m.Event(id=1, at=0.0, severity="error", by="auto", data=Notice("lost"), step=900_000)
-    made, first, size = slider.bar(head, 0.0, [event], clock, columns, glyphs)  # type: ignore[arg-type]
-    assert width(made) == columns
-    assert "400,000/1,000,000" in plain(made)
-    assert plain(made).isascii() == (glyphs is ASCII)
-    assert abs(slider.step_of(head, slider.cell_of(head, 400_000, size), size) - 400_000) < 1_000_000 / size
-    assert 0 < first < first + size <= columns
 
 
 async def played(

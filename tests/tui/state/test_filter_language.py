@@ -151,18 +151,6 @@ def test_the_unknown_is_sorted_last_either_way_and_equals_keep_their_order() -> 
     assert order(sorting.SortOrder("node")) == "forge mbp mini studio"
 
 
-def test_o_goes_round_and_a_click_turns() -> None:
-    fields, order, seen = ["node", "age"], sorting.SortOrder(), []
-    for _ in range(3):
-        order = sorting.turned(order, fields)
-        seen.append(order.field)
-    assert seen == ["node", "age", ""]
-    clicked = [sorting.picked(order, "age")]
-    for _ in range(2):
-        clicked.append(sorting.picked(clicked[-1], "age"))
-    assert clicked == [sorting.SortOrder("age"), sorting.SortOrder("age", falling=True), sorting.SortOrder()]
-
-
 def with_values(row: Row, **values: float) -> Row:
     named = {f"user:{name}": value for name, value in values.items()}
     return replace(row, step=msgspec.structs.replace(row.step, values=named)) if row.step is not None else row

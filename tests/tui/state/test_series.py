@@ -50,11 +50,6 @@ def test_resolution_halves_only_when_full() -> None:
     assert window.last[-1] == 64
 
 
-def test_a_missing_stretch_stays_missing() -> None:
-    window = filled([(step, 1.0) for step in (1, 2, 3, 10, 11)], 64)
-    assert window.first.tolist() == [1, 2, 3, 10, 11]
-
-
 def test_an_agents_series_opens_a_window() -> None:
     nan = math.nan
     series = m.Series("loss", None, 10, (0, 10, 30), (1.0, 2.0, nan), (3.0, 4.0, nan), (2.0, 3.0, nan), (1.5, 2.5, nan))

@@ -1,7 +1,5 @@
 """The memory that a step needs is its peak: what every screen shows of it, and what is predicted from it."""
 
-import dataclasses
-
 import msgspec
 import pytest
 from tests.memory_values import memory
@@ -58,15 +56,6 @@ def test_the_mem_column_and_the_status_table_show_the_peak_of_the_step(
 def test_filters_name_the_peak_and_what_is_held(text: str, matches: int) -> None:
     forge = [row for row in rank_rows.rows(state_with(HELD, PEAK), CLOCK) if row.view.rank == RANK]
     assert len(ft.parse(text, FLEET).kept(forge)) == matches
-
-
-def test_a_peak_that_falls_leaves_all_that_was_measured_of_the_rank() -> None:
-    state = state_with(HELD, PEAK)
-    before = state.ranks[RANK].value
-    state = dataclasses.replace(state, tried=dict(reducer.tried_with({}, [before])))
-    state = reducer.apply(state, step_with(HELD, 13 * GB, VIEW.step + 2), CLOCK.at_monotonic)
-    assert list(state.tried) == [(RANK, 13)]
-    assert len(state.parts[RANK]) == 3
 
 
 def history(**values: float) -> m.History:

@@ -1,6 +1,5 @@
 """With a Textual whose private parts weren't tried, or aren't there, the program runs the way Textual does."""
 
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -61,12 +60,6 @@ def test_an_unknown_textual_drives_a_terminal() -> None:
         terminal.until(lambda screen: " keys " not in screen.text, DEADLINE_SECONDS)
         terminal.press("q")
         assert terminal.process.wait(DEADLINE_SECONDS) == 0
-
-
-def test_another_version_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert guard.version() == importlib.metadata.version("textual")
-    monkeypatch.setattr(guard, "version", lambda: "8.20.0")
-    assert not any(guard.allows(feature) for feature in guard.PARTS)
 
 
 async def test_a_private_part_that_is_gone_turns_off_what_needs_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:

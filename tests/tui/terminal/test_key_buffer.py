@@ -5,11 +5,9 @@ from tests.tui.support.driving import burst, driven, until
 from tests.tui.support.recorded import app_of, source_of
 from textual import events
 from textual.pilot import Pilot
-from textual.widgets import Input
 
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.command_dialog import CommandDialog
-from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.terminal.driver import KeyParser, TerminalDriver
 from trainctl.tui.widgets.command_bar import CommandBar
 
@@ -45,14 +43,5 @@ async def test_a_key_behind_escape_goes_where_escape_has_led(keys: tuple[str, ..
         burst(app, *keys)
         await until(pilot, lambda: isinstance(app.screen, CommandDialog))
         assert not app.screen_stack[-2].query_one(CommandBar).open
-
-    await driven(source_of(1), play)
-
-
-async def test_a_key_behind_one_that_opens_a_screen_waits_for_it() -> None:
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        burst(app, "4", "escape", "colon", *"note")
-        await until(pilot, lambda: isinstance(app.screen, EventsScreen) and app.screen.is_mounted)
-        await until(pilot, lambda: app.screen.query_one("#command", Input).value == "note")
 
     await driven(source_of(1), play)
