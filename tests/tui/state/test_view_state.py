@@ -54,6 +54,14 @@ def test_steps_move_the_run_and_every_series_on() -> None:
     assert state.ranks[0].age(5001.3) == 1.0
 
 
+def test_what_is_already_known_changes_nothing() -> None:
+    state = reducer.apply(opened(), committed(VIEW, 119, seq=5, loss=9.5), 5000.3)
+    for message in (committed(VIEW, 120, seq=5), committed(VIEW, 120, seq=4), host("atlas", 3), events(VIEW)[0]):
+        again = reducer.apply(state, message, 5000.3)
+        assert again == state
+        assert again.windows is state.windows
+
+
 def test_another_boot_is_not_mixed_in() -> None:
     state = opened()
     stranger = msgspec.structs.replace(committed(VIEW, 119, seq=9), boot="boot-2")
