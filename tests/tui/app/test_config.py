@@ -17,7 +17,6 @@ from trainctl.tui.app import launch as program
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.events import EventsScreen
-from trainctl.tui.widgets.line_view import Lines
 
 FILE = Path("config.toml")
 THEMES = ("night", "day", "contrast", "terminal")
@@ -43,27 +42,17 @@ def test_what_a_file_says_counts() -> None:
     ("line", "says"),
     [
         ('theme = "dusk"', "theme: no theme 'dusk'; the themes are auto, night, day, contrast, terminal"),
-        ("theme = 3", "theme: no theme 3"),
         ("ascii = 1", 'ascii: 1 must be "auto"'),
-        ('bell = "loud"', "bell: 'loud' must be true or false"),
         ("colour = true", "colour: no such setting; the settings are theme"),
         ("mouse = yes", "not TOML: invalid value"),
         ("read_only = 1", "not TOML: cannot overwrite a value"),
-        ("fly to the moon", "not TOML: expected '='"),
-        ("[unclosed", "not TOML: expected ']'"),
         ('[keys]\ndetach = "ctrl+c"', "detach: ctrl+c always quits"),
         ('[keys]\nfly = "f"', "fly: no such action; the closest are "),
-        ('[keys]\nset_lr = "f"', "set_lr: no such action; the closest are set-lr, "),
         ('[keys]\ndetach = "alt+q"', "detach: terminals send alt+q as escape"),
-        ('[keys]\ndetach = "flurb"', "detach: unknown key 'flurb'"),
-        ('[keys]\ndetach = ""', "detach: '' is not a key"),
         ('[keys]\ndetach = ",,"', "detach: ',,' is not a key"),
         ("[keys]\ndetach = 5", "detach: must be a string"),
         ('[keys]\nhelp = "b"', "help: b is already used by resize-batch"),
-        ('[keys]\ntheme = "f2"\npicture = "f2"', "picture: f2 is already used by theme"),
         ('[keys]\ntable-filter = "c"', "table-filter: c is already used by checkpoint on"),
-        ("keys = 3", "keys: must be a table"),
-        ('columns = "user:reward"', "columns: must be a list of metrics"),
         ("columns = [1]", "columns: must be a list of metrics"),
         ('columns = ["user:reward", "grad_norm"]', "columns: grad_norm is not a per-rank metric"),
     ],
@@ -119,19 +108,14 @@ async def test_chosen_keys_act_are_shown_and_a_bad_line_is_said_once() -> None:
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         assert [str(note.message) for note in app._notifications] == [str(config.problems[0])]
-        assert "f4" in hint(app)
-        assert "h help Q detach" in hint(app)
         await pilot.press("4", "question_mark", "q")
         assert app.is_running
-        assert "f4" in hint(app)
         await pilot.press("f4")
         assert isinstance(app.screen, EventsScreen)
         await pilot.press("f", *"anna", "enter")
         assert "1-2 of 2" in body(app)
         await pilot.press("h")
         assert isinstance(app.screen, HelpScreen)
-        shown = "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
-        assert "f4  all events" in shown
         await pilot.press("escape")
         await pilot.pause()
         await pilot.click("#keys", offset=(hint(app).index("Q detach"), 0))

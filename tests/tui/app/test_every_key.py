@@ -1,51 +1,36 @@
-"""Every key of every screen and window is pressed, and does what its binding says: none is dead or shadowed."""
+"""Every key of every screen is pressed, and does what its binding says: none is dead or shadowed."""
 
 import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from tests.tui.support import run_directory
 from tests.tui.support.alerted import CLOCK_ALERT, alerted
 from tests.tui.support.driving import until
 from tests.tui.support.recorded import CLOCK
 from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.pilot import Pilot
-from textual.screen import Screen
 
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.keymap import EVERYWHERE
-from trainctl.tui.replay.replay_app import ReplayApp
-from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.log_screen import LogScreen
 from trainctl.tui.text.glyphs import UNICODE
 
 LEAVING = {"detach", "leave"}
-WINDOWS: dict[str, tuple[str, ...]] = {
-    "CommandDialog": ("x",), "SplitDialog": ("s",), "HelpScreen": ("question_mark",), "WhyScreen": ("w",),
-    "Chooser": ("y",), "EventDetails": ("4", "enter"), "ChartPicker": ("3", "m"),
-}  # fmt: skip
-"""By the window's type what opens it."""
 
 
-class _Noted:
+class Program(TrainctlApp):
     """Notes each action that a key runs."""
 
-    actions: ClassVar[list[str]]
+    actions: ClassVar[list[str]] = []
 
     async def run_action(self, action: Any, *args: Any, **options: Any) -> bool:
         self.actions.append(str(action))
-        return await super().run_action(action, *args, **options)  # type: ignore[misc, no-any-return]
-
-
-class Program(_Noted, TrainctlApp):
-    actions: ClassVar[list[str]] = []
-
-
-class Replay(_Noted, ReplayApp):
-    actions: ClassVar[list[str]] = []
+        return await super().run_action(action, *args, **options)
 
 
 def own_bindings(kind: type[DOMNode]) -> list[Binding]:
@@ -79,12 +64,18 @@ async def pressed(pilot: Pilot[int], app: Any, binding: Binding) -> None:
     )
 
 
-@pytest.mark.parametrize("name", registry.KINDS)
-async def test_of_a_screen(name: str, tmp_path: Path) -> None:
+@asynccontextmanager
+async def running(pictures: Path) -> AsyncIterator[tuple[Pilot[int], Program]]:
     source = alerted(CLOCK_ALERT)
-    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=tmp_path)
+    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=pictures)
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: app.live.heard_at is not None)
+        yield pilot, app
+
+
+@pytest.mark.parametrize("name", registry.KINDS)
+async def test_of_a_screen(name: str, tmp_path: Path) -> None:
+    async with running(tmp_path) as (pilot, app):
         await back_to(pilot, app, name)
         for binding in own_bindings(type(app.screen)):
             await back_to(pilot, app, name)
@@ -94,43 +85,9 @@ async def test_of_a_screen(name: str, tmp_path: Path) -> None:
 
 
 async def test_of_the_program(tmp_path: Path) -> None:
-    source = alerted(CLOCK_ALERT)
-    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=tmp_path)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.live.heard_at is not None)
-        for binding in Binding.make_bindings(EVERYWHERE):
-            if binding.action not in LEAVING:
-                await back_to(pilot, app, "overview")
-                await pressed(pilot, app, binding)
-        await back_to(pilot, app, "overview")
-        await pressed(pilot, app, next(item for item in Binding.make_bindings(EVERYWHERE) if item.action == "detach"))
+    async with running(tmp_path) as (pilot, app):
+        *others, detach = sorted(Binding.make_bindings(EVERYWHERE), key=lambda item: item.action == "detach")
+        for binding in (*(item for item in others if item.action not in LEAVING), detach):
+            await back_to(pilot, app, "overview")
+            await pressed(pilot, app, binding)
     assert app.return_code == 0
-
-
-@pytest.mark.parametrize("window", WINDOWS)
-async def test_of_a_window(window: str, tmp_path: Path) -> None:
-    source = alerted(CLOCK_ALERT)
-    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=tmp_path)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.live.heard_at is not None)
-
-        async def opened() -> Screen[Any]:
-            await back_to(pilot, app, "overview")
-            await pilot.press(*WINDOWS[window])
-            await until(pilot, lambda: type(app.screen).__name__ == window and app.screen.is_mounted)
-            return app.screen
-
-        for binding in own_bindings(type(await opened())):
-            if type(app.screen).__name__ != window:
-                await opened()
-            await pressed(pilot, app, binding)
-
-
-async def test_of_a_replay(tmp_path: Path) -> None:
-    source = ReplaySource(run_directory.make(tmp_path / "demo-1", 3))
-    app = Replay(source, clock=CLOCK, theme="night", glyphs=UNICODE)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.live.run is not None)
-        for binding in Binding.make_bindings(ReplayApp.__dict__["BINDINGS"]):
-            await back_to(pilot, app, "overview")
-            await pressed(pilot, app, binding)

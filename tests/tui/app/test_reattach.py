@@ -5,7 +5,7 @@ import dataclasses
 import msgspec
 from tests.tui.support.driving import body, driven, until
 from tests.tui.support.logs import logging_source
-from tests.tui.support.recorded import CLOCK, NOW, committed, host, rank_step, run_view, snapshot, under_way
+from tests.tui.support.recorded import CLOCK, NOW, committed, rank_step, run_view, snapshot, under_way
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
@@ -85,21 +85,6 @@ def test_ages_are_by_the_agent_s_own_clock_and_begin_again() -> None:
     rows = rank_rows.rows(back, LATER)
     assert [round(row.age or 0) for row in rows] == [3, 3, 3] and not any(row.old for row in rows)
     assert back.heartbeat is None, "of the agent's earlier life"
-
-
-def test_another_agent_that_is_back_says_again_who_it_is() -> None:
-    now = CLOCK.at_monotonic
-    state = reducer.apply_other(played(), "torch-b", Connection("connected", now), now)
-    first = m.NodeView("torch-b", "boot-b1", "tcp://10.0.0.2:7474", "tcp://10.0.0.2:7475", None, "0.1.0")
-    for message in (first, host("torch-b"), m.Heartbeat("torch-b", NOW, None, 0.002, "boot-b1", 3)):
-        state = reducer.apply_other(state, "torch-b", message, now)
-    assert state.agents["torch-b"].node == first and state.agents["torch-b"].lag_seconds == 0.002
-    state = reducer.apply_other(state, "torch-b", Connection("silent", now + 4, "no message"), now + 4)
-    assert state.silent_agents(now + 40) == {"torch-b": 40.0}
-    second = msgspec.structs.replace(first, boot="boot-b2", version="0.2.0")
-    for message in (Connection("connected", now + 41), second):
-        state = reducer.apply_other(state, "torch-b", message, now + 41)
-    assert state.silent_agents(now + 42) == {} and state.agents["torch-b"].node == second
 
 
 async def test_the_screens_say_so_and_are_whole_again() -> None:

@@ -86,36 +86,6 @@ async def test_a_dialog_is_worked_by_the_mouse() -> None:
     assert source.commands[0][1:][0] == {"micro": 4}
 
 
-async def test_dialogs_say_what_their_keys_do() -> None:
-    """One that would change nothing, one that asks for a yes, one that has nothing typed yet."""
-    source = source_of(4)
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        app.open_dialog("set-lr")
-        await pilot.pause()
-        assert "no change: already set" in dialog_text(app)
-        assert [hint.words for hint in app.key_hints()] == ["close"]
-        await pilot.press("5")
-        await pilot.pause()
-        assert [hint.words for hint in app.key_hints()] == ["send", "close"]
-        await pilot.press("escape")
-        app.open_dialog("stop")
-        await pilot.pause()
-        assert [hint.words for hint in app.key_hints()] == ["yes", "no", "close"]
-        await pilot.press("escape")
-        app.open_dialog("note")
-        await pilot.pause()
-        assert "text:" not in dialog_text(app)
-        await pilot.press("escape")
-        app.open_dialog("set-lr")
-        await pilot.pause()
-        await pilot.press("enter")
-        await until(pilot, lambda: isinstance(app.screen, OverviewScreen))
-
-    await driven(source, play)
-    assert source.commands == []
-
-
 async def test_others_who_are_attached_are_shown() -> None:
     source = source_of(4)
     source.viewers = (m.Viewer(by="anna", since_at=0.0), m.Viewer(by="cron", since_at=1.0, read_only=True))

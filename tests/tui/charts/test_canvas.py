@@ -5,7 +5,6 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +18,7 @@ from trainctl.tui.charts.viewport import page, window_end
 from trainctl.tui.state import series as s
 from trainctl.tui.state.membership_changes import Change
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.glyphs import ASCII, UNICODE, Glyphs
+from trainctl.tui.text.glyphs import UNICODE, Glyphs
 
 
 def curve(values: list[float], span: float = 1.0) -> Curve:
@@ -37,16 +36,8 @@ def window(values: dict[int, float]) -> s.Window:
 def dots(canvas: Canvas) -> set[tuple[int, int]]:
     """(row, column) of every dot, read back from the characters."""
     found = set()
-    bits = {
-        0x01: (0, 0),
-        0x02: (1, 0),
-        0x04: (2, 0),
-        0x40: (3, 0),
-        0x08: (0, 1),
-        0x10: (1, 1),
-        0x20: (2, 1),
-        0x80: (3, 1),
-    }
+    places = ((row, column) for column in range(2) for row in range(4))
+    bits = dict(zip((0x01, 0x02, 0x04, 0x40, 0x08, 0x10, 0x20, 0x80), places, strict=True))
     for row, pieces in enumerate(canvas.lines()):
         for column, char in enumerate(ln.plain(pieces)):
             code = ord(char) - 0x2800 if char >= "\u2800" else 0
@@ -97,25 +88,6 @@ def test_curves_drawn_together_are_those_drawn_one_after_another() -> None:
     assert {piece.role for pieces in together.lines() for piece in pieces} > {"series19", "series18"}
 
 
-def test_a_spike_one_step_wide_among_thousands_is_drawn_to_its_top() -> None:
-    values = [1.0] * 10_000
-    values[6_543] = 9.0
-    frame = Frame(1, 10_001, 0.0, 10.0, 20, 5)
-    canvas = Canvas(frame)
-    canvas.stroke(curve(values))
-    assert min(row for row, _ in dots(canvas)) == int((10 - 9) / 10 * 20)
-
-
-def test_a_gap_stays_empty_and_is_not_bridged() -> None:
-    made = window(dict.fromkeys((*range(1, 21), *range(61, 81)), 1.0))
-    panel = panel_of("x", (Trace(made, "", "series0"),), 1, 80)
-    row = next(row for row in text(panel, 45, 3) if any(char >= "\u2800" for char in row))
-    drawn = [index for index, char in enumerate(row) if char >= "\u2801"]
-    hole = [b - a for a, b in itertools.pairwise(drawn)]
-    assert max(hole) >= 18
-    assert sorted(hole)[-2] == 1
-
-
 def test_buckets_wider_than_a_column_are_joined() -> None:
     frame = Frame(1, 4, 0, 4, 30, 4)
     canvas = Canvas(frame)
@@ -123,92 +95,9 @@ def test_buckets_wider_than_a_column_are_joined() -> None:
     assert {column for _, column in dots(canvas)} >= set(range(41))
 
 
-@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
-def test_a_value_that_is_not_finite_is_marked_and_leaves_no_dot(glyphs: Glyphs) -> None:
-    made = window({1: 1.0, 2: 1.5, 3: math.nan, 4: math.inf, 5: 1.2})
-    rows = text(panel_of("x", (Trace(made, "", "series0"),), 1, 20), 40, 5, glyphs)
-    assert rows[0].count(glyphs.nonfinite) == 2
-    only = window({1: math.nan})
-    assert "no step yet" in "".join(text(panel_of("x", (Trace(only, "", "series0"),), 1, 20), 40, 5, glyphs))
-
-
-def test_a_flat_series_is_one_flat_line() -> None:
-    for value in (0.0, 3.0, -2.0, 1e-9):
-        made = window(dict.fromkeys(range(1, 31), value))
-        rows = text(panel_of("x", (Trace(made, "", "series0"),), 1, 30), 40, 5)
-        assert sum(any(char >= "\u2801" for char in row) for row in rows) == 1
-
-
-@given(
-    st.integers(0, 60),
-    st.integers(0, 14),
-    st.lists(st.floats(-1e9, 1e9), max_size=30),
-    st.sampled_from([UNICODE, ASCII]),
-)
-@settings(max_examples=120, deadline=None)
-def test_any_size_is_filled_exactly(columns: int, rows: int, values: list[float], glyphs: Glyphs) -> None:
-    made = window(dict(enumerate(values, 1)))
-    panel = panel_of("loss", (Trace(made, "node", "series0"),), 1, 32, (Mark(3, "1"), Mark(30, "2")))
-    drawn, _ = draw(panel, columns, rows, glyphs)
-    assert len(drawn) == rows
-    assert all(ln.width(row) == columns for row in drawn)
-    if glyphs.ascii_only:
-        assert all(ln.plain(row).isascii() for row in drawn)
-
-
-def test_names_at_the_ends_do_not_cover_each_other() -> None:
-    traces = [Trace(window({1: value}), f"n{index}", "series0") for index, value in enumerate((1.0, 1.0, 1.0, 5.0))]
-    made = text(panel_of("x", tuple(traces), 1, 1), 40, 4)
-    assert sorted(row.split()[-1] for row in made) == ["n0", "n1", "n2", "n3"]
-    assert len(text(panel_of("x", tuple(traces), 1, 1), 40, 2)) == 2
-
-
-def test_marks_stand_on_the_rule_or_under_its_title() -> None:
-    made = window({step: 1.0 + step for step in range(1, 101)})
-    panel = panel_of(
-        "loss", (Trace(made, "", "series0"),), 1, 100, (Mark(2, "1"), Mark(60, "2"), Mark(60, "3"), Mark(900, "4"))
-    )
-    drawn, labels = draw(panel, 60, 8, UNICODE)
-    assert [text for _, text, role in labels if role == "mark"] == ["3"]
-    assert "1" in ln.plain(drawn[0])[4:10]
-    assert sum(ln.plain(row).count("┊") for row in drawn) >= 6
-
-
-def named(panel: Plot, columns: int = 60) -> list[tuple[int, str]]:
-    return [(at, text) for at, text, role in draw(panel, columns, 8, UNICODE)[1] if role == "label"]
-
-
 def of_changes(*marks: Mark | Change, title: str = "loss") -> Plot:
     made = window({step: 1.0 + step for step in range(1, 101)})
     return panel_of(title, (Trace(made, "", "series0"),), 1, 100, marks)
-
-
-def test_a_generation_has_a_vertical_of_its_own_and_its_name_on_the_rule() -> None:
-    panel = of_changes(Change(60, "g1.4"))
-    drawn, _ = draw(panel, 60, 8, UNICODE)
-    ((at, name),) = named(panel)
-    assert name == "g1.4"
-    column = next(ln.plain(row).index("╎") for row in drawn if "╎" in ln.plain(row))
-    assert at <= column < at + len(name)
-    assert sum(ln.plain(row).count("╎") for row in drawn) >= 6
-    assert "!" in "".join(ln.plain(row) for row in draw(panel, 60, 8, ASCII)[0])
-
-
-def test_generations_close_together_leave_the_room_to_the_newest_and_none_covers_a_number() -> None:
-    near = named(of_changes(Change(60, "g1.4"), Change(61, "g1.5"), Change(62, "g1.6")))
-    assert [name for _, name in near] == ["g1.6"]
-    _, labels = draw(of_changes(Mark(60, "1"), Change(60, "g1.4")), 60, 8, UNICODE)
-    cells = {at + offset: char for at, text, _ in labels for offset, char in enumerate(text)}
-    number = next(at for at, text, role in labels if role == "mark")
-    assert (cells[number], cells.get(number + 1, " "), cells[number + 2]) == ("1", " ", "g")
-
-
-def test_under_the_title_a_generation_stands_in_the_first_row_where_nothing_is_drawn() -> None:
-    rising = of_changes(Change(3, "g1.2"), title="a chart with a long title")
-    assert named(rising) == []
-    assert "╎g1.2 " in text(rising, 60, 8)[0]
-    falling = (Trace(window({step: 200.0 - step for step in range(1, 101)}), "", "series0"),)
-    assert "g1.2" not in "".join(text(dataclasses.replace(rising, traces=falling), 60, 8))
 
 
 @given(st.lists(st.integers(-5, 120), max_size=12), st.lists(st.integers(-5, 120), max_size=9), st.integers(12, 80))
@@ -257,25 +146,3 @@ def test_a_first_step_of_twenty_seconds_leaves_the_others_their_room_and_says_it
     calm = window(dict.fromkeys(range(1, 100), 1.0))
     panel = panel_of("step", (Trace(calm, "studio", "series0"),), 1, 120)
     assert text(dataclasses.replace(panel, most_times=4.0), 60, 10) == text(panel, 60, 10)
-
-
-def test_letters_tell_the_lines_apart() -> None:
-    tracks = tuple(
-        Trace(window({step: float(level) for step in range(1, 100)}), name, "series0", letter=letter)
-        for level, name, letter in ((1, "studio", "a"), (2, "mbp", "b"))
-    )
-    shown = text(panel_of("step", tracks, 1, 100), 70, 8, dataclasses.replace(UNICODE, letters=True))
-    for letter, name in (("a", "studio"), ("b", "mbp")):
-        (row,) = (row for row in shown if f"{letter} {name}" in row)
-        assert row.count(letter) >= 4
-    assert "a studio" not in "\n".join(text(panel_of("step", tracks, 1, 100), 70, 8))
-
-
-def test_a_number_that_runs_out_at_the_top_stands_a_blank_apart_from_a_mark_s() -> None:
-    values = window({step: {9: 7.87, 100: 2.0}.get(step, 1.0) for step in range(1, 121)})
-    marks = tuple(Mark(step, str(number)) for number, step in enumerate((5, 12), 1))
-    panel = panel_of("a chart with a long title", (Trace(values, "a", "series0"),), 1, 120, marks, most_times=4.0)
-    top = ln.plain(draw(panel, 60, 10, UNICODE)[0][0])
-
-    assert " ↑7.87 " in top
-    assert "1" in top.partition(" ↑7.87 ")[0]

@@ -9,19 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tui.support.plotted import VIEW, state_of
-from tests.tui.support.recorded import history_of, run_view
+from tests.tui.support.recorded import history_of
 
 from trainctl.protocol import messages as m
-from trainctl.tui.charts import history, layout, readout
+from trainctl.tui.charts import history
 from trainctl.tui.charts import viewport as vw
 from trainctl.tui.charts.axis import Axis
 from trainctl.tui.charts.marks import Mark
 from trainctl.tui.charts.plot import Plot, draw, margins, prepare
-from trainctl.tui.charts.plots import RunData, Sources, extent, plots
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace, reading, shape
 from trainctl.tui.charts.viewport import ChartView, Extent, Pick
-from trainctl.tui.screens import overview_view
 from trainctl.tui.state import reducer
 from trainctl.tui.state import series as s
 from trainctl.tui.text import styled_line as ln
@@ -78,7 +76,6 @@ def test_no_spike_is_lost_at_any_zoom(
     first, last = vw.shown(view, place)
     plot = of(values, first, last, scale=Scale(log), half_life_steps=half_life)
     made = prepare(plot, 12)
-    assert made.span is not None
     bucket = spike_at // size * size
     if bucket + size > first and bucket < last + 1:
         assert made.span[1] >= Scale(log).place(np.array([50.0]))[0]
@@ -138,19 +135,10 @@ def test_any_size_is_filled_exactly(
         assert all(ln.plain(row).isascii() for row in drawn)
 
 
-def test_the_smoothed_line_shows_in_the_raw_one_without_colours() -> None:
-    noisy = window({step: 1.0 + 0.5 * (-1) ** step for step in range(1, 2001)})
-    rows = text(of(noisy, 1, 2000, half_life_steps=200.0), 80, 9)
-    middle = rows[3] + rows[4]
-    assert sum(char in "⠉⠒⠤⣀⠒⠢⠔⠑⠊⠦⠴⠲⠖⠓⠚" for char in middle) > 40
-    assert "⣿" in middle + rows[1] + rows[2]
-
-
 def test_a_reading_is_the_bucket_at_the_crosshair_and_nothing_in_a_gap() -> None:
     values = s.appended(flat(200, 15, 9.0, 10), window(dict.fromkeys(range(300, 310), 2.0)), 209)
     trace = Trace(values, "loss", "series0")
     found = reading(trace, 17.0)
-    assert found is not None
     assert (found.first, found.last, found.minimum, found.maximum) == (10, 19, 1.0, 9.0)
     assert found.mean == pytest.approx(1.8)
     assert reading(trace, 250.0) is None
@@ -175,7 +163,6 @@ def test_live_readings_of_machines_follow_at_any_pace() -> None:
     """Between two readings are more steps than a state keeps parts of."""
     chart = vw.Chart((Pick("cpu_percent", vw.ALL_RANKS),))
     state, tails = state_of(1), dict[history.Key, s.Window]()
-    assert state.run is not None
     answer = history.Answer(
         history.Ask(state.run.run, ("cpu_percent",), 1, state.run.step, 100, state.run.step),
         {("cpu_percent", 0): window({state.run.step - 9: 50.0})},
@@ -201,46 +188,9 @@ def answered(run: m.RunView, view: ChartView, first: int, last: int, columns: in
     return history.answer_of(ask, [reply])
 
 
-def test_the_readout_says_step_tokens_time_values_and_the_nearest_mark() -> None:
-    state = state_of()
-    assert state.run is not None
-    data = {state.run.run: RunData(state.run, answered(state.run, VIEW, 1, 18_240))}
-    view = dataclasses.replace(VIEW, crosshair=18_215.0, x="tokens")
-    sources = Sources(state, data)
-    place = extent(view, sources, 100)
-    plot = plots(view, sources, place, (0,))[0]
-    axes = {kind: sources.axis(state.run.run, kind, elapsed=False) for kind in ("tokens", "time")}
-    rows = [ln.plain(row) for row in readout.lines(plot, axes, readout.notes(state, UNICODE), 110, 2, UNICODE)]
-    assert rows[0].startswith("597M tokens")
-    assert "step 18,215" in rows[0]
-    assert rows[0].rstrip().endswith("5 @18,210 set-lr 1.8e-4→1.62e-4 scaled by anna")
-    assert "eval 1.906 @15,200" in rows[1]
-    assert rows[1].startswith("loss 1.7")
-
-
-def test_another_run_is_laid_over_on_tokens_and_on_time_since_its_start() -> None:
-    state = state_of(1)
-    other = run_view(4, "stopped", 18_240, 60_000)
-    assert state.run is not None
-    for kind in ("step", "tokens", "time"):
-        view = dataclasses.replace(VIEW, x=kind, runs=(other.run,))
-        data = {run.run: RunData(run, answered(run, view, 1, run.step)) for run in (state.run, other)}
-        sources = Sources(state, data)
-        place = extent(view, sources, 100)
-        assert place.newest >= (18_000 if kind == "step" else 118)
-        shown = plots(view, sources, place, (0, 1))
-        labels = [trace.label for trace in shown[0].traces]
-        assert labels == ["loss", "eval", "sft-1b loss", "sft-1b eval"]
-        x0, x1 = shown[0].edges
-        reached = [float(trace.axis.to_x(float(trace.window.newest_step))) for trace in shown[0].traces[::2]]
-        assert all(x0 < x <= x1 * 1.01 for x in reached)
-        assert reached[1] > 2 * reached[0]
-
-
 def test_live_values_go_after_what_the_record_answered_and_a_hole_is_seen() -> None:
     state = state_of(1)
     run = state.run
-    assert run is not None
     early = answered(run, VIEW, 1, 100)
     windowed = history.window_of([early], state, ("loss", None), (1, 118))
     assert windowed.newest_step == 118
@@ -255,7 +205,6 @@ def test_what_no_snapshot_carries_is_drawn_from_the_run_s_beginning(metric: str)
     """The state's own window begins where the screen was attached; the record's answer is coarser and whole."""
     state = state_of(1)
     run = state.run
-    assert run is not None
     last, view = run.step, ChartView((vw.Chart((Pick(metric),)),))
     whole = answered(run, view, 1, last, columns=40)
     attached, alone = window(dict.fromkeys(range(last - 20, last + 1), 0.5)), (metric, None)
@@ -272,7 +221,7 @@ def test_what_ranks_say_of_waits_is_collected_without_doubles() -> None:
     tails: dict[history.Key, s.Window] = {}
     drawn = [vw.Chart((Pick("wait_seconds", vw.ALL_RANKS), Pick("memory_bytes", vw.ALL_RANKS), Pick("loss")))]
     for step in (*range(1, 9), *range(5, 12), *range(40, 43)):
-        state = dataclasses.replace(state, parts={0: (dataclasses_replace(part, step),)})
+        state = dataclasses.replace(state, parts={0: (msgspec.structs.replace(part, step=step),)})
         tails = history.collected(tails, state, drawn)
         if step == 11:
             assert tails["wait_seconds", 0].first.tolist() == list(range(1, 12))
@@ -281,7 +230,6 @@ def test_what_ranks_say_of_waits_is_collected_without_doubles() -> None:
 
 def test_a_metric_that_the_run_brought_is_drawn_as_it_comes() -> None:
     state, tails, alone = state_of(1), dict[history.Key, s.Window](), ("user:reward", None)
-    assert state.run is not None and state.last_step is not None
     whole, step = state.run.step, state.last_step.value
     drawn = [vw.Chart((Pick("user:reward"),))]
     ask = history.Ask(state.run.run, ("user:reward",), 1, whole, 100, whole)
@@ -296,11 +244,6 @@ def test_a_metric_that_the_run_brought_is_drawn_as_it_comes() -> None:
         assert not history.is_torn(answer, state, tails)
     found = history.window_of([answer], state, alone, (1, numbers[-1]), tails)
     assert found.last.tolist() == [50.0, *map(float, numbers)]
-
-
-def dataclasses_replace(part: m.RankStep, step: int) -> m.RankStep:
-    fields = {name: getattr(part, name) for name in part.__struct_fields__}
-    return m.RankStep(**{**fields, "step": step})
 
 
 def test_asks_are_cut_to_the_protocol_s_limits() -> None:
@@ -325,33 +268,3 @@ def test_a_value_that_was_not_finite_comes_back_as_a_mark() -> None:
     assert made.first.tolist() == [1, 2, 3, 4]
     assert made.broken.tolist() == [0, 0, 1, 0]
     assert np.isnan(made.maximum[2])
-
-
-@pytest.mark.parametrize("size", [(80, 20), (120, 36), (200, 56), (60, 11)])
-@pytest.mark.parametrize("alone", [False, True])
-def test_charts_above_each_other_fill_the_rows_with_one_left_edge(size: tuple[int, int], alone: bool) -> None:
-    state = state_of()
-    assert state.run is not None
-    charts = (*VIEW.charts, vw.Chart((Pick("learning_rate"),)), vw.Chart(()))
-    view = dataclasses.replace(VIEW, charts=charts, focus=2, alone=alone)
-    sources = Sources(state, {state.run.run: RunData(state.run, answered(state.run, view, 1, 18_240))})
-    place = extent(view, sources, 100)
-    columns, rows = size
-    wanted = layout.window_of_charts(view, rows - layout.READOUT_ROWS - 1)
-    shown = list(zip(wanted, plots(view, sources, place, wanted), strict=True))
-    drawn = layout.draw(shown, view, place, {}, readout.notes(state, UNICODE), columns, rows, UNICODE)
-    assert len(drawn.lines) == rows
-    assert {ln.width(row) for row in drawn.lines} == {columns}
-    assert 2 in wanted
-    assert len({(item.left, item.columns) for item in drawn.places}) == 1
-    assert any("learning rate" in ln.plain(row) for row in drawn.lines)
-
-
-def test_panels_stand_side_by_side() -> None:
-    state = state_of()
-    panels = [overview_view.busy_panel(state), overview_view.rate_panel(state)]
-    rows = [ln.plain(line) for line in layout.side_by_side(panels, 81, 8, UNICODE)]
-    assert [len(text) for text in rows] == [81] * 8
-    assert rows[0].index("┬") == 40
-    assert any(text.rstrip().endswith("no step yet") or is_dot(text[20]) for text in rows)
-    assert layout.side_by_side([], 20, 3, UNICODE) == [ln.fit((), 20)] * 3

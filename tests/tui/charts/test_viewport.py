@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainctl.protocol import messages as m
 from trainctl.tui.charts import viewport as vw
-from trainctl.tui.charts.axis import Axis, axis_of, text, ticks, tokens
+from trainctl.tui.charts.axis import Axis, axis_of, ticks
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import smooth
 from trainctl.tui.charts.viewport import ChartView, Extent, Pick
@@ -100,25 +100,6 @@ def test_the_crosshair_goes_by_columns_or_by_steps_where_those_are_wider() -> No
     assert act(act(narrow, "reset", extent), "cross_right", extent).crosshair == 9905
 
 
-def test_log_smoothing_charts_and_axis_are_chosen_by_keys() -> None:
-    extent = Extent(1000)
-    view = act(act(VIEW, "next", extent), "log", extent)
-    assert [chart.log for chart in view.charts] == [False, True]
-    kinds = []
-    for _ in range(3):
-        view = act(view, "axis", extent)
-        kinds.append(view.x)
-    assert kinds == ["tokens", "time", "step"]
-    halves = []
-    for _ in vw.SMOOTHINGS:
-        view = act(view, "smooth", extent)
-        halves.append(vw.half_life(view.chart, view, extent))
-    assert halves == [10, 20, 100, 0]
-    assert len(act(view, "add", extent).charts) == 3
-    assert act(act(view, "remove", extent), "remove", extent).charts == (CHARTS[0],)
-    assert act(view, "alone", extent).alone
-
-
 def windows(values: list[tuple[int, float]], capacity: int = 64) -> s.Window:
     made = s.empty(capacity)
     for step, value in values:
@@ -160,13 +141,6 @@ def test_log_and_linear_agree_on_order(values: list[float], rows: int) -> None:
         assert all(low - 1e-9 <= height <= high + 1e-9 for height in labels)
 
 
-def test_a_logarithm_has_decades_and_no_place_for_zero() -> None:
-    scale = Scale(log=True)
-    assert list(scale.ticks(-4.2, 1.1, 16).values()) == ["1e-4", "0.001", "0.01", "0.1", "1", "10"]
-    assert list(scale.ticks(0.2, 1.4, 16).values()) == ["2", "5", "10", "20"]
-    assert np.isnan(scale.place(np.array([0.0, -1.0, math.nan]))).all()
-
-
 def series(metric: str, size: int, rows: list[tuple[int, float, float]]) -> m.Series:
     steps, low, high = zip(*rows, strict=True)
     return m.Series(metric, None, size, steps, low, high, low, high)
@@ -188,21 +162,6 @@ def test_a_clock_that_was_set_back_does_not_fold_the_axis(times: list[float]) ->
     made = axis_of("time", series("committed_at", 1, [(i + 1, at, at) for i, at in enumerate(times)]), None)
     assert (np.diff(made.steps) > 0).all()
     assert (np.diff(made.values) > 0).all()
-
-
-def test_labels_of_tokens_and_of_times() -> None:
-    assert [tokens(value, span) for value, span in ((597.71e6, 1e6), (1.2e6, 1e6), (0, 1e6), (3e9, 6e9))] == [
-        "597.71M", "1.2M", "0", "3G",
-    ]  # fmt: skip
-    zone = datetime.timezone(datetime.timedelta(hours=5, minutes=30))
-    clock = Axis("time", np.array([1.0, 2.0]), np.array([1.7e9, 1.7e9 + 7200]))
-    found = ticks(clock, 1.7e9, 1.7e9 + 7200, 80, zone)
-    assert len(found) > 2
-    assert all(words.endswith(("00", "30", "15", "45", "20", "40", "10", "50")) for _, words in found)
-    elapsed = dataclasses.replace(clock, origin_seconds=1.7e9)
-    assert text(elapsed, 3725.0, 7200.0, zone) == "1h 02m"
-    steps = ticks(Axis(), 1.0, 20_481.0, 70, None)
-    assert [words for _, words in steps] == ["5,000", "10,000", "15,000", "20,000"]
 
 
 @given(st.floats(0, 1e12), st.floats(1, 1e12), st.integers(4, 300), st.sampled_from(["step", "tokens", "time"]))

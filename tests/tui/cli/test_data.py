@@ -4,11 +4,9 @@ import json
 import tempfile
 from pathlib import Path
 
-import msgspec
 import pytest
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
-from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.run_file import read
 from trainctl.protocol.machine.file_digests import model_digests
@@ -16,7 +14,6 @@ from trainctl.trainer import demo_assets
 from trainctl.trainer.common.reference_cache import write_notes
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.tui.setup import data_check
-from trainctl.tui.setup.data_preview import sample_text, statistics_lines
 
 ROWS = [{"prompt": "2+2?\n", "completion": "4"}, {"prompt": "3+3?\n", "completion": "6\x1b[31m"}]
 
@@ -34,25 +31,13 @@ def run_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_person_reads_facts_and_samples_without_their_control_characters(run_file: Path) -> None:
+def test_a_person_reads_samples_without_their_control_characters_and_a_script_gets_one_object(run_file: Path) -> None:
     done = call("data", "preview", run_file)
     assert done.returncode == 0, done.stderr
-    assert "samples     2, of which 0 are held out" in done.stdout
     assert "2+2?\n»4<end>«" in done.stdout and "\x1b" not in done.stdout
-
-
-def test_a_script_gets_one_object(run_file: Path) -> None:
     found = call_json("data", "preview", run_file, "-n", "1", "--set", "data.held_out=0.5")
     assert (found["samples"], found["held_out"], len(found["shown"])) == (2, 1, 1)
     assert found["shown"][0]["tokens"][0] == ["2", False]
-
-
-def test_held_out_files_are_counted_apart(run_file: Path) -> None:
-    more = run_file.with_name("more.jsonl")
-    more.write_text(json.dumps(ROWS[0]) + "\n", "utf-8")
-    done = call("data", "preview", run_file, "--set", "data.held_out_path=more.jsonl")
-    assert f"samples     2, and 1 held out in {more}" in done.stdout
-    assert "duplicates  0 samples; 1 held-out samples are also used for training" in done.stdout
 
 
 def test_a_growing_file_is_read_as_far_as_it_is_written(run_file: Path) -> None:
@@ -94,17 +79,10 @@ def test_what_is_wrong_is_one_line(run_file: Path) -> None:
     ("rows", "says"),
     [
         (f"{json.dumps(ROWS[0])}\n" * 9 + '{"prompt": "a", "completion": ""}\n', "line 10: completion: is empty"),
-        (
-            json.dumps({"prompt": "a" * 600, "completion": "b"}),
-            "rows.jsonl: line 1 has nothing to learn within its first 513 tokens",
-        ),
-        (
-            json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
-            "need a chat",
-        ),
+        (json.dumps({"prompt": "a" * 600, "completion": "b"}), "nothing to learn within its first 513 tokens"),
         ("\n\n", "run.toml: data.path: none of 0 samples has a token to learn"),
     ],
-    ids=["late", "long", "template", "blank"],
+    ids=["late", "long", "blank"],
 )
 def test_check_reads_all_data_as_a_trainer_does(run_file: Path, rows: str, says: str) -> None:
     run_file.with_name("rows.jsonl").write_text(rows, "utf-8")
@@ -142,7 +120,6 @@ def test_check_says_whether_the_reference_is_cached(
     assert_one_line(call("check", run_file, *dpo), 2, "delete the folder to have")
     write_notes(folder, dataset.reference_key(model_digests(tmp_path / "model").whole, "float32"))
     assert f"reference: cached in {kept} (0.0 MB)" in call("check", run_file, *dpo).stdout
-    assert f"reference   cached in {kept}" in call("data", "preview", run_file, *dpo).stdout
 
 
 def test_a_bench_measures_the_data_and_compares_them_with_a_need(
@@ -159,40 +136,3 @@ def test_a_bench_measures_the_data_and_compares_them_with_a_need(
     assert needed.startswith("training            5  as given by --need")
     assert concluded.startswith("data: ") and "; a step needs 5 tokens/s: data takes 0." in concluded
     assert not list(tmp_path.glob("trainctl-bench-*"))
-
-
-def test_what_is_wrong_with_a_bench_is_one_line(run_file: Path) -> None:
-    assert_one_line(call("data", "bench", run_file, "--need", "nan"), 2, "--need: must be a finite number")
-    run_file.with_name("rows.jsonl").write_text('{"prompt": "a", "completion": ""}\n', "utf-8")
-    assert_one_line(call("data", "bench", run_file, "--no-model"), 2, "line 1: completion: is empty")
-
-
-def test_colours_mark_what_counts() -> None:
-    sample = ShownSample("x", (("a", False), ("b", True), ("c", False)))
-    assert sample_text(sample, str, color=True) == "\x1b[2ma\x1b[32mb\x1b[0m\x1b[2mc\x1b[0m"
-    assert sample_text(sample, str, color=False) == "a»b«c"
-    pair = ShownSample("x", (("a", False), ("b", True)), (("a", False), ("d", True)))
-    assert sample_text(pair, str, color=False) == "prompt:\na\nchosen:\n»b«\nrejected:\n»d«"
-
-
-def test_a_person_reads_shares_beside_counts() -> None:
-    found = DataStatistics(
-        samples=2000, held_out=20, tokens=400_000, counted=100_000, lengths={"p50": 90, "p100": 4096},
-        sequence_length=512, truncated=50, skipped=3, duplicates=7, padding=0.253, micro_batch=8,
-        packs=1200, pack_efficiency=0.971,
-    )  # fmt: skip
-    assert statistics_lines(found) == [
-        "samples     2,000, of which 20 are held out",
-        "tokens      400,000; 100,000 count in the loss (25.0%)",
-        "lengths     p50 90, longest 4,096 tokens; sequence_length 512",
-        "truncated   50 samples (2.5%)",
-        "not used    3 more samples",
-        "duplicates  7 samples",
-        "padding     25.3% of a micro-batch of 8",
-        "packing     none; best-fit would make 1,200 packs, 97.1% full",
-    ]
-    assert statistics_lines(msgspec.structs.replace(found, packing="best-fit"))[-2:] == [
-        "padding     25.3% of a micro-batch of 8 without packing",
-        "packing     1,200 packs, 97.1% full",
-    ]
-    assert statistics_lines(msgspec.structs.replace(found, warning="no end"))[-1] == "warning     no end"

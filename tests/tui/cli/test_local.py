@@ -3,26 +3,21 @@
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process, wait_until
+from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.config import names
 from trainctl.tui.cli import agent_call
 from trainctl.tui.cli import main as cli
-from trainctl.tui.commands import targets
 
 NOBODY = "tcp://127.0.0.1:1"
 """Privileged, and nothing listens at that address."""
-UUID = "6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914"
 Main = Callable[..., tuple[int, str, str]]
 
 RUN_FILE = """
@@ -69,87 +64,56 @@ def run_file(tmp_path: Path) -> Path:
 
 BAD = [
     (["frobnicate"], "No such command 'frobnicate'"),
-    (["--frobnicate"], "--frobnicate"),
     (["send"], "Missing argument 'VERB'"),
     (["send", "frobnicate"], "unknown verb 'frobnicate'; the verbs are start-run, resize-batch"),
-    (["send", "resize-batch"], "micro"),
     (["send", "resize-batch", "micro=0"], "micro: must be a whole number of at least 1"),
-    (["send", "resize-batch", "micro=x"], "micro: must be a whole number"),
-    (["send", "resize-batch", "micro=1.5"], "micro"),
     (["send", "resize-batch", "micro=8", "macro=1"], "macro: resize-batch has no argument 'macro'; it takes micro"),
-    (["send", "resize-batch", "micro=8", "micro=9"], "'micro' is given twice: remove one"),
     (["send", "resize-batch", "8"], "'8' must be written as key=value"),
-    (["send", "resize-batch", "=8"], "'=8' must be written as key=value"),
-    (["send", "pause", "now=1"], "now: pause has no argument 'now'; it takes no arguments"),
     (["send", "pause", "--node", "studio"], "node: pause applies to the whole run"),
     (["send", "set-lr", "value=nan"], "value"),
-    (["send", "set-lr", "value=1e-4", "schedule=halve"], "schedule"),
     (["send", "pause", "--id", "7"], "--id: '7' is not a UUID"),
-    (["send", "pause", "--if-plan", "-1"], "--if-plan"),
     (["send", "pause", "--if-plan", str(2**64)], "--if-plan: is larger than any plan version"),
-    (["send", "pause", "--ttl", "0"], "--ttl"),
     (["send", "pause", "--timeout", "0"], "--timeout"),
-    (["send", "pause", "--wait", "forever"], "--wait"),
-    (["send", "start-run"], "config: give one of config, resume and branch"),
     (["send", "start-run", "config=run.toml"], "must be written as config=@run.toml"),
     (["send", "start-run", "config=@none.toml"], "none.toml: no such run file"),
     (["run"], "give RUN.toml to start a run, --branch RUN@STEP to branch off one, or --resume RUN to resume one"),
-    (["run", "a.toml", "--resume", "b"], "give RUN.toml to start a run, --branch RUN@STEP to branch off one, or"),
     (["run", "--branch", "a@0", "--connect", "tcp://127.0.0.1:9"], "branch: 'a@0' must be RUN@STEP, with the step of"),
     (["run", "--resume", "b", "--set", "run.steps=1"], "a resumed run keeps its own run file: leave out --set"),
     (["run", "none.toml"], "none.toml: no such run file"),
-    (["check", "none.toml"], "none.toml: no such run file"),
     (["ls", "--connect", "studio"], "studio: an address must be tcp://host:port"),
-    (["logs", "--rank", "-1"], "--rank"),
     (["events", "-n", "501"], "--last"),
     (["demo", "--steps", "0"], "--steps"),
-    (["demo", "--backend", "jax"], "--backend"),
     ([], "the full screen needs a terminal"),
-    (["attach"], "the full screen needs a terminal"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "says"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_wrong_usage_is_one_line_and_exit_code_2(main: Main, words: list[str], says: str) -> None:
+def test_wrong_usage_is_exit_code_2_and_one_line_or_one_object(main: Main, words: list[str], says: str) -> None:
     code, out, err = main(*words)
-    assert (code, out) == (2, "")
-    assert err.startswith("trainctl: ")
-    assert err.count("\n") == 1
-    assert says in err
-
-
-@pytest.mark.parametrize(("words", "says"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_with_json_it_is_one_object_on_standard_output(main: Main, words: list[str], says: str) -> None:
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("trainctl: ") and says in err
     code, out, err = main(*words, "--json")
-    assert (code, err) == (2, "")
+    assert (code, err, out.count("\n")) == (2, "", 1)
     found = json.loads(out)
-    assert found["ok"] is False
-    assert found["error"]["code"] in ("usage", "invalid-input")
-    assert out.count("\n") == 1
-    if words not in ([], ["attach"], ["--frobnicate"]):  # there --json itself is the unknown option
-        assert says in found["error"]["text"]
+    assert found["ok"] is False and found["error"]["code"] in ("usage", "invalid-input")
+    assert says in found["error"]["text"] or not words  # without a command, --json itself is the unknown option
 
 
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("batch.micro", "0", "run.toml: batch.micro: must be a whole number of at least 1"),
         ("batch.micro", "5", "run.toml: batch.micro: 5 is above batch.global = 4"),
         ("run.stepz", "5", "stepz"),
         ("steps", "5", "--set: 'steps' must have the form table.key=value"),
         ("model.path", "nowhere", "model.path: no such folder: "),
-        ("data.path", "nowhere", "data.path: no such file or folder"),
         ("data.tokenizer", "model", "data.tokenizer"),
     ],
 )
-@pytest.mark.parametrize("command", ["run", "check"])
-def test_a_run_that_cannot_be_is_refused_here(
-    main: Main, run_file: Path, command: str, key: str, value: str, says: str
-) -> None:
-    code, out, err = main(command, str(run_file), "--set", f"{key}={value}")
-    assert (code, out) == (2, "")
-    assert says in err
-    assert err.count("\n") == 1
+def test_a_run_that_cannot_be_is_refused_here(main: Main, run_file: Path, key: str, value: str, says: str) -> None:
+    for command in ("run", "check"):
+        code, out, err = main(command, str(run_file), "--set", f"{key}={value}")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert says in err
 
 
 def test_without_a_cluster_several_nodes_are_not_taken_for_this_machine(main: Main, run_file: Path) -> None:
@@ -183,7 +147,6 @@ def test_paths_of_a_node_behind_a_forwarded_port_are_left_to_its_agent(
     code, out, err = main("check", str(run_file), "--cluster", cluster)
     assert (code, err.count("\n")) == (0, 3), err
     assert "no problems found" in out
-    assert f"run trainctl cluster sync {run_file}" in err
     assert "nodes.far.model_path: /nowhere/model isn't on this machine; that node's agent checks for it" in err
     code, out, err = main("check", str(run_file), "--cluster", cluster, "--json")
     unseen = {"nodes.far.model_path": "/nowhere/model", "nodes.far.data_path": "/nowhere/data"}
@@ -209,19 +172,11 @@ def test_common_paths_and_those_of_this_machine_s_node_must_be_here(
         assert "run.toml: data.path: no such file" in main(*words)[2]
 
 
-def test_empty_data_is_refused_here(main: Main, run_file: Path) -> None:
-    (run_file.parent / "data" / "a.txt").write_text("")
-    for words in (["run", str(run_file)], ["check", str(run_file)], ["send", "start-run", f"config=@{run_file}"]):
-        code, _, err = main(*words)
-        assert code == 2
-        assert "data.path" in err
-
-
 @pytest.mark.parametrize(
     ("name", "raw", "says"),
     [
+        ("data/a.txt", b"", "data.path"),
         ("data/a.txt", b"x" * 511, "data.path: the text has 512 tokens; one block needs 513"),
-        ("model/model.safetensors", b"weights", "model.path: "),
         ("model/model.safetensors", b"\2\0\0\0\0\0\0\0{", "model.safetensors is not a safetensors file"),
     ],
 )
@@ -266,29 +221,6 @@ def test_check_tells_everything_that_is_wrong_a_line_each(main: Main, run_file: 
     assert [f"trainctl: {line}" for line in told["problems"]] == main(*words)[2].splitlines()
 
 
-@pytest.mark.parametrize("words", [["--help"], ["keys", "--help"], ["cluster", "--help"]])
-def test_no_summary_in_a_help_is_cut(main: Main, words: list[str]) -> None:
-    code, out, _ = main(*words)
-    listed = out[out.index("Commands:") :].partition("\n\n")[0]
-    assert code == 0 and "..." not in listed and "…" not in listed
-    if words == ["--help"]:
-        assert all(len(line.split()) > 1 and line[2] != " " for line in listed.splitlines()[1:])
-
-
-@pytest.mark.parametrize("group", ["keys", "cluster"])
-def test_a_group_without_a_command_is_told_so_in_one_line(main: Main, group: str) -> None:
-    code, out, err = main(group)
-    assert (code, out) == (2, "")
-    assert err == f"trainctl: Missing command. (see trainctl {group} --help)\n"
-
-
-def test_a_choice_that_is_none_is_refused_in_the_words_of_a_person(main: Main) -> None:
-    _, _, err = main("demo", "--backend", "jax")
-    assert "'jax' is not one of 'auto', 'torch', 'mlx'" in err and "Value error" not in err
-    _, _, err = main("send", "mute", "kind=heat")
-    assert "'heat' is not one of nonfinite, skipped" in err
-
-
 def test_check_says_that_a_run_file_is_in_order(main: Main, run_file: Path) -> None:
     assert main("check", str(run_file)) == (0, f"{run_file}: no problems found; 10 steps of 4 samples\n", "")
     code, out, _ = main("check", str(run_file), "--set", "run.steps=20", "--json")
@@ -296,25 +228,18 @@ def test_check_says_that_a_run_file_is_in_order(main: Main, run_file: Path) -> N
     assert json.loads(out)["config"]["run"]["steps"] == 20
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
+def test_bytes_that_are_no_text_are_refused_and_what_the_locale_cannot_show_is_replaced() -> None:
     assert_one_line(call_process("send", "note", os.fsdecode(b"text=\xff")), 2, "text: is not UTF-8 text")
-    done = call_process("send", os.fsdecode(b"\xff"), "--json")
-    assert done.returncode == 2
-    assert json.loads(done.stdout)["ok"] is False
+    assert_one_line(call_process("send", "notë", PYTHONIOENCODING="ascii"), 2, "unknown verb 'not?'")
 
 
 def test_escape_sequences_of_an_argument_are_not_repeated_to_the_terminal(main: Main) -> None:
-    _, _, err = main("send", "resize-batch", "\x1b[2Jmicro")
-    assert "\x1b" not in err
-
-
-# ---------------------------------------------------------------- nobody there
+    assert "\x1b" not in main("send", "resize-batch", "\x1b[2Jmicro")[2]
 
 
 @pytest.mark.parametrize(
     "words",
-    [["ls"], ["status"], ["watch"], ["events"], ["events", "-f"], ["logs"], ["send", "pause"],
-     ["send", "pause", "--wait", "none"], ["run", "--resume", "a"], ["run", "--resume", "a", "--follow"]],
+    [["ls"], ["watch"], ["events", "-f"], ["logs"], ["send", "pause", "--wait", "none"], ["run", "--resume", "a"]],
     ids=" ".join,
 )  # fmt: skip
 def test_an_agent_that_is_not_there_is_exit_code_5(
@@ -334,67 +259,6 @@ def test_a_short_timeout_does_not_make_an_absent_agent_a_slow_one() -> None:
     assert_one_line(call_process("send", "pause", "--timeout", "0.3", "--connect", NOBODY), 5, "no agent at")
 
 
-@pytest.mark.parametrize(
-    ("words", "env", "wanted"),
-    [
-        (["ls", "--connect", "tcp://127.0.0.1:2"], "tcp://127.0.0.1:3", "tcp://127.0.0.1:2"),
-        (["--connect", "tcp://127.0.0.1:4", "ls"], "tcp://127.0.0.1:3", "tcp://127.0.0.1:4"),
-        (["--connect", "tcp://127.0.0.1:4", "ls", "--connect", "tcp://127.0.0.1:2"], None, "tcp://127.0.0.1:2"),
-        (["ls"], "tcp://127.0.0.1:3", "tcp://127.0.0.1:3"),
-        (["ls"], None, "tcp://127.0.0.1:7474"),
-    ],
-)
-def test_which_agent_is_meant(
-    main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], env: str | None, wanted: str
-) -> None:
-    monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path))  # an agent that runs on this machine would be found
-    asked: list[str] = []
-
-    def note(address: str, work: Any, **options: Any) -> None:
-        asked.append(address)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(agent_call, "call", note)
-    if env is not None:
-        monkeypatch.setenv("TRAINCTL_CONNECT", env)
-    assert main(*words)[0] == 130
-    assert asked == [wanted]
-
-
-def test_the_default_address_is_where_agents_listen() -> None:
-    from trainctl.protocol.config.addresses import split
-    from trainctl.protocol.wire.sockets import DEFAULT_PORT
-
-    assert split(targets.DEFAULT_ADDRESS).port == DEFAULT_PORT
-
-
-# ---------------------------------------------------------------- the edge
-
-
-@pytest.mark.parametrize("words", [[], *([name] for name in ("send", "run", "demo", "watch", "logs", "check"))])
-def test_help_is_there(main: Main, words: list[str]) -> None:
-    code, out, err = main(*words, "--help")
-    assert (code, err) == (0, "")
-    assert out.startswith("Usage: trainctl")
-    assert "\x1b" not in out
-
-
-def test_help_of_send_names_every_verb_and_argument(main: Main) -> None:
-    from trainctl.protocol.messages.verbs import VERBS
-
-    _, out, _ = main("send", "--help")
-    words = "".join(out.split())  # a line may break at a verb's hyphen
-    assert all(verb in words for verb in VERBS)
-    assert "micro=" in words
-
-
-def test_help_names_every_exit_code(main: Main) -> None:
-    _, out, _ = main("--help")
-    words = " ".join(out.split())
-    for said in ("0 applied", "1 an unexpected system error", "2 usage", "5 unreachable", "130 interrupted"):
-        assert said in words
-
-
 def test_a_demo_s_folder_that_cannot_be_is_named(main: Main, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
@@ -402,11 +266,9 @@ def test_a_demo_s_folder_that_cannot_be_is_named(main: Main, tmp_path: Path) -> 
         code, out, err = main("demo", "--headless", "--folder", str(folder))
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert err.startswith(f"trainctl: --folder: can't write the demo's files to {folder}: ")
-        code, out, err = main("demo", "--json", "--folder", str(folder))
-        assert (code, err, json.loads(out)["error"]["code"]) == (2, "", "invalid-input")
 
 
-@pytest.mark.parametrize("piped", ["stdin", "stdout", "stderr"])
+@pytest.mark.parametrize("piped", ["stdin", "stderr"])
 def test_the_full_screen_needs_all_three_streams_on_a_terminal(piped: str) -> None:
     here, there = pty.openpty()
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), there) | {piped: subprocess.PIPE}
@@ -420,58 +282,12 @@ def test_the_full_screen_needs_all_three_streams_on_a_terminal(piped: str) -> No
     assert said.count(b"\n") == 1
 
 
-def test_version(main: Main) -> None:
-    code, out, _ = main("--version")
-    assert code == 0
-    assert out.startswith("trainctl ")
-
-
-@pytest.mark.parametrize(
-    "words", [["--help"], ["send", "--help"], ["--version"], ["check", "FILE", "--json"]], ids=" ".join
-)
+@pytest.mark.parametrize("words", [["send", "--help"], ["check", "FILE", "--json"]], ids=" ".join)
 def test_a_reader_that_has_gone_ends_it_quietly(run_file: Path, words: list[str]) -> None:
     named = [str(run_file) if word == "FILE" else word for word in words]
     with subprocess.Popen(
         [*COMMAND, *named], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         process.stdout.close()
         _, err = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, err) == (cli.BROKEN_PIPE, b"")
-
-
-def test_ctrl_c_ends_it_quietly() -> None:
-    with subprocess.Popen(
-        [*COMMAND, "ls", "--connect", NOBODY], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        # It is waiting for an answer once ZeroMQ's threads are there.
-        wait_until(lambda: psutil.Process(process.pid).num_threads() >= 3, "the client to connect")
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=HANG_SECONDS)
-    assert (process.returncode, out, err) == (130, b"", b"")
-
-
-def test_a_fault_of_our_own_is_one_line_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        raise ZeroDivisionError("by hand\nin two lines")
-    except ZeroDivisionError as error:
-        cli._one_line_fault(type(error), error, error.__traceback__)
-    err = capsys.readouterr().err
-    assert err.startswith("trainctl: internal error: ZeroDivisionError: by hand in two lines in test_a_fault")
-    assert err.count("\n") == 1
-
-
-def test_what_the_locale_cannot_show_does_not_stop_it() -> None:
-    done = call_process("send", "notë", PYTHONIOENCODING="ascii")
-    assert_one_line(done, 2, "unknown verb 'not?'")
-
-
-def test_json_of_a_bad_call_in_a_process_of_its_own() -> None:
-    done = call_process("send", "resize-batch", "micro=0", "--json")
-    assert (done.returncode, done.stderr) == (2, "")
-    assert json.loads(done.stdout)["error"] == {
-        "code": "invalid-input",
-        "text": "micro: must be a whole number of at least 1",
-    }

@@ -82,9 +82,6 @@ def test_what_is_given_wins(state: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert_one_line(call("ls"), 5, f"no agent at {nobody}: ")
 
 
-# ---------------------------------------------------------------- starting one
-
-
 @pytest.fixture
 def typist(default: str, state: Path) -> Iterator[Typist]:
     words = [sys.executable, "-c", PROGRAM, default, "run", "--resume", "nobody"]

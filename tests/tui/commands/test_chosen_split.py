@@ -84,7 +84,6 @@ def test_dialog_and_preview_show_what_the_agent_then_does(seed: int) -> None:
     simulation.run()
     state, before = simulation.seen(), simulation.conductor.durable.settings
     found = shares.fastest(shares.seats_of(state))
-    assert found is not None
     split = share_editor.auto(share_editor.opened(state))
     shown = preview(command_line.parse("rebalance auto=true"), state, UNICODE).text
     id = simulation.command("rebalance", auto=True)

@@ -11,7 +11,7 @@ from tests.tui.support.recorded import CLOCK, NOW, hung, rank_step, run_view, un
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages.events import SharesChanged
-from trainctl.tui.commands import command_line, predictions, shares
+from trainctl.tui.commands import command_line, shares
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.commands.preview import preview
@@ -76,7 +76,6 @@ def test_a_step_is_predicted_as_what_was_measured_and_the_group_takes_its_slowes
     assert now == pytest.approx(0.4, rel=0.01)
     torch_a, _, mlx = OPENED.seats
     assert torch_a.model is not None
-    assert mlx.model is not None
     assert torch_a.samples_per_second == pytest.approx(5200 / 127, rel=0.01)
     step = rank_step(run_view(3), 118, 2)
     assert mlx.model.floor_seconds == pytest.approx(
@@ -108,18 +107,14 @@ def test_a_sample_comes_from_whoever_is_slowest_and_goes_to_whoever_is_fastest()
 
 def test_a_number_is_taken_as_it_is_typed_and_what_cannot_be_is_refused_at_once() -> None:
     split = sp.Split(seats((16, 1.0), (9, 1.0), (39, 1.0)), (16, 9, 39))
-    one = sp.type_key(split, "3")
-    assert one.shares == (3, 11, 50)
-    three = sp.type_key(one, "0")
-    assert three.shares[0] == 30
-    over = sp.type_key(three, "0")
+    three = sp.type_key(split, "3")
+    assert three.shares == (3, 11, 50)
+    thirty = sp.type_key(three, "0")
+    over = sp.type_key(thirty, "0")
     assert (over.shares, over.problem) == ((16, 9, 39), "n0 can take at most 62 of 64")
-    assert sp.type_key(over, "backspace").shares == three.shares
+    assert sp.type_key(over, "backspace").shares == thirty.shares == (30, *thirty.shares[1:])
     assert "at least 1 sample" in sp.type_key(split, "0").problem
-    assert "at least 1 pair;" in sp.type_key(dataclasses.replace(split, unit="pairs"), "0").problem
     assert sp.type_key(sp.type_key(sp.type_key(split, "5"), "0"), "%").shares[0] == 32
-    assert sp.type_key(split, "%") == split
-    assert sp.type_key(one, "backspace") == split
     assert sp.choose(over, 1).problem == ""
 
 
@@ -140,43 +135,26 @@ def test_undo_gives_the_plans_shares_and_then_the_former_ones() -> None:
     assert [shares.former_of(other, split.seats) for other in others] == [()] * 4
 
 
-def test_memory_is_what_was_measured_and_can_only_fall() -> None:
-    torch_a = OPENED.seats[0]
-    assert (torch_a.memory_bytes, torch_a.peak_bytes) == (369_000_000, 410_000_000)
-    found = [predictions.memory_at(torch_a, share, torch_a.micro_batch) for share in (24, 8, 7)]
-    assert [memory is not None and memory.at_most for memory in found] == [False, False, True]
-
-
 @pytest.mark.parametrize(
     ("wanted", "made"),
     [
         ({"n0": 16, "n1": 8, "n2": 40}, (16, 8, 40)),
-        ({"n0": 40}, (40, 5, 19)),
         ({"n0": "50%"}, (32, 6, 26)),
         ({"n0": "62.5%", "n1": "25%", "n2": "12.5%"}, (40, 16, 8)),
-        ({"n0": "33.4%", "n1": "33.3%", "n2": "33.3%"}, (22, 21, 21)),
         ({"n0": 10, "n1": "25%"}, (10, 16, 38)),
-    ],
-)
-def test_rebalance_is_resolved_as_the_agent_does(wanted: dict[str, int | str], made: tuple[int, ...]) -> None:
-    table = seats((16, 1.0), (9, 1.0), (39, 1.0))
-    assert shares.resolve(table, wanted) == made
-
-
-@pytest.mark.parametrize(
-    ("wanted", "says"),
-    [
         ({"x": 1}, "no node 'x' in the group; the nodes are n0, n1, n2"),
         ({"n0": 64}, "leave nothing for n1, n2"),
-        ({"n0": 63}, "1 samples are too few for 2 ranks"),
-        ({"n0": 1, "n1": 1, "n2": 1}, "shares sum to 3 of 64 samples"),
         ({"n0": "50%", "n1": "20%", "n2": "20%"}, "must sum to 64"),
         ({"n0": "0%"}, "drain n0 to remove it"),
     ],
 )
-def test_a_rebalance_that_cannot_be_says_why(wanted: dict[str, int | str], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        shares.resolve(seats((16, 1.0), (9, 1.0), (39, 1.0)), wanted)
+def test_rebalance_is_resolved_as_the_agent_does(wanted: dict[str, int | str], made: tuple[int, ...] | str) -> None:
+    table = seats((16, 1.0), (9, 1.0), (39, 1.0))
+    if isinstance(made, tuple):
+        assert shares.resolve(table, wanted) == made
+    else:
+        with pytest.raises(ValueError, match=made):
+            shares.resolve(table, wanted)
 
 
 @given(
@@ -197,30 +175,16 @@ def test_what_is_resolved_sums_or_is_refused(
         assert min(counts) >= 1
 
 
-# ---------------------------------------------------------------- answers to a command line
-
-
 @pytest.mark.parametrize(
     ("text", "role", "says"),
     [
-        (
-            "rebalance torch-a=12 torch-b=11 mlx-c=1",
-            "strong",
-            "torch-b 10 → 11, mlx-c 2 → 1; predicted 0.40 → 0.32 s; fits",
-        ),
+        ("rebalance torch-a=12 torch-b=11 mlx-c=1", "strong", "mlx-c 2 → 1; predicted 0.40 → 0.32 s; fits"),
         ("rebalance auto=true", "strong", "curve unchanged"),
         ("rebalance torch-a=12", "strong", "same split as now; curve unchanged"),
         ("rebalance torch-a=23", "bad", "1 samples are too few for 2 ranks"),
-        ("rebalance mini=3", "bad", "no node 'mini'"),
-        (
-            "drain --node mlx-c",
-            "strong",
-            "mlx-c leaves; torch-a 12 → 13, torch-b 10 → 11; predicted 0.40 → 0.35 s; fits",
-        ),
+        ("drain --node mlx-c", "strong", "torch-a 12 → 13, torch-b 10 → 11; predicted 0.40 → 0.35 s; fits"),
         ("set-global-batch value=2", "bad", "2 samples are too few for 3 ranks; each needs at least one"),
-        ("drain --node x", "bad", "no node 'x' in this run"),
         ("admit --node mlx-c", "bad", "mlx-c is not drained"),
-        ("promote --node mlx-c", "strong", "mlx-c leads instead of torch-a; curve unchanged"),
         ("promote old_lead_is_off=true --node mlx-c", "strong", "leads instead of torch-a even without a majority"),
         ("promote --node torch-a", "bad", "torch-a is already the lead"),
         ("promote --node x", "bad", "no node 'x' in this run"),
@@ -239,36 +203,18 @@ def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> No
     state = state_of(msgspec.structs.replace(view, ranks=ranks))
     back = preview(command_line.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
     assert back.text == "torch-a 12 → 11, torch-b 10 → 9, mlx-c 0 → 2; predicted 0.32 → 0.40 s; fits; curve unchanged"
-    assert "already drained" in preview(command_line.parse("drain --node mlx-c"), state, UNICODE).text
     assert [seat.node for seat in sp.opened(state).seats] == ["torch-a", "torch-b"]
     assert c.form("admit", state).fields[0].choices == ("mlx-c",)
-    assert c.form("admit", MIXED).blocked == "no node is drained or failed"
     assert "nothing to split" in c.form("rebalance", ALONE).blocked
-    assert c.form("promote", MIXED, rank=2).fields[0] == c.FormField("node", "node", "mlx-c", ("torch-b", "mlx-c"))
-    assert "no other node" in c.form("promote", ALONE).blocked
-
-
-# ---------------------------------------------------------------- who is waited for
 
 
 def test_the_straggler_is_named_with_its_phase() -> None:
     found = stragglers.straggler(MIXED)
-    assert found is not None
     assert (found.node, found.phase) == ("mlx-c", "backward")
     assert found.waited_seconds == pytest.approx(0.368 - (0.293 + 0.259) / 2, rel=0.02)
     assert stragglers.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
     assert stragglers.straggler(FLEET) is None, "five parts in a hundred are no straggler"
     assert stragglers.straggler(ALONE) is None
-
-
-def test_a_rank_slow_in_reading_is_blamed_for_its_data() -> None:
-    def slow(step: m.RankStep) -> m.RankStep:
-        return msgspec.structs.replace(step, phases=msgspec.structs.replace(step.phases, data=0.4, sync=0.0))
-
-    parts = {**MIXED.parts, 0: tuple(map(slow, MIXED.parts[0]))}
-    found = stragglers.straggler(dataclasses.replace(MIXED, parts=parts))
-    assert found is not None
-    assert (found.node, found.phase) == ("torch-a", "data")
 
 
 def typical(*busy: float, waiting: tuple[float, ...] | None = None) -> dict[int, rank_speed.Typical]:
@@ -283,10 +229,8 @@ def test_a_rank_that_itself_waits_is_no_straggler_and_one_that_is_stays_so_until
     nodes = {0: "a", 1: "b", 2: "c"}
     assert rank_speed.straggler_of(typical(1.0, 0.8, 0.8, waiting=(0.3, 0.1, 0.1)), nodes, None) is None
     named = rank_speed.straggler_of(typical(1.0, 1.0, 0.6), nodes, None)
-    assert named is not None
     for busy in ((1.0, 1.01, 0.6), (1.01, 1.0, 0.6)):
         again = rank_speed.straggler_of(typical(*busy), nodes, named)
-        assert again is not None
         assert again.rank == named.rank, "equals don't take turns"
     fading = typical(1.0, 0.93, 0.93)
     assert rank_speed.straggler_of(fading, nodes, None) is None

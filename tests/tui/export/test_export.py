@@ -55,7 +55,6 @@ def test_the_values_are_the_records(directory: Path, reader: RecordReader, tmp_p
     assert main.main(["export", str(directory), "--format", "jsonl", "--output", str(file)]) == 0
     last = json.loads(file.read_text().splitlines()[-1])
     step = reader.last_step()
-    assert step is not None
     assert (last["step"], last["loss"], last["generation"]) == (step.step, step.loss, "g1.1")
     assert [found.name for found in tmp_path.iterdir()] == ["steps.jsonl"]
 
@@ -100,16 +99,14 @@ def test_a_failed_export_leaves_what_was_there(
     assert [found.name for found in tmp_path.iterdir()] == ["steps.csv"]
 
 
-def test_no_such_directory_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["export", str(tmp_path)]) == 2
-    assert "record.db" in capfd.readouterr().err
-
-
-def test_a_run_that_cannot_be_asked_for_writes_nothing(
-    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_cannot_be_read_or_asked_for_writes_nothing(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_call, "ANSWER_SECONDS", 0.2)
-    arguments = ["export", "nowhere", "--format", "csv", "--connect", "tcp://127.0.0.1:9"]
-    assert main.main(arguments) == 5
-    said = capfdbinary.readouterr()
-    assert said.out == b"" and b"no agent" in said.err
+    for words, status, says in (
+        ([str(tmp_path)], 2, b"record.db"),
+        (["nowhere", "--connect", "tcp://127.0.0.1:9"], 5, b"no agent"),
+    ):
+        assert main.main(["export", *words]) == status
+        said = capfdbinary.readouterr()
+        assert said.out == b"" and says in said.err

@@ -7,7 +7,7 @@ from tests.trainer.support.chat_model import write_rows
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import AnswerOptions
-from trainctl.tui.export.row_scores import answer_options, lacking, read_file
+from trainctl.tui.export.row_scores import answer_options, read_file
 
 
 def test_options_of_answers() -> None:
@@ -40,8 +40,3 @@ def test_rows_are_checked_for_their_use(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n\n{"text": "\ufeffb"}', "utf-8-sig")
     assert [*read_file(tmp_path / "rows.jsonl").lines()] == [b'{"text": "a"}\n', '{"text": "\ufeffb"}\n'.encode()]
-
-
-def test_rows_without_a_result_are_counted() -> None:
-    assert lacking(1, 2) == "1 of 2 rows has no result; its line has an error"
-    assert lacking(2, 3000) == "2 of 3,000 rows have no result; their lines have an error"

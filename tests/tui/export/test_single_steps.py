@@ -36,9 +36,9 @@ def test_every_step_has_a_bucket_of_its_own(
     ]
 
 
-@pytest.mark.parametrize(("apart", "most"), [(1, 1), (2_048, 1), (100_000, 1), (10**12, 1)])
-def test_a_page_of_steps_evenly_apart_is_one_request(apart: int, most: int) -> None:
-    assert len(list(questions(NAMES[:16], range(apart, 501 * apart, apart), 1))) == most
+@pytest.mark.parametrize("apart", [1, 2_048, 10**12])
+def test_a_page_of_steps_evenly_apart_is_one_request(apart: int) -> None:
+    assert len(list(questions(NAMES[:16], range(apart, 501 * apart, apart), 1))) == 1
 
 
 def test_what_is_no_longer_kept_singly_is_left_out() -> None:

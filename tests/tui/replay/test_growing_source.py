@@ -1,6 +1,5 @@
 """A simulated run on screen while the simulator still writes its record, and when it has ended."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from trainctl.node_agent.simulate import scenario
 from trainctl.node_agent.simulate.simulation import Simulation
 from trainctl.tui.replay.growing_source import GrowingSource
 from trainctl.tui.replay.replay_app import ReplayApp
-from trainctl.tui.replay.replay_source import ReplaySource
 
 NODES = {"a": {"samples_per_second": 8.0}, "b": {"samples_per_second": 4.0}}
 FIRST, STEPS = 20, 60
@@ -31,13 +29,8 @@ def simulation(tmp_path: Path) -> Iterator[Simulation]:
 
 
 def advance(simulation: Simulation, step: int) -> None:
+    """Play up to this step, or to the end of the run."""
     while simulation.lead.ended is None and simulation.lead.conductor.progress.step < step:
-        simulation.queue.step()
-    simulation.lead.flush()
-
-
-def finish(simulation: Simulation) -> None:
-    while simulation.lead.ended is None:
         simulation.queue.step()
     simulation.lead.flush()
 
@@ -49,7 +42,7 @@ async def test_the_end_moves_on_with_the_record_until_the_run_has_ended(simulati
     advance(simulation, 40)
     source._advance(3600.0)
     assert source.head.step == source.head.last == 40
-    finish(simulation)
+    advance(simulation, STEPS + 1)
     known = len(source.events_known)
     source._advance(3600.0)
     assert source.head.step == source.head.last == STEPS
@@ -67,14 +60,7 @@ async def test_the_screens_say_that_the_run_is_simulated(simulation: Simulation)
     async with ReplayApp(source).run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: "REPLAY SIMULATED" in body(pilot.app))
         await until(pilot, lambda: source.head.step == FIRST)
-        finish(simulation)
+        advance(simulation, STEPS + 1)
         await until(pilot, lambda: source.head.step == STEPS)
         await until(pilot, lambda: "FINISHED" in body(pilot.app))
-    source.close()
-
-
-def test_a_finished_simulation_is_replayed_like_any_run(simulation: Simulation) -> None:
-    finish(simulation)
-    source = ReplaySource(simulation.paths.directory)
-    assert dataclasses.replace(source.head, playing=False).last == STEPS
     source.close()

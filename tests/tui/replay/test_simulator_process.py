@@ -5,14 +5,6 @@ from pathlib import Path
 import pytest
 from tests.node_agent.support.scenarios import files
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
-from tests.tui.support.recorded import CLOCK
-
-from trainctl.protocol import messages as m
-from trainctl.tui.cli import tables
-from trainctl.tui.screens import runs_view
-from trainctl.tui.state.table_schemas import RunRow
-from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.glyphs import UNICODE
 
 NODES = {"a": {"samples_per_second": 8.0}, "b": {"samples_per_second": 4.0, "fails_at": [20], "load_seconds": 5.0}}
 
@@ -55,13 +47,6 @@ def test_fewer_steps_and_a_run_id_in_the_users_folder(paths: tuple[Path, Path], 
     made = call_json("simulate", *paths, "--parameters", "1000", "--steps", "5")
     assert made["steps"] == 5
     assert exported(made["run"], "steps", tmp_path).count(b"\n") == 1 + 5
-
-
-def test_a_list_of_runs_marks_it() -> None:
-    run = m.RunSummary("try-1", "try", "finished", 5, 5, None, 0.0, "/runs/try-1", simulated=True)
-    assert " finished SIMULATED " in tables.runs_table([run])
-    row = runs_view.row(RunRow(run, 1.0, 1.0), False, False, CLOCK, 80, UNICODE)
-    assert ln.plain(row).split()[:2] == ["try", "SIMULATED"]
 
 
 def test_bad_input_is_one_line(paths: tuple[Path, Path], tmp_path: Path) -> None:

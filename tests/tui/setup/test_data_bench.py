@@ -6,56 +6,20 @@ from typing import Any
 import msgspec
 import pytest
 import tomli_w
+from tests.protocol.support.run_files import good, with_value
 from tests.tui.support import run_directory
 
-from trainctl.protocol.batch.data_rates import Assembling, DataRates, StepNeed
+from trainctl.protocol.batch.data_rates import StepNeed
 from trainctl.protocol.config import run_file
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.setup import recorded_runs
-from trainctl.tui.setup.data_bench import conclusion, known_need, lines
-
-RATES = DataRates(
-    source_bytes=40_000_000, tokens=10_000_000, tokenizing_seconds=12.5, processes=2, micro_batch=8, prefetch=2,
-    workers=1, cold=Assembling(100, 400_000, 1.0), warm=Assembling(600, 1_200_000, 1.0),
-    need=StepNeed(12_000.0, "run", "sft-1"),
-)  # fmt: skip
-
-
-def test_a_person_reads_a_table_and_a_conclusion() -> None:
-    assert lines(RATES) == [
-        "             tokens/s",
-        "tokenizing       800k  40 MB in 12.5 s (3.2 MB/s) by 2 processes",
-        "cold cache       400k  100 micro-batches of up to 8 from the disk (1 thread, 2 ahead)",
-        "warm cache       1.2M  600 micro-batches of up to 8 from memory (1 thread, 2 ahead)",
-        "training        12.0k  measured in sft-1",
-        "data: 1.2M tokens/s warm, 400k cold; a step needs 12.0k tokens/s: data takes 1 % of a step",
-    ]
-    unknown = msgspec.structs.replace(RATES, cold=None, need=None)
-    assert lines(unknown)[2:] == [
-        "cold cache        n/a  the page cache can't be emptied here",
-        "warm cache       1.2M  600 micro-batches of up to 8 from memory (1 thread, 2 ahead)",
-        "data: 1.2M tokens/s warm, cold n/a",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("need", "says"),
-    [
-        (600_000.0, "data takes 50 % of a step, but 150 % cold: keep the token cache on a faster disk (cache_path)"),
-        (2_400_000.0, "data takes 200 % of a step: training waits for it; raise data.workers"),
-    ],
-)
-def test_slow_data_come_with_a_remedy(need: float, says: str) -> None:
-    assert says in conclusion(msgspec.structs.replace(RATES, need=StepNeed(need, "given")))
+from trainctl.tui.setup.data_bench import known_need
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A run file; and a run of it that this machine has recorded."""
-    raw = {
-        "run": {"name": "a", "steps": 9}, "model": {"path": "/model"}, "data": {"path": "/data"},
-        "batch": {"global": 24, "micro": 4}, "optimizer": {"learning_rate": 1e-3},
-    }  # fmt: skip
+    raw = with_value(with_value(with_value(good(), "model.path", "/model"), "data.path", "/data"), "batch.micro", 4)
     monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path))
     directory = run_directory.make(tmp_path / "studio" / "runs" / "a-1")
     (directory / "run.toml").write_text(tomli_w.dumps(raw), "utf-8")
@@ -74,14 +38,10 @@ def test_a_run_with_the_same_settings_says_what_training_takes(config: Any, tmp_
 
 
 def test_runs_with_other_settings_or_on_other_nodes_say_nothing(config: Any, tmp_path: Path) -> None:
-    (node, *_) = recorded_nodes(tmp_path)
+    with RecordReader(tmp_path / "studio" / "runs" / "a-1") as record:
+        (node, *_) = record.totals().tokens_by_node
     other = msgspec.structs.replace(config, batch=msgspec.structs.replace(config.batch, micro=2))
     assert recorded_runs.newest_like(other, node) is None
     assert recorded_runs.newest_like(config, "elsewhere") is None
     (tmp_path / "studio" / "runs" / "a-1" / "run.toml").write_text("[run", "utf-8")
     assert recorded_runs.newest_like(config, node) is None
-
-
-def recorded_nodes(root: Path) -> list[str]:
-    with RecordReader(root / "studio" / "runs" / "a-1") as record:
-        return [*record.totals().tokens_by_node]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -25,12 +26,16 @@ class TwoRuns(Recorded):
         return snapshot(GUEST)
 
 
-async def following(source: TwoRuns) -> tuple[LiveFeed, "asyncio.Task[None]"]:
+@contextlib.asynccontextmanager
+async def following(source: TwoRuns) -> AsyncIterator[LiveFeed]:
     came = asyncio.Event()
     feed = LiveFeed(lambda: source, Clock(), came.set, lambda _: None)
     task = asyncio.create_task(feed.keep_up())
     await came.wait()
-    return feed, task
+    yield feed
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def taken(feed: LiveFeed, source: TwoRuns, *messages: Any) -> None:
@@ -48,29 +53,20 @@ def step(of: m.RunView, number: int) -> m.StepCommitted:
 
 async def test_a_live_run_that_is_opened_goes_on_beside_the_one_that_is_followed() -> None:
     source = TwoRuns([snapshot(HOSTED)])
-    feed, task = await following(source)
-    feed.show_beside(await feed.snapshot_of(GUEST.run))
-    assert HOSTED.step is not None
-    await taken(feed, source, step(GUEST, 7001), step(HOSTED, HOSTED.step + 1), step(GUEST, 7002))
-    assert feed.opened is not None and feed.opened.run is not None and feed.live.run is not None
-    assert (feed.opened.run.run, feed.opened.run.step) == (GUEST.run, 7002)
-    assert (feed.live.run.run, feed.live.run.step) == (HOSTED.run, HOSTED.step + 1)
-    ended = msgspec.structs.replace(GUEST, state="finished", step=7002)
-    await taken(feed, source, ended, step(GUEST, 7003))
-    assert (feed.opened.active, feed.opened.run.step) == (False, 7002)
-    feed.show_beside(None)
-    assert feed.opened is None
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with following(source) as feed:
+        feed.show_beside(await feed.snapshot_of(GUEST.run))
+        await taken(feed, source, step(GUEST, 7001), step(HOSTED, HOSTED.step + 1), step(GUEST, 7002))
+        assert (feed.opened.run.run, feed.opened.run.step) == (GUEST.run, 7002)
+        assert (feed.live.run.run, feed.live.run.step) == (HOSTED.run, HOSTED.step + 1)
+        ended = msgspec.structs.replace(GUEST, state="finished", step=7002)
+        await taken(feed, source, ended, step(GUEST, 7003))
+        assert (feed.opened.active, feed.opened.run.step) == (False, 7002)
+        feed.show_beside(None)
+        assert feed.opened is None
 
 
-async def test_an_opened_run_is_taken_anew_after_a_gap() -> None:
-    source = TwoRuns([snapshot(HOSTED)])
-    feed, task = await following(source)
-    feed.show_beside(snapshot(msgspec.structs.replace(GUEST, step=6000)))
-    await feed.reopen()
-    assert feed.opened is not None and feed.opened.run is not None and feed.opened.run.step == 7000
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+async def test_an_opened_run_is_fetched_again_after_a_gap() -> None:
+    async with following(TwoRuns([snapshot(HOSTED)])) as feed:
+        feed.show_beside(snapshot(msgspec.structs.replace(GUEST, step=6000)))
+        await feed.reopen()
+        assert feed.opened.run.step == 7000

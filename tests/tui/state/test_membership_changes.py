@@ -58,11 +58,7 @@ def test_of_events_that_begin_later_only_what_they_tell_counts() -> None:
     "events",
     [
         (FIRST, (formed(2, 3), 20)),
-        (
-            FIRST,
-            (GenerationLeft(m.Generation(1, 2), "b did not join in time"), 20),
-            (formed(3, 3, behind=("b",), source="a"), 20),
-        ),
+        (FIRST, (GenerationLeft(m.Generation(1, 2), "b did not join in time"), 20), (formed(3, 3, behind=("b",)), 20)),
         ((SharesChanged({"a": 4, "c": 4}, {"a": 8, "c": 0}, "exited with 1", lost="c"), 0), (formed(1, 2), 0)),
     ],
     ids=["resumed", "formed at the second try", "before the first step"],
@@ -72,11 +68,5 @@ def test_the_same_ranks_again_are_no_change(events: tuple[tuple[AnyEvent, int], 
 
 
 def test_of_generations_at_one_step_the_newest_counts() -> None:
-    events = told(
-        FIRST,
-        (LOST, 6),
-        (formed(2, 2), 6),
-        (SECOND_LOST, 6),
-        (formed(3, 1), 6),
-    )
+    events = told(FIRST, (LOST, 6), (formed(2, 2), 6), (SECOND_LOST, 6), (formed(3, 1), 6))
     assert changes_of_ranks(events) == [Change(7, "g1.3")]

@@ -50,22 +50,9 @@ def test_resolution_halves_only_when_full() -> None:
     assert window.last[-1] == 64
 
 
-def test_a_missing_stretch_stays_missing() -> None:
-    window = filled([(step, 1.0) for step in (1, 2, 3, 10, 11)], 64)
-    assert window.first.tolist() == [1, 2, 3, 10, 11]
-
-
 def test_an_agents_series_opens_a_window() -> None:
-    series = m.Series(
-        "loss",
-        None,
-        10,
-        (0, 10, 30),
-        (1.0, 2.0, math.nan),
-        (3.0, 4.0, math.nan),
-        (2.0, 3.0, math.nan),
-        (1.5, 2.5, math.nan),
-    )
+    nan = math.nan
+    series = m.Series("loss", None, 10, (0, 10, 30), (1.0, 2.0, nan), (3.0, 4.0, nan), (2.0, 3.0, nan), (1.5, 2.5, nan))
     window = s.from_series(series, 34)
     assert window.first.tolist() == [0, 10, 30]
     assert window.count.tolist() == [10, 10, 0]
@@ -78,21 +65,19 @@ def test_an_agents_series_opens_a_window() -> None:
 def test_trend_needs_enough_steps_and_has_the_right_sign_and_size() -> None:
     window = filled([(step, 2.0 - 0.001 * step) for step in range(1, 121)], 512)
     change = s.trend(window, 100)
-    assert change is not None
     assert math.isclose(change, -0.1 / (2.0 - 0.001 * 17.5), rel_tol=1e-6)
     assert s.trend(window, 1000) is None
     assert s.trend(s.tail(window, 21), 100) is None  # nothing from before those steps to compare with
     assert s.trend(s.empty(), 100) is None
 
 
-@pytest.mark.parametrize("steps", [1100, 1900, 5000])
+@pytest.mark.parametrize("steps", [1100, 5000])
 def test_a_trend_never_tells_of_more_than_there_was(steps: int) -> None:
     """Of a loss that falls fast and levels out: a slope over the fall would say more than the whole of it."""
     values = [(step, 1.4 + 4.2 * math.exp(-step / 150)) for step in range(1, steps + 1)]
     change = s.trend(filled(values, 512), 1000)
     size = 1000 // 16
     then, now = (sum(value for _, value in values[end - size : end]) / size for end in (steps - 1000, steps))
-    assert change is not None
     assert math.isclose(change, now / then - 1, abs_tol=0.03)
     assert change > -0.76
 

@@ -1,7 +1,5 @@
 """The memory that a step needs is its peak: what every screen shows of it, and what is predicted from it."""
 
-import dataclasses
-
 import msgspec
 import pytest
 from tests.memory_values import memory
@@ -9,9 +7,6 @@ from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, sn
 
 from trainctl.protocol import messages as m
 from trainctl.tui.cli import tables
-from trainctl.tui.commands import command_line, shares
-from trainctl.tui.commands.preview import preview
-from trainctl.tui.dialogs import split_view
 from trainctl.tui.screens import fleet_table
 from trainctl.tui.state import filter_language as ft
 from trainctl.tui.state import rank_rows, reducer, step_phases
@@ -19,7 +14,6 @@ from trainctl.tui.state import view_state as md
 from trainctl.tui.state.table_schemas import FLEET
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE
-from trainctl.tui.widgets import memory_breakdown
 
 GB = 10**9
 VIEW = run_view(4, step=18_240, steps=60_000)
@@ -58,37 +52,10 @@ def test_the_mem_column_and_the_status_table_show_the_peak_of_the_step(
     assert shown in table
 
 
-def test_a_nodes_breakdown_tells_the_peak_from_what_is_held_after_it() -> None:
-    row = rank_rows.rows(state_with(HELD, PEAK), CLOCK)[RANK]
-    first, second = (ln.plain(made).split() for made in memory_breakdown.lines(row, 80, 6, UNICODE)[:2])
-    assert first[:4] == ["step", "peak", "23/24", "GB"]
-    assert second[:4] == ["held", "after", "12/24", "GB"]
-
-
 @pytest.mark.parametrize(("text", "matches"), [("mem>20GB", 1), ("mem%>90", 1), ("peak>20GB", 1), ("held>20GB", 0)])
 def test_filters_name_the_peak_and_what_is_held(text: str, matches: int) -> None:
     forge = [row for row in rank_rows.rows(state_with(HELD, PEAK), CLOCK) if row.view.rank == RANK]
     assert len(ft.parse(text, FLEET).kept(forge)) == matches
-
-
-def test_predictions_are_made_from_the_peak_of_the_step() -> None:
-    state = state_with(HELD, 18 * GB)
-    seat = shares.seats_of(state)[RANK]
-    assert (seat.memory_bytes, seat.peak_bytes, seat.peaks) == (HELD, 18 * GB, {13: 18 * GB})
-    assert ln.plain(split_view._memory(seat, seat.share, UNICODE)) == "18/24"
-    twice = preview(command_line.parse("resize-batch micro=26 --node forge"), state, UNICODE).text
-    assert "predicted memory 24 of 24 GB; fits" in twice
-    thrice = preview(command_line.parse("resize-batch micro=39 --node forge"), state, UNICODE).text
-    assert "forge is over its memory: 30 of 24 GB" in thrice
-
-
-def test_a_peak_that_falls_leaves_all_that_was_measured_of_the_rank() -> None:
-    state = state_with(HELD, PEAK)
-    before = state.ranks[RANK].value
-    state = dataclasses.replace(state, tried=dict(reducer.tried_with({}, [before])))
-    state = reducer.apply(state, step_with(HELD, 13 * GB, VIEW.step + 2), CLOCK.at_monotonic)
-    assert list(state.tried) == [(RANK, 13)]
-    assert len(state.parts[RANK]) == 3
 
 
 def history(**values: float) -> m.History:

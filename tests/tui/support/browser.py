@@ -22,11 +22,6 @@ FLAGS = (
 )  # fmt: skip
 _PROBE = """
 <script>
-const shown = one => one.getClientRects().length > 0;
-const within = (inner, outer) => inner.left >= outer.left - 1 && inner.right <= outer.right + 1
-  && inner.top >= outer.top - 1 && inner.bottom <= outer.bottom + 1;
-const apart = (one, other) => one.right <= other.left || other.right <= one.left
-  || one.bottom <= other.top || other.bottom <= one.top;
 function* textRects(root) {
   const walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   for (let node = walk.nextNode(); node; node = walk.nextNode()) {
@@ -38,28 +33,17 @@ function* textRects(root) {
 }
 function probe() {
   document.querySelectorAll("details").forEach(one => { one.open = true; });
-  const wrong = [], page = document.documentElement, drawings = [...document.querySelectorAll("svg")].filter(shown);
+  const wrong = [], page = document.documentElement;
   if (page.scrollWidth > page.clientWidth) wrong.push(`the page is ${page.scrollWidth} wide`);
-  for (const svg of drawings) {
-    const box = svg.getBoundingClientRect(), labels = [...svg.querySelectorAll("text")];
-    const name = svg.querySelector("title").textContent;
-    if (box.width < 200 || box.height < 50) wrong.push(`${name} measures ${box.width} by ${box.height}`);
-    const boxes = labels.map(one => one.getBoundingClientRect());
-    labels.forEach((one, at) => {
-      if (!within(boxes[at], box)) wrong.push(`${name}: ${one.textContent} is cut off`);
-      const met = boxes.slice(0, at).some(other => !apart(boxes[at], other));
-      if (met) wrong.push(`${name}: ${one.textContent} overlaps`);
-    });
-  }
   for (const [node, rect] of textRects(document.body)) {
     const cell = node.parentElement.closest("td, th, li, p, blockquote, section, body").getBoundingClientRect();
     const clipped = getComputedStyle(node.parentElement).overflow === "hidden";
     if (clipped || rect.left < cell.left - 1 || rect.right > cell.right + 1) wrong.push(`cut off: ${node.data}`);
   }
+  const shown = [...document.querySelectorAll("svg")].map(one => one.getBoundingClientRect().width).filter(Boolean);
   return {
-    wrong, width: innerWidth, drawings: drawings.length, figures: document.querySelectorAll("figure").length,
-    text: document.body.innerText.length, page: getComputedStyle(document.body).backgroundColor,
-    scrolled: [...document.querySelectorAll(".scroll")].filter(one => one.scrollWidth > one.clientWidth).length,
+    wrong, width: innerWidth, drawings: shown, text: document.body.innerText.length,
+    page: getComputedStyle(document.body).backgroundColor,
   };
 }
 </script></body>"""
@@ -71,25 +55,15 @@ onload = () => {
 </script></body>"""
 
 
-def lay_out(pages: Iterable[tuple[str, int]], scheme: str, folder: Path) -> list[dict[str, Any]]:
-    """What Chromium finds of each page at its width, in pixels: `wrong`, what doesn't fit; `page`, its background;
-    how many drawings and figures are shown; how many tables have to be scrolled."""
-    file = folder / f"{scheme}.html"
-    file.write_text(_WRAPPER % "".join(_frame(page, width) for page, width in pages), "utf-8")
-    found: list[dict[str, Any]] = json.loads(_dump(file, scheme, folder / "profile"))
-    return found
-
-
-def _frame(page: str, width: int) -> str:
+def lay_out(page: str, widths: Iterable[int], scheme: str, folder: Path) -> list[dict[str, Any]]:
+    """Return what Chromium finds of a page at each width in pixels: `wrong`, what doesn't fit; `drawings`, the widths
+    of those that are shown; `text`, how many characters are shown; `page`, its background."""
     probed = html.escape(page.replace("</body>", _PROBE))
-    return f'<iframe srcdoc="{probed}" style="border:0;width:{width}px;height:800px"></iframe>'
-
-
-def _dump(file: Path, scheme: str, profile: Path) -> str:
-    words = [
-        "chromium", *FLAGS, f"--user-data-dir={profile}", f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
-        "--dump-dom", file.as_uri(),
-    ]  # fmt: skip
+    frames = (f'<iframe srcdoc="{probed}" style="border:0;width:{width}px;height:800px"></iframe>' for width in widths)
+    file = folder / f"{scheme}.html"
+    file.write_text(_WRAPPER % "".join(frames), "utf-8")
+    setting = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
+    words = ["chromium", *FLAGS, f"--user-data-dir={folder / 'profile'}", setting, "--dump-dom", file.as_uri()]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -100,4 +74,5 @@ def _dump(file: Path, scheme: str, profile: Path) -> str:
                 os.killpg(process.pid, signal.SIGKILL)  # its renderers too
     found = re.search(r"\[\[\[(.*)\]\]\]", shown, re.DOTALL)
     assert process.returncode == 0 and found is not None, said[-2000:] + shown[-2000:]
-    return html.unescape(found[1])
+    laid_out: list[dict[str, Any]] = json.loads(html.unescape(found[1]))
+    return laid_out

@@ -411,45 +411,18 @@ CONNECTED = Connection("connected", CLOCK.at_monotonic)
 _STOPPED = run_view(4, "stopped", 18_240, 60_000)
 RUNS = (
     m.RunSummary(
-        "stdlib-20261120-142900",
-        "stdlib",
-        "running",
-        118,
-        150,
-        2.153,
-        NOW - 95,
-        "/runs/stdlib-20261120-142900",
-        "atlas",
-        ("atlas",),
-        NOW - 0.2,
-        rates=run_rates(run_view(1), committed(run_view(1), 118)),
+        "stdlib-20261120-142900", "stdlib", "running", 118, 150, 2.153, NOW - 95, "/runs/stdlib-20261120-142900",
+        "atlas", ("atlas",), NOW - 0.2, rates=run_rates(run_view(1), committed(run_view(1), 118)),
     ),
     m.RunSummary(
-        "sft-1b-20261119-090000",
-        "sft-1b",
-        "stopped",
-        18_240,
-        60_000,
-        1.842,
-        NOW - 90000,
-        "/runs/sft-1b",
-        "studio",
-        ("studio", "mbp", "forge", "mini"),
-        NOW - 34200,
-        rates=run_rates(_STOPPED, committed(_STOPPED, 18_240)),
+        "sft-1b-20261119-090000", "sft-1b", "stopped", 18_240, 60_000, 1.842, NOW - 90000, "/runs/sft-1b", "studio",
+        ("studio", "mbp", "forge", "mini"), NOW - 34200, rates=run_rates(_STOPPED, committed(_STOPPED, 18_240)),
     ),
     m.RunSummary(
-        "tiny-20261101-120000",
-        "tiny",
-        "failed",
-        3,
-        2_000,
-        None,
-        NOW - 1_650_000,
-        "/runs/tiny",
+        "tiny-20261101-120000", "tiny", "failed", 3, 2_000, None, NOW - 1_650_000, "/runs/tiny",
         rates=m.RunRates("tokens/s", 812.0, 6.2, 148.8, 0.00672, 412.9, 0.8),
     ),
-)
+)  # fmt: skip
 
 
 SCORING = m.WorkSummary(

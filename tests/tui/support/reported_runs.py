@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 from tests.node_agent.support import scenarios
+from tests.tui.support.run_directory import sample
 
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
@@ -48,13 +49,12 @@ def make(folder: Path) -> Path:
     with RunDb(paths, resumable=False) as recorder:
         recorder.event(at, e.NoteWritten(HOSTILE), "info", "anna", step=60, verb="note", outcome="applied")
         recorder.event(at, e.PolicyAdvised("drain", "drain b", "b costs 3.1 %"), "info", "auto:drain", step=60)
-        recorder.event(
-            at, e.CommandFailed("no node zeta"), "warning", "anna", step=60, verb="drain", outcome="rejected"
-        )
+        failed = e.CommandFailed("no node zeta")
+        recorder.event(at, failed, "warning", "anna", step=60, verb="drain", outcome="rejected")
         recorder.event(at, e.CheckpointWritten(60, 1000, 0.25), "good", "a", step=60)
         recorder.event(at, e.RunBranched(run, 60, "other-1", "a"), "info", "anna", step=60)
         for number, answer in ((10, "early answer"), (60, HOSTILE)):
-            recorder.sample(sample(run, number, at + number, answer))
+            recorder.sample(sample(run, number, at + number, "Why?", answer))
         for node in NODES:
             recorder.host(reading(node, view.started_at, end.committed_at))
         cost = m.RunCost("EUR", 1.25, end.committed_at, 0.0, ("b",))
@@ -62,13 +62,6 @@ def make(folder: Path) -> Path:
         recorder.set_meta("view", msgspec.json.encode(known).decode(), own=True)
     checkpoint(paths, STEPS)
     return paths.directory
-
-
-def sample(run: str, step: int, at: float, answer: str) -> m.Sample:
-    return m.Sample(
-        run=run, step=step, at=at, number=0, prompt="Why?", answer=answer, tokens=4, ended=True, seconds=0.2, loss=2.0,
-        eval_loss=None, max_tokens=8, temperature=0.0, top_p=1.0, seed=0, node="a", by="auto",
-    )  # fmt: skip
 
 
 def reading(node: str, began_at: float, at: float) -> m.HostReading:

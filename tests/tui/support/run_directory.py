@@ -33,15 +33,8 @@ def make(directory: Path, nodes: int = NODES, *, faults: bool = False) -> Path:
             first.values["reward"] = number / STEPS  # a metric that the run brings
             recorder.commit(played_step.step, (first, *others), at)
             for event in played_step.events:
-                recorder.event(
-                    at,
-                    event.data,
-                    event.severity,
-                    event.by,
-                    step=event.step or None,
-                    verb=event.verb,
-                    outcome=event.outcome,
-                )
+                more = {"step": event.step or None, "verb": event.verb, "outcome": event.outcome}
+                recorder.event(at, event.data, event.severity, event.by, **more)
             if played_step.held_out is not None:
                 recorder.evaluation(number, at, played_step.held_out, 100.0, 0.5, {"eval/kl": number / 1000})
                 recorder.sample(sample(recorder.path.parent.name, number, at))
@@ -68,9 +61,9 @@ def _view(timeline: Timeline, directory: Path) -> m.RunView:
     )  # fmt: skip
 
 
-def sample(run: str, step: int, at: float) -> m.Sample:
+def sample(run: str, step: int, at: float, prompt: str = "def", answer: str = "") -> m.Sample:
     return m.Sample(
-        run=run, step=step, at=at, number=0, prompt="def", answer=f"return {step}\n", tokens=4, ended=True,
+        run=run, step=step, at=at, number=0, prompt=prompt, answer=answer or f"return {step}\n", tokens=4, ended=True,
         seconds=0.2, loss=2.0, eval_loss=None, max_tokens=8, temperature=0.0, top_p=1.0, seed=0, node="studio",
         by="auto",
     )  # fmt: skip

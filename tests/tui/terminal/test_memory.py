@@ -14,12 +14,10 @@ from tests.tui.support.recorded import NOW, committed, rank_step, run_view, snap
 from textual._styles_cache import StylesCache
 from textual.pilot import Pilot
 
-from trainctl.protocol import messages as m
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state import reducer
-from trainctl.tui.state import series as s
 from trainctl.tui.state import view_state as md
 from trainctl.tui.terminal import memory
 
@@ -46,13 +44,6 @@ async def test_nothing_of_a_closed_screen_is_kept() -> None:
         await until(pilot, gone)
 
     await driven(source_of(1), play)
-
-
-def test_a_textual_that_keeps_no_screen_is_left_as_it_is() -> None:
-    memory.let_closed_screens_go()
-    fixed = StylesCache.__dict__["get_inner_outer"]
-    memory.let_closed_screens_go()
-    assert StylesCache.__dict__["get_inner_outer"] is fixed
 
 
 def test_cycles_and_free_pages_are_given_back() -> None:
@@ -100,24 +91,3 @@ def test_a_state_holds_no_more_after_many_steps() -> None:
     state = fed(state, 151, 1300)
     assert soon > 500_000
     assert held_bytes(state) < 1.02 * soon
-
-
-def test_a_series_takes_its_room_with_its_first_value() -> None:
-    start = reducer.apply(md.ViewState(), snapshot(run_view(4, step=60)), NOW)
-    state = reducer.apply(start, committed(VIEW, 61, seq=1), 5000.0)
-    for windows, most in ((state.windows, s.CAPACITY), (state.recent, 2 * reducer.RECENT_STEPS)):
-        stores = [windows[name, None].store for name in ("loss", "grad_norm", "step_seconds")]
-        assert [store.room for store in stores if store is not None] == [most + 1] * 3
-
-
-def test_a_history_that_comes_later_takes_the_same_room() -> None:
-    state = reducer.apply(md.ViewState(), snapshot(run_view(4, step=5000)), NOW)
-    assert state.run is not None
-    steps = tuple(range(4900, 5001))
-    values = tuple(float(step) for step in steps)
-    series = m.Series("busy_seconds", 0, 1, steps, values, values, values, values)
-    state = reducer.apply_history(state, state.run.run, m.History("r", (series,)))
-    state = reducer.apply(state, rank_step(VIEW, 5001, 0, seq=1), 5000.0)
-    store = state.recent["busy_seconds", 0].store
-    assert store is not None
-    assert store.room == 2 * reducer.RECENT_STEPS + 1

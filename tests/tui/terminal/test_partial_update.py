@@ -33,7 +33,6 @@ async def test_partial_updates_show_what_the_whole_screen_does() -> None:
         app.screen.refresh()
         compositor._dirty_regions.update(region for region in (app.screen.region,))
         update = compositor.render_partial_update()
-        assert update is not None
         ours = partial_update.SpanUpdate(update).render_segments(app.console)
         shown.feed(ours)
         again = Screen(80, 24)

@@ -24,13 +24,7 @@ from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.live_feed import LiveFeed
-from trainctl.tui.terminal.repaint_scheduler import (
-    IDLE_SECONDS,
-    KEY_SECONDS,
-    SETTLED_SECONDS,
-    SLOWEST_SECONDS,
-    RepaintThrottle,
-)
+from trainctl.tui.terminal.repaint_scheduler import SLOWEST_SECONDS, RepaintThrottle
 
 VIEW = run_view(4, step=18_240, steps=60_000)
 NODES = [rank.node for rank in VIEW.ranks]
@@ -127,17 +121,6 @@ async def test_the_state_is_made_when_somebody_looks_and_a_snapshot_is_told_of_a
         await following
 
 
-def test_a_step_is_shown_a_moment_after_it_came_and_all_else_within_a_second() -> None:
-    throttle = RepaintThrottle(0.5)
-    throttle.begun(10.0)
-    assert throttle.due == 10.0 + IDLE_SECONDS
-    assert throttle.told(10.2, prompt=False) and throttle.due == 10.2 + SLOWEST_SECONDS < 11.2
-    assert not throttle.told(10.3, prompt=False), "the first one counts"
-    assert throttle.told(10.9, prompt=True) and throttle.due == 10.9 + SETTLED_SECONDS
-    throttle.begun(11.0)
-    assert throttle.told(11.1, prompt=True) and throttle.due == 11.5, "twice a second at most"
-
-
 def test_the_pause_between_repaints_follows_their_cost() -> None:
     throttle = RepaintThrottle(0.5)
     now = cpu = 0.0
@@ -192,28 +175,6 @@ async def test_a_key_that_comes_during_a_repaint_is_handled_and_shown_before_its
 
     await driven(source_of(4), play, size=(120, 40))
     assert order[:2] == ["part 0", "part 1"] and order.index("value x") < order.index("end"), order
-
-
-async def test_after_a_key_the_next_part_waits_for_what_the_key_does() -> None:
-    order: list[str] = []
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        loop, repainting = asyncio.get_running_loop(), app._repainting
-        repainting._wait = lambda: None  # type: ignore[method-assign]  no other than the one begun here
-
-        def parts() -> Iterator[None]:
-            order.append("part")
-            repainting.pressed()
-            loop.call_later(KEY_SECONDS / 2, order.append, "what the key does")
-            yield
-            order.append("next part")
-
-        repainting._parts = parts
-        repainting._begin()
-        await until(pilot, lambda: len(order) == 3)
-
-    await driven(source_of(1), play)
-    assert order == ["part", "what the key does", "next part"]
 
 
 async def test_an_error_in_a_repaint_ends_the_program_and_is_reported() -> None:

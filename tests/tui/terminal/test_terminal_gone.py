@@ -6,12 +6,9 @@ import pty
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 from tests.waiting import HANG_SECONDS
-
-from trainctl.tui.terminal.driver import TerminalOutput
 
 DEADLINE_SECONDS = HANG_SECONDS
 
@@ -41,29 +38,3 @@ def test_the_program_ends(stalled: bool) -> None:
             assert process.wait(DEADLINE_SECONDS) == 128 + signal.SIGHUP
         finally:
             process.kill()
-
-
-def test_what_is_written_to_a_terminal_that_is_gone_is_taken_and_told_of_once() -> None:
-    master, slave = pty.openpty()
-    told = threading.Event()
-    calls: list[int] = []
-
-    def gone() -> None:
-        calls.append(1)
-        told.set()
-
-    with os.fdopen(slave, "w") as file:
-        outlet = TerminalOutput(file, gone)
-        assert outlet.fileno() == slave
-        outlet.write("here")
-        outlet.flush()
-        assert os.read(master, 100) == b"here"
-        assert not told.is_set()
-        os.close(master)
-        for _ in range(3):
-            assert outlet.write("there") == 5
-            outlet.flush()
-        assert calls == [1]
-        with pytest.raises(OSError, match="Input/output"):
-            file.flush()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), slave)  # what the file still holds goes nowhere

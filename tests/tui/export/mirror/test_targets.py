@@ -154,7 +154,6 @@ def played(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     command = [sys.executable, "-m", "trainctl.node_agent.cli", "play", "--nodes=2", "--no-faults", "--rate=60"]
     command += ["--begin=60", "--steps=150", f"--folder={folder}", "--leash"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
-        assert process.stdout is not None and process.stdin is not None
         yield json.loads(process.stdout.readline())["listen"], folder
         process.stdin.close()
         assert process.wait(DEADLINE_SECONDS) == 0

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import msgspec
-import pytest
 from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, snapshot
 
 from trainctl.node_agent.records.run_db import RunDb
@@ -39,14 +38,6 @@ def test_the_longest_of_each_rank_is_kept_with_its_exact_step() -> None:
     assert compile_times.by_rank([history()]) == {}
 
 
-@pytest.mark.parametrize(
-    ("found", "text"),
-    [(FIRST, "41.2 s at step 1"), (Compilation(5000, 5099, 9.0), "9.00 s in steps 5,000 to 5,099")],
-)
-def test_the_text_names_the_step_or_the_bucket(found: Compilation, text: str) -> None:
-    assert found.text == text
-
-
 def live(*steps: tuple[int, float]) -> md.ViewState:
     """The fleet of four after steps of forge, with what the compiler took in them; 0 is no compilation."""
     state = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(FOUR), CLOCK.at_monotonic)
@@ -65,19 +56,16 @@ def test_what_comes_live_counts_however_long_ago_it_was() -> None:
     assert step_phases.compiled(state, NOTHING, 0) is None
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(80, 22), (120, 38), (200, 58)])
-def test_the_node_screen_shows_it_beside_the_compilers_mode(columns: int, rows: int) -> None:
+def test_the_node_screen_shows_it_beside_the_compilers_mode() -> None:
     past = step_phases.past_of(FOUR.run, m.History(rid="r", series=()), [history((1, 41.2))])
 
     def text(past: step_phases.RecordedPhases, state: md.ViewState) -> str:
-        row = rank_rows.rows(state, CLOCK)[FORGE]
-        made, _ = node_view.lines(state, row, past, CLOCK, columns, rows, UNICODE)
+        made, _ = node_view.lines(state, rank_rows.rows(state, CLOCK)[FORGE], past, CLOCK, 80, 22, UNICODE)
         return "\n".join(plain(line) for line in made)
 
     assert "compile default" in text(past, live()) and "compiled 41.2 s at step 1" in text(past, live())
     assert "compiled" not in text(step_phases.RecordedPhases("another", {}, past.compiled), live())
-    came = live((FOUR.step + 1, 12.5))
-    assert f"compiled 12.5 s at step {FOUR.step + 1:,}" in text(NOTHING, came)
+    assert f"compiled 12.5 s at step {FOUR.step + 1:,}" in text(NOTHING, live((FOUR.step + 1, 12.5)))
 
 
 def test_a_report_finds_the_step_in_a_long_record(tmp_path: Path) -> None:
