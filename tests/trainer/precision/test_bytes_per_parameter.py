@@ -1,12 +1,8 @@
-"""The memory that full training takes at its peak, in bytes per parameter: one case, or all
-of them on a model of 63 M parameters by `make soak`."""
+"""The memory that full training takes at its peak, in bytes per parameter: one case, or all of a larger model."""
 
 import math
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.conftest import ROOT
@@ -32,7 +28,7 @@ LIBRARY_BYTES = 110_000_000
 """Of the libraries' working memory and the activations, which count more on the smaller model of `make test`."""
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder):
     layers, width = (8, 768) if ALL else (6, 384)
     shape = demo_assets.llama_config(hidden=width, layers=layers, heads=12, intermediate=8 * width // 3)
     demo_assets.make_model(folder, shape | {"vocab_size": 8192})
@@ -41,7 +37,7 @@ def make_model(folder: Path) -> None:
 @pytest.mark.needs("linux")  # the peak is read from /proc, which only Linux has
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("case", BARS if ALL else [SMALL], ids=" ".join)
-def test_the_peak_is_below_the_bar(run_file: Callable[..., Any], tmp_path: Path, case: tuple[str, str, str]) -> None:
+def test_the_peak_is_below_the_bar(run_file, tmp_path, case):
     backend, dtype, kind = case
     make_model(tmp_path / "model")
     run_file(
@@ -49,7 +45,6 @@ def test_the_peak_is_below_the_bar(run_file: Callable[..., Any], tmp_path: Path,
         batch={"global": 1, "micro": 1}, nodes__here={"backend": backend, "device": "cpu", "threads": 1},
     )  # fmt: skip
     facts = read_facts(tmp_path / "model", "model")
-    assert facts is not None
     words = [sys.executable, "-m", "tests.trainer.support.peak_memory", str(tmp_path / "run.toml"), "here"]
     words += ["--allocator"] if backend == "mlx" else []
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=30 * HANG_SECONDS)
