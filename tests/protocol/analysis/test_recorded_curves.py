@@ -1,4 +1,4 @@
-"""Detectors on 20 healthy runs of real models, recorded by tests/trainer/support/healthy_curves.py: no fault."""
+"""Detectors on 20 healthy runs of real models, recorded once by the trainer itself: no fault."""
 
 import numpy as np
 import pytest

@@ -150,17 +150,6 @@ def test_the_peak_is_what_the_documentation_states(new_rig, tmp_path, case):
     assert parts <= values["memory_peak_bytes"] <= values["memory_cap_bytes"]
 
 
-def test_moments_in_the_memory_of_the_host_give_the_same_bits(new_rig):
-    plain, offloaded = (
-        new_rig("torch", node=GPU | {"deterministic": True}, optimizer__offload=offload) for offload in (False, True)
-    )
-    assert losses(offloaded, True, 8) == losses(plain, True, 8)
-    assert plain.backend._fixed_parts().moments > 0
-    assert offloaded.backend._fixed_parts().moments == 0
-    one, other = (rig.backend.copy_of("exp_avg_sq") for rig in (plain, offloaded))
-    assert all(np.array_equal(array, other[name]) for name, array in one.items())
-
-
 @pytest.mark.parametrize("kind", ["adamw-8bit", "paged-adamw", "paged-adamw-8bit"])
 def test_the_optimizers_of_bitsandbytes_train(new_rig, kind):
     plain, other = (losses(new_rig("torch", node=GPU, optimizer__kind=one), True, STEPS) for one in ("adamw", kind))

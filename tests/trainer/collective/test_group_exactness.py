@@ -4,14 +4,11 @@
 """
 
 import functools
-from collections.abc import Callable
 
-import numpy as np
 import pytest
 from tests.trainer.support.curves import worst
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.collective.group import ReducerGroup
 
 ENGINES = ("gloo", "ring")
 MIXES = {
@@ -61,47 +58,3 @@ def test_three_ranks_draw_the_curve_of_one(new_ranks, new_rig, curve, engine, mi
         alone = curve(reference, samples=samples, resized=False)
         assert alone[-1] < 0.75 * alone[0], "it has to learn for this to mean anything"
         assert worst(drawn, alone[:STEPS]) < tolerance, samples
-
-
-class Misweighted(ReducerGroup):
-    """What others do: rank r's gradients times `own(its weight, ranks)` before the sum, the sum times
-    `back(global weight, ranks)`."""
-
-    own: Callable[[float, int], float]
-    back: Callable[[float, int], float]
-
-    def all_reduce(self, backend, tail):
-        factor, copies = self.own(tail.weight, len(self._form.ranks)), backend.copy_of("accumulators")
-        backend.copy_in("accumulators", {name: array * np.float32(factor) for name, array in copies.items()})
-        self.total = super().all_reduce(backend, tail)
-        return self.total
-
-    def deliver(self, backend):
-        self._buffer.floats[: self._layout.elements] *= self.back(self.total.weight, len(self._form.ranks))
-        super().deliver(backend)
-
-
-def one(weight, ranks):
-    return 1.0
-
-
-WEIGHINGS: dict[str, tuple[Callable[[float, int], float], Callable[[float, int], float]]] = {
-    "as it is": (one, one),
-    "mean of means": (lambda weight, ranks: 1 / (weight * ranks), lambda weight, ranks: weight),
-    "divided by ranks": (one, lambda weight, ranks: 1 / ranks),
-}
-
-
-@pytest.mark.tier("all")
-def test_averaging_means_or_dividing_by_ranks_would_not_pass(new_ranks, new_rig, curve):
-    ranks = new_ranks("gloo", ("torch", "torch", "torch"), samples=True)
-    assert ranks.form() == []
-    apart = {}
-    for name, (own, back) in WEIGHINGS.items():
-        for rank in ranks.ranks:
-            rank.change_rig(functools.partial(new_rig, "torch", rank=rank.number, samples=True))
-            rank.group.__class__ = Misweighted
-            vars(rank.group).update(own=own, back=back)
-        apart[name] = worst(losses(ranks), curve("torch", samples=True, resized=False)[:STEPS])
-    assert apart["as it is"] < 1e-5
-    assert min(apart["mean of means"], apart["divided by ranks"]) > 100 * 1e-5, apart

@@ -1,13 +1,11 @@
 """Several links to a neighbour: they join at once, each sums a part, and they end together."""
 
 import threading
-import time
 
 import numpy as np
 import psutil
 import pytest
 from tests.trainer.support.ranks import DEADLINE_SECONDS, form_of, pid_of
-from tests.waiting import slowness
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import GroupTable
@@ -17,23 +15,22 @@ from trainctl.trainer.collective.shared_buffer import Layout
 from trainctl.trainer.collective.standby import SpawnStandby
 from trainctl.trainer.common.errors import AbandonedError, GroupError
 
-LINKS, FORMINGS, ALLOWANCE_SECONDS, LATE_SECONDS = 4, 5, 0.5, 0.1
+LINKS = 4
 WORDS = LINKS * (1 << 18) + 1001
 
 
 @pytest.fixture
 def new_pair(fork_servers):
-    """Ranks 0 and 1 in a ring with so many links, formed; rank 0 may begin late."""
+    """Ranks 0 and 1 in a ring with so many links, formed."""
     made: list[Membership | Group] = []
 
-    def make(links, late=0.0):
+    def make(links):
         layout, table = Layout({"a": (WORDS,)}, "x"), GroupTable(links_per_peer=links)
         memberships = [Membership(rank, layout, table, "", "ring", fork_servers) for rank in (0, 1)]
         offer = m.Offer(run="r", generation=m.Generation(1, 1), engine="ring")
         endpoints = tuple(membership.offer(offer) for membership in memberships)
         form = form_of(offer, endpoints)
         second = memberships[1].form(form)
-        time.sleep(late)
         first = memberships[0].form(form)
         made.extend([*memberships, first, second])
         assert both((first, second), ReducerGroup.complete) == []
@@ -62,28 +59,6 @@ def both(pair, work):
     for thread in threads:
         thread.join(DEADLINE_SECONDS)
     return errors
-
-
-def forming_seconds(new_pair, links, late=0.0):
-    """Return the fastest of some: MLX's ring may still sleep for 1 s where two ranks share a busy machine."""
-    found = []
-    for _ in range(FORMINGS):
-        begun = time.perf_counter()
-        pair = new_pair(links, late)
-        found.append(time.perf_counter() - begun)
-        for group in pair:
-            group.close()
-    return min(found)
-
-
-@pytest.mark.tier("soak")
-def test_neither_more_links_nor_a_rank_that_is_late_make_anybody_sleep(new_pair):
-    """Rank 1 connects to rank 0, which listens only later."""
-    new_pair(1)  # the engine is imported
-    allowance = ALLOWANCE_SECONDS * slowness()
-    one, several = forming_seconds(new_pair, 1), forming_seconds(new_pair, LINKS)
-    assert several < LINKS * one + allowance
-    assert forming_seconds(new_pair, 1, LATE_SECONDS) - LATE_SECONDS < one + allowance
 
 
 @pytest.mark.parametrize("links", [1, LINKS])

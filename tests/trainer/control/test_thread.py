@@ -4,9 +4,8 @@ import os
 import time
 from pathlib import Path
 
-import pytest
 from tests.trainer.support.line import DEADLINE_SECONDS, WHO
-from tests.waiting import slowness, until
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine.file_digests import model_digests
@@ -34,17 +33,6 @@ def test_work_that_shows_nothing_for_long_is_a_sign_of_life_too(line):
     while time.process_time() < worked + 1.2:
         pass
     until(lambda: (line.hear(m.Alive).progress or 0) > begun)
-
-
-@pytest.mark.tier("soak")
-def test_an_agent_that_comes_back_is_found_in_a_fraction_of_the_time_it_was_away(line):
-    """ZeroMQ's pauses would grow to as long as an agent that is back waits before it takes the trainer for hung: away
-    for 6.5 s, it would be found after another 4.7 s."""
-    away_seconds = 6.5
-    line.be_away(away_seconds)
-    back_at = time.monotonic()
-    line.hear(m.Alive)
-    assert time.monotonic() - back_at < away_seconds / 2 * slowness()
 
 
 def test_a_fence_that_an_update_delays_is_forgotten_when_a_group_is_formed_after_it(line, progress):

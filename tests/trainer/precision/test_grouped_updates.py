@@ -1,8 +1,5 @@
 """Parameters that are updated together get the bits that each gets by itself."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 
 from trainctl.protocol.config.run_tables import OptimizerTable
@@ -70,35 +67,3 @@ def test_gradients_are_multiplied_by_the_factor(weights, kind):
         found.append(torch.cat([moment.flatten() for moment in optimizer.moments("exp_avg")]))
     assert torch.equal(found[0], found[1])
     torch.testing.assert_close(found[0], found[2] / 2)
-
-
-@pytest.mark.parametrize(
-    ("missing", "cache", "says"),
-    [
-        (("C compiler", "triton"), "own", "this machine has no C compiler and no triton; install what is missing"),
-        ((), "open", "can be written to by other users (chmod go-w); set TRITON_CACHE_DIR to a folder of your own"),
-        ((), "chosen", "Triton can't compile its kernel: import of triton halted; None in sys.modules"),
-    ],
-)
-def test_without_a_kernel_the_log_says_why(
-    monkeypatch, caplog, tmp_path, missing,
-    cache, says,
-):  # fmt: skip
-    """Parameters of a CUDA device, as far as the choice looks at them."""
-    weights = torch_weights.SplitWeights([torch.nn.Parameter(torch.zeros(8))])
-    on_cuda = torch_weights.KernelParts(SimpleNamespace(device=torch.device("cuda")), None)  # type: ignore[arg-type]
-    monkeypatch.setattr(weights, "kernel_parts", lambda update: [on_cuda])
-    monkeypatch.setattr(torch_adamw, "lacking", lambda kind: missing)
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "trainctl.trainer.precision.triton_update", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # so that it is put back
-    if cache != "chosen":
-        monkeypatch.delenv("TRITON_CACHE_DIR")
-    if cache != "own":
-        (tmp_path / "trainctl").mkdir()
-        (tmp_path / "trainctl").chmod(0o777)
-    assert torch_adamw._triton_update(weights) is None
-    (said,) = caplog.messages
-    assert said.startswith("AdamW runs one operation at a time, which takes several times as long: ")
-    assert said.endswith(says)

@@ -16,7 +16,7 @@ from tests.waiting import until
 from trainctl.protocol import messages as m
 from trainctl.trainer.profiling import profiler as profiling
 from trainctl.trainer.profiling import trace_process
-from trainctl.trainer.profiling.metal_recorder import CAPTURE, NO_CAPTURE, VARIABLE, MetalRecorder
+from trainctl.trainer.profiling.metal_recorder import CAPTURE, VARIABLE, MetalRecorder
 from trainctl.trainer.profiling.phase_recorder import PhaseRecorder
 from trainctl.trainer.profiling.profiler import Profiler
 
@@ -347,9 +347,3 @@ def test_on_metal_the_first_step_is_captured_and_zipped_with_the_trace(tmp_path,
     assert [event["name"] for event in trace["traceEvents"]] == ["forward"] * 2
     assert [phase.name for phase in made.phases] == ["forward"]
     assert made.size_bytes == (tmp_path / "a.zip").stat().st_size
-
-
-def test_without_the_variable_the_trace_says_how_to_get_a_capture(tmp_path, monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert NO_CAPTURE in recorded(tmp_path).lacks
-    assert not [*tmp_path.iterdir()]
