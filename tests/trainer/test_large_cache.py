@@ -44,10 +44,7 @@ def write_cache(folder):
 
 
 @pytest.mark.needs("linux")  # only Linux limits a process's private memory
-def test_a_cache_larger_than_memory_is_trained_on(
-    agent,
-    run_file, tmp_path,
-):  # fmt: skip
+def test_a_cache_larger_than_memory_is_trained_on(agent, run_file, tmp_path):
     source = tmp_path / "samples.jsonl"
     source.write_text('{"tokens": [1, 2]}\n', "utf-8")
     config = run_file(data__path=str(source), data__kind="samples", data__sequence_length=512)

@@ -362,18 +362,20 @@ class Trainer:
 
 def test_a_trainer_passes_on_what_happens_to_the_copy(run, tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
-    trainer = Trainer(run, str(tmp_path / "there"))
-    for step, outcomes in ((3, [(3, "copying"), (3, "copied")]), (4, [(4, "copying"), (4, "copied")])):
+    trainer, outcomes = Trainer(run, str(tmp_path / "there")), []
+    for step in (3, 4):
         trainer.writes(run, step)
-        wait_for(lambda outcomes=outcomes: trainer.has(*outcomes))
-        assert isinstance(trainer.said[0], m.CheckpointCopy) and trainer.said[0].to == str(tmp_path / "there")
-        trainer.said.clear()
+        outcomes.extend([(step, "copying"), (step, "copied")])
+        wait_for(lambda: trainer.has(*outcomes))
+    trainer.copies.close()
+    assert isinstance(trainer.said[0], m.CheckpointCopy) and trainer.said[0].to == str(tmp_path / "there")
     assert pending_copy.read(run / "checkpoints") is None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    trainer.writes(run, 5)
-    wait_for(lambda: trainer.has((5, "failed")))
-    assert trainer.said[0].problem.startswith("the process that copies couldn't be started: ")
-    trainer.copies.close()
+    unable = Trainer(run, str(tmp_path))
+    unable.writes(run, 5)
+    wait_for(lambda: unable.has((5, "failed")))
+    unable.copies.close()
+    assert unable.said[0].problem.startswith("the process that copies couldn't be started: ")
 
 
 def test_a_copy_whose_process_is_killed_fails_with_the_reason_and_is_made_at_the_next_start(

@@ -93,9 +93,7 @@ def test_all_weights_follow_a_second_model_that_stays_as_it_was(start, tmp_path)
     assert abs(found[0] - np.log(2)) < 1e-6  # policy and reference are one model at first
 
 
-def test_a_second_run_makes_no_forward_pass_even_on_the_other_library(
-    start, tmp_path, monkeypatch
-):  # fmt: skip
+def test_a_second_run_makes_no_forward_pass_even_on_the_other_library(start, tmp_path, monkeypatch):
     passes = count_passes(monkeypatch)
     first = start("torch", adapter=FULL)
     assert sum(passes) == first.dataset.usable > first.dataset.samples
