@@ -26,8 +26,6 @@ class Scale(NamedTuple):
 SCALES = {
     "agent kills": Scale(3, 3, 200),
     "bytes of a large cache": Scale(10**9, 10**9, 3 * 10**9),
-    "calibrations": Scale(1, 1, 5),
-    "checkpoint kills": Scale(3, 3, 100),
     "command kills": Scale(10, 40, 200),
     "conductor transitions": Scale(50_000, 200_000, 2_000_000),
     "diagnosed runs": Scale(2, 2, 20),

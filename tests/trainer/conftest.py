@@ -10,7 +10,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,10 @@ import numpy as np
 import pytest
 import tomli_w
 import zmq
+from tests.trainer.support import preferences
+from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.curves import losses
+from tests.trainer.support.families import save
 from tests.trainer.support.fork_servers import ForkServers
 from tests.trainer.support.line import WHO, Line
 from tests.trainer.support.process_agent import Agent, settings
@@ -63,7 +65,7 @@ class Rig:
     sent: list[m.FromTrainer] = field(default_factory=list)
     seq: int = 0
 
-    def plan(self, step: int, micro: int, **changes: Any) -> m.StepPlan:
+    def plan(self, step, micro, **changes):
         """A train plan of G samples, all of them rank 0's unless `changes` say otherwise."""
         self.seq += 1
         cursor = (step - 1) * G
@@ -82,15 +84,15 @@ class Rig:
         )
         return msgspec.structs.replace(plan, **changes)
 
-    def train(self, step: int, micro: int, **changes: Any) -> m.Report:
+    def train(self, step, micro, **changes):
         return self.executor.train(self.plan(step, micro, **changes), time.perf_counter())
 
-    def form(self, generation: m.Generation = GENERATION) -> None:
+    def form(self, generation=GENERATION):
         assert self.progress.form(m.Form(run="r", generation=generation, engine="none", ranks=(0,)))
 
 
 @pytest.fixture(scope="session")
-def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def assets(tmp_path_factory):
     """`model` (27 k parameters, tied), `text` (ASCII with some structure) and `samples.jsonl` (variable length,
     masked)."""
     folder = tmp_path_factory.mktemp("assets")
@@ -112,7 +114,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def dead_pid() -> int:
+def dead_pid():
     """A process id that was just in use and isn't any more."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait(timeout=HANG_SECONDS)
@@ -120,10 +122,10 @@ def dead_pid() -> int:
 
 
 @pytest.fixture
-def run_file(assets: Path, tmp_path: Path) -> Callable[..., runfile.RunFile]:
+def run_file(assets, tmp_path):
     """Write `tmp_path`/run.toml for the small model, `table__key` changes laid over it, and parse it."""
 
-    def write(**changes: Any) -> runfile.RunFile:
+    def write(**changes):
         raw: dict[str, Any] = {
             "run": {"name": "small", "steps": 1000, "seed": 3},
             "model": {"path": str(assets / "model")},
@@ -145,21 +147,43 @@ def run_file(assets: Path, tmp_path: Path) -> Callable[..., runfile.RunFile]:
 
 
 @pytest.fixture
-def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Path) -> Iterator[Callable[..., Rig]]:
+def load_backend(run_file):
+    """Load the small model, or that of a run file's changes: `load_backend("mlx", model__dtype="bfloat16")`."""
+
+    def make(backend="torch", *, trains=True, **changes):
+        there = {"backend": backend, "device": "cpu", "threads": 1}
+        config = run_file(**({"nodes__here": there} | changes))
+        return load(config, config.nodes["here"], "run.toml", trains=trains)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory):
+    """A small Llama with a tokenizer and a chat template. No test changes it."""
+    return make_chat_model(tmp_path_factory.mktemp("chat") / "model")
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory):
+    """The random model of a family in float32, as transformers saves it: `family("llama")`. No test changes it."""
+    folder = tmp_path_factory.mktemp("families")
+
+    def saved(name, **changes):
+        path = folder / "-".join([name, *map(str, changes.values())])
+        return path if path.exists() else save(name, path, **changes)
+
+    return saved
+
+
+@pytest.fixture
+def new_rig(run_file, tmp_path, assets):
     """Make a rank: `new_rig("torch")`, `new_rig("mlx", samples=True)`, `new_rig("torch", model__dtype="bfloat16")`.
     One of a group, `rank=2`, has not been told to form anything. `node`: more of its node's table."""
     pages: list[StatusWriter] = []
     opened: list[Executor] = []
 
-    def make(
-        backend: str,
-        *,
-        samples: bool = False,
-        wrap: Callable[[Backend], Backend] | None = None,
-        rank: int | None = None,
-        node: Mapping[str, Any] | None = None,
-        **changes: Any,
-    ) -> Rig:
+    def make(backend, *, samples=False, wrap=None, rank=None, node=None, **changes):
         if samples:
             changes |= {"data__path": str(assets / "samples.jsonl"), "data__kind": "samples", "data__held_out": 0.0}
         table = {"backend": backend, "device": "cpu", "threads": 1, **(node or {})}
@@ -191,7 +215,17 @@ def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Pa
 
 
 @pytest.fixture
-def gpu_as_found() -> Iterator[None]:
+def tune(new_rig, tmp_path, chat_model):
+    """Make a rank that tunes preferences: `tune("torch", {"kind": "dpo"}, adapter=FULL)`."""
+
+    def make(backend, objective, *, wrap=None, **changes):
+        return new_rig(backend, wrap=wrap, **preferences.run_settings(tmp_path, chat_model, objective, **changes))
+
+    return make
+
+
+@pytest.fixture
+def gpu_as_found():
     """What a rank sets on CUDA holds for the whole process: set it back. Without a use of CUDA it does nothing."""
     import torch
 
@@ -204,15 +238,15 @@ def gpu_as_found() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def known_curves() -> dict[Any, list[float]]:
+def known_curves():
     return {}
 
 
 @pytest.fixture
-def curve(new_rig: Callable[..., Rig], known_curves: dict[Any, list[float]]) -> Callable[..., list[float]]:
+def curve(new_rig, known_curves):
     """Losses of one rank, each worked out once a session: `curve("torch", samples=True, resized=False)`."""
 
-    def run(backend: str, *, samples: bool, resized: bool) -> list[float]:
+    def run(backend, *, samples, resized):
         key = (backend, samples, resized)
         if key not in known_curves:
             known_curves[key] = losses(new_rig(backend, samples=samples), resized)
@@ -222,7 +256,7 @@ def curve(new_rig: Callable[..., Rig], known_curves: dict[Any, list[float]]) -> 
 
 
 @pytest.fixture(scope="session")
-def fork_servers() -> Iterator[ForkServers]:
+def fork_servers():
     """Shared by all tests that want reducers, not what makes them."""
     made = ForkServers()
     yield made
@@ -230,12 +264,12 @@ def fork_servers() -> Iterator[ForkServers]:
 
 
 @pytest.fixture
-def new_ranks(new_rig: Callable[..., Rig], fork_servers: ForkServers) -> Iterator[Callable[..., Ranks]]:
+def new_ranks(new_rig, fork_servers):
     """Make a group that is still to be formed: `new_ranks("gloo", ("torch", "mlx"), samples=True)`; `own_standby` has
     a process of their own make the reducers."""
     made: list[Ranks] = []
 
-    def make(engine: m.Engine, backends: Sequence[str], *, own_standby: bool = False, **changes: Any) -> Ranks:
+    def make(engine, backends, *, own_standby=False, **changes):
         makers = [functools.partial(new_rig, backend, **changes) for backend in backends]
         made.append(Ranks(makers, engine, standby_here() if own_standby else fork_servers))
         return made[-1]
@@ -246,14 +280,14 @@ def new_ranks(new_rig: Callable[..., Rig], fork_servers: ForkServers) -> Iterato
 
 
 @pytest.fixture
-def progress() -> Progress:
+def progress():
     made = Progress()
     made.load(0, 0)
     return made
 
 
 @pytest.fixture
-def line(tmp_path: Path, progress: Progress, fork_servers: ForkServers) -> Iterator[Line]:
+def line(tmp_path, progress, fork_servers):
     context = zmq.Context()
     socket = new_socket(context, zmq.ROUTER)
     status = StatusWriter(tmp_path / "rank-0.status", os.getpid())
@@ -271,17 +305,11 @@ def line(tmp_path: Path, progress: Progress, fork_servers: ForkServers) -> Itera
     status.close()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Array libraries beside each other on few cores: one thread each, set before either is imported."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
-
-
 @pytest.fixture
-def run_python(assets: Path) -> Callable[[str], str]:
+def run_python(assets):
     """Run a script in a fresh interpreter, the assets' folder its argument, and return what it printed."""
 
-    def run(script: str) -> str:
+    def run(script):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(script), str(assets)],
@@ -294,17 +322,13 @@ def run_python(assets: Path) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def same_bits() -> Callable[[dict[str, Any], dict[str, Any]], bool]:
+def same_bits():
     """Whether two sets of named arrays are equal to the byte."""
-
-    def compare(one: dict[str, Any], other: dict[str, Any]) -> bool:
-        return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
-
-    return compare
+    return lambda one, other: one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
 
 
 @pytest.fixture
-def agent(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Agent]:
+def agent(tmp_path, run_file):
     run_file(**settings(tmp_path))
     with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:  # socket paths are short
         made = Agent(tmp_path / "node", tmp_path / "run.toml", Path(folder))

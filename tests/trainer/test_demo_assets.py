@@ -5,12 +5,10 @@ import json
 import random
 from pathlib import Path
 
-import pytest
-
 from trainctl.trainer import demo_assets
 
 
-def test_a_pair_differs_in_one_line_that_is_backwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_differs_in_one_line_that_is_backwards(tmp_path, monkeypatch):
     library = {module.__name__: [Path(module.__file__)] for module in (random, argparse)}
     monkeypatch.setattr(demo_assets, "_standard_library", lambda: library)
     source = tmp_path / "pairs"

@@ -7,14 +7,12 @@ cache of 3 GB, with 1.5 GB for the process.
 import json
 import re
 import resource
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.tiers import scale
-from tests.trainer.support.process_agent import FIRST, Agent
+from tests.trainer.support.process_agent import FIRST
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.data.token_cache import cache_name
@@ -26,7 +24,7 @@ PRIVATE_BYTES = 600_000_000 if CACHE_BYTES <= 1_000_000_000 else 1_500_000_000
 SAMPLE_TOKENS = 400
 
 
-def write_cache(folder: Path) -> int:
+def write_cache(folder):
     """Samples of equal length whose second half counts; the number of them."""
     samples = CACHE_BYTES // (3 * SAMPLE_TOKENS + 8)
     folder.mkdir(parents=True)
@@ -46,10 +44,7 @@ def write_cache(folder: Path) -> int:
 
 
 @pytest.mark.needs("linux")  # only Linux limits a process's private memory
-def test_a_cache_larger_than_memory_is_trained_on(
-    agent: Agent,
-    run_file: Callable[..., Any], tmp_path: Path,
-) -> None:  # fmt: skip
+def test_a_cache_larger_than_memory_is_trained_on(agent, run_file, tmp_path):
     source = tmp_path / "samples.jsonl"
     source.write_text('{"tokens": [1, 2]}\n', "utf-8")
     config = run_file(data__path=str(source), data__kind="samples", data__sequence_length=512)

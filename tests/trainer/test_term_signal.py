@@ -3,15 +3,12 @@ bit."""
 
 import random
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.tiers import scale
-from tests.trainer.support.process_agent import Agent, G, settings
+from tests.trainer.support.process_agent import G, settings
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
@@ -27,14 +24,14 @@ MOST_STEPS = 5
 class Lives:
     """One rank's lives, each of which begins with what the one before has left."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent):
         self.agent, self._chance = agent, random.Random(25)
         self.losses: dict[int, float] = {}
         self.saved = 0
         self.waits: list[float] = []
         """Seconds from each signal to the end of the process."""
 
-    def live(self, number: int) -> None:
+    def live(self, number):
         agent, generation = self.agent, m.Generation(1, number)
         process = agent.start(*(["--resume-from", str(self.folder)] if self.saved else []))
         assert agent.hear(m.Ready).last_step == self.saved
@@ -58,30 +55,27 @@ class Lives:
         assert self.saved == said.step
 
     @property
-    def folder(self) -> Path:
+    def folder(self):
         return self.agent.paths.checkpoint(self.saved)
 
-    def _keep(self, report: m.Report) -> None:
+    def _keep(self, report):
         assert self.losses.setdefault(report.step, report.loss_sum) == report.loss_sum, "made again to another loss"
 
 
 @pytest.fixture
-def lives(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Lives]:
-    run_file(**settings(tmp_path))
-    with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:  # socket paths are short
-        agent = Agent(tmp_path / "node", tmp_path / "run.toml", Path(folder))
-        yield Lives(agent)
-        agent.close()
+def lives(agent, tmp_path, run_file):
+    here = settings(tmp_path)["nodes"]["here"]
+    run_file(run__orphan_seconds=1.0, nodes__here=here | {"backend": "mlx"})
+    return Lives(agent)
 
 
-def in_one_pass(cursor: int, samples: int) -> dict[str, Any]:
+def in_one_pass(cursor, samples):
     """What makes a plan's step one micro-batch of so many samples."""
     return {"cursor": cursor, "global_batch": samples, "work": (m.RankWork(0, (m.Range(cursor, samples),), samples),)}
 
 
 @pytest.mark.tier("all")
-def test_a_long_micro_batch_is_finished_before_the_checkpoint(lives: Lives) -> None:
-    """One that takes longer than what a rank without a checkpoint to write is given."""
+def test_a_long_micro_batch_is_finished_before_the_checkpoint(lives):
     agent, generation = lives.agent, m.Generation(1, 1)
     process = agent.start()
     agent.hear(m.Ready)
@@ -97,13 +91,11 @@ def test_a_long_micro_batch_is_finished_before_the_checkpoint(lives: Lives) -> N
 
 
 @pytest.mark.timeout(600 + 60 * TERMS)
-def test_a_term_signal_to_a_rank_that_trains_alone_costs_at_most_the_step_in_flight(
-    lives: Lives, new_rig: Callable[..., Any], same_bits: Callable[..., bool]
-) -> None:
+def test_a_term_signal_to_a_rank_that_trains_alone_costs_at_most_the_step_in_flight(lives, new_rig, same_bits):
     for number in range(1, TERMS + 1):
         lives.live(number)
     print(f"\n{TERMS} signals, {lives.saved} steps; seconds to the end: {', '.join(f'{s:.1f}' for s in lives.waits)}")
-    rig, state = new_rig("torch"), files.read(lives.folder).state
+    rig, state = new_rig("mlx"), files.read(lives.folder).state
     straight = {step: rig.train(step, 5, learning_rate=1e-3).loss_sum for step in range(1, lives.saved + 1)}
     assert lives.losses.items() <= straight.items()
     assert same_bits(rig.backend.copy_of("weights"), state.weights)

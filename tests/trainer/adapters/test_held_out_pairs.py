@@ -1,25 +1,20 @@
 """Evaluations of preferences: TRL's figures, the divergence from the reference, and sums that any cut adds up to."""
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from tests.trainer.support.chat_model import tokenizer
 from tests.trainer.support.curves import G
-from tests.trainer.support.preferences import NAMES, run_settings
+from tests.trainer.support.library_trainers import arguments, library_model
+from tests.trainer.support.preferences import NAMES, PAIRS
 
-from trainctl.node_agent.planning.held_out import Result, result
+from trainctl.node_agent.planning.held_out import result
 from trainctl.protocol import messages as m
 from trainctl.trainer.step.pair_texts import PairTexts
 
 DPO, ORPO = {"kind": "dpo"}, {"kind": "orpo"}
-ALL = {"kind": "lora", "rank": 4, "alpha": 16.0, "targets": ["q_proj", "lm_head"]}
 
 
-def evaluated(rig: Any, micro: int, cuts: tuple[int, ...] = ()) -> Result:
+def evaluated(rig, micro, cuts=()):
     """All held-out pairs, by ranks that end before each of `cuts`."""
     count, found = rig.dataset.held_out, []
     for first, stop in zip((0, *cuts), (*cuts, count), strict=True):
@@ -28,24 +23,22 @@ def evaluated(rig: Any, micro: int, cuts: tuple[int, ...] = ()) -> Result:
     return result(rig.config, found)
 
 
-def trained(new_rig: Callable[..., Any], folder: Path, backend: str, objective: dict[str, Any], **changes: Any) -> Any:
-    rig = new_rig(backend, **run_settings(folder, objective, **changes))
+def trained(tune, backend, objective, **changes):
+    rig = tune(backend, objective, **changes)
     for step in range(1, 5):
         rig.executor.train(rig.plan(step, G, learning_rate=2e-2), 0.0)
     return rig
 
 
-def difference(one: Result, other: Result) -> float:
+def difference(one, other):
     assert one.values.keys() == other.values.keys()
     pairs = [(one.loss, other.loss), *((one.values[name], other.values[name]) for name in one.values)]
     return max(abs(mine - theirs) / max(1.0, abs(theirs)) for mine, theirs in pairs)
 
 
-@pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_kl_and_entropy_are_those_of_the_whole_logits(
-    new_rig: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
-    rig = trained(new_rig, tmp_path, backend, DPO)
+@pytest.mark.parametrize("backend", ["torch", pytest.param("mlx", marks=pytest.mark.tier("all"))])
+def test_kl_and_entropy_are_those_of_the_whole_logits(tune, monkeypatch, backend):
+    rig = trained(tune, backend, DPO)
     module = {"torch": "torch_outputs", "mlx": "mlx_backend"}[backend]
     monkeypatch.setattr(f"trainctl.trainer.backends.{module}.VOCABULARY_FLOATS", 3000)  # several pieces
     found = evaluated(rig, 2)
@@ -64,7 +57,7 @@ def test_kl_and_entropy_are_those_of_the_whole_logits(
     assert found.values["eval/mean_token_accuracy"] == pytest.approx(right / tokens)
 
 
-def both_logits(rig: Any, batch: Any) -> tuple[Any, Any]:
+def both_logits(rig, batch):
     """[B, L, V] of the model, and of it without its adapter."""
     model, made = rig.backend._model, []
     if rig.backend.name == "torch":
@@ -85,82 +78,55 @@ def both_logits(rig: Any, batch: Any) -> tuple[Any, Any]:
         return own, np.array(model(mx.array(batch.inputs)), np.float64)
 
 
-def log_softmax(logits: Any) -> Any:
+def log_softmax(logits):
     shifted = logits - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("objective", [DPO, ORPO])
-def test_ranks_and_micro_batches_change_nothing(
-    new_rig: Callable[..., Any], tmp_path: Path, objective: dict[str, Any]
-) -> None:
-    rig = trained(new_rig, tmp_path, "torch", objective, data__held_out=0.2)
+def test_ranks_and_micro_batches_change_nothing(tune, objective):
+    rig = trained(tune, "torch", objective, data__held_out=0.2)
     whole = evaluated(rig, rig.dataset.held_out)
     assert rig.dataset.held_out > 10
     assert difference(evaluated(rig, 3, (1, 7)), whole) < 2e-6
-    other = trained(new_rig, tmp_path, "mlx", objective, data__held_out=0.2)
+    other = trained(tune, "mlx", objective, data__held_out=0.2)
     assert difference(evaluated(other, 4), whole) < 1e-4
     assert ("eval/kl" in whole.values) == (objective == DPO)
-    for one in (rig, other):
-        assert vocabulary_passes(one) == (2 if objective == DPO else 1), "orpo has no reference"
 
 
-def vocabulary_passes(rig: Any) -> int:
-    """Forward passes of an evaluation of one micro-batch, for what it measures over the vocabulary."""
-    computing = rig.backend._outputs if rig.backend.name == "torch" else rig.backend
-    compute, passes = computing._before_head, []
-
-    def counted(*args: Any) -> Any:
-        passes.append(args)
-        return compute(*args)
-
-    computing._before_head = counted
-    evaluated(rig, rig.dataset.held_out)
-    return len(passes)
-
-
-def test_pairs_are_reported_with_their_rewards_and_texts(new_rig: Callable[..., Any], tmp_path: Path) -> None:
-    rig = trained(new_rig, tmp_path, "torch", DPO)
+def test_pairs_are_reported_with_their_rewards_and_texts(tune):
+    rig = trained(tune, "torch", DPO)
     work = (m.RankWork(0, (m.Range(0, rig.dataset.held_out),), 2),)
     report = rig.executor.evaluate(rig.plan(0, 2, kind="evaluate", cursor=0, work=work), 0.0)
     assert [pair.index for pair in report.pairs] == [*range(rig.dataset.held_out)]
     assert sum(pair.margin for pair in report.pairs) == pytest.approx(report.sums["rewards/margins"], rel=1e-5)
     texts = PairTexts(rig.config, rig.dataset)
-    rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text("utf-8").splitlines()]
     for pair, index in zip(report.pairs, rig.dataset._held_out, strict=True):
-        made, row = texts.described(pair), rows[index]
+        made, row = texts.described(pair), PAIRS[index]
         assert (made.index, made.chosen) == (pair.index, pair.chosen)
         assert row["prompt"].endswith(made.prompt) and made.prompt
         assert row["chosen"].startswith(made.chosen_text) and row["rejected"].startswith(made.rejected_text)
 
 
-def test_it_says_what_trl_does(new_rig: Callable[..., Any], tmp_path: Path) -> None:
+def test_it_says_what_trl_does(tune, tmp_path):
     import datasets
     import torch
     import trl
-    from peft import LoraConfig, get_peft_model
 
-    from trainctl.trainer.backends import torch_model
-
-    rig = trained(new_rig, tmp_path, "torch", DPO)
-    config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    model: Any = get_peft_model(torch_model.read_model(Path(rig.config.model.path), "run.toml"), config)
-    rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text("utf-8").splitlines()]
-    held_out = datasets.Dataset.from_list([rows[index] for index in rig.dataset._held_out])
+    rig = trained(tune, "torch", DPO)
+    now = rig.backend.copy_of("weights")
+    model = library_model(tune("torch", DPO), task_type="CAUSAL_LM")
+    held_out = datasets.Dataset.from_list([PAIRS[index] for index in rig.dataset._held_out])
+    options = {"per_device_eval_batch_size": 64, "max_length": 257, "beta": 0.1, "gradient_checkpointing": False}
+    args = arguments(trl.DPOConfig, tmp_path / "trl", **options)
     theirs = trl.DPOTrainer(
-        model=model, processing_class=tokenizer(), train_dataset=held_out, eval_dataset=held_out,
-        args=trl.DPOConfig(
-            str(tmp_path / "trl"), report_to=[], use_cpu=True, per_device_eval_batch_size=64, bf16=False,
-            dataloader_pin_memory=False, max_length=257, beta=0.1, gradient_checkpointing=False, disable_tqdm=True,
-        ),
-    )  # fmt: skip
-    now = rig.backend.copy_of("weights")  # after it has taken the model without them as its reference
-    for name, parameter in theirs.model.named_parameters():
+        model=model, processing_class=tokenizer(), train_dataset=held_out, eval_dataset=held_out, args=args
+    )
+    for name, parameter in theirs.model.named_parameters():  # it has taken the model as it was as its reference
         if parameter.requires_grad:
             parameter.data.copy_(torch.from_numpy(now[name.replace(".default", "")]))
-    logged = theirs.evaluate()
-    found = evaluated(rig, 3)
+    logged, found = theirs.evaluate(), evaluated(rig, 3)
     assert found.loss == pytest.approx(logged["eval_loss"], rel=1e-5)
     for name in (*NAMES, "entropy", "mean_token_accuracy"):
         assert found.values[f"eval/{name}"] == pytest.approx(logged[f"eval_{name}"], rel=1e-4, abs=1e-6), name

@@ -1,123 +1,140 @@
-"""Preference tuning draws TRL's curves: same weights, same pairs, in float32, for each loss.
+"""Preference tuning draws TRL's curves: same weights, same pairs, in float32, for each loss of DPO and for ORPO.
 
-`make test` has 15 steps of one loss beside TRL, `make soak` 50 of each.
+`make test` has 15 steps of one loss beside TRL, `make test-all` also of ORPO, `make soak` 50 of each. ORPO's two terms
+keep a divisor each however the batch is cut.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.trainer.support.chat_model import tokenizer
 from tests.trainer.support.curves import G, worst
-from tests.trainer.support.preferences import (
+from tests.trainer.support.library_trainers import (
     FEW_STEPS,
+    FULL,
     LORA,
-    NAMES,
     RATE,
     STEPS,
-    Start,
-    assert_as_logged,
+    arguments,
+    library_model,
     losses,
+    order,
     reports,
-    rows_in_order,
-    run_settings,
+    trained,
 )
+from tests.trainer.support.preferences import NAMES, PAIRS, run_settings
 
-from trainctl.trainer.backends import torch_model
-
-LOSSES = ("sigmoid", "ipo", "robust", "hinge")
-
-
-@pytest.fixture
-def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
-    """A rank that tunes preferences: `start("torch", loss="ipo")`."""
-
-    def make(backend: str, loss: str = "sigmoid", **changes: Any) -> Any:
-        objective = {"kind": "dpo", "loss": loss, "label_smoothing": 0.1 if loss == "robust" else 0.0}
-        return new_rig(backend, **run_settings(tmp_path, objective, **changes))
-
-    return make
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "sigmoid": {"kind": "dpo"},
+    "ipo": {"kind": "dpo", "loss": "ipo"},
+    "robust": {"kind": "dpo", "loss": "robust", "label_smoothing": 0.1},
+    "hinge": {"kind": "dpo", "loss": "hinge"},
+    "orpo": {"kind": "orpo", "beta": 0.5},
+}
+ORPO_NAMES = ("nll_loss", "log_odds_ratio", "log_odds_chosen")
+ALL, SOAK = pytest.mark.tier("all"), pytest.mark.tier("soak")
 
 
-@pytest.mark.parametrize(("loss", "steps"), [
-    (LOSSES[0], FEW_STEPS), *(pytest.param(loss, STEPS, marks=pytest.mark.tier("soak")) for loss in LOSSES),
-])  # fmt: skip
-def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str, steps: int) -> None:
-    import datasets
-    import torch
+def names_of(loss):
+    return (*NAMES, *ORPO_NAMES) if loss == "orpo" else NAMES
+
+
+def trained_by_trl(rig, loss, folder, steps):
     import trl
-    from peft import LoraConfig, get_peft_model
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-    rig = start("torch", loss)
-    config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    model: Any = get_peft_model(torch_model.read_model(Path(rig.config.model.path), "run.toml"), config)
-    first = rig.backend.copy_of("weights")
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            parameter.data.copy_(torch.from_numpy(first[name.replace(".default", "")]))
-
-    class Ordered(trl.DPOTrainer):  # type: ignore[misc]
-        def _get_train_sampler(self, *dataset: Any) -> Any:
-            return torch.utils.data.SequentialSampler(self.train_dataset)
-
-    theirs = Ordered(
-        model=model, processing_class=tokenizer(),
-        train_dataset=datasets.Dataset.from_list(rows_in_order(rig, tmp_path, steps)),
-        args=trl.DPOConfig(
-            str(tmp_path / "trl"), report_to=[], use_cpu=True, max_steps=steps, per_device_train_batch_size=4,
-            gradient_accumulation_steps=G // 4, learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.1,
-            adam_beta2=0.999, max_grad_norm=1.0, save_strategy="no", logging_steps=1, disable_tqdm=True, bf16=False,
-            dataloader_pin_memory=False, max_length=257, loss_type=[loss], beta=0.1,
-            label_smoothing=0.1 if loss == "robust" else 0.0, gradient_checkpointing=False,
-        ),
-    )  # fmt: skip
-    theirs.train()
-    assert_as_logged(reports(rig, steps), theirs, NAMES)
+    model, words = library_model(rig, task_type="CAUSAL_LM"), tokenizer()
+    rows = [PAIRS[index] for index in order(rig, steps)]
+    common: dict[str, Any] = {"max_length": 257, "gradient_checkpointing": False}
+    if loss == "orpo":
+        words.bos_token = None  # else theirs puts it before the prompts, which the tokenizer itself doesn't
+        args = arguments(ORPOConfig, folder, steps, G, beta=0.5, **common)
+        return trained(ORPOTrainer, rows, model=model, processing_class=words, args=args)
+    smoothing = 0.1 if loss == "robust" else 0.0
+    args = arguments(trl.DPOConfig, folder, steps, loss_type=[loss], beta=0.1, label_smoothing=smoothing, **common)
+    return trained(trl.DPOTrainer, rows, model=model, processing_class=words, args=args)
 
 
-@pytest.mark.parametrize(("loss", "sizes", "steps"), [
-    ("sigmoid", (1, 7), 3), *((loss, (5,), 3) for loss in LOSSES[1:]),
-    *(pytest.param(loss, range(1, G), 4, marks=pytest.mark.tier("soak")) for loss in LOSSES),
-])  # fmt: skip
-def test_no_cut_of_the_batch_changes_the_loss(start: Start, loss: str, sizes: Sequence[int], steps: int) -> None:
-    whole = losses(reports(start("torch", loss), steps, (G,)))
+@pytest.mark.parametrize(
+    ("loss", "adapter", "steps"),
+    [
+        ("sigmoid", LORA, FEW_STEPS),
+        pytest.param("orpo", LORA, FEW_STEPS, marks=ALL),
+        *(pytest.param(loss, LORA, STEPS, marks=SOAK) for loss in OBJECTIVES),
+        pytest.param("orpo", FULL, STEPS, marks=SOAK),
+    ],
+)
+def test_losses_and_metrics_are_trl_s(tune, tmp_path, loss, adapter, steps):
+    rig = tune("torch", OBJECTIVES[loss], adapter=adapter)
+    theirs = trained_by_trl(rig, loss, tmp_path / "trl", steps)
+    logged, found = [entry for entry in theirs.state.log_history if "rewards/margins" in entry], reports(rig, steps)
+    assert len(logged) == len(found) == steps
+    assert worst(losses(found), [entry["loss"] for entry in logged]) < 1e-5
+    for name in names_of(loss):
+        mine, other = np.array([report.values[name] for report in found]), np.array([entry[name] for entry in logged])
+        assert np.abs(mine - other).max() <= 1e-5 * max(1.0, np.abs(other).max()), name
+
+
+@pytest.mark.parametrize(
+    ("loss", "adapter", "sizes", "steps"),
+    [
+        ("sigmoid", LORA, (1, 7), 3),
+        ("orpo", FULL, (1, 5, 7), 3),
+        *(pytest.param(loss, LORA, (5,), 3, marks=ALL) for loss in [*OBJECTIVES][1:]),
+        *(pytest.param(loss, LORA, range(1, G), 4, marks=SOAK) for loss in OBJECTIVES),
+    ],
+)
+def test_no_cut_of_the_batch_changes_the_loss(tune, loss, adapter, sizes, steps):
+    whole = losses(reports(tune("torch", OBJECTIVES[loss], adapter=adapter), steps, (G,)))
     for size in sizes:
-        assert worst(losses(reports(start("torch", loss), steps, (size,))), whole) < 1e-6
+        cut = losses(reports(tune("torch", OBJECTIVES[loss], adapter=adapter), steps, (size,)))
+        assert worst(cut, whole) < 1e-6
 
 
-def test_dividing_by_the_pairs_of_a_micro_batch_would_be_seen(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    from trainctl.trainer.objectives.dpo import Dpo
-    from trainctl.trainer.objectives.objective import Sums
-
-    whole = losses(reports(start("torch"), 3, (5,)))
-    right = Dpo.sums
-
-    def mean(self: Dpo, outputs: Any) -> Sums:
-        found = right(self, outputs)
-        pairs = len(outputs.counted) // 2
-        return Sums({"pairs": found.losses["pairs"] * (G / 3 / pairs)}, found.metrics)
-
-    monkeypatch.setattr(Dpo, "sums", mean)
-    assert worst(losses(reports(start("torch"), 3, (5,))), whole) > 1e-3
-
-
-@pytest.mark.parametrize(("loss", "steps"), [
-    (LOSSES[0], 6), *((loss, 2) for loss in LOSSES[1:]),
-    *(pytest.param(loss, 6, marks=pytest.mark.tier("soak")) for loss in LOSSES[1:]),
-])  # fmt: skip
-def test_mlx_follows_torch(start: Start, loss: str, steps: int) -> None:
-    one, other = reports(start("torch", loss), steps), reports(start("mlx", loss), steps)
+@pytest.mark.parametrize(
+    ("loss", "steps"),
+    [("sigmoid", 2), ("orpo", 2), *(pytest.param(loss, 6, marks=ALL) for loss in OBJECTIVES)],
+)
+def test_mlx_follows_torch(tune, loss, steps):
+    one, other = (reports(tune(backend, OBJECTIVES[loss]), steps) for backend in ("torch", "mlx"))
     assert worst(losses(other), losses(one)) < 5e-6
-    for name in NAMES:
+    for name in names_of(loss):
         assert np.allclose([r.values[name] for r in other], [r.values[name] for r in one], rtol=1e-4, atol=1e-5), name
 
 
-def test_dropout_is_that_of_the_pair_s_place(start: Start) -> None:
-    dropped = LORA | {"dropout": 0.2}
-    whole = losses(reports(start("torch", adapter=dropped), 3, (G,)))
-    assert worst(losses(reports(start("torch", adapter=dropped), 3, (5,))), whole) < 1e-6
-    assert worst(losses(reports(start("torch"), 3, (G,))), whole) > 1e-4
+def test_dropout_is_that_of_the_pair_s_place(tune):
+    dropped, plain = LORA | {"dropout": 0.2}, OBJECTIVES["sigmoid"]
+    whole = losses(reports(tune("torch", plain, adapter=dropped), 3, (G,)))
+    assert worst(losses(reports(tune("torch", plain, adapter=dropped), 3, (5,))), whole) < 1e-6
+    assert worst(losses(reports(tune("torch", plain), 3, (G,))), whole) > 1e-4
+
+
+def test_uneven_shares_of_two_ranks_change_no_loss(tune, new_ranks, tmp_path, chat_model):
+    alone = losses(reports(tune("torch", OBJECTIVES["orpo"]), 4, (G,)))
+    ranks = new_ranks("ring", ("torch", "mlx"), **run_settings(tmp_path, chat_model, OBJECTIVES["orpo"]))
+    assert not ranks.form()
+    plans = (ranks.plan(step, (5, 7) if step % 2 else (9, 3), (3, 2), learning_rate=RATE) for step in range(1, 5))
+    assert worst(losses([ranks.train(plan)[0] for plan in plans]), alone) < 1e-5
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_certain_answer_has_odds_and_no_gradient(tune, backend):
+    rig = tune(backend, OBJECTIVES["orpo"])
+    outputs, given = rig.backend._outputs(rig.dataset.batch(np.arange(2))), [0.0, -1e-3, -30.0]
+    if backend == "torch":
+        import torch
+
+        x = torch.tensor(given, requires_grad=True)
+        odds = outputs.log_odds(x)
+        slope = torch.autograd.grad(odds.sum(), x)[0]
+        odds = odds.detach()
+    else:
+        import mlx.core as mx
+
+        odds = outputs.log_odds(mx.array(given))
+        slope = mx.grad(lambda x: outputs.log_odds(x).sum())(mx.array(given))
+    values = [float(value) for value in odds]
+    assert 15 < values[0] < 17
+    assert np.allclose(values[1:], [np.log(np.exp(-1e-3) / -np.expm1(-1e-3)), -30.0], rtol=1e-5)
+    assert float(slope[0]) == 0.0

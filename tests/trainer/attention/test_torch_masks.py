@@ -1,12 +1,11 @@
 """The masks of packs in transformers."""
 
-import torch
 
-from trainctl.trainer.attention import torch_masks
-
-
-def test_documents_are_those_that_transformers_finds() -> None:
+def test_documents_are_those_that_transformers_finds():
+    import torch
     from transformers import masking_utils
+
+    from trainctl.trainer.attention import torch_masks
 
     torch_masks.install()
     positions = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 0, 1]])

@@ -3,26 +3,17 @@
 Left out where there is none. `make soak` takes each case that varies lengths.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
-from tests.trainer.support.compile_cases import ALL, CASES, RAGGED
-from tests.trainer.support.compiled_losses import check, compare
-from tests.trainer.support.mixed_losses import TOLERANCES
+from tests.trainer.support.compiled_losses import CASES, RAGGED, check, compare
+from tests.trainer.support.curves import TOLERANCES
 
 NODE = {"backend": "torch", "device": "cuda", "threads": 1}
-VARIED = (
-    ["ragged", "ragged lora", "bfloat16"]
-    if not ALL
-    else [case for case, (_, sizes, _) in CASES.items() if sizes == RAGGED]
-)
+QUICK = ("ragged", "ragged lora", "bfloat16")
 TRIED = [
-    (mode, case)
+    pytest.param(mode, case, marks=[] if case in QUICK else [pytest.mark.tier("soak")])
     for mode in ("default", "reduce-overhead")
-    for case in VARIED
-    if mode == "default" or "lora" not in case
+    for case, (_, sizes, _) in CASES.items()
+    if sizes == RAGGED and (mode == "default" or "lora" not in case)
 ]
 """Graphs aren't recorded with adapters."""
 PADDED = {"4x20": 20, "3x17": 20, "2x9": 10, "1x8": 10, "1x20": 20}
@@ -32,9 +23,7 @@ PADDED = {"4x20": 20, "3x17": 20, "2x9": 10, "1x8": 10, "1x20": 20}
 @pytest.mark.needs("cuda", "cuda-compiler")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("mode", "case"), TRIED)
-def test_losses_and_gradients_are_those_without(
-    run_file: Callable[..., Any], tmp_path: Path, mode: str, case: str
-) -> None:
+def test_losses_and_gradients_are_those_without(run_file, tmp_path, mode, case):
     changes, sizes, tolerance = CASES[case]
     run_file(**{"model__compile": mode, "nodes__here": NODE, "data__kind": "rows"} | changes)
     found = compare(tmp_path / "run.toml", sizes, tmp_path / "cache")

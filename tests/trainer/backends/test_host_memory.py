@@ -5,9 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -17,21 +14,18 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends import host_memory
-from trainctl.trainer.backends.base import Memory
-from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
-from trainctl.trainer.backends.mlx_backend import MlxBackend
+from trainctl.trainer.backends.host_memory import HostMemory
 
 MUCH, BLOCK = 50_000_000, 100_000_000
-NewRig = Callable[..., Any]
 
 
-def use_and_free(meanwhile: Callable[[], None] = lambda: None) -> None:
+def use_and_free(meanwhile=lambda: None):
     block = np.ones(BLOCK, np.uint8)
     meanwhile()
     del block
 
 
-def read_again(memory: HostMemory) -> Memory:
+def read_again(memory):
     """A reading of now, and not that of a moment ago."""
     first = memory.read()
     while (found := memory.read()) is first:
@@ -40,7 +34,7 @@ def read_again(memory: HostMemory) -> Memory:
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_on_a_cpu_either_backend_tells_what_the_process_holds(new_rig: NewRig, backend: str) -> None:
+def test_on_a_cpu_either_backend_tells_what_the_process_holds(new_rig, backend):
     memory = new_rig(backend).backend.memory()
     assert memory.used_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.3)
     assert memory.peak_bytes >= memory.used_bytes
@@ -48,9 +42,7 @@ def test_on_a_cpu_either_backend_tells_what_the_process_holds(new_rig: NewRig, b
 
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_the_peak_of_a_step_falls_with_its_micro_batch_and_holds_what_the_update_has_freed(
-    new_rig: NewRig, tmp_path: Path, backend: str
-) -> None:
+def test_the_peak_of_a_step_falls_with_its_micro_batch_and_holds_what_the_update_has_freed(new_rig, tmp_path, backend):
     # A wide vocabulary: each array of logits is so large that the allocator gives it back to the system when freed.
     config = demo_assets.llama_config(hidden=16, layers=1, heads=2, intermediate=32, vocabulary=16_000)
     demo_assets.make_model(tmp_path / "wide", config, seed=7)
@@ -61,9 +53,9 @@ def test_the_peak_of_a_step_falls_with_its_micro_batch_and_holds_what_the_update
     assert small.values["memory_bytes"] <= small.values["memory_peak_bytes"] < large.values["memory_peak_bytes"] - MUCH
 
 
-def test_the_allocator_of_mlx_which_a_gpu_is_asked_for_gives_each_step_s_own_peak(
-    new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_allocator_of_mlx_which_a_gpu_is_asked_for_gives_each_step_s_own_peak(new_rig, monkeypatch):
+    from trainctl.trainer.backends.mlx_backend import MlxBackend
+
     monkeypatch.setattr(MlxBackend, "device", "gpu")  # a CPU's allocator counts as well
     gc.collect()  # other tests' models are in the same process
     rig = new_rig("mlx")
@@ -75,9 +67,7 @@ def test_the_allocator_of_mlx_which_a_gpu_is_asked_for_gives_each_step_s_own_pea
 
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["kept by the kernel", "sampled"])
-def test_a_peak_is_kept_until_it_was_read_and_is_then_begun_again(
-    kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peak_is_kept_until_it_was_read_and_is_then_begun_again(kernel, tmp_path, monkeypatch):
     if not kernel:
         monkeypatch.setattr(host_memory, "_CLEAR_REFS", tmp_path / "absent" / "clear_refs")
     memory = HostMemory(None)
@@ -94,17 +84,6 @@ def test_a_peak_is_kept_until_it_was_read_and_is_then_begun_again(
     assert later.peak_bytes < found.peak_bytes - MUCH
 
 
-def test_a_sampled_peak_is_the_most_that_was_found() -> None:
-    held = iter([3, 9, 5, 4, 2])
-    memory = SampledMemory(lambda: next(held), 10)
-    memory.sample()
-    memory.sample()
-    assert memory.read() == Memory(5, 9, 10)
-    memory.reset()
-    assert memory.read() == Memory(4, 4, 10)
-    assert memory.read() == Memory(2, 4, 10)
-
-
 CAP = """
 import sys
 from pathlib import Path
@@ -118,7 +97,7 @@ print(memory.read().cap_bytes)
 
 @pytest.mark.needs("cgroups")
 @pytest.mark.parametrize(("limit", "cap"), [(0, 2**29), (2**28, 2**28), (2**30, 2**29)])
-def test_the_cap_is_that_of_the_control_group_unless_the_node_s_limit_is_lower(limit: int, cap: int) -> None:
+def test_the_cap_is_that_of_the_control_group_unless_the_node_s_limit_is_lower(limit, cap):
     group = memory_groups() / f"tc{os.getpid()}-cap"
     group.mkdir()
     try:

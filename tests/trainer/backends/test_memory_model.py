@@ -8,9 +8,7 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.tiers import is_soak
@@ -27,18 +25,17 @@ MODELS = 5 if SOAK else 1
 MEASURED, PREDICTED = (1, 2, 4, 8), (3, 6, 10)
 
 
-def peaks(run: Path, sizes: tuple[int, ...]) -> dict[int, float]:
+def peaks(run, sizes):
     """Bytes by micro-batch, of a process of its own."""
-    words = [sys.executable, "-m", "tests.trainer.support.step_peaks", str(run), "here", ",".join(map(str, sizes))]
+    words = [sys.executable, "-m", "tests.trainer.support.peak_memory", str(run), "here", "--micros"]
+    words.append(",".join(map(str, sizes)))
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=10 * HANG_SECONDS)
     return {int(micro): size for micro, size in json.loads(done.stdout).items()}
 
 
 @pytest.mark.needs("linux")  # the peak is read from /proc, which only Linux has
 @pytest.mark.timeout(1800)
-def test_peaks_of_micro_batches_that_were_not_measured_are_predicted(
-    run_file: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_peaks_of_micro_batches_that_were_not_measured_are_predicted(run_file, tmp_path):
     errors = []
     for seed in range(MODELS):
         make_model(tmp_path / f"model-{seed}", random.Random(seed))
@@ -53,15 +50,14 @@ def test_peaks_of_micro_batches_that_were_not_measured_are_predicted(
     assert max(errors) <= 0.10
 
 
-def make_model(folder: Path, chance: random.Random) -> None:
+def make_model(folder, chance):
     width, layers = 32 * chance.randint(1, 3), chance.randint(1, 3)
     shape = demo_assets.llama_config(hidden=width, layers=layers, heads=2, intermediate=192)
     demo_assets.make_model(folder, shape | {"vocab_size": 2048 * chance.randint(1, 3)})
 
 
-def errors_of(run: Path) -> list[float]:
+def errors_of(run):
     """Relative errors of the peaks predicted by what was measured."""
     found = peaks(run, MEASURED) | peaks(run, PREDICTED) if SOAK else peaks(run, MEASURED + PREDICTED)
     model = fit([(micro, found[micro]) for micro in MEASURED])
-    assert model is not None
     return [abs(model.peak(micro) / found[micro] - 1) for micro in PREDICTED]

@@ -1,11 +1,6 @@
 """Each backend knows its own library's words for memory that ran out, and not the other's."""
 
 import pytest
-import torch
-
-from trainctl.trainer.backends.base import Backend
-from trainctl.trainer.backends.mlx_backend import MlxBackend
-from trainctl.trainer.backends.torch_backend import TorchBackend
 
 TORCH = [
     "CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -28,18 +23,26 @@ ONLY_MLX = ["malloc(): corrupted top size", "NCCL: unable to allocate a port", "
 ONLY_TORCH = ["[metal] failed to allocate a command encoder", "can't allocate memory address"]
 
 
-@pytest.mark.parametrize(("backend", "texts"), [(TorchBackend, TORCH), (MlxBackend, MLX)])
-def test_what_a_library_says_where_memory_ran_out(backend: type[Backend], texts: list[str]) -> None:
-    for text in texts:
-        assert backend.is_out_of_memory(RuntimeError(text)), text
+@pytest.fixture(params=[("torch", TORCH, ONLY_MLX), ("mlx", MLX, ONLY_TORCH)], ids=["torch", "mlx"])
+def words(request):
+    """A backend, what its library says where memory ran out, and what only the other's would mean by it."""
+    from trainctl.trainer.backends.mlx_backend import MlxBackend
+    from trainctl.trainer.backends.torch_backend import TorchBackend
+
+    name, own, others = request.param
+    return {"torch": TorchBackend, "mlx": MlxBackend}[name], own, others
+
+
+def test_only_what_a_library_says_where_memory_ran_out_is_a_full_device(words):
+    backend, own, others = words
+    assert [text for text in own if not backend.is_out_of_memory(RuntimeError(text))] == []
+    assert [text for text in [*others, *OTHER] if backend.is_out_of_memory(RuntimeError(text))] == []
     assert backend.is_out_of_memory(MemoryError())
 
 
-@pytest.mark.parametrize(("backend", "texts"), [(TorchBackend, ONLY_MLX), (MlxBackend, ONLY_TORCH)])
-def test_any_other_error_is_not_taken_for_a_full_device(backend: type[Backend], texts: list[str]) -> None:
-    for text in [*texts, *OTHER]:
-        assert not backend.is_out_of_memory(RuntimeError(text)), text
+def test_an_error_of_torch_s_own_type_is_one_whatever_it_says():
+    import torch
 
+    from trainctl.trainer.backends.torch_backend import TorchBackend
 
-def test_an_error_of_torch_s_own_type_is_one_whatever_it_says() -> None:
     assert TorchBackend.is_out_of_memory(torch.OutOfMemoryError("no room"))

@@ -1,41 +1,42 @@
 """Memory shared with a reducer is pinned where it is, and let go before it is unmapped; on a CPU nothing is pinned."""
 
 import gc
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-import torch
 from tests.trainer.support.pinned import doubled_by_another_process
 
-from trainctl.trainer.backends import pinned_memory
 from trainctl.trainer.collective.shared_buffer import Layout, SharedBuffer
 
 
 class Driver:
     """The part of CUDA's runtime that pins memory. It reads what it is given, as the real one does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.pinned: dict[int, int] = {}  # bytes by address
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+    def cudaHostRegister(self, address, size, flags):
         assert flags == 1
         self.pinned[address] = size
         return 0
 
-    def cudaHostUnregister(self, address: int) -> int:
+    def cudaHostUnregister(self, address):
         del self.pinned[address]
         return 0
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+def driver(monkeypatch):
+    global pinned_memory
+    import torch
+
+    from trainctl.trainer.backends import pinned_memory
+
     made = Driver()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
     return made
 
 
-def test_a_shared_buffer_stays_pinned_as_long_as_a_view_of_it_is_held(driver: Driver) -> None:
+def test_a_shared_buffer_stays_pinned_as_long_as_a_view_of_it_is_held(driver):
     buffer = SharedBuffer.create(100)
     views = Layout({"a": (10, 3), "b": (7,)}, "").views(buffer.floats)
     address = buffer.floats.ctypes.data
@@ -51,7 +52,7 @@ def test_a_shared_buffer_stays_pinned_as_long_as_a_view_of_it_is_held(driver: Dr
     assert driver.pinned == {}
 
 
-def test_arrays_of_one_block_are_pinned_together(driver: Driver) -> None:
+def test_arrays_of_one_block_are_pinned_together(driver):
     first, second = pinned_memory.pinned_arrays([(4, 2), (3,)])
     assert driver.pinned == {first.ctypes.data: 4 * 11} and second.ctypes.data == first.ctypes.data + 4 * 8
     del first, second
@@ -61,6 +62,6 @@ def test_arrays_of_one_block_are_pinned_together(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("library", ["torch", "mlx"])
-def test_a_rank_on_a_cpu_pins_nothing(driver: Driver, new_rig: Callable[..., Any], library: str) -> None:
+def test_a_rank_on_a_cpu_pins_nothing(driver, new_rig, library):
     doubled_by_another_process(new_rig(library).backend, 0)
     assert driver.pinned == {}

@@ -1,57 +1,54 @@
 """AdamW by bitsandbytes: what the library does on its own, and the same after a checkpoint."""
 
 import importlib.util
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.trainer.support.passes import accumulate, blocks
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends import torch_adamw
 from trainctl.trainer.backends.base import ADAMW_SLOTS
-from trainctl.trainer.backends.load import load
-from trainctl.trainer.data import batch as batches
 
 RATE, UPDATES = 1e-2, 3
 EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit")
 
-bitsandbytes: Any = pytest.importorskip("bitsandbytes")
+
+@pytest.fixture(autouse=True, scope="module")
+def libraries():
+    global bitsandbytes, torch, torch_adamw
+    import bitsandbytes
+    import torch
+
+    from trainctl.trainer.backends import torch_adamw
 
 
-def opened(run_file: Callable[..., Any], kind: str) -> Any:
-    config = run_file(optimizer__kind=kind, optimizer__weight_decay=0.1)
-    return load(config, config.nodes["here"], "run.toml")
+@pytest.fixture
+def opened(load_backend):
+    return lambda kind: load_backend(optimizer__kind=kind, optimizer__weight_decay=0.1)
 
 
-def train(backend: Any, first: int, updates: int = UPDATES) -> list[dict[str, np.ndarray]]:
-    """So many updates; the gradient of each."""
+def train(backend, first, updates=UPDATES):
+    """Do so many updates; return the gradient of each."""
     found = []
     for step in range(first, first + updates):
-        backend.clear()
-        backend.forward(
-            batches.from_blocks(np.random.default_rng(step).integers(0, 200, (3, 21), dtype=np.int32)), 1 / 60
-        )
-        backend.backward()
-        backend.accumulate()
+        accumulate(backend, blocks(seed=step), scale=1 / 60)
         found.append(backend.copy_of("accumulators"))
         backend.update(RATE, 1.0)
     return found
 
 
 @pytest.fixture
-def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_pieces(monkeypatch):
     """Parameters of the small model are updated in several pieces, as larger ones are."""
     monkeypatch.setattr(torch_adamw, "_PIECE_VALUES_ON_CPU", 4096)
 
 
 @pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("kind", ["adamw-8bit", "paged-adamw"])
-def test_updates_are_bitsandbytes_own(run_file: Callable[..., Any], kind: str) -> None:
-    ours = opened(run_file, kind)
+def test_updates_are_bitsandbytes_own(opened, kind):
+    ours = opened(kind)
     assert len(ours._optimizer._pieces) > len(ours.shapes)
     start = {name: torch.nn.Parameter(torch.from_numpy(array)) for name, array in ours.copy_of("weights").items()}
     groups = [
@@ -70,24 +67,8 @@ def test_updates_are_bitsandbytes_own(run_file: Callable[..., Any], kind: str) -
     assert (torch.uint8 in stored) == (bits == 8)
 
 
-@pytest.mark.usefixtures("in_pieces")
-@pytest.mark.parametrize("kind", [*EIGHT_BIT, "paged-adamw"])
-def test_a_resumed_run_goes_on_to_the_bit(run_file: Callable[..., Any], kind: str) -> None:
-    whole, resumed = opened(run_file, kind), opened(run_file, kind)
-    train(whole, 0)
-    resumed.import_state(whole.export_state())
-    assert resumed.updates == UPDATES
-    for backend in (whole, resumed):
-        train(backend, UPDATES)
-    for part in ("weights", *ADAMW_SLOTS):
-        expected = whole.copy_of(part)
-        for name, array in resumed.copy_of(part).items():
-            np.testing.assert_array_equal(array, expected[name], f"{part} of {name}")
-
-
-def test_moments_of_float32_are_rounded_no_worse_than_by_bitsandbytes(run_file: Callable[..., Any]) -> None:
-    """A run that goes on with another kind."""
-    before, after = opened(run_file, "adamw"), opened(run_file, "adamw-8bit")
+def test_moments_of_float32_are_rounded_no_worse_than_by_bitsandbytes(opened):
+    before, after = opened("adamw"), opened("adamw-8bit")
     train(before, 0)
     after.import_state(before.export_state())
     for slot, signed in zip(ADAMW_SLOTS, (True, False), strict=True):
@@ -107,7 +88,7 @@ def test_moments_of_float32_are_rounded_no_worse_than_by_bitsandbytes(run_file: 
 
 
 @given(st.integers(1, 3_000_000), st.integers(16, 2000))
-def test_pieces_are_whole_blocks_and_none_is_too_small_for_8_bits(count: int, blocks: int) -> None:
+def test_pieces_are_whole_blocks_and_none_is_too_small_for_8_bits(count, blocks):
     pieces = [*torch_adamw._bounds(count, 256 * blocks)]
     assert [start for start, _ in pieces] == [0, *(stop for _, stop in pieces[:-1])]
     assert pieces[-1][1] == count
@@ -120,7 +101,7 @@ def test_pieces_are_whole_blocks_and_none_is_too_small_for_8_bits(count: int, bl
     st.integers(0, 2**32 - 1), st.integers(1, 900), st.booleans(), st.floats(1e-30, 1e10),
     st.sampled_from(["any", "negative", "mirrored", "zeros"]),
 )  # fmt: skip
-def test_packed_values_come_back(seed: int, count: int, signed: bool, size: float, block: str) -> None:
+def test_packed_values_come_back(seed, count, signed, size, block):
     """Codes as the library makes them: some value of a block is its largest magnitude, of either sign."""
     numbers = bitsandbytes.functional.create_dynamic_map(signed=signed)
     random = np.random.default_rng(seed)
@@ -136,27 +117,21 @@ def test_packed_values_come_back(seed: int, count: int, signed: bool, size: floa
     torch.testing.assert_close(again, stored, rtol=0, atol=0)
 
 
-def test_an_8_bit_run_takes_a_quarter_of_the_memory(run_file: Callable[..., Any]) -> None:
-    whole, packed = (opened(run_file, kind)._optimizer for kind in ("adamw", "adamw-8bit"))
+def test_an_8_bit_run_takes_a_quarter_of_the_memory(opened):
+    whole, packed = (opened(kind)._optimizer for kind in ("adamw", "adamw-8bit"))
     large = [index for index, state in enumerate(packed._states) if "absmax1" in state]
     assert large
 
-    def size(optimizer: Any, names: tuple[str, ...]) -> int:
+    def size(optimizer, names):
         return sum(optimizer._states[index][name].nbytes for index in large for name in names)
 
     assert size(packed, ("state1", "state2", "absmax1", "absmax2")) < 0.26 * size(whole, ADAMW_SLOTS)
 
 
-def test_mlx_is_refused(run_file: Callable[..., Any]) -> None:
+def test_mlx_and_a_machine_without_bitsandbytes_are_refused(run_file, opened, monkeypatch):
     with pytest.raises(InvalidInputError, match=r"run\.toml: nodes\.here\.backend: MLX has no 'adamw-8bit'"):
         run_file(optimizer__kind="adamw-8bit", nodes__here={"backend": "mlx"})
-
-
-def test_bitsandbytes_that_is_not_installed_is_named(
-    run_file: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = run_file(optimizer__kind="paged-adamw")
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "bitsandbytes" else find(name))
     with pytest.raises(InvalidInputError, match=r"optimizer\.kind: 'paged-adamw' needs bitsandbytes; .*bitsandbytes"):
-        load(config, config.nodes["here"], "run.toml")
+        opened("paged-adamw")

@@ -3,8 +3,7 @@
 import io
 import threading
 
-from trainctl.trainer.calibration.findings import PARTS
-from trainctl.trainer.calibration.stages import BEGINS, PASSES, QUIET, REST, StageRelay, Stages
+from trainctl.trainer.calibration.stages import PASSES, QUIET, REST, StageRelay, Stages
 
 
 def test_a_stage_begins_once_it_is_reached():
@@ -33,8 +32,3 @@ def test_each_process_is_told_what_may_begin():
     alone = io.StringIO()
     StageRelay.alone().begin(alone)
     assert alone.getvalue() == f"{REST}\n"
-
-
-def test_every_part_has_a_stage():
-    assert list(BEGINS) == list(PARTS)
-    assert sorted(BEGINS.values()) == list(BEGINS.values()), "in the order in which parts are measured"

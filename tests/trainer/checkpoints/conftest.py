@@ -1,12 +1,10 @@
 """Fixtures of runs that have checkpoints."""
 
-from pathlib import Path
-
 import pytest
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """A run directory."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}", "utf-8")

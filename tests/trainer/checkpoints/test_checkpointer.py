@@ -4,18 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.trainer.support.written_checkpoints import loop_of
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.backends.base import State
-from trainctl.trainer.checkpoints import files
 from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
 from trainctl.trainer.checkpoints.host_copy import HostCopy
 from trainctl.trainer.checkpoints.saver import Copied
 
-LOOP = files.LoopState(
-    step=4, cursor=4, updates=4, loss_scale=1.0, loss_scale_good_steps=0, seed=0, samples=9, layout_digest="l",
-    data_digest="d",
-)  # fmt: skip
+LOOP = loop_of(4)
 PLAN = m.StepPlan(
     run="r", generation=m.Generation(1, 1), seq=5, plan_version=1, step=4, kind="checkpoint", cursor=4, global_batch=0,
     work=(), learning_rate=0.0, divisor=1.0, writers=(0,),
@@ -27,31 +24,31 @@ class FullDevice:
 
     slots, shapes, updates = ("exp_avg",), {"w": (4,)}, 4
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.errors, self.discards = [RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")], 0
 
-    def host_arrays(self) -> dict[str, Any]:
+    def host_arrays(self):
         return {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
 
-    def copy_out(self, part: str, arrays: dict[str, Any]) -> None:
+    def copy_out(self, part, arrays):
         if part == "exp_avg" and self.errors:
             raise self.errors.pop()
         arrays["w"][...] = 3.0
 
-    def unchanging_arrays(self, part: str) -> None:
+    def unchanging_arrays(self, part):
         return None
 
-    def state_of(self, weights: dict[str, Any], slots: dict[str, dict[str, Any]]) -> State:
+    def state_of(self, weights, slots):
         return State(weights, slots, self.updates)
 
-    def is_out_of_memory(self, error: BaseException) -> bool:
+    def is_out_of_memory(self, error):
         return "out of memory" in str(error)
 
-    def discard(self) -> None:
+    def discard(self):
         self.discards += 1
 
 
-def test_a_device_without_room_costs_one_copy_of_the_state_and_no_rank() -> None:
+def test_a_device_without_room_costs_one_copy_of_the_state_and_no_rank():
     backend: Any = FullDevice()
     copy = HostCopy(backend)
     with pytest.raises(CHECKPOINT_FAILURES, match="out of memory for the copy of the state: CUDA out of memory"):
@@ -66,21 +63,21 @@ def test_a_device_without_room_costs_one_copy_of_the_state_and_no_rank() -> None
 class FaultySaver:
     """Its first write ends by an error that no one has foreseen."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.errors: list[Exception] = [ValueError("no such frame")]
         self.version, self.written = 0, list[int]()
 
-    def copy(self) -> Copied:
+    def copy(self):
         return Copied(LOOP, State({"w": np.zeros(4, np.float32)}, {}, 4), None, None, 0.0, self.version)
 
-    def write_copy(self, copied: Copied, meter: Any, before_name: Any) -> m.CheckpointInfo:
+    def write_copy(self, copied, meter, before_name):
         if self.errors:
             raise self.errors.pop()
         self.written.append(copied.version)
         return m.CheckpointInfo("p", copied.loop.step, 1, 0.0)
 
 
-def test_an_unforeseen_error_costs_the_checkpoint_and_neither_the_rank_nor_the_next_one() -> None:
+def test_an_unforeseen_error_costs_the_checkpoint_and_neither_the_rank_nor_the_next_one():
     said: list[m.FromTrainer] = []
     saver: Any = FaultySaver()
     checkpointer = Checkpointer("r", 0, saver, said.append)
@@ -96,7 +93,7 @@ def test_an_unforeseen_error_costs_the_checkpoint_and_neither_the_rank_nor_the_n
     assert checkpointer.state() == second
 
 
-def test_the_last_state_is_written_once_and_again_if_its_step_was_done_again() -> None:
+def test_the_last_state_is_written_once_and_again_if_its_step_was_done_again():
     said: list[m.FromTrainer] = []
     saver: Any = FaultySaver()
     saver.errors.clear()

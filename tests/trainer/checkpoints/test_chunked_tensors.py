@@ -1,22 +1,18 @@
 """Tensor files: ours are safetensors, compressed or not; a disk that changes a byte is noticed."""
 
-import json
 import os
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import zstandard
-from safetensors.numpy import load_file
+from safetensors.numpy import load, load_file
 
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.checkpoints import digest_of
 from trainctl.trainer.checkpoints import chunked_tensors
 from trainctl.trainer.checkpoints.chunked_tensors import read_back, read_tensors, write_tensors
 
 
-def arrays() -> dict[str, Any]:
+def arrays():
     of = np.random.default_rng(3)
     return {
         "b.weight": of.standard_normal((7, 5)).astype(np.float32), "a": np.arange(3, dtype=np.uint8),
@@ -25,14 +21,13 @@ def arrays() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].shape == other[name].shape and np.array_equal(one[name], other[name]) for name in one
-    )
+def same(one, other):
+    shaped = {name: (array.shape, array.tobytes()) for name, array in one.items()}
+    return shaped == {name: (array.shape, array.tobytes()) for name, array in other.items()}
 
 
 @pytest.mark.parametrize("piece", [chunked_tensors.PIECE_BYTES, 24])
-def test_safetensors_opens_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+def test_safetensors_opens_what_is_written(tmp_path, monkeypatch, piece):
     monkeypatch.setattr(chunked_tensors, "PIECE_BYTES", piece)
     path, passed = tmp_path / "x.safetensors", list[int]()
     entry = write_tensors(path, arrays(), passed.append)
@@ -42,16 +37,14 @@ def test_safetensors_opens_what_is_written(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("sync", "calls"), [(chunked_tensors.SYNC_BYTES, 1), (64, 4)])
-def test_bytes_count_once_they_are_flushed_to_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: int, calls: int
-) -> None:
+def test_bytes_count_once_they_are_flushed_to_the_disk(tmp_path, monkeypatch, sync, calls):
     flushed, counted, fsync = [0], list[int](), os.fsync
 
-    def flush(descriptor: int) -> None:
+    def flush(descriptor):
         fsync(descriptor)
         flushed.append(os.fstat(descriptor).st_size)
 
-    def meter(count: int) -> None:
+    def meter(count):
         counted.append(count)
         assert sum(counted) == flushed[-1]
 
@@ -63,21 +56,17 @@ def test_bytes_count_once_they_are_flushed_to_the_disk(
 
 
 @pytest.mark.parametrize("piece", [chunked_tensors.PIECE_BYTES, 24])
-def test_a_compressed_one_is_read_in_pieces_and_is_a_zst_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
+def test_a_compressed_one_is_read_in_pieces_and_is_a_zst_file(tmp_path, monkeypatch, piece):
     monkeypatch.setattr(chunked_tensors, "PIECE_BYTES", piece)
     path = tmp_path / "x.safetensors.zst"
-    entry = write_tensors(path, arrays(), lambda _: None, zstd=True)
-    assert entry.sha256 == digest_of(path)
+    assert write_tensors(path, arrays(), lambda _: None, zstd=True).sha256 == digest_of(path)
     assert same(read_tensors(path), arrays())
-    plain = tmp_path / "plain.safetensors"
-    with path.open("rb") as packed:
-        plain.write_bytes(zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True).read())
-    assert same(load_file(plain), arrays())
+    assert same(
+        load(zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True).read()), arrays()
+    )
 
 
-def test_a_cut_one_is_refused(tmp_path: Path) -> None:
+def test_a_cut_one_is_refused(tmp_path):
     path = tmp_path / "x.zst"
     write_tensors(path, arrays(), lambda _: None, zstd=True)
     whole = zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True).read()
@@ -86,7 +75,7 @@ def test_a_cut_one_is_refused(tmp_path: Path) -> None:
         read_tensors(path)
 
 
-def test_a_byte_that_the_disk_has_changed_is_noticed(tmp_path: Path) -> None:
+def test_a_byte_that_the_disk_has_changed_is_noticed(tmp_path):
     path = tmp_path / "x.safetensors"
     entry = write_tensors(path, arrays(), lambda _: None)
     read_back(path, entry, lambda _: None)
@@ -95,25 +84,3 @@ def test_a_byte_that_the_disk_has_changed_is_noticed(tmp_path: Path) -> None:
         file.write(b"\x7f")
     with pytest.raises(OSError, match=r"x\.safetensors was read back differently"):
         read_back(path, entry, lambda _: None)
-
-
-def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr(chunked_tensors.importlib, "import_module", missing)
-    with pytest.raises(InvalidInputError) as refusal:
-        chunked_tensors.zstandard("run file: checkpoint.compression")
-    assert str(refusal.value) == (
-        "run file: checkpoint.compression: zstd needs a package: in a trainctl checkout, run: pip install ./protocol "
-        "'.[zstd]'"
-    )
-
-
-def test_the_header_is_as_the_format_says(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    write_tensors(path, arrays(), lambda _: None)
-    raw = path.read_bytes()
-    length = int.from_bytes(raw[:8], "little")
-    assert length % 8 == 0
-    assert json.loads(raw[8 : 8 + length])["__metadata__"] == {"format": "pt"}

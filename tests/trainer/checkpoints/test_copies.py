@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,14 @@ from trainctl.trainer.checkpoints.pending_copy import PendingCopy
 SOON = (0.01, 0.01)
 
 
-def process(run: Path, *where: str) -> tuple[int, list[Line]]:
+def process(run, *where):
     words = [sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), *where]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert not done.stderr
     return done.returncode, [Line(**json.loads(text)) for text in done.stdout.splitlines()]
 
 
-def test_the_newest_complete_one_is_copied_to_a_path(run: Path, tmp_path: Path) -> None:
+def test_the_newest_complete_one_is_copied_to_a_path(run, tmp_path):
     written(run, 3)
     torn = written(run, 4)
     (torn / files.WEIGHTS).unlink()
@@ -53,16 +52,12 @@ def test_the_newest_complete_one_is_copied_to_a_path(run: Path, tmp_path: Path) 
     assert (place / "step-3" / "merges.txt").is_file()
     assert files.read(place / "step-3").loop.step == 3
     assert not (run / "checkpoints" / COPYING).exists()
-
-
-def test_a_path_that_is_not_there_is_not_made(run: Path, tmp_path: Path) -> None:
-    """It may be the mount point of a disk that isn't mounted."""
     with pytest.raises(FileNotFoundError, match="is no folder; make it, or mount its disk"):
-        to_path(tmp_path / "not-mounted", written(run, 3))
+        to_path(tmp_path / "not-mounted", run / "checkpoints" / "step-3")
     assert not (tmp_path / "not-mounted").exists()
 
 
-def test_a_signal_ends_the_program_that_copies_too(run: Path, tmp_path: Path) -> None:
+def test_a_signal_ends_the_program_that_copies_too(run, tmp_path):
     """Also if the trainer that started it blocks the signal."""
     written(run, 3)
     script = f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 1000"
@@ -78,7 +73,7 @@ def test_a_signal_ends_the_program_that_copies_too(run: Path, tmp_path: Path) ->
     wait_for(lambda: not psutil.pid_exists(int((tmp_path / "pid").read_text())))
 
 
-def test_a_command_is_the_node_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_the_node_s_own(monkeypatch):
     table = CheckpointTable(copy_to="command")
     with pytest.raises(InvalidInputError, match="this node has no command: set it with trainctl-agent install --env"):
         copies.check(table, "run.toml")
@@ -87,38 +82,33 @@ def test_a_command_is_the_node_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
         copies.check(table, "run.toml")
     monkeypatch.setenv(copies.COMMAND_VARIABLE, "cp -r {folder} '/a b'")
     copies.check(table, "run.toml")
-    assert Copies("run-1", 0, Path("/run/checkpoints"), table, lambda _: None)._argv[-4:] == [
-        "cp",
-        "-r",
-        "{folder}",
-        "/a b",
-    ]
+    argv = Copies("run-1", 0, Path("/run/checkpoints"), table, lambda _: None)._argv
+    assert argv[-4:] == ["cp", "-r", "{folder}", "/a b"]
 
 
-def test_a_copy_that_broke_off_is_continued(run: Path, tmp_path: Path) -> None:
+def test_a_copy_that_broke_off_is_continued(run, tmp_path, monkeypatch):
     folder = written(run, 3)
     place = tmp_path / "there" / "run-1" / "checkpoints"
     part = place / ".step-3.part"
     part.mkdir(parents=True)
     (place / ".step-2.part").mkdir()
-    shutil.copyfile(folder / files.WEIGHTS, part / files.WEIGHTS)
-    (part / files.OPTIMIZER).write_bytes((folder / files.OPTIMIZER).read_bytes()[:100])
-    os.utime(part / files.WEIGHTS, (1, 1))
+    shutil.copyfile(folder / "state.json", part / "state.json")
+    (part / files.OPTIMIZER).write_bytes((folder / files.OPTIMIZER).read_bytes()[:5000])
+    (part / files.WEIGHTS).write_bytes(b"x" * 100)  # of a step that was done again, or damaged
+    copied, synced, copyfile, sync = list[str](), list[str](), shutil.copyfile, copy_process.sync
+    monkeypatch.setattr(shutil, "copyfile", lambda source, to: (copied.append(source.name), copyfile(source, to)))
+    monkeypatch.setattr(copy_process, "sync", lambda path: (synced.append(path.name), sync(path)))
     to_path(tmp_path / "there", folder)
     assert [path.name for path in place.iterdir()] == ["step-3"]
     checkpoints.verify(place / "step-3")
-    assert (place / "step-3" / files.WEIGHTS).stat().st_mtime == 1, "it was copied again"
-    again = written(run, 3)  # the same step with other files
-    (again / "state.json").write_text("{}", "utf-8")
-    manifest = json.loads((again / "manifest.json").read_text())
-    manifest["files"]["state.json"] = {"size_bytes": 2, "sha256": checkpoints.digest_of(again / "state.json")}
-    (again / "manifest.json").write_text(json.dumps(manifest), "utf-8")
-    to_path(tmp_path / "there", again)
-    assert checkpoints.verify(place / "step-3").files["state.json"].size_bytes == 2
+    assert files.WEIGHTS in copied and not {"state.json", files.OPTIMIZER} & {*copied}, "only what is missing is copied"
+    assert {files.OPTIMIZER, files.WEIGHTS} <= {*synced}
+    to_path(tmp_path / "there", written(run, 3, 2.0))  # the same step with other files
+    assert checkpoints.verify(place / "step-3") == checkpoints.read_manifest(folder)
 
 
 @pytest.fixture
-def rsync_server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+def rsync_server(tmp_path):
     """The target of a server on loopback, and its folder."""
     place, config = tmp_path / "served", tmp_path / "rsyncd.conf"
     place.mkdir()
@@ -130,7 +120,7 @@ def rsync_server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
             port = free.getsockname()[1]
         words = ["rsync", "--daemon", "--no-detach", f"--config={config}", f"--port={port}", "--address=127.0.0.1"]
         server = subprocess.Popen(words, stdin=subprocess.DEVNULL)
-        wait_for(lambda server=server, port=port: server.poll() is not None or _answers(port))
+        wait_for(lambda server=server, port=port: server.poll() is not None or answers(port))
         if server.poll() is None:
             break
     yield f"rsync://127.0.0.1:{port}/runs", place
@@ -138,35 +128,28 @@ def rsync_server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.wait()
 
 
-def _answers(port: int) -> bool:
+def answers(port):
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def once_more(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
-    """Have something happen after the next run of rsync."""
-    real = copy_process._run
-
-    def run_it(command: Sequence[str], cwd: Path | None = None) -> None:
-        real(command, cwd)
-        monkeypatch.setattr(copy_process, "_run", real)
-        then()
-
-    monkeypatch.setattr(copy_process, "_run", run_it)
-
-
 @pytest.mark.needs("rsync")
-def test_rsync_gets_the_same_folders(
-    run: Path, rsync_server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rsync_gets_the_same_folders(run, rsync_server, monkeypatch):
     folder = written(run, 3)
     target, place = rsync_server
     to_rsync(target, folder)
     copied = place / "run-1" / "checkpoints" / "step-3"
     checkpoints.verify(copied)
-    once_more(monkeypatch, lambda: written(run, 3, value=4))  # the step is done again while it is copied
-    with pytest.raises(CopyError, match="replaced, while it was copied"):
-        to_rsync(target, folder)
+    run_it = copy_process._run
+
+    def done_again(command, cwd=None):
+        run_it(command, cwd)
+        written(run, 3, value=4)
+
+    with monkeypatch.context() as patch:  # the step is done again while it is copied
+        patch.setattr(copy_process, "_run", done_again)
+        with pytest.raises(CopyError, match="replaced, while it was copied"):
+            to_rsync(target, folder)
     with pytest.raises(InvalidInputError, match=r"manifest\.json is missing"):
         checkpoints.verify(copied)
     to_rsync(target, folder)
@@ -178,7 +161,7 @@ def test_rsync_gets_the_same_folders(
 class Backup:
     """A machine behind sshd that `ssh` of the PATH finds by the name `there`, with nothing in its home."""
 
-    def __init__(self, folder: Path, sshd: LoopbackSshd, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder, sshd, monkeypatch):
         self.home, self.target = sshd.home, f"{getpass.getuser()}@there:kept"
         self.asked, self._calls, self._keys = folder / "asked", folder / "calls", sshd.config.parent
         self.config = folder / "ssh_config"
@@ -198,39 +181,39 @@ class Backup:
         monkeypatch.delenv("RSYNC_RSH", raising=False)
 
     @staticmethod
-    def _script(path: Path, text: str) -> None:
+    def _script(path, text):
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
 
-    def admit(self, public_key: Path | None) -> None:
+    def admit(self, public_key):
         """Let only who has this key log in, in the home that is the other machine's."""
         options = f'command="cd {self.home} && eval \\"$SSH_ORIGINAL_COMMAND\\""'
         line = f"{options} {public_key.read_text()}" if public_key is not None else ""
         (self._keys / "authorized_keys").write_text(line)
 
     @property
-    def calls(self) -> list[str]:
+    def calls(self):
         return self._calls.read_text().splitlines() if self._calls.exists() else []
 
-    def copy_of(self, step: int) -> Path:
+    def copy_of(self, step):
         return self.home / "kept" / "run-1" / "checkpoints" / f"step-{step}"
 
 
 @pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSshd]:
+def sshd(tmp_path_factory):
     with LoopbackSshd(tmp_path_factory.mktemp("sshd")) as server:
         SHARED_PIDS.add(server.pid)
         yield server
 
 
 @pytest.fixture
-def backup(sshd: LoopbackSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backup:
+def backup(sshd, tmp_path, monkeypatch):
     (tmp_path / "ssh").mkdir()
     return Backup(tmp_path / "ssh", sshd, monkeypatch)
 
 
 @pytest.mark.needs("sshd", "rsync")
-def test_by_ssh_a_copy_arrives_whole_and_a_refused_key_is_a_failure_with_the_reason(run: Path, backup: Backup) -> None:
+def test_by_ssh_a_copy_arrives_whole_and_a_refused_key_is_a_failure_with_the_reason(run, backup):
     """The try that is refused is repeated until there is a newer checkpoint, which is copied once the key is known."""
     backup.admit(None)
     trainer = Trainer(run, backup.target)
@@ -250,26 +233,17 @@ def test_by_ssh_a_copy_arrives_whole_and_a_refused_key_is_a_failure_with_the_rea
     assert not backup.asked.exists()
 
 
-def encrypt(key: Path) -> None:
-    words = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "a passphrase", "-f", str(key)]
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-
-
-def change_host_key(known_hosts: Path, other: Path) -> None:
-    host, kind, _ = known_hosts.read_text().split()
-    known_hosts.write_text(f"{host} {kind} {other.read_text().split()[1]}\n")
-
-
 @pytest.mark.needs("sshd", "rsync")
 @pytest.mark.parametrize("what", ["a key with a passphrase", "a host that is not known", "another host key"])
-def test_by_ssh_nothing_is_asked_and_the_reason_is_ssh_s_own(run: Path, backup: Backup, what: str) -> None:
-    """Before its reason come warnings, and after it what rsync says."""
+def test_by_ssh_nothing_is_asked_and_the_reason_is_ssh_s_own(run, backup, what):
     folder, why = written(run, 3), "Host key verification failed"
     if what == "a key with a passphrase":
-        encrypt(backup.key)
+        words = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "a passphrase", "-f", str(backup.key)]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         why = "Permission denied (publickey"
     elif what == "another host key":
-        change_host_key(backup.known_hosts, backup.key.with_suffix(".pub"))
+        (host, kind, _), other = backup.known_hosts.read_text().split(), backup.key.with_suffix(".pub").read_text()
+        backup.known_hosts.write_text(f"{host} {kind} {other.split()[1]}\n")
     else:
         backup.known_hosts.write_text("")
         backup.config.write_text(f"Host *\n  StrictHostKeyChecking ask\n{backup.config.read_text()}")
@@ -280,32 +254,7 @@ def test_by_ssh_nothing_is_asked_and_the_reason_is_ssh_s_own(run: Path, backup: 
     assert not (backup.home / "kept").exists()
 
 
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
-        (
-            ("Property of the institute", 'rsync: [Receiver] mkdir "/x/y" failed: No such file or directory (2)',
-             "rsync error: error in file IO (code 11) at main.c(808) [Receiver=3.5.0]"),
-            'rsync: [Receiver] mkdir "/x/y" failed: No such file or directory (2)',
-        ),
-        (
-            ("** WARNING: connection is not using a post-quantum key exchange algorithm.",
-             "bash: rsync: command not found",
-             "rsync: [sender] safe_write failed to write 4 bytes to socket: Broken pipe (32)",
-             "rsync error: remote command not found (code 127) at io.c(387) [sender=3.5.0]"),
-            "bash: rsync: command not found",
-        ),
-        (("rsync error: timeout in data send/receive (code 30) at io.c(1)",) * 2, None),
-    ],
-)  # fmt: skip
-def test_the_reason_is_found_among_the_lines_of_rsync(lines: Sequence[str], reason: str | None) -> None:
-    assert copy_process._reason("rsync", "\n".join(lines)) == (reason or lines[0])
-    assert copy_process._reason("cp", "\n".join(lines)) == lines[0]
-
-
-def test_a_command_gets_the_folder_and_an_error_is_tried_again_until_the_next_checkpoint(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_gets_the_folder_and_an_error_is_tried_again_until_the_next_checkpoint(run, tmp_path, monkeypatch):
     monkeypatch.setattr(copy_process, "BACKOFF_SECONDS", SOON)
     written(run, 3)
     tries, lines = tmp_path / "tries", list[Line]()
@@ -324,46 +273,31 @@ def test_a_command_gets_the_folder_and_an_error_is_tried_again_until_the_next_ch
         copy_process.by_command(["no-such-program"], run)
 
 
-def test_a_newer_one_that_comes_meanwhile_is_copied_afterwards(run: Path) -> None:
-    written(run, 3)
-    lines, copied = list[Line](), list[str]()
-
-    def copy(folder: Path) -> None:
-        copied.append(folder.name)
-        if folder.name == "step-3":
-            written(run, 4)
-
-    assert copy_newest(run, copy, lines.append)
-    assert copied == ["step-3", "step-4"]
-
-
 @pytest.fixture
-def gate(tmp_path: Path) -> Path:
+def gate(tmp_path):
     """A FIFO that a command for copies reads a line of before it ends."""
     made = tmp_path / "gate"
     os.mkfifo(made)
     return made
 
 
-def copier(run: Path, *where: str) -> "subprocess.Popen[str]":
+def copier(run, *where):
     words = [sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), *where]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
-def waits_for_its_turn(pid: int) -> bool:
+def waits_for_its_turn(pid):
     return any(Path(file.path).name == copy_process.LOCK for file in psutil.Process(pid).open_files())
 
 
-def lines_of(process: "subprocess.Popen[str]") -> list[tuple[int, str]]:
+def lines_of(process):
     """What it has said of which step, once it has ended well."""
     out, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0
     return [(line["step"], line["state"]) for line in map(json.loads, out.splitlines())]
 
 
-def test_what_is_being_copied_stays_and_another_process_waits_for_its_turn(
-    run: Path, tmp_path: Path, gate: Path
-) -> None:
+def test_what_is_being_copied_stays_and_another_process_waits_for_its_turn(run, tmp_path, gate):
     for step in (1, 2, 3):
         written(run, step)
     (tmp_path / "there").mkdir()
@@ -385,19 +319,7 @@ def test_what_is_being_copied_stays_and_another_process_waits_for_its_turn(
     assert [path.name for path in checkpoints.listed(run / "checkpoints")] == ["step-5", "step-4"]
 
 
-def test_a_process_that_is_killed_gives_up_its_turn(run: Path, tmp_path: Path, gate: Path) -> None:
-    written(run, 3)
-    (tmp_path / "there").mkdir()
-    with copier(run, "--", "sh", "-c", f"read line < {gate}") as held:
-        wait_for(psutil.Process(held.pid).children)
-        with copier(run, "--to", str(tmp_path / "there")) as other:
-            wait_for(lambda: waits_for_its_turn(other.pid))
-            killed_with_children(held.pid)
-            assert lines_of(other) == [(3, "copying"), (3, "copied")]
-    assert checkpoints.verify(tmp_path / "there" / "run-1" / "checkpoints" / "step-3").step == 3
-
-
-def test_a_process_whose_trainer_ended_while_it_waited_copies_nothing(run: Path, tmp_path: Path, gate: Path) -> None:
+def test_a_process_whose_trainer_ended_while_it_waited_copies_nothing(run, tmp_path, gate):
     """Else one would be left of each life of a trainer, and copy the same checkpoint again."""
     written(run, 3)
     there = tmp_path / "there"
@@ -407,7 +329,6 @@ def test_a_process_whose_trainer_ended_while_it_waited_copies_nothing(run: Path,
         wait_for(lambda: step_in_copy(run / "checkpoints"))
         started = ["sh", "-c", '"$@" > /dev/null & echo $!; read line', "sh", *words]
         with subprocess.Popen(started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
-            assert trainer.stdout is not None
             other = psutil.Process(int(trainer.stdout.readline()))
             wait_for(lambda: waits_for_its_turn(other.pid))
             trainer.kill()
@@ -417,7 +338,7 @@ def test_a_process_whose_trainer_ended_while_it_waited_copies_nothing(run: Path,
     assert not [*there.iterdir()]
 
 
-def killed_with_children(pid: int) -> None:
+def killed_with_children(pid):
     process = psutil.Process(pid)
     process.suspend()
     for one in (*process.children(recursive=True), process):
@@ -427,34 +348,39 @@ def killed_with_children(pid: int) -> None:
 class Trainer:
     """The copies of one life of a trainer, and what the agent gets of them."""
 
-    def __init__(self, run: Path, to: str) -> None:
+    def __init__(self, run, to):
         self.said: list[Any] = []
         self.copies = Copies("run-1", 0, run / "checkpoints", CheckpointTable(copy_to=to), self.said.append)
 
-    def has(self, *outcomes: tuple[int, str]) -> bool:
+    def has(self, *outcomes):
         return [(one.step, one.state) for one in self.said] == [*outcomes]
 
-    def writes(self, run: Path, step: int) -> None:
+    def writes(self, run, step):
         with self.copies.after(step):
             written(run, step)
 
 
-def test_a_trainer_passes_on_what_happens_to_the_copy(run: Path, tmp_path: Path) -> None:
+def test_a_trainer_passes_on_what_happens_to_the_copy(run, tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
-    trainer = Trainer(run, str(tmp_path / "there"))
-    trainer.writes(run, 3)
-    wait_for(lambda: trainer.has((3, "copying"), (3, "copied")))
-    trainer.writes(run, 4)
-    wait_for(lambda: trainer.has((3, "copying"), (3, "copied"), (4, "copying"), (4, "copied")))
+    trainer, outcomes = Trainer(run, str(tmp_path / "there")), []
+    for step in (3, 4):
+        trainer.writes(run, step)
+        outcomes.extend([(step, "copying"), (step, "copied")])
+        wait_for(lambda: trainer.has(*outcomes))
     trainer.copies.close()
-    assert isinstance(trainer.said[0], m.CheckpointCopy)
-    assert trainer.said[0].to == str(tmp_path / "there")
+    assert isinstance(trainer.said[0], m.CheckpointCopy) and trainer.said[0].to == str(tmp_path / "there")
     assert pending_copy.read(run / "checkpoints") is None
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    unable = Trainer(run, str(tmp_path))
+    unable.writes(run, 5)
+    wait_for(lambda: unable.has((5, "failed")))
+    unable.copies.close()
+    assert unable.said[0].problem.startswith("the process that copies couldn't be started: ")
 
 
 def test_a_copy_whose_process_is_killed_fails_with_the_reason_and_is_made_at_the_next_start(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Path
-) -> None:
+    run, tmp_path, monkeypatch, gate
+):
     monkeypatch.setenv(copies.COMMAND_VARIABLE, f"sh -c 'read line < {gate}' copy")
     before = {child.pid for child in psutil.Process().children()}
     first = Trainer(run, "command")
@@ -476,9 +402,7 @@ def test_a_copy_whose_process_is_killed_fails_with_the_reason_and_is_made_at_the
     assert not third.said, "a copy that is complete is not made again"
 
 
-def test_a_trainer_that_leaves_before_the_copy_is_done_leaves_it_to_the_next(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_that_leaves_before_the_copy_is_done_leaves_it_to_the_next(run, tmp_path, monkeypatch):
     """Killed before the checkpoint is complete, then before the copy begins; the run may have ended since."""
     (tmp_path / "there").mkdir()
     monkeypatch.setattr(Copies, "start", lambda _: None)
@@ -505,14 +429,3 @@ def test_a_trainer_that_leaves_before_the_copy_is_done_leaves_it_to_the_next(
     wait_for(lambda: early.has((4, "copying"), (4, "copied")))
     early.copies.close()
     assert pending_copy.read(run / "checkpoints") is None
-
-
-def test_a_process_that_cannot_copy_at_all_is_a_failure_with_the_reason(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    trainer = Trainer(run, str(tmp_path))
-    trainer.writes(run, 3)
-    wait_for(lambda: trainer.has((3, "failed")))
-    trainer.copies.close()
-    assert trainer.said[0].problem.startswith("the process that copies couldn't be started: ")

@@ -1,16 +1,13 @@
 """The copy of a state in main memory has what the model holds, wherever that is."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from tests.trainer.support.rounded_training import go_on, trained
+from tests.trainer.support.passes import go_on, trained
 
 from trainctl.trainer.checkpoints.host_copy import HostCopy
 
 
-def test_a_copy_follows_updates_and_memory_that_moves(run_file: Callable[..., Any]) -> None:
-    backend = trained(run_file, "torch", 1)
+def test_a_copy_follows_updates_and_memory_that_moves(load_backend):
+    backend = trained(load_backend, "torch", 1)
     copy, names = HostCopy(backend), [*backend.shapes]
     for change in (lambda p: p, lambda p: p.mul_(2), lambda p: p.clone() + 1):
         for parameter in backend._parameters:
@@ -23,10 +20,8 @@ def test_a_copy_follows_updates_and_memory_that_moves(run_file: Callable[..., An
                 np.testing.assert_array_equal(moments[name], moment.numpy())
 
 
-def test_a_copy_on_mlx_is_the_arrays_themselves_and_later_updates_leave_it_as_it_is(
-    run_file: Callable[..., Any],
-) -> None:
-    backend = trained(run_file, "mlx", 1)
+def test_a_copy_on_mlx_is_the_arrays_themselves_and_later_updates_leave_it_as_it_is(load_backend):
+    backend = trained(load_backend, "mlx", 1)
     state = HostCopy(backend).take()
     for name, array in backend._slots["exp_avg"].items():
         assert np.shares_memory(state.slots["exp_avg"][name], np.asarray(array)), name

@@ -1,7 +1,6 @@
 """What a checkpoint's manifest says of its run."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.checkpoints import metadata
 
 
-def test_the_recipe_has_everything_but_the_environment_of_nodes() -> None:
+def test_the_recipe_has_everything_but_the_environment_of_nodes():
     """It may hold keys of other services, and a checkpoint is given away."""
     raw = {
         "run": {"name": "r", "steps": 5}, "model": {"path": "/m"}, "data": {"path": "/d"}, "batch": {"global": 8},
@@ -33,15 +32,12 @@ def test_the_recipe_has_everything_but_the_environment_of_nodes() -> None:
     assert config.nodes["a"].env == {"HF_TOKEN": "hf_secret"}, "the run still has it"
 
 
-def parent_in(folder: str) -> ParentCheckpoint | None:
+def parent_in(folder):
     about = read_manifest(Path(folder)).metadata
-    assert about is not None
     return about.lineage.parent
 
 
-def test_a_branch_s_checkpoints_name_its_parent_also_once_it_is_resumed(
-    new_rig: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_branch_s_checkpoints_name_its_parent_also_once_it_is_resumed(new_rig, tmp_path):
     first = new_rig("torch")
     first.train(1, MICRO)
     written = saver_of(first, RunPaths(tmp_path / "parent")).write()
@@ -59,7 +55,7 @@ def test_a_branch_s_checkpoints_name_its_parent_also_once_it_is_resumed(
         assert parent_in(str(folder)) == ParentCheckpoint("parent", 1)
 
 
-def test_a_rank_that_loaded_no_checkpoint_finds_the_parent_in_its_copy_of_the_record(tmp_path: Path) -> None:
+def test_a_rank_that_loaded_no_checkpoint_finds_the_parent_in_its_copy_of_the_record(tmp_path):
     paths = RunPaths(tmp_path / "branch")
     assert metadata.recorded_parent(paths, "branch") is None, "it has no record"
     paths.directory.mkdir()
@@ -71,7 +67,7 @@ def test_a_rank_that_loaded_no_checkpoint_finds_the_parent_in_its_copy_of_the_re
     assert metadata.recorded_parent(paths, "branch") == ParentCheckpoint("parent", 7)
 
 
-def test_a_manifest_of_0_2_0_still_loads_without_a_parent(tmp_path: Path) -> None:
+def test_a_manifest_of_0_2_0_still_loads_without_a_parent(tmp_path):
     raw: dict[str, Any] = {
         "format": 1, "run": "r", "step": 4, "written_at": 1.5, "files": {}, "compute": None,
         "metadata": {

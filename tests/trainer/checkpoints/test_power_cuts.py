@@ -3,21 +3,19 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.synced_disk import ALSO, SyncedDisk, Tree, lay
 from tests.trainer.support.trained_run import TrainedRun
+from tests.trainer.support.written_checkpoints import write_small
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import sync
 from trainctl.protocol.record import checkpoints
-from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints import copy_process, files, retention
 
 
-def loaded(folder: Path) -> dict[int, float]:
-    """Steps of the complete checkpoints in a folder, each with its first weight."""
+def loaded(folder):
+    """Return the steps of the complete checkpoints in a folder, each with its first weight."""
     found = {}
     for path in checkpoints.listed(folder):
         try:
@@ -28,7 +26,7 @@ def loaded(folder: Path) -> dict[int, float]:
     return found
 
 
-def cut_anywhere(disk: SyncedDisk, place: Path) -> list[dict[int, float]]:
+def cut_anywhere(disk, place):
     """`loaded` of each state that a power cut may leave; the last ones are those after the last call."""
     place.mkdir()
     trees = list[Tree]()
@@ -45,11 +43,11 @@ def cut_anywhere(disk: SyncedDisk, place: Path) -> list[dict[int, float]]:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> SyncedDisk:
+def written(tmp_path_factory, chat_model):
     """A run keeps two checkpoints: step 4's is written beside those of 2 and 3."""
     folder = tmp_path_factory.mktemp("written")
     run = TrainedRun(
-        folder / "run-1", make_chat_model(folder / "model"), "torch", {"kind": "lora", "rank": 2},
+        folder / "run-1", chat_model, "torch", {"kind": "lora", "rank": 2},
         saved=(1, 2, 3), checkpoint={"keep_last": 2},
     )  # fmt: skip
     assert [path.name for path in checkpoints.listed(run.paths.checkpoints)] == ["step-3", "step-2"]
@@ -60,7 +58,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> SyncedDisk:
     return disk
 
 
-def test_all_of_a_checkpoint_is_synced_before_its_name_and_its_name_before_older_ones_go(written: SyncedDisk) -> None:
+def test_all_of_a_checkpoint_is_synced_before_its_name_and_its_name_before_older_ones_go(written):
     calls = [(moment.call, moment.path) for moment in written.moments]
     published = next(at for at, moment in enumerate(written.moments) if moment.target == "step-4")
     part = calls[published][1]
@@ -76,7 +74,7 @@ def test_all_of_a_checkpoint_is_synced_before_its_name_and_its_name_before_older
     assert published < named < min(gone)
 
 
-def test_two_checkpoints_are_left_and_once_it_is_written_the_new_one(written: SyncedDisk, tmp_path: Path) -> None:
+def test_two_checkpoints_are_left_and_once_it_is_written_the_new_one(written, tmp_path):
     left = cut_anywhere(written, tmp_path / "cuts")
     assert all({2, 3} <= {*steps} or {3, 4} <= {*steps} for steps in left), left
     assert 4 not in left[0]
@@ -87,23 +85,12 @@ Write = Callable[[int, float], Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path, assets: Path) -> Write:
+def write(tmp_path, assets):
     """Write a checkpoint of one weight."""
-
-    def write(step: int, value: float) -> Path:
-        array = {"w": np.full(1, value, np.float32)}
-        loop = files.LoopState(
-            step=step, cursor=step, updates=step, loss_scale=1.0, loss_scale_good_steps=0, seed=0, samples=9,
-            layout_digest="l", data_digest="d",
-        )  # fmt: skip
-        folder = tmp_path / "run-1" / "checkpoints" / f"step-{step}"
-        files.write(folder, "r", loop, State(array, {"exp_avg": array}, step), assets / "model")
-        return folder
-
-    return write
+    return lambda step, value: write_small(tmp_path / "run-1" / "checkpoints", assets / "model", step, value, 1)
 
 
-def test_a_step_that_is_done_again_has_one_checkpoint_or_the_other(write: Write, tmp_path: Path) -> None:
+def test_a_step_that_is_done_again_has_one_checkpoint_or_the_other(write, tmp_path):
     write(3, 3.0)
     disk = SyncedDisk(write(4, 4.0).parent)
     with disk.recorded():
@@ -114,7 +101,7 @@ def test_a_step_that_is_done_again_has_one_checkpoint_or_the_other(write: Write,
     assert [steps[4] for steps in left[-len(ALSO) :]] == [5.0] * len(ALSO)
 
 
-def test_one_that_is_there_already_is_on_the_disk_before_older_ones_go(write: Write, tmp_path: Path) -> None:
+def test_one_that_is_there_already_is_on_the_disk_before_older_ones_go(write, tmp_path):
     """Its writer was killed between the rename and the sync."""
     for step in (2, 3, 4):
         folder = write(step, float(step))
@@ -128,9 +115,7 @@ def test_one_that_is_there_already_is_on_the_disk_before_older_ones_go(write: Wr
     assert all({2, 3} <= {*steps} or {3, 4} <= {*steps} for steps in left), left
 
 
-def test_one_that_was_set_aside_goes_once_its_successor_is_on_the_disk(
-    write: Write, tmp_path: Path, dead_pid: int
-) -> None:
+def test_one_that_was_set_aside_goes_once_its_successor_is_on_the_disk(write, tmp_path, dead_pid):
     """Its writer was killed between the renames and the sync."""
     folder = write(4, 4.0)
     before = folder.rename(tmp_path / "before")
@@ -149,14 +134,12 @@ class EndedError(Exception):
     """In place of a kill."""
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_copy_that_is_done_is_on_its_disk(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
-) -> None:
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.tier("all"))])
+def test_a_copy_that_is_done_is_on_its_disk(write, tmp_path, monkeypatch, again):
     """At once; or after a try that ended before one of its syncs."""
     folder, count = write(4, 4.0), [0]
 
-    def counted(path: Path) -> None:
+    def counted(path):
         count[0] -= 1
         if count[0] == 0:
             raise EndedError

@@ -1,8 +1,6 @@
 """The record is on a disk before a checkpoint has its name, by the lead's word where there is a lead."""
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,7 +22,7 @@ PLAN = msgspec.structs.replace(plan(7, m.Generation(1, 2)), kind="checkpoint", w
 class Rank:
     """One with its record, beside that of an agent which is there or not."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.paths, self.is_away = RunPaths(folder / "run-1"), False
         self.paths.directory.mkdir()
         self.agents = open_for_writing(self.paths.record, RUN_SCHEMA)
@@ -32,11 +30,11 @@ class Rank:
         self.progress = Progress()
         self.record = RecordSync(self.paths, self.metrics, self.progress, lambda: self.is_away)
 
-    def close(self) -> None:
+    def close(self):
         self.metrics.close()
         self.agents.close()
 
-    def waiting(self, plan: m.StepPlan | None) -> threading.Thread:
+    def waiting(self, plan):
         """A thread that waits before a checkpoint."""
         made = threading.Thread(target=self.record.wait, args=(plan,), daemon=True)
         made.start()
@@ -44,13 +42,13 @@ class Rank:
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> Iterator[Rank]:
+def rank(tmp_path):
     made = Rank(tmp_path)
     yield made
     made.close()
 
 
-def test_a_checkpoint_waits_for_the_lead_s_word_on_its_own_plan(rank: Rank) -> None:
+def test_a_checkpoint_waits_for_the_lead_s_word_on_its_own_plan(rank):
     waiting = rank.waiting(PLAN)
     rank.record.plan(msgspec.structs.replace(PLAN, seq=PLAN.seq - 1, recorded=True))
     waiting.join(0.3)
@@ -62,8 +60,7 @@ def test_a_checkpoint_waits_for_the_lead_s_word_on_its_own_plan(rank: Rank) -> N
 
 
 @pytest.mark.parametrize("why", ["away", "leaving", "generation"])
-def test_a_checkpoint_waits_for_no_word_that_can_t_come(rank: Rank, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent is away, the rank was told to leave, or the plan's generation is left."""
+def test_a_checkpoint_waits_for_no_word_that_can_t_come(rank, why, monkeypatch):
     monkeypatch.setattr(record_sync, "RECORD_SECONDS", 1e9)
     rank.progress.highest = PLAN.generation
     waiting = rank.waiting(PLAN)
@@ -81,14 +78,13 @@ def test_a_checkpoint_waits_for_no_word_that_can_t_come(rank: Rank, why: str, mo
 
 
 @pytest.mark.parametrize("plan", [None, msgspec.structs.replace(PLAN, recorded=None)])
-def test_a_lead_that_says_nothing_is_not_waited_for(rank: Rank, plan: m.StepPlan | None) -> None:
-    """One of 0.2.0; or the checkpoint is of a signal."""
+def test_a_lead_that_says_nothing_is_not_waited_for(rank, plan):
     waiting = rank.waiting(plan)
     waiting.join(30)
     assert not waiting.is_alive()
 
 
-def test_the_records_of_this_node_are_on_its_disk_first(rank: Rank, tmp_path: Path) -> None:
+def test_the_records_of_this_node_are_on_its_disk_first(rank, tmp_path):
     rank.agents.execute("INSERT INTO meta VALUES ('key', 'value')")
     disk = SyncedDisk(tmp_path)
     with disk.recorded():

@@ -1,37 +1,30 @@
 """A run that continues from a checkpoint is the run without a break, to the bit: of each objective, adapter and data
 type, on either backend, and on torch also on an NVIDIA GPU where there is one.
 
-`make test` takes a few of the combinations, in which each choice is met, `make soak` all of them.
+`make test-all` takes a few of the combinations, in which each choice is met, `make soak` all of them.
 """
 
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple
 
 import pytest
 from tests.tiers import is_soak
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 from tests.trainer.support.curves import losses, worst
-from tests.trainer.support.families import FAMILIES, SMALL, save
+from tests.trainer.support.families import FAMILIES, learnable_samples, save
 from tests.trainer.support.preferences import preferences
 from tests.trainer.support.quantized_model import quantized_copy
 from tests.trainer.support.savers import BREAK, MICRO, STEPS, saver_of
 from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
 
 from trainctl.protocol.config.families import TESTED
-from trainctl.protocol.config.objectives import OBJECTIVES
 from trainctl.protocol.config.quantization import FORMATS
-from trainctl.protocol.config.run_tables import AdapterTable, ModelTable, OptimizerTable
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.precision.loss_scale import LossScale
 
-NewRig = Callable[..., Any]
-SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]
-ROUND_TRIPS = ("llama",)
-"""Families whose runs `make test` moves between backends; `make soak` moves those of all."""
 LORA: dict[str, Any] = {"kind": "lora", "rank": 4, "alpha": 16.0}
 TRAINED: dict[str, dict[str, Any]] = {
     "pretrain": {"kind": "pretrain"}, "sft": {"kind": "sft"}, "orpo": {"kind": "orpo"}, "seq2seq": {"kind": "seq2seq"},
@@ -57,7 +50,7 @@ class Case(NamedTuple):
     backend: str
 
     @property
-    def is_possible(self) -> bool:
+    def is_possible(self):
         is_torch, packed = self.backend == "torch", self.adapter in ("nf4", *FORMATS)
         return (
             (is_torch or (self.adapter != "nf4" and self.objective != "seq2seq" and self.optimizer == "adamw"))
@@ -70,11 +63,11 @@ AXES = (TRAINED, ADAPTERS, PRECISIONS, OPTIMIZERS, ("torch", "mlx"))
 ALL = [case for case in itertools.starmap(Case, itertools.product(*AXES)) if case.is_possible]
 
 
-def choices(case: Case) -> set[object]:
+def choices(case):
     return {*enumerate(case), (case.precision, case.backend)}
 
 
-def some() -> Iterator[Case]:
+def some():
     """A few with each choice of an axis, and each data type on each backend; a seed says which. This one leaves out
     16-bit passes over quantized weights on MLX, which take a minute on a CPU."""
     chance, missing = random.Random(21), set().union(*map(choices, ALL))
@@ -84,25 +77,23 @@ def some() -> Iterator[Case]:
         yield best
 
 
-CASES = ALL if is_soak() else [*some()]
+SOME = [*some()]
+
+
+def marks(case, device):
+    """Return its tier, and its need of a GPU: `make test` has one case of each backend."""
+    mine = (one for one in SOME if one.backend == case.backend and (one.backend == "mlx" or "8bit" in one.optimizer))
+    first = case == next(mine)
+    tier = pytest.mark.tier("test" if first else "all" if case in SOME else "soak")
+    return [tier] if device == "cpu" else [tier, pytest.mark.needs("cuda")]
+
+
 NODES: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {"device": "cuda", "deterministic": True}}
 """What is set in the node's table, by device."""
 
 
-def id_of(case: Case, *more: str) -> str:
-    return "-".join((*case, *more)).replace(" ", "-")
-
-
-def test_every_choice_of_a_run_file_is_among_them() -> None:
-    assert {row["kind"] for row in TRAINED.values()} == {*OBJECTIVES}
-    known = {*get_args(get_type_hints(AdapterTable)["kind"]), *get_args(get_type_hints(ModelTable)["base"])}
-    assert {*ADAPTERS} > {*itertools.chain(*(get_args(each) or [each] for each in known))} - {"stored"}
-    assert {*PRECISIONS} == {*get_args(get_type_hints(ModelTable)["dtype"])} - {"auto"}
-    assert {*OPTIMIZERS} == {*get_args(get_type_hints(OptimizerTable)["kind"])}
-
-
 @pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory):
     """Models and data of all combinations."""
     folder = tmp_path_factory.mktemp("resumed")
     make_chat_model(folder / "chat", hidden=64)
@@ -115,7 +106,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def model_of(case: Case, inputs: Path) -> Path:
+def model_of(case, inputs):
     if case.objective == "seq2seq":
         return inputs / "seq2seq"
     if case.adapter not in FORMATS:
@@ -124,14 +115,14 @@ def model_of(case: Case, inputs: Path) -> Path:
     return there if there.exists() else quantized_copy(inputs / "chat", case.adapter)
 
 
-def data_of(case: Case, inputs: Path) -> dict[str, Any]:
+def data_of(case, inputs):
     if case.objective == "pretrain":
         return {"path": str(inputs / "text"), "kind": "text", "sequence_length": 48}
     name = {"sft": "rows", "seq2seq": "sentences"}.get(case.objective, "pairs")
     return {"path": str(inputs / f"{name}.jsonl"), "kind": "rows", "sequence_length": 96, "overlong": "drop"}
 
 
-def run_settings(case: Case, inputs: Path) -> dict[str, Any]:
+def run_settings(case, inputs):
     optimizer = {"learning_rate": 2e-3, "weight_decay": 0.1, "kind": case.optimizer}
     return {
         "model__path": str(model_of(case, inputs)), "model__dtype": case.precision, "data": data_of(case, inputs),
@@ -139,12 +130,12 @@ def run_settings(case: Case, inputs: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def train(rig: Any, steps: range) -> list[tuple[float, str | None]]:
+def train(rig, steps):
     reports = [rig.train(step, MICRO) for step in steps]
     return [(report.loss_sum, report.skipped) for report in reports]
 
 
-def parts(rig: Any) -> dict[str, dict[str, Any]]:
+def parts(rig):
     """Everything that later steps depend on, as arrays by name."""
     state, scale = rig.backend.export_state(), rig.executor.loss_scale
     counts = {"updates": state.updates, "scale": scale.value, "good steps": scale.good_steps}
@@ -153,28 +144,26 @@ def parts(rig: Any) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("case", "device"),
-    [pytest.param(case, "cpu", id=id_of(case)) for case in CASES]
-    + [pytest.param(case, "cuda", id=id_of(case, "cuda"), marks=pytest.mark.needs("cuda"))
-       for case in CASES if case.backend == "torch"],
-)  # fmt: skip
+    [
+        pytest.param(case, device, id="-".join((*case, device)).replace(" ", "-"), marks=marks(case, device))
+        for case in (ALL if is_soak() else SOME)
+        for device in ("cpu", "cuda")
+        if device == "cpu" or case.backend == "torch"
+    ],
+)
 @pytest.mark.usefixtures("gpu_as_found")
-def test_a_resumed_run_is_the_run_to_the_bit(
-    new_rig: NewRig, inputs: Path, tmp_path: Path, same_bits: SameBits, case: Case, device: str
-) -> None:
+def test_a_resumed_run_is_the_run_to_the_bit(new_rig, inputs, tmp_path, same_bits, case, device):
     settings = {"node": NODES[device], **run_settings(case, inputs)}
     check_resumes(functools.partial(new_rig, case.backend, **settings), RunPaths(tmp_path), same_bits, device)
 
 
-@pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_a_run_is_resumed_from_a_compressed_checkpoint(
-    new_rig: NewRig, tmp_path: Path, same_bits: SameBits, backend: str
-) -> None:
-    make = functools.partial(new_rig, backend, checkpoint__compression="zstd")
+def test_a_run_is_resumed_from_a_compressed_checkpoint(new_rig, tmp_path, same_bits):
+    make = functools.partial(new_rig, "mlx", checkpoint__compression="zstd")
     written = check_resumes(make, RunPaths(tmp_path), same_bits)
     assert sorted(path.name for path in written.glob("optimizer.*")) == ["optimizer.safetensors.zst"]
 
 
-def check_resumes(make: Callable[[], Any], paths: RunPaths, same_bits: SameBits, device: str = "cpu") -> Path:
+def check_resumes(make, paths, same_bits, device="cpu"):
     """A second rig of `make` goes on from the first one's checkpoint, to the bit. Returns that checkpoint."""
     straight = make()
     assert straight.backend.device.partition(":")[0] == device
@@ -192,7 +181,7 @@ def check_resumes(make: Callable[[], Any], paths: RunPaths, same_bits: SameBits,
     return written
 
 
-def test_float16_from_another_type_begins_with_a_loss_scale_of_its_own(new_rig: NewRig, tmp_path: Path) -> None:
+def test_float16_from_another_type_begins_with_a_loss_scale_of_its_own(new_rig, tmp_path):
     """Other types have a factor of one, with which gradients in float16 would vanish."""
     paths, precisions = RunPaths(tmp_path), ("float32", "float16", "bfloat16")
     folder, scales = None, list[float]()
@@ -206,15 +195,12 @@ def test_float16_from_another_type_begins_with_a_loss_scale_of_its_own(new_rig: 
     assert scales == [1.0, LossScale.of("float16").value, 1.0]
 
 
-@pytest.mark.parametrize("adapter", [{"kind": "full"}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", [LORA, pytest.param({"kind": "full"}, marks=pytest.mark.tier("all"))])
 @pytest.mark.parametrize(
-    "name", [name if name in ROUND_TRIPS else pytest.param(name, marks=pytest.mark.tier("soak")) for name in FAMILIES]
+    "name", [pytest.param(name, marks=[] if name == "llama" else [pytest.mark.tier("soak")]) for name in FAMILIES]
 )
-def test_a_run_goes_from_torch_to_mlx_and_back(
-    new_rig: NewRig, tmp_path: Path, name: str, adapter: dict[str, Any]
-) -> None:
-    """Within the family's tolerance of the run that stays on torch."""
-    write_rows(tmp_path / "samples.jsonl", samples(SMALL["vocab_size"]))
+def test_a_run_goes_from_torch_to_mlx_and_back(new_rig, tmp_path, name, adapter):
+    write_rows(tmp_path / "samples.jsonl", learnable_samples())
     data = {"path": str(tmp_path / "samples.jsonl"), "kind": "samples", "sequence_length": 20, "tokenizer": "bytes"}
     settings = {"model__path": str(save(name, tmp_path / "model")), "data": data, "adapter": adapter}
     straight = losses(new_rig("torch", **settings), False, 3 * BREAK)
@@ -228,14 +214,3 @@ def test_a_run_goes_from_torch_to_mlx_and_back(
         folder = Path(saver.write().path)
     assert 1 - straight[-1] / straight[0] > 10 * TESTED[FAMILIES[name].kind].gradient, "it has to learn"
     assert 0 < worst(moved, straight) < TESTED[FAMILIES[name].kind].gradient
-
-
-def samples(vocabulary: int) -> list[dict[str, list[int]]]:
-    """Runs of tokens that a small model learns soon."""
-    chance = random.Random(2)
-    found = []
-    for _ in range(60):
-        length, start = chance.choice([3, 5, 9, 20]), chance.randrange(1, vocabulary // 2)
-        tokens = [start + at % 5 for at in range(length)]
-        found.append({"tokens": tokens, "mask": [int(at > length // 3) for at in range(length)]})
-    return found

@@ -38,19 +38,19 @@ APART = (("10.0.0.1:35797",), ("127.0.0.1:39625",), ("10.0.0.3:38389",))
         ("RuntimeError: something new. GLHF!", "the sum failed (details in the log of b)"),
     ],
 )
-def test_an_engines_error_in_plain_words(text: str, meaning: str) -> None:
+def test_an_engines_error_in_plain_words(text, meaning):
     assert plain(text, "c", "b", "the sum") == meaning
     if " c " in meaning:
         assert plain(text, None, "b", "the sum") == meaning.replace(" c ", " a peer ")
 
 
 @pytest.mark.parametrize("text", [RESET, CLOSED, RING, STORE_GONE])
-def test_of_two_ranks_the_peer_is_the_other(text: str) -> None:
+def test_of_two_ranks_the_peer_is_the_other(text):
     assert lost_peer(text, 0, HERE[:2], {}) == 1
     assert lost_peer(text, 1, HERE[:2], {}) == 0
 
 
-def test_a_peer_is_known_by_the_port_of_its_process_in_either_order_of_bytes() -> None:
+def test_a_peer_is_known_by_the_port_of_its_process_in_either_order_of_bytes():
     ports = {0: [45999], 1: [38983, 60096], 2: [38541, 36414]}
     assert lost_peer(RESET, 0, HERE, ports) == 2
     assert lost_peer(RESET.replace("36246", "38541"), 0, HERE, ports) == 2
@@ -59,13 +59,13 @@ def test_a_peer_is_known_by_the_port_of_its_process_in_either_order_of_bytes() -
     assert lost_peer(RESET, 2, HERE, {**ports, 2: ports[1], 1: ports[2]}) == 1
 
 
-def test_a_peer_on_a_machine_of_its_own_is_known_by_its_address() -> None:
+def test_a_peer_on_a_machine_of_its_own_is_known_by_its_address():
     assert lost_peer(CLOSED, 0, APART, {}) == 1
     assert lost_peer(CLOSED.replace("127.0.0.1", "10.0.0.3"), 0, APART, {}) == 2
     assert lost_peer(CLOSED.replace("127.0.0.1", "10.0.0.9"), 0, APART, {}) is None
 
 
-def test_the_store_is_the_first_ranks() -> None:
+def test_the_store_is_the_first_ranks():
     assert lost_peer(STORE_GONE, 2, HERE, {}) == 0
     assert lost_peer(STORE_ABSENT, 1, HERE, {}) == 0
     assert lost_peer(RING, 1, HERE, {}) is None

@@ -4,23 +4,19 @@ import functools
 import re
 import signal
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import pytest
 from tests.trainer.support.curves import worst
-from tests.trainer.support.ranks import DEADLINE_SECONDS, Rank, Ranks
-from tests.waiting import slowness
+from tests.trainer.support.ranks import DEADLINE_SECONDS
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.backends.base import Backend
-from trainctl.trainer.collective.group import ReducerGroup, Tail
+from trainctl.trainer.collective.group import ReducerGroup
 from trainctl.trainer.common.errors import AbandonedError, GroupError
 
-NewRanks = Callable[..., Ranks]
 SHARES, MICROS = (6, 4, 2), (4, 3, 2)
-FENCED_WITHIN_SECONDS = 5.0
 
 
 class Watched(ReducerGroup):
@@ -28,38 +24,33 @@ class Watched(ReducerGroup):
 
     held: dict[str, Any] | None = None
 
-    def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
+    def all_reduce(self, backend, tail):
         self.held = backend.copy_of("accumulators")
         return super().all_reduce(backend, tail)
 
 
-def soon(rank: Rank, plan: m.StepPlan) -> bool:
-    return any(isinstance(said, m.Soon) and said.seq == plan.seq for said in rank.rig.sent)
-
-
-def begin(ranks: list[Rank], plan: m.StepPlan) -> "list[Future[m.Report]]":
+def begin(ranks, plan):
     """Have them run the plan, and see them all at the sum."""
     futures = [rank.submit(functools.partial(rank.rig.executor.train, plan, time.perf_counter())) for rank in ranks]
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not all(soon(rank, plan) for rank in ranks):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    soon = m.Soon(run="r", rank=0, generation=plan.generation, seq=plan.seq)
+    for rank in ranks:
+        until(lambda rank=rank: msgspec.structs.replace(soon, rank=rank.number) in rank.rig.sent)
     return futures
 
 
-@pytest.mark.parametrize("engine", ["gloo", "ring"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_reducer_that_dies_or_hangs_costs_nothing(
-    new_ranks: NewRanks,
-    curve: Callable[..., list[float]],
-    same_bits: Callable[..., bool],
-    engine: m.Engine,
-    number: signal.Signals,
-) -> None:
-    ranks = new_ranks(engine, ("torch", "torch", "torch"))
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    [
+        ("gloo", signal.SIGKILL),
+        ("ring", signal.SIGSTOP),
+        pytest.param("gloo", signal.SIGSTOP, marks=pytest.mark.tier("all")),
+        pytest.param("ring", signal.SIGKILL, marks=pytest.mark.tier("all")),
+    ],
+)
+def test_a_reducer_that_dies_or_hangs_costs_nothing(new_ranks, curve, same_bits, engine, number):
+    ranks = new_ranks(engine, ("mlx", "mlx", "mlx"))
     assert ranks.form() == []
     for rank in ranks.ranks:
-        assert rank.group is not None
         rank.group.__class__ = Watched
     losses = [ranks.train(ranks.plan(1, SHARES, MICROS))[0]]
     plan = ranks.plan(2, SHARES, MICROS)
@@ -69,10 +60,8 @@ def test_a_reducer_that_dies_or_hangs_costs_nothing(
     if number == signal.SIGKILL:
         with pytest.raises(GroupError, match="the reducer ended by SIGKILL"):
             futures[0].result(DEADLINE_SECONDS)
-    asked = time.monotonic()
     answers = ranks.fence()
     errors = [future.exception(DEADLINE_SECONDS) for future in futures]
-    assert time.monotonic() - asked < FENCED_WITHIN_SECONDS * slowness()
     assert all(isinstance(error, AbandonedError | GroupError) for error in errors), errors
     for rank in ranks.ranks:
         now = rank.call(lambda own=rank.rig.backend: own.copy_of("accumulators"))
@@ -85,17 +74,15 @@ def test_a_reducer_that_dies_or_hangs_costs_nothing(
     losses.append(ranks.train(ranks.plan(2, SHARES, MICROS, work=rest, finishes=plan.generation))[0])
     losses.append(ranks.train(ranks.plan(3, SHARES, MICROS))[0])
     drawn = [report.loss_sum / report.weight for report in losses]
-    assert worst(drawn, curve("torch", samples=False, resized=False)[:3]) < 1e-5
+    assert worst(drawn, curve("mlx", samples=False, resized=False)[:3]) < 1e-5
 
 
 @pytest.mark.parametrize(
     ("engine", "said"),
     [("gloo", "connection to c was (reset|closed)"), ("ring", "connection to a peer was lost")],
 )
-def test_who_loses_a_peer_says_so_in_plain_words_and_the_log_has_the_engines(
-    new_ranks: NewRanks, caplog: pytest.LogCaptureFixture, engine: m.Engine, said: str
-) -> None:
-    ranks = new_ranks(engine, ("torch", "torch", "torch"))
+def test_who_loses_a_peer_says_so_in_plain_words_and_the_log_has_the_engines(new_ranks, caplog, engine, said):
+    ranks = new_ranks(engine, ("mlx", "mlx", "mlx"))
     assert ranks.form() == []
     plan = ranks.plan(1, SHARES, MICROS)
     futures = begin(ranks.ranks[:2], plan)

@@ -1,7 +1,5 @@
 """Folders that appear under their name only when whole, also after a power cut."""
 
-from pathlib import Path
-
 from tests.trainer.support.synced_disk import ALSO, SyncedDisk, Tree
 
 from trainctl.trainer.common.atomic_folder import make_folder
@@ -9,13 +7,13 @@ from trainctl.trainer.common.atomic_folder import make_folder
 WHOLE: Tree = {"made": {"a": b"1", "inner": {"b": b"2"}}}
 
 
-def fill(work: Path) -> None:
+def fill(work):
     (work / "a").write_bytes(b"1")
     (work / "inner").mkdir()
     (work / "inner" / "b").write_bytes(b"2")
 
 
-def test_a_power_cut_leaves_a_whole_folder_or_none(tmp_path: Path) -> None:
+def test_a_power_cut_leaves_a_whole_folder_or_none(tmp_path):
     disk = SyncedDisk(tmp_path)
     with disk.recorded():
         make_folder(tmp_path / "made", fill)
@@ -25,6 +23,6 @@ def test_a_power_cut_leaves_a_whole_folder_or_none(tmp_path: Path) -> None:
     assert [disk.moments[-1].after_a_cut(also) for also in ALSO] == [WHOLE] * len(ALSO)
 
 
-def test_a_link_may_lead_nowhere(tmp_path: Path) -> None:
+def test_a_link_may_lead_nowhere(tmp_path):
     make_folder(tmp_path / "made", lambda work: (work / "link").symlink_to("nowhere"))
     assert (tmp_path / "made" / "link").is_symlink()

@@ -9,7 +9,7 @@ from trainctl.protocol.machine import nvidia
 from trainctl.trainer.common import versions
 
 
-def test_only_libraries_in_use_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_libraries_in_use_are_named(monkeypatch):
     for module in versions.MODULES.values():
         monkeypatch.delitem(sys.modules, module, raising=False)
     assert list(dict(versions.in_use("cpu"))) == ["python"]
@@ -24,9 +24,7 @@ def test_only_libraries_in_use_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
         (None, "", "cuda:0", {}), ("12.8", "570.86.10", "cpu", {}),
     ],
 )  # fmt: skip
-def test_cuda_is_named_on_its_devices(
-    monkeypatch: pytest.MonkeyPatch, runtime: str | None, driver: str, device: str, found: dict[str, str]
-) -> None:
+def test_cuda_is_named_on_its_devices(monkeypatch, runtime, driver, device, found):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda=runtime)))
     monkeypatch.setattr(nvidia, "driver_version", lambda: driver)
     known = dict(versions.in_use(device))

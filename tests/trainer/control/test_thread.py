@@ -2,36 +2,31 @@
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
-from tests.trainer.support.line import DEADLINE_SECONDS, WHO, Line
-from tests.waiting import slowness, until
+from tests.trainer.support.line import DEADLINE_SECONDS, WHO
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.base import Backend
-from trainctl.trainer.collective.group import Solo, Tail
+from trainctl.trainer.collective.group import Solo
 from trainctl.trainer.control.inbox import Joined
 from trainctl.trainer.runtime import Trainer
-from trainctl.trainer.step.progress import Progress
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
 
 
-def form(generation: m.Generation) -> m.Form:
+def form(generation):
     return m.Form(run="r", generation=generation, engine="none", ranks=(0,))
 
 
-def fence(generation: m.Generation) -> m.Fence:
+def fence(generation):
     return m.Fence(run="r", generation=generation)
 
 
-def test_work_that_shows_nothing_for_long_is_a_sign_of_life_too(line: Line) -> None:
+def test_work_that_shows_nothing_for_long_is_a_sign_of_life_too(line):
     """As loading a large model: while nothing is shown on the status page, processor time counts."""
     begun = line.hear(m.Alive).progress or 0
     worked = time.process_time()
@@ -40,38 +35,7 @@ def test_work_that_shows_nothing_for_long_is_a_sign_of_life_too(line: Line) -> N
     until(lambda: (line.hear(m.Alive).progress or 0) > begun)
 
 
-def test_an_agent_that_comes_back_is_found_in_a_fraction_of_the_time_it_was_away(line: Line) -> None:
-    """ZeroMQ's pauses would grow to as long as an agent that is back waits before it takes the trainer for hung: away
-    for 6.5 s, it would be found after another 4.7 s."""
-    away_seconds = 6.5
-    line.be_away(away_seconds)
-    back_at = time.monotonic()
-    line.hear(m.Alive)
-    assert time.monotonic() - back_at < away_seconds / 2 * slowness()
-
-
-def test_an_outdated_fence_is_dropped_without_an_answer(
-    line: Line, progress: Progress, caplog: pytest.LogCaptureFixture
-) -> None:
-    line.tell(form(SECOND))
-    line.hear(m.Formed)
-    line.tell(fence(FIRST), form(SECOND))
-    assert line.hear(m.Formed).generation == SECOND, "no Fenced comes before"
-    assert progress.formed == SECOND
-    assert "dropped a fence from the agent: g1.1 is older than g1.2" in caplog.text
-
-
-def test_a_fence_of_the_formed_generation_is_answered_and_leaves_it(line: Line, progress: Progress) -> None:
-    line.tell(form(SECOND))
-    line.hear(m.Formed)
-    line.tell(fence(SECOND))
-    assert line.hear(m.Fenced).generation == SECOND
-    assert progress.formed is None
-
-
-def test_a_fence_that_an_update_delays_is_forgotten_when_a_group_is_formed_after_it(
-    line: Line, progress: Progress
-) -> None:
+def test_a_fence_that_an_update_delays_is_forgotten_when_a_group_is_formed_after_it(line, progress):
     """Answered after the Form, it would leave the generation that the agent counts on."""
     line.tell(form(FIRST))
     line.hear(m.Formed)
@@ -84,10 +48,7 @@ def test_a_fence_that_an_update_delays_is_forgotten_when_a_group_is_formed_after
     assert progress.formed == SECOND
 
 
-def test_the_group_that_was_formed_is_the_one_that_plans_reduce_over(
-    new_rig: Callable[..., Any], line: Line, tmp_path: Path
-) -> None:
-    """The order that the control thread queues brings the group, and the trainer's executor takes it."""
+def test_the_group_that_was_formed_is_the_one_that_plans_reduce_over(new_rig, line, tmp_path):
     line.tell(form(FIRST))
     line.hear(m.Formed)
     joined = line.control.orders.get(timeout=DEADLINE_SECONDS)
@@ -97,7 +58,7 @@ def test_the_group_that_was_formed_is_the_one_that_plans_reduce_over(
     reduced: list[float] = []
 
     class Counting(Solo):
-        def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
+        def all_reduce(self, backend, tail):
             reduced.append(tail.weight)
             return tail
 

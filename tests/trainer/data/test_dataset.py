@@ -2,34 +2,27 @@
 
 import json
 import os
-import random
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.waiting import HANG_SECONDS
+from tests.node_agent.support.processes import python
+from tests.waiting import HANG_SECONDS, until
 
-from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.batch import collate, gathered
 from trainctl.trainer.data.byte_tokens import BYTES_END
-from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.demo_assets import llama_config, make_model
-
-RunFileWriter = Callable[..., runfile.RunFile]
 
 
 @pytest.fixture
-def open_text(run_file: RunFileWriter, tmp_path: Path) -> Callable[..., Dataset]:
+def open_text(run_file, tmp_path):
     """A data set of texts given by file name, in blocks of `length`."""
 
-    def make(texts: dict[str, bytes], length: int, **changes: Any) -> Dataset:
+    def make(texts, length, **changes):
         folder = tmp_path / "texts"
         for name, content in texts.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -41,10 +34,10 @@ def open_text(run_file: RunFileWriter, tmp_path: Path) -> Callable[..., Dataset]
 
 
 @pytest.fixture
-def open_samples(run_file: RunFileWriter, tmp_path: Path) -> Callable[..., Dataset]:
+def open_samples(run_file, tmp_path):
     """A data set of the lines of a samples file."""
 
-    def make(lines: list[Any], length: int = 8, held_out: float = 0.0) -> Dataset:
+    def make(lines, length=8, held_out=0.0):
         path = tmp_path / "samples.jsonl"
         path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines), encoding="utf-8")
         config = run_file(
@@ -55,7 +48,7 @@ def open_samples(run_file: RunFileWriter, tmp_path: Path) -> Callable[..., Datas
     return make
 
 
-def test_every_token_but_the_first_is_a_target_once(open_text: Callable[..., Dataset]) -> None:
+def test_every_token_but_the_first_is_a_target_once(open_text):
     dataset = open_text({"b/z.txt": b"lmnop", "a.txt": b"abcdefghijk", "ignored.md": b"no"}, 4)
     stream = [*b"abcdefghijk", BYTES_END, *b"lmnop", BYTES_END]
     batch = dataset.batch(np.arange(dataset.samples))
@@ -64,7 +57,7 @@ def test_every_token_but_the_first_is_a_target_once(open_text: Callable[..., Dat
     assert (dataset.samples, dataset.mean_weight, batch.weight) == (4, 4.0, 16.0)
 
 
-def test_held_out_blocks_are_spread_and_never_trained_on(open_text: Callable[..., Dataset]) -> None:
+def test_held_out_blocks_are_spread_and_never_trained_on(open_text):
     text = bytes(range(32, 127)) * 40
     dataset = open_text({"a.txt": text}, 10, data__held_out=0.1)
     whole = open_text({"a.txt": text}, 10)
@@ -78,7 +71,7 @@ def test_held_out_blocks_are_spread_and_never_trained_on(open_text: Callable[...
     assert max(places) > whole.samples * 2 / 3
 
 
-def test_files_of_their_own_are_held_out(open_text: Callable[..., Dataset], tmp_path: Path) -> None:
+def test_files_of_their_own_are_held_out(open_text, tmp_path):
     (tmp_path / "more.txt").write_bytes(b"AAAABBBBCC")
     apart: dict[str, Any] = {"data__held_out": 0.0, "data__held_out_path": str(tmp_path / "more.txt")}
     text = {"a.txt": bytes(range(32, 127)) * 4}
@@ -96,7 +89,7 @@ def test_files_of_their_own_are_held_out(open_text: Callable[..., Dataset], tmp_
         open_text(text, 4, **apart)
 
 
-def test_masked_samples_weigh_what_counts(open_samples: Callable[..., Dataset]) -> None:
+def test_masked_samples_weigh_what_counts(open_samples):
     dataset = open_samples([
         {"tokens": [1, 2, 3], "mask": [1, 1, 0]},
         {"tokens": [4, 5, 6, 7, 8], "mask": [False, False, True, True, True]},
@@ -110,21 +103,13 @@ def test_masked_samples_weigh_what_counts(open_samples: Callable[..., Dataset]) 
     assert [batch.rows(np.array([row])).tokens for row in range(3)] == [2, 4, 1]  # padding is none
 
 
-def test_samples_are_cut_to_the_sequence_length_and_left_out_if_nothing_counts(
-    open_samples: Callable[..., Dataset],
-) -> None:
+def test_samples_are_cut_to_the_sequence_length_and_left_out_if_nothing_counts(open_samples):
     dataset = open_samples(
         [{"tokens": [*range(1, 30)]}, {"tokens": [*range(1, 30)], "mask": [0] * 28 + [1]}, {"tokens": [7, 8]}], length=4
     )
     assert (dataset.samples, dataset.left_out) == (2, 1)
     assert dataset.batch(np.array([0])).inputs.tolist() == [[1, 2, 3, 4]]
     assert dataset.batch(np.array([1])).inputs.tolist() == [[7]]
-
-
-def test_padding_is_as_wide_as_the_longest() -> None:
-    batch = collate([(np.array([1, 2], np.int32), np.array([True])), (np.array([3, 4, 5], np.int32), np.ones(2, bool))])
-    assert batch.inputs.shape == (2, 2)
-    assert batch.weight == 3
 
 
 @pytest.mark.parametrize(
@@ -140,36 +125,21 @@ def test_padding_is_as_wide_as_the_longest() -> None:
         ({"tokens": [1, 2], "mask": [1, 2]}, "line 2: mask: flags must be 0 or 1"),
     ],
 )
-def test_a_bad_sample_is_named_by_its_line(open_samples: Callable[..., Dataset], line: Any, names: str) -> None:
+def test_a_bad_sample_is_named_by_its_line(open_samples, line, names):
     with pytest.raises(InvalidInputError) as refusal:
         open_samples([{"tokens": [1, 2]}, line])
     assert names in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
-def test_data_that_leave_nothing_to_train_on_are_refused(
-    open_text: Callable[..., Dataset], open_samples: Callable[..., Dataset]
-) -> None:
+def test_data_that_leave_nothing_to_train_on_are_refused(open_text, open_samples):
     with pytest.raises(InvalidInputError, match=r"run\.toml: data\.path: the text has 4 tokens; one block needs 21"):
         open_text({"a.txt": b"abc"}, 20)
     with pytest.raises(InvalidInputError, match="none of 1 samples has a token to learn"):
         open_samples([{"tokens": [1, 2], "mask": [1, 0]}])
 
 
-def test_a_tokenizer_of_more_ids_than_the_model_knows_is_refused(
-    run_file: RunFileWriter, tmp_path: Path, assets: Path
-) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    config = json.loads((assets / "model" / "config.json").read_text(encoding="utf-8"))
-    (model / "config.json").write_text(json.dumps({**config, "vocab_size": 200}), encoding="utf-8")
-    with pytest.raises(
-        InvalidInputError, match=r"data\.tokenizer: produces token IDs up to 258, but the model has 200"
-    ):
-        open_dataset(run_file(model__path=str(model)), tmp_path / "caches", "run.toml")
-
-
-def test_a_models_own_tokenizer(run_file: RunFileWriter, tmp_path: Path, assets: Path) -> None:
+def test_a_models_own_tokenizer(run_file, tmp_path, assets):
     tokenizers = pytest.importorskip("tokenizers")
     model = tmp_path / "model"
     model.mkdir()
@@ -190,34 +160,22 @@ def test_a_models_own_tokenizer(run_file: RunFileWriter, tmp_path: Path, assets:
         open_dataset(config, tmp_path / "caches", "run.toml")
 
 
-def test_trainers_that_make_a_cache_at_once_share_it(run_file: RunFileWriter, tmp_path: Path) -> None:
-    """Four processes, loaded and then let go together; each gets a whole one."""
+def test_trainers_that_make_a_cache_at_once_share_it(run_file, tmp_path):
     (tmp_path / "text.txt").write_bytes(bytes(range(32, 127)) * 2000)
     run_file(data__path=str(tmp_path / "text.txt"))
     script = """
-import sys
+import os, sys, time
 from pathlib import Path
 from trainctl.protocol.config import run_file
 from trainctl.trainer.data.dataset import open_dataset
-print("loaded", flush=True)
-sys.stdin.readline()
+Path(sys.argv[1]).with_name(f"loaded-{os.getpid()}").touch()
+while not Path(sys.argv[1]).with_name("go").exists():
+    time.sleep(0.01)
 print(open_dataset(run_file.read(Path(sys.argv[1])), Path(sys.argv[2]), "run.toml").digest)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    trainers = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path / "run.toml"), str(tmp_path / "caches")],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for _ in range(4)
-    ]  # fmt: skip
-    for trainer in trainers:
-        assert trainer.stdout is not None
-        assert trainer.stdout.readline() == "loaded\n"
-    for trainer in trainers:
-        assert trainer.stdin is not None
-        trainer.stdin.write("\n")
-        trainer.stdin.flush()
+    trainers = [python(script, str(tmp_path / "run.toml"), str(tmp_path / "caches")) for _ in range(4)]
+    until(lambda: len([*tmp_path.glob("loaded-*")]) == 4)
+    (tmp_path / "go").touch()
     digests = {trainer.communicate(timeout=HANG_SECONDS)[0] for trainer in trainers}
     assert [trainer.returncode for trainer in trainers] == [0] * 4
     assert len(digests) == 1
@@ -225,9 +183,7 @@ print(open_dataset(run_file.read(Path(sys.argv[1])), Path(sys.argv[2]), "run.tom
 
 
 @pytest.mark.parametrize("what", ["cache", "model"])
-def test_what_a_dead_maker_left_is_removed(
-    open_text: Callable[..., Dataset], tmp_path: Path, dead_pid: int, what: str
-) -> None:
+def test_what_a_dead_maker_left_is_removed(open_text, tmp_path, dead_pid, what):
     folder = tmp_path / "caches"
     left, living = folder / f".{what}.{dead_pid}.part", folder / f".{what}.{os.getppid()}.part"
     for path in (left, living):
@@ -241,9 +197,7 @@ def test_what_a_dead_maker_left_is_removed(
     assert living.exists(), "another is at work on it"
 
 
-def test_a_cache_is_made_once_and_again_when_the_text_changes(
-    open_text: Callable[..., Dataset], tmp_path: Path
-) -> None:
+def test_a_cache_is_made_once_and_again_when_the_text_changes(open_text, tmp_path):
     first = open_text({"a.txt": b"x" * 50}, 5)
     (cache,) = (tmp_path / "caches").iterdir()
     made_at = (cache / "tokens.bin").stat().st_mtime_ns
@@ -254,9 +208,7 @@ def test_a_cache_is_made_once_and_again_when_the_text_changes(
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 6), st.randoms())
-def test_samples_gathered_at_once_are_those_collated_one_by_one(
-    sizes: list[int], longest: int, chance: random.Random
-) -> None:
+def test_samples_gathered_at_once_are_those_collated_one_by_one(sizes, longest, chance):
     rows = [([chance.randrange(1, 99) for _ in range(size + 1)], [chance.random() < 0.5 for _ in range(size + 1)])
             for size in sizes]  # fmt: skip
     tokens = np.array([token for row, _ in rows for token in row], np.uint16)

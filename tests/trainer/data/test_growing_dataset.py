@@ -1,9 +1,6 @@
 """A growing file as training data: sealed chunk by chunk while it is written, and the same however that happens."""
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,24 +14,24 @@ from trainctl.trainer.data.training_data import Seen
 CHUNK = 4
 
 
-def lines(start: int, stop: int) -> bytes:
+def lines(start, stop):
     """Samples of unlike lengths; a blank line after every fifth."""
     rows = [json.dumps({"tokens": [97 + number % 26] * (3 + number % 5)}) for number in range(start, stop)]
     return "".join(f"{row}\n" + "\n" * (number % 5 == 4) for number, row in enumerate(rows, start)).encode()
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     made = tmp_path / "grows.jsonl"
     made.write_bytes(b"")
     return made
 
 
 @pytest.fixture
-def grow(path: Path, run_file: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., GrowingDataset]]:
+def grow(path, run_file, tmp_path):
     opened: list[GrowingDataset] = []
 
-    def make(**changes: Any) -> GrowingDataset:
+    def make(**changes):
         config = run_file(
             data__path=str(path), data__kind="samples", data__held_out=0.0, data__growing=True,
             data__chunk_samples=CHUNK, **changes,
@@ -49,22 +46,20 @@ def grow(path: Path, run_file: Callable[..., Any], tmp_path: Path) -> Iterator[C
         dataset.close()
 
 
-def append(path: Path, content: bytes) -> None:
+def append(path, content):
     with path.open("ab") as file:
         file.write(content)
 
 
-def end(path: Path) -> None:
+def end(path):
     path.with_name(f"{path.name}.end").touch()
 
 
-def all_samples(dataset: GrowingDataset) -> list[Any]:
+def all_samples(dataset):
     return [dataset.batch(np.array([index])).targets.tolist() for index in range(dataset.samples)]
 
 
-def test_a_file_written_in_pieces_is_sealed_as_the_whole_file_is(
-    path: Path, grow: Callable[..., GrowingDataset], run_file: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_file_written_in_pieces_is_sealed_as_the_whole_file_is(path, grow, run_file, tmp_path):
     whole = lines(0, 10)
     append(path, whole[:70])
     append(path, whole[70:200])  # half a line at its end
@@ -92,7 +87,7 @@ def test_a_file_written_in_pieces_is_sealed_as_the_whole_file_is(
     assert np.array_equal(dataset.targets(mixed), plain.targets(mixed))
 
 
-def test_two_trainers_share_the_chunks(path: Path, grow: Callable[..., GrowingDataset], tmp_path: Path) -> None:
+def test_two_trainers_share_the_chunks(path, grow, tmp_path):
     append(path, lines(0, 40))
     end(path)
     one, other = grow(), grow()
@@ -103,42 +98,37 @@ def test_two_trainers_share_the_chunks(path: Path, grow: Callable[..., GrowingDa
     assert len(found) == 10 and all(folder.name.startswith("tokens-") for folder in found)
 
 
-def test_a_bad_line_is_named_once_its_chunk_is_whole(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+def test_a_bad_line_is_named_once_its_chunk_is_whole(path, grow):
     append(path, lines(0, 9))
     dataset = grow()
     append(path, b'{"tokens": []}\n' + lines(9, 12))
-    problem = r"grows\.jsonl: line 11: tokens: a sample needs at least two tokens"
-    with pytest.raises(InvalidInputError, match=problem):
+    with pytest.raises(InvalidInputError, match=r"grows\.jsonl: line 11: tokens: a sample needs at least two tokens"):
         dataset.wait_for(12, lambda: None)
     assert dataset.samples == 8
-    until(lambda: dataset.errors)  # type: ignore[attr-defined]
+    until(lambda: dataset.errors)
 
 
-def test_a_row_that_does_not_fit_is_named(path: Path, grow: Callable[..., GrowingDataset]) -> None:
-    append(path, lines(0, 4) + json.dumps({"tokens": [97] * 40}).encode() + b"\n" + lines(5, 9))
-    dataset = grow(data__overlong="refuse")
-    with pytest.raises(InvalidInputError, match="sample 5 is 40 tokens long"):
-        dataset.wait_for(8, lambda: None)
-
-
-def test_a_file_that_becomes_shorter_is_refused(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+def test_a_file_that_becomes_shorter_or_has_a_row_that_does_not_fit_is_refused(path, grow):
     append(path, lines(0, 6))
     dataset = grow()
     until(lambda: dataset.now.caught_up)
     path.write_bytes(lines(0, 1))
     with pytest.raises(InvalidInputError, match="has become shorter than"):
         dataset.wait_for(8, lambda: None)
+    path.write_bytes(lines(0, 4) + json.dumps({"tokens": [97] * 40}).encode() + b"\n" + lines(5, 9))
+    with pytest.raises(InvalidInputError, match="sample 5 is 40 tokens long"):
+        grow(data__overlong="refuse").wait_for(8, lambda: None)
 
 
-def test_a_file_that_ends_without_a_sample_is_refused(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+def test_a_file_that_ends_without_a_sample_is_refused(path, grow):
     append(path, b"\n\n")
     end(path)
     with pytest.raises(InvalidInputError, match="has ended without a sample"):
         grow()
 
 
-def test_a_wait_ends_with_what_its_look_raises(path: Path, grow: Callable[..., GrowingDataset]) -> None:
-    def look() -> None:
+def test_a_wait_ends_with_what_its_look_raises(path, grow):
+    def look():
         raise SystemExit(0)
 
     append(path, lines(0, 4))
@@ -147,7 +137,7 @@ def test_a_wait_ends_with_what_its_look_raises(path: Path, grow: Callable[..., G
         dataset.wait_for(5, look)
 
 
-def test_a_checkpoint_fits_a_file_that_begins_as_it_did(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+def test_a_checkpoint_fits_a_file_that_begins_as_it_did(path, grow):
     whole = lines(0, 10)
     append(path, whole)
     dataset = grow()
@@ -167,7 +157,7 @@ def test_a_checkpoint_fits_a_file_that_begins_as_it_did(path: Path, grow: Callab
         grow().check_seen(seen, 7, lambda: None)
 
 
-def test_nothing_is_added_before_a_pass_that_has_begun_again(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+def test_nothing_is_added_before_a_pass_that_has_begun_again(path, grow):
     append(path, lines(0, 8))
     end(path)
     dataset = grow()

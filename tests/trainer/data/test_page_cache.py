@@ -3,14 +3,13 @@
 import mmap
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from trainctl.trainer.data.page_cache import _is_cached, drop
 
 
-def is_cached(path: Path) -> bool:
+def is_cached(path):
     file = os.open(path, os.O_RDONLY)
     try:
         return _is_cached(file)
@@ -18,14 +17,14 @@ def is_cached(path: Path) -> bool:
         os.close(file)
 
 
-def filesystem(path: Path) -> str:
+def filesystem(path):
     return subprocess.run(
         ["stat", "-f", "-c", "%T", str(path)], capture_output=True, text=True, check=True
     ).stdout.strip()  # fmt: skip
 
 
 @pytest.mark.needs("linux")  # only Linux reports which parts of a file are cached
-def test_dropped_pages_are_gone_and_mapped_ones_are_not(tmp_path: Path) -> None:
+def test_dropped_pages_are_gone_and_mapped_ones_are_not(tmp_path):
     if filesystem(tmp_path) == "tmpfs":
         assert not drop([_written(tmp_path / "a")])
         return
@@ -40,6 +39,6 @@ def test_dropped_pages_are_gone_and_mapped_ones_are_not(tmp_path: Path) -> None:
     assert drop([])
 
 
-def _written(path: Path) -> Path:
+def _written(path):
     path.write_bytes(os.urandom(1 << 20))
     return path

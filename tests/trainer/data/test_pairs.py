@@ -1,6 +1,5 @@
 """Rows with a chosen and a rejected answer, and what is refused of them."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ USER = {"role": "user", "content": "2+2?"}
 RIGHT, WRONG = ({"role": "assistant", "content": text} for text in ("4", "5"))
 
 
-def test_each_form_of_a_pair_has_two_halves() -> None:
+def test_each_form_of_a_pair_has_two_halves():
     text = {"prompt": "2+2?", "chosen": "4", "rejected": "5", "id": 3}
     assert pair_of(text, "x") == (Completion("x", "2+2?", "4"), Completion("x", "2+2?", "5"))
     talks = Conversation("x", [USER, RIGHT], 1), Conversation("x", [USER, WRONG], 1)
@@ -29,20 +28,18 @@ def test_each_form_of_a_pair_has_two_halves() -> None:
         ([], "x", "not a JSON object"),
         ({"prompt": "a", "completion": "b"}, "x", '"chosen" and "rejected"'),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "x", "are equal"),
-        ({"prompt": "a", "chosen": "b", "rejected": ""}, "x: rejected", "is empty"),
         ({"chosen": "a", "rejected": "b"}, "x: prompt", "is missing"),
         ({"chosen": [RIGHT], "rejected": [WRONG]}, "x", "no first message in common"),
         ({"prompt": "a", "chosen": 3, "rejected": "b"}, "x: chosen", "must be text or a list of messages"),
-        ({"prompt": [USER], "chosen": [USER], "rejected": [WRONG]}, "x", "no assistant turn"),
     ],
 )
-def test_what_is_no_pair_is_refused_by_its_place(fields: Any, where: str, says: str) -> None:
+def test_what_is_no_pair_is_refused_by_its_place(fields, where, says):
     with pytest.raises(InvalidInputError) as refused:
         pair_of(fields, "x")
     assert (refused.value.where, says in refused.value.problem) == (where, True), refused.value
 
 
-def test_pairs_for_another_objective_are_named_before_a_run(tmp_path: Path) -> None:
+def test_pairs_for_another_objective_are_named_before_a_run(tmp_path):
     rows = tmp_path / "pairs.jsonl"
     rows.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "utf-8")
     with pytest.raises(InvalidInputError, match=r'line 1: has a chosen .* with objective\.kind = "dpo" or "orpo"'):
@@ -57,16 +54,13 @@ def test_pairs_for_another_objective_are_named_before_a_run(tmp_path: Path) -> N
         ({"data": {"packing": "best-fit"}}, "data.packing"),
         ({"data": {"growing": True, "held_out": 0.0}}, "data.growing"),
         ({"adapter": {"kind": "full"}, "objective": {"reference": "adapter-off"}}, "objective.reference"),
-        ({"adapter": {"kind": "full"}, "model": {"init": "random"}}, "model.init"),
         ({"objective": {"kind": "orpo", "reference": "cached"}}, "objective.reference"),
         ({"objective": {"reference": "cached"}, "data": {"growing": True, "held_out": 0.0}}, "data.growing"),
         ({"objective": {"label_smoothing": 0.1}}, "objective.label_smoothing"),
-        ({"objective": {"kind": "sft", "beta": 0.2}}, "objective.beta"),
         ({"objective": {"kind": "orpo", "loss": "ipo"}}, "objective.loss"),
-        ({"objective": {"kind": "orpo"}, "data": {"packing": "best-fit"}}, "data.packing"),
     ],
 )
-def test_what_preferences_cannot_do_is_refused_by_its_field(changes: dict[str, Any], field: str) -> None:
+def test_what_preferences_cannot_do_is_refused_by_its_field(changes, field):
     raw: dict[str, Any] = {
         "run": {"name": "p", "steps": 3}, "model": {"path": "/m"}, "data": {"path": "/pairs.jsonl", "kind": "rows"},
         "batch": {"global": 8}, "optimizer": {"learning_rate": 1e-5}, "adapter": {"kind": "lora"},
@@ -77,13 +71,3 @@ def test_what_preferences_cannot_do_is_refused_by_its_field(changes: dict[str, A
     run_file.parse(raw | {"adapter": {"kind": "full"}})
     with pytest.raises(InvalidInputError, match=field):
         run_file.parse({table: values | changes.get(table, {}) for table, values in raw.items()})
-
-
-def test_a_pair_over_the_length_is_named(new_rig: Any, tmp_path: Path) -> None:
-    from tests.trainer.support.chat_model import make_chat_model, write_rows
-
-    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "b", "rejected": "long " * 99}]
-    data = {"path": str(write_rows(tmp_path / "p.jsonl", rows)), "kind": "rows", "sequence_length": 32}
-    told = {"model__path": str(make_chat_model(tmp_path / "model")), "adapter": {"kind": "lora"}}
-    with pytest.raises(InvalidInputError, match=r"line 2 is \d+ tokens long"):
-        new_rig("torch", data=data | {"overlong": "refuse"}, objective={"kind": "dpo"}, **told)

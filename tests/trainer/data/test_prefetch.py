@@ -1,8 +1,6 @@
 """Batches that are assembled ahead are those that would be assembled in time, and a broken cache is named."""
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,25 +8,22 @@ from tests.waiting import until
 
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.data import batch as batches
-from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.data.prefetch import Prefetch
 
-Rigs = Callable[..., Any]
 
-
-def made(positions: Indices) -> batches.Batch:
+def made(positions):
     return batches.from_blocks(np.repeat(positions[:, None], 5, axis=1).astype(np.int32))
 
 
-def pieces(*starts: int) -> Iterator[Indices]:
+def pieces(*starts):
     return iter([np.arange(start, start + 2) for start in starts])
 
 
 @pytest.fixture
-def prefetch() -> Iterator[Callable[..., Prefetch]]:
+def prefetch():
     opened: list[Prefetch] = []
 
-    def make(build: Callable[[Indices], batches.Batch], ahead: int = 2, workers: int = 1) -> Prefetch:
+    def make(build, ahead=2, workers=1):
         opened.append(Prefetch(build, ahead, workers))
         return opened[-1]
 
@@ -37,10 +32,10 @@ def prefetch() -> Iterator[Callable[..., Prefetch]]:
         one.close()
 
 
-def test_at_most_so_many_are_assembled_ahead_and_on_other_threads(prefetch: Callable[..., Prefetch]) -> None:
+def test_at_most_so_many_are_assembled_ahead_and_on_other_threads(prefetch):
     seen: list[tuple[int, int]] = []
 
-    def build(positions: Indices) -> batches.Batch:
+    def build(positions):
         seen.append((int(positions[0]), threading.get_ident()))
         return made(positions)
 
@@ -55,15 +50,15 @@ def test_at_most_so_many_are_assembled_ahead_and_on_other_threads(prefetch: Call
     assert ahead.get(np.arange(8, 10), pieces()).inputs[0, 0] == 8, "what nobody expected is assembled at once"
 
 
-def test_what_is_no_longer_wanted_is_forgotten(prefetch: Callable[..., Prefetch]) -> None:
+def test_what_is_no_longer_wanted_is_forgotten(prefetch):
     ahead = prefetch(made)
     ahead.expect(pieces(0, 2))
     ahead.expect(pieces(20))
     assert list(ahead._begun) == [np.arange(20, 22).tobytes()]
 
 
-def test_a_failure_on_a_thread_is_raised_where_the_batch_is_wanted(prefetch: Callable[..., Prefetch]) -> None:
-    def build(positions: Indices) -> batches.Batch:
+def test_a_failure_on_a_thread_is_raised_where_the_batch_is_wanted(prefetch):
+    def build(positions):
         if positions[0] == 2:
             raise TrainctlError("rows.jsonl:7: broken")
         return made(positions)
@@ -75,15 +70,15 @@ def test_a_failure_on_a_thread_is_raised_where_the_batch_is_wanted(prefetch: Cal
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_the_curve_is_the_same_bit_for_bit(new_rig: Rigs, count: int) -> None:
-    def curve(ahead: int) -> list[float]:
+def test_the_curve_is_the_same_bit_for_bit(new_rig, count):
+    def curve(ahead):
         rig = new_rig("torch", samples=True, data__prefetch=ahead, data__workers=2)
         return [rig.executor.train(rig.plan(step, 1 + step % 5), 0.0).loss_sum for step in range(1, 8)]
 
     assert curve(count) == curve(2)
 
 
-def test_a_sample_that_the_cache_lacks_is_named(new_rig: Rigs) -> None:
+def test_a_sample_that_the_cache_lacks_is_named(new_rig):
     rig = new_rig("torch", samples=True)
     cache = rig.dataset._cache
     object.__setattr__(cache, "tokens", cache.tokens[: len(cache.tokens) // 2])

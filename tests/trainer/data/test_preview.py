@@ -1,14 +1,12 @@
 """A preview counts what the run would train on, and shows samples token by token."""
 
+import importlib.util
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import trl
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 
 from trainctl.protocol.batch.data_statistics import DataStatistics, TemplateUse, without_end
@@ -18,16 +16,14 @@ from trainctl.trainer.data.preview import preview
 from trainctl.trainer.data.row_tokens import row_tokenizer
 from trainctl.tui.setup.data_preview import statistics_lines
 
-TEMPLATES = Path(trl.__file__).parent / "chat_templates"
-RunFile = Callable[..., Any]
-RunPython = Callable[[str], str]
+TEMPLATES = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"  # type: ignore[union-attr,arg-type]
 
 
 @pytest.fixture
-def rows_file(tmp_path: Path, run_file: RunFile) -> RunFile:
+def rows_file(tmp_path, run_file):
     model = make_chat_model(tmp_path / "model")
 
-    def make(rows: list[Any], **changes: Any) -> Any:
+    def make(rows, **changes):
         path = write_rows(tmp_path / "rows.jsonl", rows)
         settings = {"data__path": str(path), "data__kind": "rows", "data__tokenizer": "model"}
         return run_file(model__path=str(model), **(settings | changes))
@@ -35,7 +31,7 @@ def rows_file(tmp_path: Path, run_file: RunFile) -> RunFile:
     return make
 
 
-def test_it_counts_what_the_run_trains_on(rows_file: RunFile, tmp_path: Path) -> None:
+def test_it_counts_what_the_run_trains_on(rows_file, tmp_path):
     rows = questions(40)
     config = rows_file([*rows, rows[0], rows[1]], data__sequence_length=60)
     found, dataset = preview(config, 2, "run.toml"), open_dataset(config, tmp_path / "caches", "run.toml")
@@ -52,13 +48,13 @@ def test_it_counts_what_the_run_trains_on(rows_file: RunFile, tmp_path: Path) ->
     assert found.shown[1].place.endswith("rows.jsonl: line 2")
 
 
-def test_shown_tokens_are_the_row_s_text_and_its_completion_counts(rows_file: RunFile) -> None:
+def test_shown_tokens_are_the_row_s_text_and_its_completion_counts(rows_file):
     (sample,) = preview(rows_file([{"prompt": "def é(", "completion": "x): ü"}] * 3), 1, "run.toml").shown
     assert "".join(text for text, _ in sample.tokens) == "def é(x): ü<|im_end|>"
     assert "".join(text for text, counted in sample.tokens if counted) == "x): ü<|im_end|>"
 
 
-def test_of_a_pair_both_answers_are_shown_and_counted(rows_file: RunFile) -> None:
+def test_of_a_pair_both_answers_are_shown_and_counted(rows_file):
     pairs = [{"prompt": "2+2=", "chosen": "4", "rejected": "5, or so"}] * 9
     config = rows_file(pairs, objective__kind="orpo", data__held_out=0.0)
     found = preview(config, 1, "run.toml")
@@ -70,7 +66,7 @@ def test_of_a_pair_both_answers_are_shown_and_counted(rows_file: RunFile) -> Non
     assert found.padding == pytest.approx(1 - found.tokens / (9 * 2 * (len(sample.rejected) - 1)))
 
 
-def test_pairs_that_are_equal_as_far_as_they_are_read_teach_nothing(rows_file: RunFile, tmp_path: Path) -> None:
+def test_pairs_that_are_equal_as_far_as_they_are_read_teach_nothing(rows_file, tmp_path):
     pairs = [{"prompt": "2+2=", "chosen": f"{n}", "rejected": f"{n + 5}"} for n in range(4)]
     late = {"prompt": "2+2=", "chosen": "4, and 5" + " or so" * 12 + "4", "rejected": "4, and 5" + " or so" * 12 + "5"}
     settings = {"objective__kind": "orpo", "data__held_out": 0.0, "data__sequence_length": 20}
@@ -87,7 +83,7 @@ def test_pairs_that_are_equal_as_far_as_they_are_read_teach_nothing(rows_file: R
     assert all((batch.targets[2 * pair] != batch.targets[2 * pair + 1]).any() for pair in range(4))
 
 
-def test_its_process_gives_the_same_without_torch(rows_file: RunFile, run_python: RunPython, tmp_path: Path) -> None:
+def test_its_process_gives_the_same_without_torch(rows_file, run_python, tmp_path):
     config = rows_file([{"messages": TALK}] * 5, data__held_out=0.0)
     said, torch = run_python(f"""
         import sys
@@ -100,14 +96,14 @@ def test_its_process_gives_the_same_without_torch(rows_file: RunFile, run_python
 
 
 @pytest.mark.parametrize("kind", ["text", "samples"])
-def test_each_kind_of_data_has_one(run_file: RunFile, assets: Path, kind: str) -> None:
+def test_each_kind_of_data_has_one(run_file, assets, kind):
     path = assets / ("text" if kind == "text" else "samples.jsonl")
     found = preview(run_file(data__path=str(path), data__kind=kind), 1, "run.toml")
     assert found.samples > 50 and found.tokens >= found.counted > 0 and len(found.shown[0].tokens) > 1
 
 
 @pytest.mark.parametrize("kind", ["rows", "text"])
-def test_texts_without_an_end_token_are_warned_of(rows_file: RunFile, tmp_path: Path, kind: str) -> None:
+def test_texts_without_an_end_token_are_warned_of(rows_file, tmp_path, kind):
     text = tmp_path / "text.txt"
     text.write_text("import random", "utf-8")
     changes = {"data__path": str(text), "data__kind": kind, "data__sequence_length": 2} if kind == "text" else {}
@@ -126,10 +122,11 @@ def test_texts_without_an_end_token_are_warned_of(rows_file: RunFile, tmp_path: 
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>hm</think>Yes."}]
 
 
-def test_what_the_chat_template_does_is_said(rows_file: RunFile, tmp_path: Path) -> None:
+def test_what_the_chat_template_does_is_said(rows_file, tmp_path):
     talks = [{"messages": TALK}, {"messages": [*TALK, *TALK]}, {"text": "no conversation"}]
     used = preview(rows_file(talks), 0, "run.toml").template
     opened = "<|im_start|>assistant\n"
+    assert preview(rows_file(talks[2:] * 3), 0, "run.toml").template is None
     assert used == TemplateUse(2, before="<|im_start|>user\n", opens=opened, ends="<|im_end|>\n", changed=0)
     template = (TEMPLATES / "qwen3.jinja").read_text("utf-8") + "{{ strftime_now('%Y') }}"
     (tmp_path / "model" / "chat_template.jinja").write_text(template, "utf-8")
@@ -139,11 +136,7 @@ def test_what_the_chat_template_does_is_said(rows_file: RunFile, tmp_path: Path)
     assert "leaves out or changes text in 2 of 2 conversations that were looked at" in lines
 
 
-def test_without_conversations_there_is_no_template_to_speak_of(rows_file: RunFile) -> None:
-    assert preview(rows_file(questions(3), data__sequence_length=200), 0, "run.toml").template is None
-
-
-def test_bytes_are_put_together_to_characters(tmp_path: Path) -> None:
+def test_bytes_are_put_together_to_characters(tmp_path):
     made = row_tokenizer(tmp_path, "bytes", "run.toml")
     tokens = [*"aé€".encode(), 257]
     assert list(made.pieces(tokens, [False, *[True] * 6])) == [

@@ -1,8 +1,6 @@
 """Rows of training data: what is read, and what is refused in one line."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +9,16 @@ from hypothesis import strategies as st
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.chunks import row_chunks
-from trainctl.trainer.data.rows import Completion, Conversation, Row, Text, prompt_of, row_of, rows_in
+from trainctl.trainer.data.rows import Completion, Conversation, Text, prompt_of, row_of, rows_in
 
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file in its order."""
+def read_rows(path):
     return (row for chunk in row_chunks(path) for row in rows_in(chunk))
 
 
-def test_each_kind_of_row_is_read_and_other_fields_are_left_alone() -> None:
+def test_each_kind_of_row_is_read_and_other_fields_are_left_alone():
     assert row_of({"text": "a", "id": 3}, "x") == Text("x", "a")
     assert row_of({"text": "a", "chosen": "b", "rejected": "c"}, "x") == Text("x", "a")
     assert row_of({"prompt": "a", "completion": "b", "text": None}, "x") == Completion("x", "a", "b")
@@ -38,7 +35,7 @@ CALLING = {
 
 @pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])])
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
-def test_tools_and_their_calls_are_kept(tools: Any, content: dict[str, Any]) -> None:
+def test_tools_and_their_calls_are_kept(tools, content):
     calling = CALLING | content
     expected = Conversation("x", [USER, calling], 0, [TOOL])
     assert row_of({"messages": [USER, calling], "tools": tools}, "x") == expected
@@ -47,7 +44,7 @@ def test_tools_and_their_calls_are_kept(tools: Any, content: dict[str, Any]) -> 
     assert prompt_of({"prompt": [USER], "tools": tools}, "x") == Conversation("x", [USER], 0, [TOOL])
 
 
-def test_parts_of_text_are_joined() -> None:
+def test_parts_of_text_are_joined():
     parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
     assert row_of({"messages": [USER | {"content": parts}, ASSISTANT]}, "x") == Conversation("x", [USER, ASSISTANT])
 
@@ -57,29 +54,22 @@ def test_parts_of_text_are_joined() -> None:
     [
         ([], "line 1: not a JSON object"),
         ({}, 'needs "text", "prompt" and "completion", or "messages"; it has no field'),
-        ({"instruction": "a", "output": "b"}, 'it has "instruction", "output"'),
         ({"text": ""}, "line 1: text: is empty"),
-        ({"prompt": "a"}, "line 1: completion: must be text or a list of messages"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, 'pairs with objective.kind = "dpo" or "orpo"'),
         ({"chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}, "line 1: has a chosen and a rejected answer"),
         ({"prompt": "a", "completion": ""}, "line 1: completion: is empty, so the row has nothing to learn"),
         ({"prompt": "a", "completion": [ASSISTANT]}, "must both be text or both be lists of messages"),
-        ({"messages": []}, "line 1: messages: must be a list of messages"),
         ({"messages": [USER]}, "line 1: no assistant turn, so the row has nothing to learn"),
-        ({"prompt": [USER, ASSISTANT], "completion": [USER]}, "no assistant turn"),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages[1]: the assistant's content is empty"),
         ({"messages": [USER, {"role": "assistant"}]}, 'messages[1]: a message needs a "content" of text'),
         ({"messages": [{"content": "a"}]}, 'messages[0]: a message needs a "role"'),
         ({"messages": [USER | {"content": [{"type": "image"}]}]}, 'the content has a part of type "image"; parts must'),
-        ({"messages": [USER | {"content": ["a"]}]}, "messages[0]: the content has a part of type unknown"),
         ({"messages": [USER, CALLING | {"tool_calls": [3]}]}, '"tool_calls" must be a list of JSON objects'),
-        ({"messages": [USER, CALLING | {"tool_calls": []}]}, 'messages[1]: a message needs a "content" of text'),
         ({"messages": [USER, ASSISTANT], "tools": "[{"}, "line 1: tools: not a JSON list: "),
-        ({"messages": [USER, ASSISTANT], "tools": {"name": "add"}}, "line 1: tools: must be a list of JSON objects"),
         ({"text": "\ud800"}, "line 1: text: contains half of a surrogate pair, which is not valid text"),
     ],
 )
-def test_a_row_that_teaches_nothing_is_refused_by_line_and_field(row: Any, says: str) -> None:
+def test_a_row_that_teaches_nothing_is_refused_by_line_and_field(row, says):
     with pytest.raises(InvalidInputError) as caught:
         row_of(row, "line 1")
     assert says in str(caught.value) and "\n" not in str(caught.value)
@@ -94,7 +84,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_whatever_a_row_is_it_is_read_or_refused(row: Any) -> None:
+def test_whatever_a_row_is_it_is_read_or_refused(row):
     try:
         found = row_of(row, "x")
     except InvalidInputError:
@@ -102,7 +92,7 @@ def test_whatever_a_row_is_it_is_read_or_refused(row: Any) -> None:
     assert isinstance(found, Text | Completion | Conversation)
 
 
-def test_a_file_s_lines_are_counted_with_its_blank_ones(tmp_path: Path) -> None:
+def test_a_file_s_lines_are_counted_with_its_blank_ones(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a"}\n\n  \n{"text": "b"}\n{"text": 3}\n', "utf-8")
     with pytest.raises(InvalidInputError, match=r"rows.jsonl: line 5: needs"):
@@ -112,7 +102,7 @@ def test_a_file_s_lines_are_counted_with_its_blank_ones(tmp_path: Path) -> None:
         list(read_rows(path))
 
 
-def test_parquet_holds_the_same_rows(tmp_path: Path) -> None:
+def test_parquet_holds_the_same_rows(tmp_path):
     import pyarrow
     import pyarrow.parquet
 

@@ -1,13 +1,8 @@
 """Tokenizing in chunks and in processes: the same tokens as of the whole, and nothing left behind."""
 
-import contextlib
 import json
-import os
 import random
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +11,9 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.node_agent.support.processes import python
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 from tests.waiting import HANG_SECONDS, until
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data import token_cache, tokenizing
@@ -30,19 +25,19 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-SPLITS: dict[str, Callable[[], Any]] = {
-    "gpt2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
-    "llama3": lambda: pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
-    ),
-    "metaspace": pre_tokenizers.Metaspace,
-}
 SOURCE = Path(random.__file__).read_text("utf-8").replace("=", "é=") + " \n\n\n \n" * 40 + "ü" * 50
 
 
-def bpe(split: str) -> Tokenizer:
+def bpe(split):
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
     made: Any = Tokenizer(models.BPE())
-    made.pre_tokenizer = SPLITS[split]()
+    plain, regex = pre_tokenizers.ByteLevel(False, use_regex=False), pre_tokenizers.Split(Regex(LLAMA3), "isolated")
+    made.pre_tokenizer = {
+        "gpt2": pre_tokenizers.ByteLevel(add_prefix_space=False),
+        "llama3": pre_tokenizers.Sequence([regex, plain]),
+        "metaspace": pre_tokenizers.Metaspace(),
+    }[split]
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=800, special_tokens=["<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
@@ -51,16 +46,15 @@ def bpe(split: str) -> Tokenizer:
     return made
 
 
-def model_of(folder: Path, made: Any, vocabulary: int = 800) -> Path:
+def model_of(folder, made, vocabulary=800):
     folder.mkdir()
     made.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"vocab_size": vocabulary, "eos_token_id": 0}), "utf-8")
     return folder
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("size", [2500, 7001])
-def test_a_text_in_parts_has_the_tokens_of_the_whole(tmp_path: Path, split: str, size: int) -> None:
+@pytest.mark.parametrize(("split", "size"), [("gpt2", 2500), ("llama3", 7001), ("metaspace", 2500)])
+def test_a_text_in_parts_has_the_tokens_of_the_whole(tmp_path, split, size):
     made: Any = bpe(split)
     path = tmp_path / "text.txt"
     path.write_text(SOURCE, "utf-8", newline="\r\n")
@@ -72,10 +66,10 @@ def test_a_text_in_parts_has_the_tokens_of_the_whole(tmp_path: Path, split: str,
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_each_text_begins_as_the_tokenizer_has_it(
-    tmp_path: Path, run_file: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, begins: bool
-) -> None:
+def test_each_text_begins_as_the_tokenizer_has_it(tmp_path, run_file, monkeypatch, begins):
     """As Gemma's and Llama 3's, whose tokenizers put a begin token before each text; a prompt begins likewise."""
+    from tokenizers import processors
+
     made: Any = bpe("gpt2")
     made.add_special_tokens(["<begin>"])
     made.post_processor = processors.TemplateProcessing(
@@ -98,7 +92,7 @@ def test_each_text_begins_as_the_tokenizer_has_it(
 
 
 @given(st.binary(max_size=60), st.integers(4, 12), st.integers(0, 6))
-def test_parts_of_a_text_are_the_whole_file(raw: bytes, size: int, overlap: int) -> None:
+def test_parts_of_a_text_are_the_whole_file(raw, size, overlap):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.txt"
         path.write_bytes(raw)
@@ -108,21 +102,21 @@ def test_parts_of_a_text_are_the_whole_file(raw: bytes, size: int, overlap: int)
     assert [chunk.is_end for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
-def test_parts_that_never_agree_are_joined_at_their_border() -> None:
+def test_parts_that_never_agree_are_joined_at_their_border():
     assert seam([(0, 1), (2, 3)], [(0, 1), (1, 2)]) == (0, 0)
     assert seam([], []) == (0, 0)
 
 
-def long_rows(count: int) -> list[dict[str, str]]:
+def long_rows(count):
     """With a field of 3 KB that isn't tokenized: chunks are cut by bytes."""
     return [{**row, "source": "x" * 3000} for row in questions(count)]
 
 
 @pytest.fixture
-def rows(tmp_path: Path, run_file: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def rows(tmp_path, run_file, monkeypatch):
     model = make_chat_model(tmp_path / "model")
 
-    def make(rows: list[Any], process: bool, tokenizer: str = "model") -> Any:
+    def make(rows, process, tokenizer="model"):
         monkeypatch.setattr(tokenizing, "PROCESS_BYTES", 0 if process else 10**12)
         path = write_rows(tmp_path / "rows.jsonl", rows)
         config = run_file(
@@ -133,8 +127,7 @@ def rows(tmp_path: Path, run_file: Callable[..., Any], monkeypatch: pytest.Monke
     return make
 
 
-def test_processes_make_the_cache_that_one_makes(rows: Callable[..., Any], tmp_path: Path) -> None:
-    """Enough for three chunks, with the environment that makes the library use one thread."""
+def test_processes_make_the_cache_that_one_makes(rows, tmp_path):
     made = long_rows(400)
     assert len(json.dumps(made)) > 2 * LINES_BYTES
     one, other = rows(made, process=True), rows(made, process=False)
@@ -144,14 +137,14 @@ def test_processes_make_the_cache_that_one_makes(rows: Callable[..., Any], tmp_p
     assert [path.name[:7] for path in (tmp_path / "caches-True").iterdir()] == ["tokens-"]
 
 
-def test_a_row_that_a_process_refuses_is_named_by_its_line(rows: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_row_that_a_process_refuses_is_named_by_its_line(rows, tmp_path):
     with pytest.raises(InvalidInputError, match=r"rows\.jsonl: line 201: completion: is empty"):
         rows([*long_rows(200), {"prompt": "a", "completion": ""}], process=True, tokenizer="bytes")
     assert not [*(tmp_path / "caches-True").iterdir()]
 
 
-@pytest.mark.parametrize("victim", ["trainer", "tokenizer"])
-def test_a_kill_leaves_no_process_and_no_half_cache(run_file: Callable[..., Any], tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize("victim", ["trainer", pytest.param("tokenizer", marks=pytest.mark.tier("all"))])
+def test_a_kill_leaves_no_process_and_no_half_cache(run_file, tmp_path, victim):
     path = tmp_path / "text.txt"
     path.write_text(SOURCE * 400, "utf-8")
     run_file(model__path=str(model_of(tmp_path / "model", bpe("gpt2"))), data__path=str(path), data__tokenizer="model")
@@ -169,11 +162,7 @@ except TrainctlError as error:
     print(error, flush=True)
 """
     folder = tmp_path / "caches"
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "run.toml"), str(folder)], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}, start_new_session=True,
-    )  # fmt: skip
-    assert trainer.stdout is not None
+    trainer = python(script, str(tmp_path / "run.toml"), str(folder))
     while int(trainer.stdout.readline().split()[0]) == 0:
         pass  # until something is tokenized
     family = psutil.Process(trainer.pid).children(recursive=True)
@@ -183,11 +172,5 @@ except TrainctlError as error:
     said, _ = trainer.communicate(timeout=HANG_SECONDS)
     if victim == "tokenizer":
         assert "the process that tokenizes the data was ended by signal 9" in said
-    until(lambda: not any(map(_lives, family)))
+    until(lambda: not psutil.wait_procs(family, 0.1)[1])
     assert not [*folder.glob("tokens-*"), *folder.glob(".*.part")]
-
-
-def _lives(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False

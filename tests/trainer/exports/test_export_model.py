@@ -20,7 +20,7 @@ from trainctl.trainer.exports import export_model, tensor_files
 from trainctl.trainer.exports.origin import ORIGIN_FILE
 from trainctl.trainer.exports.quantize_model import quantize
 from trainctl.trainer.exports.trained_model import open_trained
-from trainctl.trainer.exports.verification import Form, Logits, mlx_logits, torch_logits, verify_export
+from trainctl.trainer.exports.verification import mlx_logits, torch_logits, verify_export
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 RSLORA = {"kind": "rslora", "rank": 4, "alpha": 8.0, "layers": 1, "targets": ["q_proj", "mlp.down_proj"]}
@@ -28,13 +28,18 @@ RUNS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "torch-lora": ("torch", LORA), "mlx-lora": ("mlx", LORA), "torch-rslora": ("torch", RSLORA),
     "mlx-rslora": ("mlx", RSLORA), "torch-full": ("torch", {}), "mlx-full": ("mlx", {}),
 }  # fmt: skip
-ADAPTED = [name for name in RUNS if not name.endswith("full")]
 EXACT, ROUNDED = 1e-5, 1e-2
+ALL = pytest.mark.tier("all")
 Export = Callable[..., dict[str, Any]]
 
 
+def in_tier(name):
+    """Return a run's name as an argument: `make test` has adapters and all weights once each."""
+    return pytest.param(name, marks=[] if name in ("mlx-rslora", "torch-full") else [ALL])
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     folder = make_chat_model(tmp_path_factory.mktemp("base") / "model", hidden=64, intermediate=128)
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "short.jinja").write_text("{{ messages }}", "utf-8")
@@ -42,11 +47,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TrainedRun]:
+def trained(model, tmp_path_factory):
     """A run by its name in RUNS, trained once."""
     made: dict[str, TrainedRun] = {}
 
-    def train(name: str) -> TrainedRun:
+    def train(name):
         if name not in made:
             made[name] = TrainedRun(tmp_path_factory.mktemp(name) / "run-1", model, *RUNS[name])
         return made[name]
@@ -55,10 +60,11 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 @pytest.fixture
-def export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Export:
-    """Export into `tmp_path`/out; what was said, and the exit status as "status"."""
+def export(tmp_path, capsys):
+    """Export into `tmp_path`/out, where nothing is left of an export before; what was said, with the exit status."""
 
-    def run(paths: RunPaths, form: str, *options: str) -> dict[str, Any]:
+    def run(paths, form, *options):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
         words = [f"--run-directory={paths.directory}", f"--to={form}", f"--output={tmp_path / 'out'}", *options]
         status = export_model.main(words)
         out = capsys.readouterr().out
@@ -68,7 +74,29 @@ def export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Export:
     return run
 
 
-def by_torch(folder: Path, run: TrainedRun) -> Logits:
+@pytest.fixture
+def verified(export):
+    def run(paths, form, *options):
+        made = export(paths, form, "--verify", *options)
+        assert made["status"] == 0 and made["difference"] <= made["tolerance"] <= 10 * EXACT, made
+        return made
+
+    return run
+
+
+@pytest.fixture
+def refusal(export, tmp_path):
+    """What is said of an export that can't be made, which leaves nothing."""
+
+    def run(paths, form, *options):
+        made = export(paths, form, *options)
+        assert made["status"] == 2 and not (tmp_path / "out").exists(), made
+        return f"{made['where']}: {made['problem']}"
+
+    return run
+
+
+def by_torch(folder, run):
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM
 
@@ -77,14 +105,14 @@ def by_torch(folder: Path, run: TrainedRun) -> Logits:
     return torch_logits(kind.from_pretrained(folder), run.batch.inputs.astype(np.int64))
 
 
-def by_mlx(folder: Path, run: TrainedRun, base: Path | None = None) -> Logits:
+def by_mlx(folder, run, base=None):
     from mlx_lm import load
 
     found: Any = load(str(base), adapter_path=str(folder)) if base else load(str(folder))
     return mlx_logits(found[0], run.batch.inputs.astype(np.int64))
 
 
-def difference(logits: Logits, run: TrainedRun) -> float:
+def difference(logits, run):
     """From the log-probabilities that the training backend gave the targets, the largest."""
     shifted = logits - logits.max(-1, keepdims=True)
     log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
@@ -92,59 +120,29 @@ def difference(logits: Logits, run: TrainedRun) -> float:
     return float(np.abs(picked - run.log_probabilities)[run.batch.counted > 0].max())
 
 
-@pytest.mark.parametrize("name", ADAPTED)
-def test_peft_opens_adapters(trained: Callable[[str], TrainedRun], export: Export, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [in_tier(name) for name in RUNS])
+def test_peft_mlx_lm_and_transformers_open_what_is_made_for_them(trained, verified, name, tmp_path, model):
+    run, out, adapted = trained(name), tmp_path / "out", not name.endswith("full")
+    assert difference(by_torch(model, run), run) > 10 * ROUNDED, "it has to have learned for this to mean anything"
+    if adapted:
+        assert verified(run.paths, "peft")["dtype"] is None
+        assert difference(by_torch(out, run), run) <= EXACT
+        names = {path.name for path in out.iterdir()}
+        assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "README.md"} <= names
+        assert (out / "additional_chat_templates" / "short.jinja").read_text("utf-8") == "{{ messages }}"
+    assert verified(run.paths, "mlx")["warning"] is None
+    assert difference(by_mlx(out, run, model if adapted else None), run) <= EXACT
+    assert not (out / "base").exists()
+    assert verified(run.paths, "fused")["dtype"] == "float32"
+    assert max(difference(by_torch(out, run), run), difference(by_mlx(out, run), run)) <= EXACT
+    made = verified(run.paths, "fused", "--dtype=bfloat16")
+    assert made["dtype"] == "bfloat16" and EXACT < made["rounding"] <= ROUNDED
+
+
+@pytest.mark.parametrize("name", [in_tier("mlx-rslora"), in_tier("torch-full")])
+def test_mlx_in_4_bits_has_the_logits_of_its_own_dequantised_weights(trained, verified, name, tmp_path):
     run = trained(name)
-    made = export(run.paths, "peft", "--verify")
-    assert (made["status"], made["dtype"]) == (0, None)
-    assert made["difference"] <= EXACT
-    assert difference(by_torch(tmp_path / "out", run), run) <= EXACT
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "README.md"} <= names
-    assert (tmp_path / "out" / "additional_chat_templates" / "short.jinja").read_text("utf-8") == "{{ messages }}"
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_mlx_lm_opens_adapters_and_whole_models(
-    trained: Callable[[str], TrainedRun], export: Export, name: str, tmp_path: Path, model: Path
-) -> None:
-    run = trained(name)
-    made = export(run.paths, "mlx", "--verify")
-    assert made["status"] == 0
-    assert made["difference"] <= EXACT
-    base = model if name in ADAPTED else None
-    assert difference(by_mlx(tmp_path / "out", run, base), run) <= EXACT
-    assert (made["warning"], (tmp_path / "out" / "base").exists()) == (None, False)
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_transformers_and_mlx_lm_open_fused_models(
-    trained: Callable[[str], TrainedRun], export: Export, name: str, tmp_path: Path, model: Path
-) -> None:
-    run = trained(name)
-    untrained = difference(by_torch(model, run), run)
-    assert untrained > 10 * ROUNDED, "it has to have learned for this to mean anything"
-    made = export(run.paths, "fused", "--verify")
-    assert (made["status"], made["dtype"]) == (0, "float32")
-    assert made["difference"] <= EXACT
-    assert difference(by_torch(tmp_path / "out", run), run) <= EXACT
-    assert difference(by_mlx(tmp_path / "out", run), run) <= EXACT
-    assert [line.split()[0] for line in made["llama_cpp"]] == ["python", "llama-quantize"]
-    shutil.rmtree(tmp_path / "out")
-    made = export(run.paths, "fused", "--verify", "--dtype=bfloat16")
-    assert (made["status"], made["dtype"]) == (0, "bfloat16")
-    assert made["difference"] <= made["tolerance"] <= 10 * EXACT, "of the rounded weights"
-    assert EXACT < made["rounding"] <= ROUNDED
-
-
-@pytest.mark.parametrize("name", ["torch-lora", "mlx-rslora", "torch-full"])
-def test_mlx_in_4_bits_has_the_logits_of_its_own_dequantised_weights(
-    trained: Callable[[str], TrainedRun], export: Export, name: str, tmp_path: Path
-) -> None:
-    run = trained(name)
-    made = export(run.paths, "mlx-4bit", "--verify")
-    assert made["status"] == 0
-    assert made["difference"] <= EXACT
+    verified(run.paths, "mlx-4bit")
     kept = {tensor.dtype for name, tensor in stored_tensors(tmp_path / "out").items() if name.endswith("proj.weight")}
     assert kept == {"U32"}
     assert difference(by_mlx(tmp_path / "out", run), run) < 1.0
@@ -156,9 +154,7 @@ def test_mlx_in_4_bits_has_the_logits_of_its_own_dequantised_weights(
     ("mlx", "adapter_config.json", '"scale": 4.0', '"scale": 4.02'),
     ("fused", "config.json", '"rope_theta": 10000.0', '"rope_theta": 11000.0'),
 ])  # fmt: skip
-def test_verification_fails_for_what_is_slightly_wrong(
-    trained: Callable[[str], TrainedRun], export: Export, form: Form, file: str, right: str, wrong: str, tmp_path: Path
-) -> None:
+def test_verification_fails_for_what_is_slightly_wrong(trained, export, form, file, right, wrong, tmp_path):
     run = trained("torch-lora")
     export(run.paths, form)
     path = tmp_path / "out" / file
@@ -166,31 +162,24 @@ def test_verification_fails_for_what_is_slightly_wrong(
     assert right in stated
     path.write_text(stated.replace(right, wrong), "utf-8")
     found = verify_export(open_trained(run.paths, None, best=False, evaluations=()), form, tmp_path / "out")
-    assert not found.agrees
-    assert found.difference > 10 * EXACT
+    assert not found.agrees and found.difference > 10 * EXACT
 
 
-# ---------------------------------------------------------------- bases as people have them
-
-
-def test_a_16_bit_export_of_slightly_other_weights_fails_verification(
-    trained: Callable[[str], TrainedRun], export: Export, tmp_path: Path
-) -> None:
+def test_a_16_bit_export_of_slightly_other_weights_fails_verification(trained, export, tmp_path):
     """Its logits are within what rounding changes."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    run = trained("torch-lora")
+    run, weights = trained("torch-full"), tmp_path / "out" / "model.safetensors"
     rounding = export(run.paths, "fused", "--verify", "--dtype=bfloat16")["rounding"]
-    stored = load_file(tmp_path / "out" / "model.safetensors")
+    stored = load_file(weights)
     stored["model.layers.0.mlp.up_proj.weight"][0] *= torch.tensor(1 + 2**-7, dtype=torch.bfloat16)
-    save_file(stored, tmp_path / "out" / "model.safetensors", {"format": "pt"})
+    save_file(stored, weights, {"format": "pt"})
     found = verify_export(open_trained(run.paths, None, best=False, evaluations=()), "fused", tmp_path / "out")
-    assert not found.agrees
-    assert found.difference < 2 * rounding
+    assert not found.agrees and found.difference < 2 * rounding
 
 
-def rewritten(model: Path, folder: Path, config: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+def rewritten(model, folder, config):
     """A copy of the model with another config.json."""
     shutil.copytree(model, folder)
     stated = json.loads((folder / "config.json").read_text("utf-8"))
@@ -198,26 +187,22 @@ def rewritten(model: Path, folder: Path, config: Callable[[dict[str, Any]], dict
     return folder
 
 
-@pytest.mark.parametrize("adapter", [LORA, {}], ids=["lora", "full"])
-@pytest.mark.parametrize("library", ["torch", "mlx"])
-def test_fused_files_and_types_are_those_of_the_base(
-    model: Path, export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: Mapping[str, Any],
-    library: str,
-) -> None:  # fmt: skip
-    """Of a base in two files, all but the norms in bfloat16."""
+@pytest.mark.parametrize(
+    ("library", "adapter"), [("torch", LORA), *(pytest.param("mlx", one, marks=ALL) for one in (LORA, {}))]
+)
+def test_fused_files_and_types_are_those_of_the_base(model, verified, tmp_path, monkeypatch, library, adapter):
     base = rewritten(model, tmp_path / "base", lambda config: config | {"dtype": "bfloat16"})
     in_two_files(base)
     run = TrainedRun(tmp_path / "runs" / "run-1", base, library, adapter)
     monkeypatch.setattr(tensor_files, "LIBRARIES", tuple(x for x in tensor_files.LIBRARIES if x[0] == library))
-    made = export(run.paths, "fused", "--verify")
-    assert (made["status"], made["dtype"]) == (0, "bfloat16")
+    assert verified(run.paths, "fused")["dtype"] == "bfloat16"
     assert stored_tensors(tmp_path / "out") == stored_tensors(base)
     config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
     assert (config["dtype"], config["rope_theta"]) == ("bfloat16", config["rope_parameters"]["rope_theta"])
     assert difference(by_torch(tmp_path / "out", run), run) <= ROUNDED
 
 
-def in_two_files(base: Path) -> None:
+def in_two_files(base):
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -237,20 +222,19 @@ SCALINGS = {"default": {"rope_type": "default"}, "llama3": {"rope_type": "llama3
 
 @pytest.mark.parametrize(("scaling", "linked"), [("default", False), ("llama3", True)])
 def test_beside_a_base_that_mlx_lm_misreads_is_one_that_it_reads(
-    model: Path, export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scaling: str, linked: bool
-) -> None:
+    model, verified, tmp_path, monkeypatch, scaling, linked
+):
     """transformers 5 writes `rope_parameters` alone; mlx-lm then takes its own theta."""
 
-    def of_transformers_5(config: dict[str, Any]) -> dict[str, Any]:
+    def of_transformers_5(config):
         kept = {key: value for key, value in config.items() if key not in ("rope_theta", "rope_scaling")}
         return kept | {"rope_parameters": {"rope_theta": 500_000.0, **SCALINGS[scaling]}}
 
     base = rewritten(model, tmp_path / "base", of_transformers_5)
     run = TrainedRun(tmp_path / "runs" / "run-1", base, "torch", LORA)
     if not linked:
-        monkeypatch.setattr(Path, "symlink_to", no_links)
-    made = export(run.paths, "mlx", "--verify")
-    assert (made["status"], made["difference"] <= EXACT) == (0, True)
+        monkeypatch.setattr(Path, "symlink_to", unlinked)
+    made = verified(run.paths, "mlx")
     own = tmp_path / "out" / "base"
     assert (own / "model.safetensors").is_symlink() == linked
     assert f"--model {own} --adapter-path" in made["load"][0]
@@ -260,65 +244,31 @@ def test_beside_a_base_that_mlx_lm_misreads_is_one_that_it_reads(
     assert difference(by_mlx(tmp_path / "out", run, base), run) > 10 * EXACT, "else it needn't be there"
 
 
-def no_links(*_: Any) -> None:
+def unlinked(*_):
     raise OSError(1, "Operation not permitted")
 
 
-# ---------------------------------------------------------------- which checkpoint, and what cannot be made
-
-
 @pytest.fixture(scope="module")
-def kept(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+def kept(model, tmp_path_factory):
     """Checkpoints of steps 1, 2 and 4, evaluated at 1, 2 and 3. Step 2 is the best."""
     folder = tmp_path_factory.mktemp("kept") / "run-1"
     return TrainedRun(folder, model, "torch", LORA, saved=(1, 2, 4), held_out={1: 2.5, 2: 0.25, 3: 0.5})
 
 
-def test_a_checkpoint_with_a_compressed_optimizer_is_exported(model: Path, export: Export, tmp_path: Path) -> None:
-    table = {"compression": "zstd"}
-    run = TrainedRun(tmp_path / "runs" / "run-1", model, "torch", LORA, steps=1, saved=(1,), checkpoint=table)
-    assert (run.paths.checkpoint(1) / "optimizer.safetensors.zst").is_file()
-    made = export(run.paths, "peft", "--verify")
-    assert (made["status"], made["step"]) == (0, 1)
-    assert made["difference"] <= EXACT
-    assert difference(by_torch(tmp_path / "out", run), run) <= EXACT
-
-
 @pytest.mark.parametrize(("options", "step"), [((), 4), (("--step=1",), 1), (("--best",), 2)])
-def test_a_checkpoint_is_chosen(
-    kept: TrainedRun, export: Export, options: tuple[str, ...], step: int, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_chosen_and_the_card_says_what_it_is(kept, export, options, step, tmp_path):
     assert export(kept.paths, "peft", *options)["step"] == step
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
-    held_out = {1: ("2.5000", 1), 2: ("0.2500", 2), 4: ("0.5000", 3)}[step]
-    assert f"# run-1, step {step}\n" in card
-    assert f"| held-out loss | {held_out[0]} nats per token at step {held_out[1]} |" in card
-    assert "| held-out data |" not in card, "a fraction of the data has no name"
-    assert "| trained | LoRA, rank 4, alpha 16, on all linear layers |" in card
-    for fact in ("objective | sft", "warm-up | 0 steps", "weight decay | 0", "seed | 3"):
-        assert f"| {fact} |" in card
-    data = kept.paths.directory.with_name("rows.jsonl").read_bytes()
-    assert f"| rows.jsonl | `{hashlib.sha256(data).hexdigest()}` |" in card
+    loss = {1: "2.5000", 2: "0.2500", 4: "0.5000"}[step]
+    data = hashlib.sha256(kept.paths.directory.with_name("rows.jsonl").read_bytes()).hexdigest()
+    for fact in (f"run-1, step {step}", f"{loss} nats per token", "LoRA, rank 4, alpha 16", "objective | sft", data):
+        assert fact in card
     curve = card[card.index("| from step |") : card.index("| data file |")]
     assert [line.split()[1] for line in curve.splitlines()[2:-1]] == [str(point) for point in range(1, step + 1)]
 
 
-@pytest.mark.parametrize(("form", "options", "says"), [
-    ("peft", ("--step=3",), "--step: no complete checkpoint of step 3; there is one of 4, 2, 1"),
-    ("peft", ("--dtype=bfloat16",), "--dtype: peft holds adapters alone, in float32"),
-    ("mlx", ("--dtype=bfloat16",), "--dtype: mlx holds adapters alone, in float32"),
-])  # fmt: skip
-def test_what_does_not_fit_is_one_line(
-    kept: TrainedRun, export: Export, form: str, options: tuple[str, ...], says: str, tmp_path: Path
-) -> None:
-    refused = export(kept.paths, form, *options)
-    assert refused["status"] == 2
-    assert f"{refused['where']}: {refused['problem']}".startswith(says)
-    assert not [*tmp_path.iterdir()]
-
-
 @pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+def quantized(tmp_path_factory):
     """A run on a base of 4 bits with tied embeddings, of weights in bfloat16, in files that part a layer's tensors."""
     import mlx.core as mx
 
@@ -338,133 +288,87 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     return TrainedRun(folder / "run-1", folder / "model", "torch", LORA)
 
 
-@pytest.mark.parametrize("library", ["torch", "mlx"])
+@pytest.mark.parametrize("library", ["torch", pytest.param("mlx", marks=ALL)])
 def test_adapters_of_a_quantized_base_are_fused_into_its_unpacked_weights(
-    quantized: TrainedRun, export: Export, tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    quantized, verified, tmp_path, library, monkeypatch
+):
     monkeypatch.setattr(tensor_files, "LIBRARIES", [pair for pair in tensor_files.LIBRARIES if pair[0] == library])
-    made = export(quantized.paths, "fused", "--verify", "--dtype=float32")
-    assert made["status"] == 0, made
-    assert made["dtype"] == "float32"
-    assert made["difference"] <= made["tolerance"]
+    assert verified(quantized.paths, "fused", "--dtype=float32")["dtype"] == "float32"
     assert difference(by_torch(tmp_path / "out", quantized), quantized) <= EXACT
     assert "quantization" not in json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
     assert {tensor.dtype for tensor in stored_tensors(tmp_path / "out").values()} == {"F32"}
-    shutil.rmtree(tmp_path / "out")
-    made = export(quantized.paths, "fused", "--verify")
-    assert (made["status"], made["dtype"]) == (0, "bfloat16"), made
-    assert made["difference"] <= made["tolerance"] < made["rounding"]
+    made = verified(quantized.paths, "fused")
+    assert made["dtype"] == "bfloat16" and made["tolerance"] < made["rounding"]
 
 
-def test_adapters_of_a_quantized_base_are_for_mlx_lm_alone(
-    quantized: TrainedRun, export: Export, tmp_path: Path
-) -> None:
-    """Of one whose directory doesn't say what it was made from."""
-    noted = quantized.paths.directory.parent / "model" / ORIGIN_FILE
-    kept = noted.rename(tmp_path / "kept")
-    try:
-        for form in ("peft", "mlx-4bit"):
-            refused = export(quantized.paths, form)
-            assert (refused["status"], refused["where"]) == (2, "--to") and not (tmp_path / "out").exists()
-        assert f"no {ORIGIN_FILE}" in export(quantized.paths, "peft")["problem"]
-    finally:
-        kept.rename(noted)
-    made = export(quantized.paths, "mlx", "--verify")
-    assert made["status"] == 0 and made["difference"] <= made["tolerance"], made
-    base = quantized.paths.directory.parent / "model"
-    assert difference(by_mlx(tmp_path / "out", quantized, base), quantized) <= EXACT
-
-
-def test_peft_opens_adapters_of_a_quantized_base_on_the_model_it_was_made_from(
-    quantized: TrainedRun, export: Export, tmp_path: Path
-) -> None:
+def test_peft_opens_adapters_of_a_quantized_base_on_the_model_it_was_made_from(quantized, verified, tmp_path):
     whole = quantized.paths.directory.parent / "whole"
-    made = export(quantized.paths, "peft", "--verify")
-    assert made["status"] == 0 and made["difference"] <= made["tolerance"], made
-    assert made["warning"].startswith("the adapters were trained on mlx-4bit values")
+    assert verified(quantized.paths, "peft")["warning"].startswith("the adapters were trained on mlx-4bit values")
     stated = json.loads((tmp_path / "out" / "adapter_config.json").read_text("utf-8"))
     assert stated["base_model_name_or_path"] == str(whole)
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
     assert "| base | whole |" in card and "trained on a copy of the base in the format mlx-4bit. " in card
     assert EXACT < difference(by_torch(tmp_path / "out", quantized), quantized) < 1.0, "of quantization"
-    shutil.rmtree(tmp_path / "out")
 
 
-def test_a_model_that_a_base_was_not_made_from_is_refused(
-    quantized: TrainedRun, export: Export, tmp_path: Path
-) -> None:
-    weights = quantized.paths.directory.parent / "whole" / "model.safetensors"
-    config, content = weights.with_name("config.json"), weights.read_bytes()
+def test_adapters_of_a_quantized_base_need_the_model_it_was_made_from_but_for_mlx_lm(
+    quantized, verified, refusal, tmp_path
+):
+    folder = quantized.paths.directory.parent
+    weights, noted = folder / "whole" / "model.safetensors", folder / "model" / ORIGIN_FILE
+    content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    try:
-        refused = export(quantized.paths, "peft")
-        assert (refused["status"], refused["where"]) == (2, str(weights.parent))
-        assert "aren't those that the base was made from" in refused["problem"]
-    finally:
-        weights.write_bytes(content)
-    away = config.rename(tmp_path / "away")
-    try:
-        refused = export(quantized.paths, "peft")
-        assert refused["status"] == 2 and f"{weights.parent}, which isn't on this machine" in refused["problem"]
-    finally:
-        away.rename(config)
+    assert "aren't those that the base was made from" in refusal(quantized.paths, "peft")
+    weights.write_bytes(content)
+    for away, says in (
+        (weights.with_name("config.json"), f"{weights.parent}, which isn't on this machine"),
+        (noted, f"no {ORIGIN_FILE}"),
+    ):
+        away.rename(tmp_path / "away")
+        assert says in refusal(quantized.paths, "peft")
+        (tmp_path / "away").rename(away)
+    assert refusal(quantized.paths, "mlx-4bit").startswith("--to: ")
+    verified(quantized.paths, "mlx")
+    assert difference(by_mlx(tmp_path / "out", quantized, folder / "model"), quantized) <= EXACT
+
+
+def test_what_does_not_fit_is_one_line(trained, kept, refusal, tmp_path_factory):
+    assert "use --to fused" in refusal(trained("torch-full").paths, "peft")
+    says = refusal(kept.paths, "peft", "--step=3")
+    assert says.startswith("--step: no complete checkpoint of step 3; there is one of 4, 2, 1")
+    assert refusal(kept.paths, "peft", "--dtype=bfloat16").startswith("--dtype: peft holds adapters alone, in float32")
+    paths = RunPaths(tmp_path_factory.mktemp("own") / "run-1")
+    shutil.copytree(kept.paths.directory, paths.directory)
+    with contextlib.closing(sqlite3.connect(paths.record)) as record, record:
+        record.execute("DELETE FROM evaluations")
+    says = refusal(paths, "peft", "--best")
+    assert says.startswith("--best: ") and "none was evaluated (4, 2, 1)" in says
+    path = paths.checkpoint(4) / "adapter_model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-9] + bytes(255 - byte for byte in content[-9:]))
+    assert refusal(paths, "peft").startswith(f"{path}: ")
+    for step in (1, 2):
+        shutil.rmtree(paths.checkpoint(step))
+    (paths.checkpoint(4) / "state.json").unlink()
+    assert "no complete checkpoint" in refusal(paths, "peft")
+
+
+def test_a_folder_that_is_there_is_left_alone(kept, tmp_path, capsys):
+    assert export_model.main([f"--run-directory={kept.paths.directory}", "--to=peft", f"--output={tmp_path}"]) == 2
+    assert json.loads(capsys.readouterr().out)["where"] == str(tmp_path)
     assert not [*tmp_path.iterdir()]
 
 
-def test_peft_is_refused_for_a_whole_model(trained: Callable[[str], TrainedRun], export: Export) -> None:
-    refused = export(trained("torch-full").paths, "peft")
-    assert (refused["status"], refused["where"]) == (2, "--to")
-    assert "use --to fused" in refused["problem"]
-
-
-def test_a_folder_that_is_there_is_left_alone(kept: TrainedRun, export: Export, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    refused = export(kept.paths, "peft")
-    assert (refused["status"], refused["where"]) == (2, str(tmp_path / "out"))
-    assert not [*(tmp_path / "out").iterdir()]
-
-
-@pytest.fixture
-def own(kept: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
-    """A copy of that run, to damage."""
-    folder = tmp_path_factory.mktemp("own") / "run-1"
-    shutil.copytree(kept.paths.directory, folder)
-    return RunPaths(folder)
-
-
-def test_without_checkpoints_or_evaluations_a_line_says_so(own: RunPaths, export: Export) -> None:
-    with contextlib.closing(sqlite3.connect(own.record)) as record, record:
-        record.execute("DELETE FROM evaluations")
-    refused = export(own, "peft", "--best")
-    assert (refused["status"], refused["where"]) == (2, "--best")
-    assert "none was evaluated (4, 2, 1)" in refused["problem"]
-    for step in (1, 2):
-        shutil.rmtree(own.checkpoint(step))
-    (own.checkpoint(4) / "state.json").unlink()
-    refused = export(own, "peft")
-    assert refused["status"] == 2
-    assert "no complete checkpoint" in refused["problem"]
-
-
-def test_altered_weights_are_refused(own: RunPaths, export: Export) -> None:
-    path = own.checkpoint(4) / "adapter_model.safetensors"
-    content = path.read_bytes()
-    path.write_bytes(content[:-9] + bytes(255 - byte for byte in content[-9:]))
-    refused = export(own, "peft")
-    assert (refused["status"], refused["where"]) == (2, str(path))
-
-
-def test_a_base_that_is_gone_or_another_is_refused(model: Path, export: Export, tmp_path: Path) -> None:
+def test_a_base_that_is_gone_or_another_is_refused(model, export, refusal, tmp_path):
     base = rewritten(model, tmp_path / "base", lambda config: config)
-    adapted = TrainedRun(tmp_path / "runs" / "run-1", base, "torch", LORA, steps=1, saved=(1,))
-    whole = TrainedRun(tmp_path / "runs" / "run-2", base, "torch", {}, steps=1, saved=(1,))
-    stated = (base / "config.json").read_text("utf-8")
-    (base / "config.json").write_text(stated + " ", "utf-8")
-    refused = export(adapted.paths, "fused")
-    assert (refused["status"], refused["where"]) == (2, str(base))
-    assert "its files differ" in refused["problem"]
-    shutil.rmtree(base)
-    refused = export(adapted.paths, "fused")
-    assert (refused["status"], refused["where"]) == (2, str(base))
-    assert "is gone" in refused["problem"]
+    adapted, whole = (
+        TrainedRun(tmp_path / name / "run-1", base, "torch", adapter, steps=1, saved=(1,))
+        for name, adapter in (("adapted", LORA), ("whole", {}))
+    )
+    with (base / "config.json").open("a") as config:
+        config.write(" ")
+    for problem in ("its files differ", "is gone"):
+        says = refusal(adapted.paths, "fused")
+        assert says.startswith(f"{base}: ") and problem in says
+        shutil.rmtree(base, ignore_errors=True)
     assert export(whole.paths, "fused")["dtype"] == "float32"

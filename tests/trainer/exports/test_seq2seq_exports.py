@@ -1,8 +1,6 @@
 """Exports of encoder-decoder models open in peft and transformers; MLX's forms are refused."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.trainer.support.seq2seq_model import make_seq2seq_model
@@ -16,14 +14,12 @@ LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 @pytest.mark.parametrize(
     ("name", "adapter", "forms"), [("t5", LORA, ("peft", "fused")), ("bart", {}, ("fused",))], ids=["t5", "bart"]
 )
-def test_each_form_is_the_trained_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, adapter: dict[str, Any], forms: tuple[str, ...]
-) -> None:
+def test_each_form_is_the_trained_model(tmp_path, capsys, name, adapter, forms):
     model = make_seq2seq_model(tmp_path / "model", name)
     run = TrainedRun(tmp_path / "run-1", model, "torch", adapter, objective="seq2seq")
     capsys.readouterr()
 
-    def export(form: str) -> dict[str, Any]:
+    def export(form):
         words = [f"--run-directory={run.paths.directory}", f"--to={form}", f"--output={tmp_path / form}", "--verify"]
         status = export_model.main(words)
         return {**json.loads(capsys.readouterr().out), "status": status}

@@ -1,15 +1,15 @@
 """The reference's log-probabilities: computed once, aligned with the samples, and as good as those of each step."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from tests.trainer.support import library_trainers
 from tests.trainer.support.chat_model import write_rows
 from tests.trainer.support.curves import worst
-from tests.trainer.support.preferences import preferences, reports, run_settings
+from tests.trainer.support.library_trainers import FULL, reports
+from tests.trainer.support.preferences import preferences
 
 from trainctl.protocol.config.run_tables import ModelTable
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
@@ -24,30 +24,22 @@ from trainctl.trainer.common.reference_cache import (
 )
 from trainctl.trainer.references.reference_model import ReferenceModel
 
-FULL = {"kind": "full"}
-Start = Callable[..., Any]
-
 
 @pytest.fixture
-def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
+def start(tune):
     """A rank that tunes preferences: `start("torch", "cached")`."""
-
-    def make(backend: str, reference: str = "auto", *, wrap: Any = None, **changes: Any) -> Any:
-        objective = {"kind": "dpo", "reference": reference}
-        return new_rig(backend, wrap=wrap, **run_settings(tmp_path, objective, **changes))
-
-    return make
+    return lambda backend, kind="auto", **changes: tune(backend, {"kind": "dpo", "reference": kind}, **changes)
 
 
-def losses(rig: Any, steps: int = 6) -> list[float]:
-    return [report.loss_sum / report.weight for report in reports(rig, steps)]
+def losses(rig):
+    return library_trainers.losses(reports(rig, 6))
 
 
-def cached(folder: Path) -> list[Path]:
+def cached(folder):
     return sorted((folder / "data").glob("reference-*"))
 
 
-def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def count_passes(monkeypatch):
     """Samples of each forward pass of a reference from here on, by any backend."""
     from trainctl.trainer.backends.mlx_backend import MlxBackend
     from trainctl.trainer.backends.torch_backend import TorchBackend
@@ -56,7 +48,7 @@ def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     for kind in (TorchBackend, MlxBackend):
         compute = kind.reference_log_probabilities
 
-        def counted(self: Any, batch: Any, compute: Any = compute) -> Any:
+        def counted(self, batch, compute=compute):
             passes.append(len(batch))
             return compute(self, batch)
 
@@ -64,16 +56,15 @@ def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return passes
 
 
-@pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_cached_and_adapter_off_give_the_same_losses(start: Start, tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["torch", pytest.param("mlx", marks=pytest.mark.tier("all"))])
+def test_cached_and_adapter_off_give_the_same_losses(start, tmp_path, backend):
     each_step = losses(start(backend, "adapter-off"))
     assert not cached(tmp_path)
     assert worst(losses(start(backend, "cached")), each_step) < 1e-6
     assert len(cached(tmp_path)) == 1
 
 
-def test_all_weights_follow_a_second_model_that_stays_as_it_was(start: Start, tmp_path: Path) -> None:
-    """The curve of a loop with two models: DPO's own loss, by torch alone."""
+def test_all_weights_follow_a_second_model_that_stays_as_it_was(start, tmp_path):
     import copy
 
     import torch
@@ -85,7 +76,7 @@ def test_all_weights_follow_a_second_model_that_stays_as_it_was(start: Start, tm
     batch = rig.dataset.batch(rig.dataset.samples_at(positions, rig.config.run.seed))
     assert batch.reference is not None
 
-    def sums(model: Any) -> Any:
+    def sums(model):
         logits = model(input_ids=torch.tensor(batch.inputs, dtype=torch.int64)).logits
         picked = torch.log_softmax(logits, -1).gather(-1, torch.tensor(batch.targets, dtype=torch.int64)[..., None])
         return (picked[..., 0] * torch.tensor(batch.counted)).sum(-1)
@@ -102,9 +93,7 @@ def test_all_weights_follow_a_second_model_that_stays_as_it_was(start: Start, tm
     assert abs(found[0] - np.log(2)) < 1e-6  # policy and reference are one model at first
 
 
-def test_a_second_run_makes_no_forward_pass_even_on_the_other_library(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_a_second_run_makes_no_forward_pass_even_on_the_other_library(start, tmp_path, monkeypatch):
     passes = count_passes(monkeypatch)
     first = start("torch", adapter=FULL)
     assert sum(passes) == first.dataset.usable > first.dataset.samples
@@ -113,7 +102,6 @@ def test_a_second_run_makes_no_forward_pass_even_on_the_other_library(
     assert not passes
     held_out = [rig.dataset.held_out_batch(np.arange(1)) for rig in (first, again, other)]
     for one in held_out:
-        assert one.reference is not None
         assert one.reference.tobytes() == held_out[0].reference.tobytes()
         assert ((one.reference < 0) == (one.counted > 0)).all()
     start("torch", adapter=FULL, model__dtype="bfloat16")
@@ -121,7 +109,7 @@ def test_a_second_run_makes_no_forward_pass_even_on_the_other_library(
     assert len(cached(tmp_path)) == 2
 
 
-def test_held_out_files_have_values_of_their_own(start: Start, tmp_path: Path) -> None:
+def test_held_out_files_have_values_of_their_own(start, tmp_path):
     path = write_rows(tmp_path / "held-out.jsonl", preferences(12))
     data = {"path": str(tmp_path / "pairs.jsonl"), "kind": "rows", "sequence_length": 256, "held_out_path": str(path)}
     rig = start("torch", adapter=FULL, data=data)
@@ -132,12 +120,12 @@ def test_held_out_files_have_values_of_their_own(start: Start, tmp_path: Path) -
     assert abs(evaluated.losses["pairs"] / len(batch) - np.log(2)) < 1e-5
 
 
-def test_short_memory_halves_the_passes(start: Start) -> None:
+def test_short_memory_halves_the_passes(start):
     rig = start("torch", "cached")
     model, compute, sizes = ReferenceModel(rig.backend, rig.dataset, 1 << 20), Backend.reference_log_probabilities, []
     compute = rig.backend.reference_log_probabilities
 
-    def small(batch: Any) -> Any:
+    def small(batch):
         sizes.append(len(batch))
         if len(batch) > 3:
             raise DeviceMemoryError("full")
@@ -152,12 +140,12 @@ def test_short_memory_halves_the_passes(start: Start) -> None:
         model.values(0, 4, lambda _: None)
 
 
-def test_values_that_are_not_finite_are_refused_by_their_row(start: Start) -> None:
+def test_values_that_are_not_finite_are_refused_by_their_row(start):
     rig = start("torch", "cached")
     model, compute = ReferenceModel(rig.backend, rig.dataset, 1000), rig.backend.reference_log_probabilities
     wrong = rig.dataset.usable_batch(np.array([7])).inputs
 
-    def broken(batch: Any) -> Any:
+    def broken(batch):
         found = compute(batch)
         width = min(wrong.shape[1], batch.inputs.shape[1])
         found[(batch.inputs[:, :width] == wrong[0, :width]).all(axis=1)] = np.nan
@@ -168,7 +156,7 @@ def test_values_that_are_not_finite_are_refused_by_their_row(start: Start) -> No
         model.values(2, 12, lambda _: None)
 
 
-def test_a_cache_that_cannot_be_read_is_named(start: Start, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_read_is_named(start, tmp_path):
     start("torch", adapter=FULL)
     (folder,) = cached(tmp_path)
     values = folder / "values.bin"
@@ -184,7 +172,7 @@ def test_a_cache_that_cannot_be_read_is_named(start: Start, tmp_path: Path) -> N
         start("torch", adapter=FULL)
 
 
-def test_a_key_has_another_name_for_each_thing_it_depends_on(tmp_path: Path) -> None:
+def test_a_key_has_another_name_for_each_thing_it_depends_on(tmp_path):
     key = ReferenceKey("samples", "model", "float32", 3)
     others = [
         key._replace(samples="s"),
@@ -203,7 +191,7 @@ def test_a_key_has_another_name_for_each_thing_it_depends_on(tmp_path: Path) -> 
     assert values_digest(tmp_path).startswith("ba7816bf")
 
 
-def test_values_go_to_the_counted_tokens_of_their_sequences() -> None:
+def test_values_go_to_the_counted_tokens_of_their_sequences():
     values = np.array([-1, -2, -3, -4, -5, -6], np.float32)
     aligned = AlignedValues(values, np.array([2, 0, 3, 1], np.int64))  # sequence 1 isn't used
     counted = np.array([[0, 1, 0, 0], [0, 1, 1, 1], [1, 0, 1, 0]], np.float32)

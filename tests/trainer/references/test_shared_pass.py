@@ -4,7 +4,6 @@ import random
 import struct
 import threading
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from trainctl.node_agent.work.dealer import Slice
 from trainctl.node_agent.work.reference_pass import ReferencePass
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.protocol.messages import ReferenceAsk, ReferenceSlice
+from trainctl.protocol.messages import ReferenceSlice
 from trainctl.trainer.common.reference_cache import ReferenceKey
 from trainctl.trainer.references import shared_pass
 from trainctl.trainer.references.shared_pass import SharedPass, StoredValues, check_sizes
@@ -25,16 +24,16 @@ KEY = ReferenceKey("samples", "model", "float32", int(COUNTS.sum()))
 class SmallLead:
     """Deals as an agent does, with values in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.lock, self.values, self.one = threading.Lock(), b"", None
         self.deals: list[tuple[int, Slice]] = []
         self.digest = ""
 
-    def answer(self, ask: ReferenceAsk, now: float) -> ReferenceSlice:
+    def answer(self, ask, now):
         with self.lock:
             return self._answer(ask, now)
 
-    def _answer(self, ask: ReferenceAsk, now: float) -> ReferenceSlice:
+    def _answer(self, ask, now):
         said: dict[str, Any] = {"run": ask.run, "ask": ask.ask, "reference": ask.reference}
         if self.one is None:
             if not ask.counts:
@@ -66,27 +65,27 @@ class SmallLead:
 class UnreliableLine:
     """Loses a part of all messages, and repeats others."""
 
-    def __init__(self, lead: SmallLead, seed: int, lost: float) -> None:
+    def __init__(self, lead, seed, lost):
         self.lead, self.chance, self.lost, self.told = lead, random.Random(seed), lost, deque[ReferenceSlice]()
         self.now = 0.0
 
-    def send(self, ask: ReferenceAsk) -> None:
+    def send(self, ask):
         self.now += 0.01
         for _ in range(self.chance.choice([1, 1, 2])):
             if self.chance.random() >= self.lost and (said := self.lead.answer(ask, self.now)):
                 self.told.append(said)
 
-    def receive(self, seconds: float) -> ReferenceSlice | None:
+    def receive(self, seconds):
         return self.told.popleft() if self.told and self.chance.random() >= self.lost else None
 
 
 class RoundedValues:
     """What one rank computes: its rounding is its own."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank):
         self.rank, self.computed = rank, 0
 
-    def values(self, first: int, samples: int, look: Any) -> Any:
+    def values(self, first, samples, look):
         look(samples // 2)
         self.computed += samples
         start = int(COUNTS[:first].sum())
@@ -95,19 +94,19 @@ class RoundedValues:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """The line is in memory: nothing takes time on it."""
     monkeypatch.setattr(shared_pass, "AGAIN_SECONDS", 0.002)
     monkeypatch.setattr(shared_pass, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(shared_pass, "MOST_UNITS", 300)
 
 
-def shared(rank: int, lead: SmallLead, supply: Any, lost: float = 0.0) -> SharedPass:
+def shared(rank, lead, supply, lost=0.0):
     line = UnreliableLine(lead, rank, lost)
     return SharedPass("r", rank, KEY, COUNTS, 3 * COUNTS, supply, line, lambda done, whole: None)
 
 
-def together(passes: list[SharedPass], folder: Path) -> list[bytes]:
+def together(passes, folder):
     """What each rank ends with."""
     threads = [
         threading.Thread(target=one.run, args=(folder / f"{rank}.bin",), name=f"rank {rank}")
@@ -121,7 +120,7 @@ def together(passes: list[SharedPass], folder: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.3])
-def test_all_ranks_end_with_the_same_bits(tmp_path: Path, lost: float) -> None:
+def test_all_ranks_end_with_the_same_bits(tmp_path, lost):
     lead, supplies = SmallLead(), [RoundedValues(rank) for rank in range(3)]
     found = together([shared(rank, lead, supply, lost) for rank, supply in enumerate(supplies)], tmp_path)
     assert found[0] == found[1] == found[2] == lead.values
@@ -132,13 +131,13 @@ def test_all_ranks_end_with_the_same_bits(tmp_path: Path, lost: float) -> None:
         assert sum(supply.computed for supply in supplies) == len(COUNTS)
 
 
-def test_a_lead_that_knows_nothing_is_told_again(tmp_path: Path) -> None:
+def test_a_lead_that_knows_nothing_is_told_again(tmp_path):
     """The run's lead has changed when some values had been fetched: the new one's are fetched from their beginning."""
     lead = SmallLead()
     shared(0, lead, RoundedValues(0)).run(tmp_path / "0.bin")
     late, forgotten = shared(1, lead, RoundedValues(1)), []
 
-    def forget(done: int, whole: int) -> None:
+    def forget(done, whole):
         if late._received > KEY.counted // 2 and not forgotten:
             forgotten.append(done)
             lead.one, lead.values = None, b""
@@ -150,7 +149,7 @@ def test_a_lead_that_knows_nothing_is_told_again(tmp_path: Path) -> None:
     assert (np.frombuffer(lead.values, "<f4") == -np.arange(KEY.counted, dtype=np.float32) - 0.25).all()
 
 
-def test_a_rank_with_values_gives_them_and_keeps_them(tmp_path: Path) -> None:
+def test_a_rank_with_values_gives_them_and_keeps_them(tmp_path):
     kept = RoundedValues(2).values(0, len(COUNTS), lambda done: None)
     lead = SmallLead()
     digest = shared(0, lead, RoundedValues(2)).run(tmp_path / "0.bin")
@@ -163,7 +162,7 @@ def test_a_rank_with_values_gives_them_and_keeps_them(tmp_path: Path) -> None:
     assert (tmp_path / "2.bin").read_bytes() == lead.values
 
 
-def test_values_that_are_not_those_named_end_the_run(tmp_path: Path) -> None:
+def test_values_that_are_not_those_named_end_the_run(tmp_path):
     lead = SmallLead()
     shared(0, lead, RoundedValues(0)).run(tmp_path / "0.bin")
     lead.digest = "e" * 64
@@ -174,27 +173,24 @@ def test_values_that_are_not_those_named_end_the_run(tmp_path: Path) -> None:
         shared(1, lead, RoundedValues(1)).run(tmp_path / "1.bin")
 
 
-@pytest.mark.parametrize(("each", "has_adapter", "says"), [
-    (800, True, '3 consecutive pairs have 2,400 answer tokens of 560,000 in all; with several nodes, 2,000 may: set '
-                'objective.reference = "adapter-off"'),
-    (800, False, "3 consecutive pairs have 2,400 answer .* may: use fewer pairs, or train on one node"),
-    (2500, False, "a pair has 2,500 answer .* may: set a lower data.sequence_length, or train on one node"),
-])  # fmt: skip
-def test_values_that_no_message_holds_are_refused_with_what_helps(
-    monkeypatch: pytest.MonkeyPatch, each: int, has_adapter: bool, says: str
-) -> None:
+def test_values_that_no_message_holds_are_refused_with_what_helps(monkeypatch):
     monkeypatch.setattr(shared_pass, "MOST_VALUES", 2000)
     check_sizes(np.full(700, 2000 // 3), "run file", has_adapter=False)
-    counts = np.full(700 if each < 2000 else 9, each)
-    with pytest.raises(InvalidInputError, match=f"^run file: data.path: {says}$"):
-        check_sizes(counts, "run file", has_adapter=has_adapter)
+    for each, has_adapter, helps in (
+        (800, True, 'objective.reference = "adapter-off"'),
+        (800, False, "use fewer pairs"),
+    ):
+        with pytest.raises(InvalidInputError, match=f"^run file: data.path: 3 consecutive pairs have 2,400 .*{helps}"):
+            check_sizes(np.full(700, each), "run file", has_adapter=has_adapter)
+    with pytest.raises(InvalidInputError, match=r"a pair has 2,500 answer .* may: set a lower data.sequence_length"):
+        check_sizes(np.full(9, 2500), "run file", has_adapter=False)
 
 
-def test_a_lead_that_cannot_keep_them_ends_the_run(tmp_path: Path) -> None:
+def test_a_lead_that_cannot_keep_them_ends_the_run(tmp_path):
     one = shared(0, SmallLead(), RoundedValues(0))
     full = "alpha can't keep them: No space left on device"
 
-    def refuse(ask: ReferenceAsk) -> None:
+    def refuse(ask):
         one._line.told.append(ReferenceSlice(run="r", ask=ask.ask, reference=KEY.name, problem=full))  # type: ignore[attr-defined]
 
     one._line.send = refuse  # type: ignore[method-assign]

@@ -1,9 +1,5 @@
 """A bench reads the micro-batches that the run would train on."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -11,10 +7,8 @@ from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.step import data_bench
 from trainctl.trainer.step.data_bench import MicroBatchReader, bench
 
-RunFile = Callable[..., Any]
 
-
-def test_an_epoch_is_each_step_s_share_in_micro_batches(run_file: RunFile, tmp_path: Path) -> None:
+def test_an_epoch_is_each_step_s_share_in_micro_batches(run_file, tmp_path):
     here = {"backend": "torch", "device": "cpu", "threads": 1, "share": 8, "micro": 3}
     config = run_file(nodes__here=here, nodes__there={"share": 4})
     dataset = open_dataset(config, tmp_path / "caches", "run.toml")
@@ -26,9 +20,7 @@ def test_an_epoch_is_each_step_s_share_in_micro_batches(run_file: RunFile, tmp_p
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_rates_are_those_of_the_data(
-    run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+def test_rates_are_those_of_the_data(run_file, tmp_path, monkeypatch, workers):
     monkeypatch.setattr(data_bench, "WARM_SECONDS", 0.01)
     config = run_file(data__workers=workers, data__prefetch=2 * (workers - 1))
     dataset = open_dataset(config, tmp_path / "caches", "run.toml")

@@ -1,51 +1,34 @@
 """Micro-batches are speed and memory only: the loss is the undisturbed run's, step for step, on either backend."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.support.curves import G, losses, plain_losses, worst
-
-from trainctl.trainer.backends import torch_model
-from trainctl.trainer.backends.base import Backend
-from trainctl.trainer.data.batch import Batch
+from tests.trainer.support.curves import TOLERANCES, G, losses, plain_losses, worst
+from tests.trainer.support.library_trainers import library_model
+from tests.trainer.support.passes import furthest, loss_and_gradient
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "trainer" / "losses.json"
-Curve = Callable[..., list[float]]
+ALL = pytest.mark.tier("all")
 
 
-class Misweighted:
-    """A backend that divides each micro-batch by its own tokens or its own samples: the mistakes that D avoids."""
-
-    def __init__(self, inner: Backend, by: Callable[[Batch], float]) -> None:
-        self._inner, self._by = inner, by
-
-    def forward(self, batch: Batch, scale: float) -> None:
-        factor = 50.0 / self._by(batch)
-        self._inner.forward(batch, scale * factor)
-        inner: Any = self._inner
-        inner._sums = [number * factor for number in inner._sums]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-@pytest.mark.parametrize("samples", [False, True], ids=["blocks", "masked"])
-@pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_resizing_micro_batches_never_bends_the_curve(curve: Curve, backend: str, samples: bool) -> None:
+@pytest.mark.parametrize(
+    ("backend", "samples"),
+    [("torch", True), ("mlx", True), *(pytest.param(name, False, marks=ALL) for name in ("torch", "mlx"))],
+)
+def test_resizing_micro_batches_never_bends_the_curve(curve, backend, samples):
     undisturbed = curve(backend, samples=samples, resized=False)
     assert undisturbed[-1] < 0.75 * undisturbed[0], "it has to learn for this to mean anything"
     assert worst(curve(backend, samples=samples, resized=True), undisturbed) < 1e-5
 
 
-def test_the_curve_is_that_of_a_plain_torch_loop(curve: Curve, new_rig: Callable[..., Any]) -> None:
+def test_the_curve_is_that_of_a_plain_torch_loop(curve, new_rig):
     import torch
 
     rig = new_rig("torch", samples=True)
-    model = torch_model.read_model(Path(rig.config.model.path), "run.toml").train()
+    model = library_model(rig).train()
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -54,50 +37,58 @@ def test_the_curve_is_that_of_a_plain_torch_loop(curve: Curve, new_rig: Callable
     assert worst(curve("torch", samples=True, resized=True)[:15], plain) < 1e-5
 
 
-@pytest.mark.parametrize("samples", [False, True], ids=["blocks", "masked"])
-def test_torch_and_mlx_draw_the_same_curve(curve: Curve, samples: bool) -> None:
+@pytest.mark.parametrize("samples", [True, pytest.param(False, marks=ALL)])
+def test_torch_and_mlx_draw_the_same_curve(curve, samples):
     assert worst(curve("torch", samples=samples, resized=True), curve("mlx", samples=samples, resized=False)) < 5e-5
 
 
-@pytest.mark.parametrize(
-    "by", [lambda batch: batch.weight, lambda batch: float(len(batch))], ids=["micro-batch's tokens", "samples"]
-)
-def test_a_mean_of_means_would_not_pass(new_rig: Callable[..., Any], by: Callable[[Batch], float]) -> None:
-    curves = []
-    for resized in (False, True):
-        rig = new_rig("torch", samples=True, wrap=lambda backend: Misweighted(backend, by))
-        curves.append(losses(rig, resized, 12))
-    assert worst(*curves) > 100 * 1e-5
+class Misweighted:
+    """A backend that divides each micro-batch by its own tokens or its own samples: the mistakes that sums avoid."""
+
+    def __init__(self, inner, by):
+        self._inner, self._by = inner, by
+
+    def forward(self, batch, scale):
+        factor = 50.0 / self._by(batch)
+        self._inner.forward(batch, scale * factor)
+        inner: Any = self._inner
+        inner._sums = [number * factor for number in inner._sums]
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("by", [lambda batch: batch.weight, lambda batch: float(len(batch))], ids=["tokens", "samples"])
+def test_a_mean_of_means_would_not_pass(new_rig, by):
+    rigs = (new_rig("torch", samples=True, wrap=lambda backend: Misweighted(backend, by)) for _ in range(2))
+    assert worst(*(losses(rig, resized, 12) for rig, resized in zip(rigs, (False, True), strict=True))) > 100 * 1e-5
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_gradients_do_not_depend_on_the_cut(new_rig: Callable[..., Any], backend: str) -> None:
+def test_gradients_do_not_depend_on_the_cut(new_rig, backend):
     rig = new_rig(backend, samples=True)
-    whole = None
-    for micro in (12, 1, 5):
-        rig.backend.clear()
-        for start in range(0, 12, micro):
-            rig.backend.forward(rig.dataset.batch(np.arange(start, min(12, start + micro))), 1 / 64)
-            rig.backend.backward()
-            rig.backend.accumulate()
-        found = rig.backend.copy_of("accumulators")
-        whole = whole or found
-        for name, gradient in found.items():
-            assert np.linalg.norm(gradient - whole[name]) <= 1e-5 * np.linalg.norm(whole[name]), name
+    cuts = ([rig.dataset.batch(np.arange(12)[at : at + micro]) for at in range(0, 12, micro)] for micro in (12, 1, 5))
+    whole, *others = (loss_and_gradient(rig.backend, *cut, scale=1 / 64)[1] for cut in cuts)
+    assert max(furthest(other, whole) for other in others) <= 1e-5
 
 
-@pytest.mark.parametrize("backend", ["torch", "mlx"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 5e-4), ("float16", 1e-4)])
-def test_lower_dtypes_keep_to_their_own_tolerance(
-    new_rig: Callable[..., Any], curve: Curve, backend: str, dtype: str, tolerance: float
-) -> None:
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("torch", "bfloat16"),
+        *(pytest.param(*case, marks=ALL) for case in (("torch", "float16"), ("mlx", "bfloat16"), ("mlx", "float16"))),
+    ],
+)
+def test_lower_dtypes_keep_to_their_own_tolerance(new_rig, curve, backend, dtype):
+    tolerance = TOLERANCES[dtype]
     exact = curve(backend, samples=False, resized=False)[:15]
     lower = [losses(new_rig(backend, model__dtype=dtype), resized, 15) for resized in (False, True)]
     assert worst(lower[0], lower[1]) < tolerance
     assert 1e-7 < worst(lower[0], exact) < 10 * tolerance, "computed in another dtype, and yet close"
 
 
-def test_the_optimizers_agree_where_epsilon_and_decay_matter(new_rig: Callable[..., Any]) -> None:
+def test_the_optimizers_agree_where_epsilon_and_decay_matter(new_rig):
     """With a large epsilon, strong decay and beta2 = 0.999, another place or order of either would be seen."""
     table = {"learning_rate": 1e-3, "epsilon": 1e-2, "weight_decay": 5.0, "beta2": 0.999, "clip_norm": 0.0}
     weights, first = [], None
@@ -112,12 +103,10 @@ def test_the_optimizers_agree_where_epsilon_and_decay_matter(new_rig: Callable[.
         assert np.linalg.norm(array - weights[1][name]) < 1e-4 * moved, name
         ones = np.ones_like(first[name])
         if first[name].ndim == 1:
-            assert np.linalg.norm(array - ones) < 0.03 * np.linalg.norm(ones), (
-                "norms are not decayed: by 0.07, they'd be"
-            )
+            assert np.linalg.norm(array - ones) < 0.03 * np.linalg.norm(ones), "norms aren't decayed: it would be 0.07"
 
 
-def test_golden_losses(curve: Curve) -> None:
+def test_golden_losses(curve):
     """Other libraries' versions may round otherwise; they may not train otherwise."""
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     for kind, expected in golden.items():

@@ -10,7 +10,7 @@ from trainctl.trainer.step.memory_trend import STEPS, MemoryTrend
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40), st.integers(1, 10**12))
-def test_mean_and_slope_are_those_of_the_last_steps(peaks: list[int], cap: int) -> None:
+def test_mean_and_slope_are_those_of_the_last_steps(peaks, cap):
     trend = MemoryTrend()
     for count, peak in enumerate(peaks, 1):
         found = trend.add(Memory(peak, peak, cap))
@@ -21,7 +21,7 @@ def test_mean_and_slope_are_those_of_the_last_steps(peaks: list[int], cap: int) 
             assert found["memory_growth"] == pytest.approx(np.polyfit(range(STEPS), last, 1)[0], rel=1e-6, abs=0.01)
 
 
-def test_what_cannot_be_read_says_nothing() -> None:
+def test_what_cannot_be_read_says_nothing():
     trend = MemoryTrend()
     assert trend.add(Memory(1, None, 2)) == {}
     assert trend.add(Memory(1, 1, None)) == {}

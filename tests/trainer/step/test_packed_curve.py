@@ -1,32 +1,19 @@
 """Packed samples and micro-batches filled by tokens: one curve however the batch is cut, on either backend."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-from tests.trainer.support.curves import G, losses, worst
+from tests.trainer.support.curves import UNEVEN, G, group_losses, losses, worst
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.load import load
 from trainctl.trainer.step.executor import Settings
 
 STEPS = 20
 PACKED = {"samples": True, "data__packing": "best-fit", "data__sequence_length": 40}
-Rigs = Callable[..., Any]
+ALL = pytest.mark.tier("all")
 
 
-def test_packed_ranks_on_both_backends_draw_the_curve_of_one(new_rig: Rigs, new_ranks: Rigs) -> None:
-    """Uneven shares, a rebalance and a resize."""
-    ranks = new_ranks("ring", ("torch", "mlx"), **PACKED)
-    assert ranks.form() == []
-    found = []
-    for step in range(1, STEPS + 1):
-        shares, micros = ((7, 5), (4, 3)) if step < 9 else ((2, 10), (1, 10))
-        reports = ranks.train(ranks.plan(step, shares, micros))
-        (loss,) = {report.loss_sum / report.weight for report in reports}
-        found.append(loss)
+def test_packed_ranks_on_both_backends_draw_the_curve_of_one(new_rig, new_ranks):
+    found = group_losses(new_ranks("ring", ("torch", "mlx"), **PACKED), UNEVEN)
     rig = new_rig("torch", **PACKED)
     assert rig.dataset.batch(np.arange(G)).positions is not None
     alone = losses(rig, False, STEPS)
@@ -34,16 +21,7 @@ def test_packed_ranks_on_both_backends_draw_the_curve_of_one(new_rig: Rigs, new_
     assert worst(found, alone) < 5e-5
 
 
-@pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_packing_and_dropout_stand_with_a_chunked_loss_and_gradient_checkpointing(new_rig: Rigs, backend: str) -> None:
-    table = PACKED | {"adapter": {"kind": "lora", "rank": 4, "dropout": 0.2}}
-    saving = {"model__chunked_loss": "on", "model__gradient_checkpointing": "all"}
-    assert (
-        worst(losses(new_rig(backend, **table, **saving), True, 10), losses(new_rig(backend, **table), True, 10)) < 1e-6
-    )
-
-
-def test_a_pack_is_the_sample(new_rig: Rigs) -> None:
+def test_a_pack_is_the_sample(new_rig):
     packed, plain = new_rig("torch", **PACKED).dataset, new_rig("torch", **PACKED | {"data__packing": "none"}).dataset
     assert packed.samples < plain.samples / 2
     assert packed.mean_weight * packed.samples == pytest.approx(plain.mean_weight * plain.samples)
@@ -56,7 +34,7 @@ def test_a_pack_is_the_sample(new_rig: Rigs) -> None:
     assert len({packed.digest, plain.digest, other.digest}) == 3, "ranks compare digests before step 1"
 
 
-def test_held_out_samples_are_not_packed(new_rig: Rigs, run_file: Rigs, assets: Path) -> None:
+def test_held_out_samples_are_not_packed(new_rig, assets):
     data = {"data__kind": "samples", "data__path": str(assets / "samples.jsonl"), "data__held_out": 0.2}
     one, other = (new_rig("torch", **data, data__packing=packing).dataset for packing in ("best-fit", "none"))
     everything = np.arange(one.held_out)
@@ -64,9 +42,14 @@ def test_held_out_samples_are_not_packed(new_rig: Rigs, run_file: Rigs, assets: 
     assert one.held_out_batch(everything).inputs.tolist() == other.held_out_batch(everything).inputs.tolist()
 
 
-@pytest.mark.parametrize("packing", ["none", "best-fit"])
-@pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_micro_batches_filled_by_tokens_leave_the_curve_alone(new_rig: Rigs, backend: str, packing: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "packing"),
+    [
+        ("torch", "best-fit"),
+        *(pytest.param(*case, marks=ALL) for case in (("torch", "none"), ("mlx", "none"), ("mlx", "best-fit"))),
+    ],
+)
+def test_micro_batches_filled_by_tokens_leave_the_curve_alone(new_rig, backend, packing):
     table = PACKED | {"data__packing": packing}
     plain, filled = (
         losses(new_rig(backend, **table, batch={"global": G, "micro": G, "micro_tokens": tokens}), True, STEPS)
@@ -75,17 +58,14 @@ def test_micro_batches_filled_by_tokens_leave_the_curve_alone(new_rig: Rigs, bac
     assert worst(filled, plain) < 1e-6
 
 
-def test_a_node_s_own_micro_tokens_win(run_file: Rigs) -> None:
+def test_a_node_s_own_micro_tokens_win_and_text_is_not_packed(run_file):
     config = run_file(batch={"global": G, "micro_tokens": 90}, nodes={"a": {"micro_tokens": 0}, "b": {}})
     assert [Settings.of(config, name).micro_tokens for name in ("a", "b", "other")] == [0, 90, 90]
-
-
-def test_text_is_not_packed(run_file: Rigs) -> None:
     with pytest.raises(InvalidInputError, match=r"data\.packing: packs rows and samples; text fills its blocks"):
         run_file(data__packing="best-fit")
 
 
-def test_a_model_that_mixes_documents_is_refused(run_file: Rigs, assets: Path, tmp_path: Path) -> None:
+def test_a_model_that_mixes_documents_is_refused(load_backend, assets, tmp_path):
     """Bloom's attention knows no positions, so transformers makes no document mask for it."""
     import torch
     import transformers
@@ -93,12 +73,6 @@ def test_a_model_that_mixes_documents_is_refused(run_file: Rigs, assets: Path, t
     torch.manual_seed(0)
     small = transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=2)
     transformers.BloomForCausalLM(small).save_pretrained(tmp_path / "bloom")
-    here = {"backend": "torch", "device": "cpu", "threads": 1}
     data = {"data__path": str(assets / "samples.jsonl"), "data__kind": "samples", "data__packing": "best-fit"}
-    config = run_file(model__path=str(tmp_path / "bloom"), nodes__here=here, **data)
-    with pytest.raises(InvalidInputError) as refusal:
-        load(config, config.nodes["here"], "run.toml")
-    assert str(refusal.value) == (
-        "run.toml: data.packing: on torch, this model's attention crosses the borders of packed samples; "
-        'set data.packing = "none"'
-    )
+    with pytest.raises(InvalidInputError, match=r"^run\.toml: data\.packing: .* crosses the borders of packed samples"):
+        load_backend(model__path=str(tmp_path / "bloom"), **data)

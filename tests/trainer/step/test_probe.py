@@ -13,16 +13,16 @@ BACKENDS = ("torch", "mlx")
 ROUNDING = 2e-5
 
 
-def probe(rig) -> m.Probed:
+def probe(rig):
     plan = rig.plan(0, 1, kind="probe", work=(m.RankWork(0, (), 1),))
     return rig.executor.probe(plan, time.perf_counter(), "llama")
 
 
-def values(packed: bytes) -> np.ndarray:
+def values(packed):
     return np.frombuffer(packed, "<f4")
 
 
-def states(rig) -> dict:
+def states(rig):
     state = rig.backend.export_state()
     return {**state.weights, **{f"m {name}": array for name, array in state.slots["exp_avg"].items()}}
 
@@ -57,12 +57,6 @@ def test_both_backends_say_the_same(new_rig, samples):
     np.testing.assert_allclose(values(one.weight_norms), values(other.weight_norms), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.5), ("float16", 0.1)])
-def test_both_backends_say_much_the_same_in_16_bits(new_rig, dtype, tolerance):
-    one, other = (values(probe(new_rig(name, model__dtype=dtype)).log_probabilities) for name in BACKENDS)
-    assert 0 < np.abs(one - other).max() < tolerance / 10
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_that_were_scaled_show(new_rig, backend):
     rig = new_rig(backend)
@@ -72,18 +66,6 @@ def test_weights_that_were_scaled_show(new_rig, backend):
     after = probe(rig)
     np.testing.assert_allclose(values(after.weight_norms), values(before.weight_norms) * 1.001, rtol=1e-5)
     assert np.abs(values(after.log_probabilities) - values(before.log_probabilities)).max() > 1e-4
-
-
-def test_another_rope_base_shows_and_leaves_first_tokens_and_the_mean_alone(new_rig):
-    rig = new_rig("torch")
-    before = probe(rig)
-    rope = rig.backend._model.model.rotary_emb
-    rope.inv_freq = rope.inv_freq**1.5
-    after = probe(rig)
-    gaps = np.abs(values(after.log_probabilities) - values(before.log_probabilities))
-    assert gaps.max() > 1e-4
-    assert abs(values(after.log_probabilities).mean() - values(before.log_probabilities).mean()) < gaps.max() / 20
-    assert gaps[:: before.lengths[0]].max() < 1e-6
 
 
 def test_what_memory_does_not_suffice_for_is_done_in_halves(new_rig, monkeypatch):

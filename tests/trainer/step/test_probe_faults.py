@@ -7,25 +7,21 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import tests.lacking
-import transformers
-from safetensors.torch import load_file, save_file
 from tests.trainer.support.chat_model import VOCABULARY
 from tests.trainer.support.families import EACH, SMALL, save
+from tests.trainer.support.passes import blocks
 from tests.trainer.support.seq2seq_model import make_seq2seq_model
 
 from trainctl.node_agent.conductor import probes
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
-from trainctl.trainer.backends import torch_backend
 from trainctl.trainer.backends.base import Backend
-from trainctl.trainer.backends.load import load
 from trainctl.trainer.data import batch as batches
 from trainctl.trainer.step import probe
 
@@ -35,23 +31,27 @@ real = [pytest.mark.tier("soak"), pytest.mark.needs("real-model"), pytest.mark.t
 
 
 @pytest.fixture
-def load_model(run_file: Callable[..., Any]) -> Load:
-    def make(model: Path, backend: str, dtype: str = "float32", **changes: Any) -> Backend:
-        there = {"backend": backend, "device": "cpu", "threads": 1}
-        settings = {"model__path": str(model), "model__dtype": dtype, "data__sequence_length": 64, "nodes__here": there}
-        config = run_file(**settings | changes)
-        return load(config, config.nodes["here"], "run.toml")
+def load_model(load_backend):
+    def make(model, backend, dtype="float32", **changes):
+        settings = {"model__path": str(model), "model__dtype": dtype, "data__sequence_length": 64}
+        return load_backend(backend, **settings | changes)
 
     return make
 
 
-def batch(vocabulary: int = SMALL["vocab_size"], rows: int = 3, length: int = 30) -> batches.Batch:
-    tokens = np.random.default_rng(3).integers(1, vocabulary, (rows, length + 1), dtype=np.int32)
-    return batches.from_blocks(tokens)
+@pytest.fixture(autouse=True, scope="module")
+def libraries():
+    global load_file, save_file, torch_backend, transformers
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    from trainctl.trainer.backends import torch_backend
 
 
-def probed(backend: Backend, tokens: batches.Batch | None = None) -> m.Probed:
-    tokens = tokens or batch()
+BATCH = blocks(3, 30, first=1, stop=SMALL["vocab_size"])
+
+
+def probed(backend, tokens=BATCH):
     report = m.Report(
         run="r", rank=0, generation=m.Generation(1, 1), seq=1, kind="probe", step=0, loss_sum=0.0, weight=0.0,
         own_weight=0.0, own_samples=0,
@@ -60,16 +60,13 @@ def probed(backend: Backend, tokens: batches.Batch | None = None) -> m.Probed:
     return probe.probed(report, backend, tokens, "", *found)
 
 
-def judged(one: m.Probed, other: m.Probed, dtype: str = "float32") -> tuple[bool, float, float]:
+def judged(one, other, dtype="float32"):
     """Return that the pair is refused, by how much it differs, and the tolerance."""
     (difference,) = probes.compare({0: one, 1: other}, (), probes.Precision(dtype, tf32=False))
     return difference.is_refused, difference.largest, difference.limit
 
 
-# ---------------------------------------------------------------- rounding
-
-
-def prompted() -> batches.Batch:
+def prompted():
     """Prompts for an encoder, and completions."""
     chance = np.random.default_rng(3)
     rows = [chance.integers(5, VOCABULARY, length, dtype=np.int32) for length in (12, 9, 14, 11)]
@@ -77,7 +74,7 @@ def prompted() -> batches.Batch:
     return batches.collate_apart([tokens[::-1].copy() for tokens in rows], flags)
 
 
-def larger(model: Path, factor: float) -> Path:
+def larger(model, factor):
     """Its matrices times `factor`, so that rounding grows as in a trained model."""
     file = model / "model.safetensors"
     tensors = {name: tensor * factor if tensor.ndim == 2 else tensor for name, tensor in load_file(file).items()}
@@ -85,9 +82,11 @@ def larger(model: Path, factor: float) -> Path:
     return model
 
 
-@pytest.mark.parametrize(("dtype", "factor"), [("float32", 1), ("float32", 12), ("bfloat16", 12), ("float16", 1)])
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [("float32", 12), ("bfloat16", 12), pytest.param("float16", 1, marks=pytest.mark.tier("all"))]
+)
 @pytest.mark.parametrize("name", EACH)
-def test_two_libraries_differ_by_rounding(load_model: Load, tmp_path: Path, name: str, dtype: str, factor: int) -> None:
+def test_two_libraries_differ_by_rounding(load_model, tmp_path, name, dtype, factor):
     model = larger(save(name, tmp_path / "model"), factor)
     one, other = (probed(load_model(model, backend, dtype)) for backend in ("torch", "mlx"))
     refused, largest, limit = judged(one, other, dtype)
@@ -96,31 +95,31 @@ def test_two_libraries_differ_by_rounding(load_model: Load, tmp_path: Path, name
     assert one.noise and other.noise
 
 
-@pytest.mark.parametrize("width", [32, 48])
 @pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
-def test_embeddings_are_scaled_as_transformers_does(load_model: Load, tmp_path: Path, name: str, width: int) -> None:
-    """The root of these widths is no bfloat16 number."""
-    model = save(name, tmp_path / "model", hidden_size=width)
+def test_embeddings_are_scaled_as_transformers_does(load_model, family, name):
+    """The root of this width is no bfloat16 number."""
+    model = family(name, hidden_size=48)
     for dtype in ("float32", "bfloat16"):
         refused, largest, limit = judged(*(probed(load_model(model, kind, dtype)) for kind in ("torch", "mlx")), dtype)
         assert not refused, (dtype, largest, limit)
 
 
-def test_sixteen_bits_show_as_little_noise_as_float32(load_model: Load, tmp_path: Path) -> None:
-    """The probe computes in float32 from the weights as they are, and leaves the model as it was."""
+def test_sixteen_bits_show_as_little_noise_as_float32(load_model, tmp_path):
     model = save("llama", tmp_path / "model")
     for kind in ("torch", "mlx"):
         loaded = load_model(model, kind, "bfloat16")
-        before = loaded.token_log_probabilities(batch())
+        before = loaded.token_log_probabilities(BATCH)
         found = np.frombuffer(probed(loaded).log_probabilities, "<f4")
-        after = loaded.token_log_probabilities(batch())
+        after = loaded.token_log_probabilities(BATCH)
         assert (before == after).all()
         assert 1e-4 < np.abs(found - before.ravel()).max() < 0.1
         assert probed(loaded).noise < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3_moe", "t5", "bart"])
-def test_the_probe_computes_in_float32_from_weights_of_16_bits(load_model: Load, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["qwen3_moe", "t5", *(pytest.param(one, marks=pytest.mark.tier("all")) for one in ("gemma2", "bart"))]
+)
+def test_the_probe_computes_in_float32_from_weights_of_16_bits(load_model, tmp_path, kind):
     model = tmp_path / "model"
     sizes: dict[str, Any] = {**SMALL, **MOE}
     seq2seq = kind in ("t5", "bart")
@@ -135,44 +134,41 @@ def test_the_probe_computes_in_float32_from_weights_of_16_bits(load_model: Load,
     save_file(rounded, model / "model.safetensors", metadata={"format": "pt"})
     data = {"path": str(model), "kind": "rows", "sequence_length": 64}
     objective = {"objective": {"kind": "seq2seq"}, "data": data} if seq2seq else {}
-    tokens = prompted() if seq2seq else batch()
+    tokens = prompted() if seq2seq else BATCH
     one, other = (probed(load_model(model, "torch", dtype, **objective), tokens) for dtype in ("float32", "bfloat16"))
     refused, largest, limit = judged(one, other)
     assert not refused, (largest, limit)
     assert one.layers and len(one.layers) == len(other.layers)
 
 
-def test_a_deep_model_s_probe_fits_into_a_frame(load_model: Load, tmp_path: Path) -> None:
+def test_a_deep_model_s_probe_fits_into_a_frame(load_model, tmp_path):
     model = save("llama", tmp_path / "model", num_hidden_layers=128, max_position_embeddings=512)
     loaded = load_model(model, "torch", data__sequence_length=300)
-    report = probed(loaded, batch(rows=1, length=300))
+    report = probed(loaded, blocks(1, 300, first=1, stop=SMALL["vocab_size"]))
     assert codec.decode_answer(codec.encode(report)) == report
 
 
-# ---------------------------------------------------------------- faults
-
-
-def rope_base(model: Any) -> None:
+def rope_base(model):
     rotary = model.model.rotary_emb
     rotary.inv_freq = rotary.inv_freq**1.02
 
 
-def norm_epsilon(model: Any) -> None:
+def norm_epsilon(model):
     for module in model.modules():
         if hasattr(module, "variance_epsilon"):
             module.variance_epsilon = 1e-6 if module.variance_epsilon > 5e-6 else 1e-5
 
 
-def swapped_gate(model: Any) -> None:
+def swapped_gate(model):
     mlp = model.model.layers[1].mlp
     mlp.gate_proj, mlp.up_proj = mlp.up_proj, mlp.gate_proj
 
 
-def dropped_bias(model: Any) -> None:
+def dropped_bias(model):
     model.model.layers[1].self_attn.q_proj.bias.data.zero_()
 
 
-def wrong_expert(model: Any) -> None:
+def wrong_expert(model):
     experts = model.model.layers[1].mlp.experts
     experts.down_proj.data[0] = experts.down_proj.data[1]
 
@@ -182,7 +178,7 @@ FAULTS = {"rope_base": 0, "norm_epsilon": 0, "swapped_gate": 1, "dropped_bias": 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 16}
 
 
-def faulty_model(fault: str, folder: Path) -> Path:
+def faulty_model(fault, folder):
     """A random model that can have the fault."""
     if fault == "wrong_expert":
         config = transformers.AutoConfig.for_model("qwen3_moe", **{**SMALL, **MOE})
@@ -192,7 +188,7 @@ def faulty_model(fault: str, folder: Path) -> Path:
     return with_biases(save("qwen2", folder))
 
 
-def with_biases(model: Path) -> Path:
+def with_biases(model):
     """A Qwen2's biases, which are new ones' zeros, are given values."""
     tensors = load_file(model / "model.safetensors")
     values = np.random.default_rng(5)
@@ -204,13 +200,13 @@ def with_biases(model: Path) -> Path:
 
 
 @pytest.fixture
-def load_faulty(load_model: Load, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Backend]:
+def load_faulty(load_model, monkeypatch):
     """Load a model with torch, as if the library had a fault in its code: the files and weights are the same."""
 
-    def make(fault: str, *args: Any, **changes: Any) -> Backend:
+    def make(fault, *args, **changes):
         read = torch_backend.read_model
 
-        def read_and_change(*read_args: Any, **options: Any) -> Any:
+        def read_and_change(*read_args, **options):
             model = read(*read_args, **options)
             globals()[fault](model)
             return model
@@ -222,7 +218,7 @@ def load_faulty(load_model: Load, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     return make
 
 
-def check_refused(usual: m.Probed, faulty: m.Probed, fault: str, dtype: str) -> None:
+def check_refused(usual, faulty, fault, dtype):
     faulty = msgspec.structs.replace(faulty, weight_norms=usual.weight_norms)  # not by its weights
     refused, largest, limit = judged(usual, faulty, dtype)
     assert refused and largest > 2 * limit, (largest, limit)
@@ -230,20 +226,17 @@ def check_refused(usual: m.Probed, faulty: m.Probed, fault: str, dtype: str) -> 
     assert first is not None and first[0] == FAULTS[fault]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", *(pytest.param(one, marks=pytest.mark.tier("all")) for one in ("float32", "float16"))]
+)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_refused_by_the_layer(
-    load_model: Load, load_faulty: Callable[..., Backend], tmp_path: Path, fault: str, dtype: str
-) -> None:
+def test_each_fault_is_refused_by_the_layer(load_model, load_faulty, tmp_path, fault, dtype):
     model = faulty_model(fault, tmp_path / "model")
     usual = load_model(model, "torch" if fault == "wrong_expert" else "mlx", dtype)  # mlx-lm renames experts
     check_refused(probed(usual), probed(load_faulty(fault, model, "torch", dtype)), fault, dtype)
 
 
-# ---------------------------------------------------------------- real weights
-
-
-def real_batch() -> batches.Batch:
+def real_batch():
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(REAL / "model")
     rows = (json.loads(line)["messages"] for line in (REAL / "rows.jsonl").read_text("utf-8").splitlines())
     tokens = (tokenizer.apply_chat_template(row, tokenize=True, return_dict=False) for row in rows)
@@ -251,7 +244,7 @@ def real_batch() -> batches.Batch:
     return batches.from_blocks(np.array(long[:2], np.int32))
 
 
-def real_model(folder: Path) -> Path:
+def real_model(folder):
     """SmolLM2's weights as a Qwen2, which is a Llama with biases in attention."""
     shutil.copytree(REAL / "model", folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -273,7 +266,7 @@ def real_model(folder: Path) -> Path:
         for case in itertools.product(("whole", "mlx-4bit", "nvfp4"), ("float32", "bfloat16", "float16"))
     ],
 )
-def test_a_real_model_differs_by_rounding(load_model: Load, tmp_path: Path, base: str, dtype: str) -> None:
+def test_a_real_model_differs_by_rounding(load_model, tmp_path, base, dtype):
     from trainctl.trainer.exports.quantize_model import quantize
 
     model, adapter = REAL / "model", {"kind": "lora", "rank": 8}
@@ -289,9 +282,7 @@ def test_a_real_model_differs_by_rounding(load_model: Load, tmp_path: Path, base
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fault", [pytest.param(fault, marks=real) for fault in FAULTS if fault != "wrong_expert"])
-def test_each_fault_of_a_real_model_is_refused(
-    load_model: Load, load_faulty: Callable[..., Backend], tmp_path: Path, fault: str, dtype: str
-) -> None:
+def test_each_fault_of_a_real_model_is_refused(load_model, load_faulty, tmp_path, fault, dtype):
     """By another torch rank, which costs a minute less than MLX on a CPU."""
     model, tokens, adapter = real_model(tmp_path / "model"), real_batch(), {"kind": "lora", "rank": 8}
     usual = probed(load_model(model, "torch", dtype, adapter=adapter), tokens)
@@ -300,7 +291,7 @@ def test_each_fault_of_a_real_model_is_refused(
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=real) for kind in ("torch", "mlx")])
-def test_packed_documents_of_a_real_model_are_kept_apart_in_bfloat16(load_model: Load, kind: str) -> None:
+def test_packed_documents_of_a_real_model_are_kept_apart_in_bfloat16(load_model, kind):
     """Loading checks it, by a change that rounding to bfloat16 alone would make twice as large as a crossed border."""
     adapter = {"kind": "lora", "rank": 8}
     data = {"path": str(REAL / "rows.jsonl"), "kind": "rows", "sequence_length": 64, "packing": "best-fit"}

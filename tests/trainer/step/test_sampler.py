@@ -1,18 +1,14 @@
 """The model's answers between steps: as the libraries' own, and without a trace in what training reads."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.support.chat_model import make_chat_model
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.prompts import ChatMessage, Prompt
+from trainctl.protocol.config.prompts import ChatMessage
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.base import State
 from trainctl.trainer.common.errors import AbandonedError
 from trainctl.trainer.step.sampler import ANSWER_BYTES, Sampler
 
@@ -21,10 +17,10 @@ BACKENDS = pytest.mark.parametrize("backend", ["torch", "mlx"])
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Callable[..., tuple[m.Answer, ...]]:
+def asked(tmp_path):
     """The answers of a rig's model to prompts."""
 
-    def ask(rig: Any, *prompts: Prompt, max_tokens: int = 12, temperature: float = 0.0, seed: int = 5) -> Any:
+    def ask(rig, *prompts, max_tokens=12, temperature=0.0, seed=5):
         status = StatusWriter(tmp_path / "page", 1)
         how = m.Sampling(prompts, max_tokens, temperature, 0.9, seed)
         try:
@@ -37,13 +33,13 @@ def asked(tmp_path: Path) -> Callable[..., tuple[m.Answer, ...]]:
     return ask
 
 
-def state_bytes(state: State) -> list[tuple[str, bytes]]:
+def state_bytes(state):
     parts = (state.weights, *state.slots.values(), state.random)
     return [(name, np.asarray(array).tobytes()) for part in parts for name, array in part.items()]
 
 
-@BACKENDS
-def test_sampling_changes_no_bit_of_the_state_nor_of_the_steps_after_it(backend: str, new_rig: Any, asked: Any) -> None:
+@pytest.mark.parametrize("backend", ["torch", pytest.param("mlx", marks=pytest.mark.tier("all"))])
+def test_sampling_changes_no_bit_of_the_state_nor_of_the_steps_after_it(backend, new_rig, asked):
     rig, other = new_rig(backend), new_rig(backend)
     for step in (1, 2):
         rig.train(step, 4), other.train(step, 4)
@@ -56,22 +52,19 @@ def test_sampling_changes_no_bit_of_the_state_nor_of_the_steps_after_it(backend:
 
 
 @BACKENDS
-@pytest.mark.parametrize("adapter", [{"kind": "full"}, {"kind": "lora", "rank": 4}], ids=["full", "lora"])
-def test_greedy_answers_are_the_library_s_own(
-    backend: str, adapter: dict[str, Any], new_rig: Any, asked: Any, tmp_path: Path
-) -> None:
-    model = make_chat_model(tmp_path / "chat")
-    rig = new_rig(backend, model__path=str(model), data__tokenizer="model", adapter=adapter)
+@pytest.mark.parametrize("adapter", [{"kind": "lora", "rank": 4}, pytest.param({}, marks=pytest.mark.tier("all"))])
+def test_greedy_answers_are_the_library_s_own(backend, adapter, new_rig, asked, chat_model):
+    rig = new_rig(backend, model__path=str(chat_model), data__tokenizer="model", adapter=adapter)
     for step in (1, 2, 3):
         rig.train(step, 4)
     found = [answer.text for answer in asked(rig, "import random", CHAT)]
     own = rig.backend._model
-    expected = by_transformers(own, model) if backend == "torch" else by_mlx_lm(own, model)
+    expected = (by_transformers if backend == "torch" else by_mlx_lm)(own, chat_model)
     assert found == expected
     assert all(found)
 
 
-def texts_of(tokenizer: Any) -> list[list[int]]:
+def texts_of(tokenizer):
     messages = [{"role": each.role, "content": each.content} for each in CHAT]
     return [
         tokenizer.encode("import random", add_special_tokens=False),
@@ -79,7 +72,7 @@ def texts_of(tokenizer: Any) -> list[list[int]]:
     ]
 
 
-def by_transformers(model: Any, folder: Path) -> list[str]:
+def by_transformers(model, folder):
     import torch
     from transformers import AutoTokenizer
 
@@ -93,7 +86,7 @@ def by_transformers(model: Any, folder: Path) -> list[str]:
     return made
 
 
-def by_mlx_lm(model: Any, folder: Path) -> list[str]:
+def by_mlx_lm(model, folder):
     from mlx_lm import stream_generate
     from mlx_lm.utils import load_tokenizer
 
@@ -104,29 +97,21 @@ def by_mlx_lm(model: Any, folder: Path) -> list[str]:
     return [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in made]
 
 
-def test_byte_tokens_answer_in_text(new_rig: Any, asked: Any) -> None:
-    answer, *_ = asked(new_rig("torch"), "def é", max_tokens=7)
-    assert (answer.prompt, answer.ended, answer.tokens) == ("def é", answer.tokens < 7, answer.tokens)
+def test_byte_tokens_answer_in_text_and_what_cannot_be_asked_is_refused_in_a_line(new_rig, asked):
+    rig = new_rig("mlx")
+    (answer,) = asked(rig, "def é", max_tokens=7)
+    assert (answer.prompt, answer.ended) == ("def é", answer.tokens < 7)
     assert len(answer.text.encode()) <= ANSWER_BYTES
+    for prompt, problem in ((CHAT, "messages need a chat template"), ("x" * 9000, "has 9000 tokens; the model's")):
+        with pytest.raises(InvalidInputError, match=problem):
+            asked(rig, prompt)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "problem"),
-    [(CHAT, "messages need a chat template"), ("x" * 9000, "has 9000 tokens; the model's context has")],
-    ids=["messages", "long"],
-)
-def test_what_cannot_be_asked_is_refused_in_a_line(prompt: Prompt, problem: str, new_rig: Any, asked: Any) -> None:
-    rig = new_rig("torch")
-    with pytest.raises(InvalidInputError, match=problem):
-        asked(rig, prompt)
-
-
-@BACKENDS
-def test_a_fence_ends_it_at_the_next_token(backend: str, new_rig: Any, asked: Any, monkeypatch: Any) -> None:
-    rig, looks = new_rig(backend), []
+def test_a_fence_ends_it_at_the_next_token(new_rig, asked, monkeypatch):
+    rig, looks = new_rig("mlx"), []
     check = rig.progress.check
 
-    def fenced(generation: m.Generation) -> None:
+    def fenced(generation):
         looks.append(generation)
         if len(looks) == 4:
             raise AbandonedError

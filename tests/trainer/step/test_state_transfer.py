@@ -1,12 +1,10 @@
 """One rank's state reaches others to the bit, whatever library and engine carry it, and never half-way."""
 
-from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.support.ranks import G, Rank, Ranks
+from tests.trainer.support.ranks import G
 
 from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets
@@ -15,12 +13,9 @@ from trainctl.trainer.common.errors import GroupError
 from trainctl.trainer.control.group_handler import GroupOrders
 from trainctl.trainer.step.executor import Identity
 
-NewRanks = Callable[..., Ranks]
-SameState = Callable[[State, State], bool]
-
 
 @pytest.fixture(scope="module")
-def two_chunks(tmp_path_factory: pytest.TempPathFactory) -> str:
+def two_chunks(tmp_path_factory):
     """A model of 460 k parameters, which is two chunks of 1 MB."""
     folder = tmp_path_factory.mktemp("chunks") / "model"
     demo_assets.make_model(folder, demo_assets.llama_config(hidden=128, layers=2, heads=2, intermediate=384), seed=1)
@@ -28,8 +23,8 @@ def two_chunks(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def same_state(same_bits: Callable[..., bool]) -> SameState:
-    def compare(one: State, other: State) -> bool:
+def same_state(same_bits):
+    def compare(one, other):
         assert one.slots.keys() == other.slots.keys() == {"exp_avg", "exp_avg_sq"}
         same = all(same_bits(one.slots[slot], other.slots[slot]) for slot in one.slots)
         return same and same_bits(one.weights, other.weights) and one.updates == other.updates
@@ -37,12 +32,12 @@ def same_state(same_bits: Callable[..., bool]) -> SameState:
     return compare
 
 
-def state(rank: Rank) -> State:
+def state(rank):
     found: State = rank.call(rank.rig.backend.export_state)
     return found
 
 
-def alone(rank: Rank, steps: int, rate: float = 3e-3) -> None:
+def alone(rank, steps, rate=3e-3):
     """So many steps without the others, of two samples each."""
     rank.rig.progress.formed = m.Generation(1, 0)
     for step in range(1, steps + 1):
@@ -52,11 +47,15 @@ def alone(rank: Rank, steps: int, rate: float = 3e-3) -> None:
         rank.call(lambda plan=plan: rank.rig.executor.train(plan, 0.0))
 
 
-@pytest.mark.parametrize("engine", ["gloo", "ring"])
-@pytest.mark.parametrize("backends", [("torch", "mlx", "torch"), ("mlx", "torch", "torch")], ids="->".join)
-def test_ranks_behind_are_given_the_state_of_one_ahead(
-    new_ranks: NewRanks, same_state: SameState, two_chunks: str, engine: m.Engine, backends: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(
+    ("engine", "backends"),
+    [
+        ("ring", ("mlx", "torch", "mlx")),
+        pytest.param("gloo", ("torch", "mlx", "torch"), marks=pytest.mark.tier("all")),
+        pytest.param("gloo", ("mlx", "torch", "torch"), marks=pytest.mark.tier("all")),
+    ],
+)
+def test_ranks_behind_are_given_the_state_of_one_ahead(new_ranks, same_state, two_chunks, engine, backends):
     ranks = new_ranks(engine, backends, model__path=two_chunks, group={"chunk_mb": 1})
     source, behind, level = ranks.ranks
     alone(source, 3)
@@ -93,10 +92,8 @@ def test_ranks_behind_are_given_the_state_of_one_ahead(
     assert 0 < reports[1].drift < reports[2].drift
 
 
-def test_a_rank_left_with_parts_of_two_states_says_so_and_takes_part_only_to_be_given_one(
-    new_ranks: NewRanks, same_state: SameState
-) -> None:
-    ranks = new_ranks("gloo", ("torch", "torch"))
+def test_a_rank_left_with_parts_of_two_states_says_so_and_takes_part_only_to_be_given_one(new_ranks, same_state):
+    ranks = new_ranks("ring", ("mlx", "mlx"))
     source, behind = ranks.ranks
     alone(source, 2)
     alone(behind, 1)
@@ -105,7 +102,7 @@ def test_a_rank_left_with_parts_of_two_states_says_so_and_takes_part_only_to_be_
         rank.begin(form)
     copy_in, taken = behind.rig.backend.copy_in, []
 
-    def once(part: str, arrays: Any) -> None:
+    def once(part, arrays):
         copy_in(part, arrays)
         taken.append(part)
         source.membership.abort()

@@ -1,21 +1,16 @@
 """The update-to-weight ratio: measured at the steps asked for, from the weights themselves, without changing them."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
-NewRig = Callable[..., Any]
 
-
-def flat(rig: Any) -> np.ndarray:
+def flat(rig):
     weights = rig.backend.copy_of("weights")
     return np.concatenate([weights[name].ravel() for name in sorted(weights)]).astype(np.float64)
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_it_is_the_norm_of_the_update_over_that_of_the_weights(new_rig: NewRig, backend: str) -> None:
+def test_it_is_the_norm_of_the_update_over_that_of_the_weights(new_rig, backend):
     rig, plain = new_rig(backend, optimizer__update_ratio_every=2), new_rig(backend)
     for step in range(1, 5):
         before = flat(rig)

@@ -1,12 +1,10 @@
 """A small Llama with a real BPE tokenizer and a chat template, and questions about the standard library to answer."""
 
+import functools
 import json
 import random
 from pathlib import Path
 from typing import Any
-
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from trainctl.trainer import demo_assets
 
@@ -21,22 +19,29 @@ SPECIALS = (
 VOCABULARY = 512
 
 
-def tokenizer(template: str | None = CHATML) -> Any:
-    """Byte-level BPE, learned from Python's own source text."""
+@functools.cache
+def _learned() -> str:
+    """Return byte-level BPE as JSON, learned from Python's own source text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     made: Any = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    text = Path(random.__file__).read_text("utf-8")
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = [*SPECIALS]
-    made.train_from_iterator(
-        [text], trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[*SPECIALS], initial_alphabet=alphabet)
+    made.train_from_iterator([Path(random.__file__).read_text("utf-8")], trainer)
+    return str(made.to_str())
+
+
+def tokenizer(template: str | None = CHATML) -> Any:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    made: Any = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_learned()), bos_token="<bos>", eos_token="<|im_end|>", pad_token="<pad>"
     )
-    whole: Any = PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<bos>", eos_token="<|im_end|>", pad_token="<pad>"
-    )
-    whole.chat_template = template
-    return whole
+    made.chat_template = template
+    return made
 
 
 def make_chat_model(folder: Path, template: str | None = CHATML, **shape: int) -> Path:

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import psutil
 from tests.lacking import ROOT
+from tests.trainer.support.passes import blocks, loss_and_gradient
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.config import run_file
@@ -26,12 +27,25 @@ from trainctl.trainer.adapters.dropout import token_keys
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data import batch as batches
 
+LORA = {"adapter": {"kind": "lora", "rank": 4, "dropout": 0.1}}
+SAVING = {"model__gradient_checkpointing": "all", "model__chunked_loss": "on"}
+RAGGED = ("4x20", "3x17", "2x9", "1x8", "1x20")
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
+    "full": ({}, ("4x20",), 1e-5),
+    "ragged": ({"data__kind": "rows"}, RAGGED, 1e-5),
+    "ragged lora": (LORA | {"data__kind": "rows"}, RAGGED, 1e-5),
+    "saving": (SAVING, RAGGED, 1e-5),
+    "saving lora": (LORA | SAVING, RAGGED, 1e-5),
+    "bfloat16": ({"model__dtype": "bfloat16"}, RAGGED, 2e-2),
+    "autotuned": ({"model__compile": "max-autotune"}, ("4x20",), 1e-5),
+}
+"""Changes of the run file, sizes of micro-batches, and the tolerance of a gradient."""
 PASSES = 3
 """Of each size: a CUDA graph is recorded in a later pass than the first, and only then replayed."""
 
 
 def compare(run: Path, sizes: Sequence[str], cache: Path, **environment: str) -> dict[str, Any]:
-    """What this module prints of a run file, in a process of its own that keeps compiled code in a folder."""
+    """Return what this module prints of a run file, in a process of its own that keeps compiled code in a folder."""
     words = [sys.executable, "-m", "tests.trainer.support.compiled_losses", str(run), *sizes]
     variables = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONFAULTHANDLER": "1", **environment}
     done = subprocess.run(
@@ -43,7 +57,6 @@ def compare(run: Path, sizes: Sequence[str], cache: Path, **environment: str) ->
 
 
 def check(found: dict[str, Any], loss_tolerance: float, tolerance: float) -> None:
-    """That compiled layers learn as others do, of what `compare` found."""
     for size, (loss, gradient, equal) in found["sizes"].items():
         assert loss < loss_tolerance and gradient < tolerance, size
         assert equal, "evaluations aren't compiled"
@@ -53,33 +66,22 @@ def check(found: dict[str, Any], loss_tolerance: float, tolerance: float) -> Non
     assert found["left"] == 0, "no process outlives a trainer that is killed"
 
 
-def loss_and_gradient(backend: Any, *given: batches.Batch) -> tuple[float, Any]:
-    """Of a step of these micro-batches."""
-    backend.clear()
-    for one in given:
-        backend.forward(one, 1.0)
-        backend.backward()
-        backend.accumulate()
-    gradients = [array.ravel().copy() for array in backend.copy_of("accumulators").values()]
-    return backend.totals().sums.losses["tokens"], np.concatenate(gradients)
-
-
 def batch(rows: int, length: int) -> batches.Batch:
-    """With the keys of dropout, and some targets that don't count."""
-    tokens = np.random.default_rng(length).integers(0, 200, (rows, length + 1), dtype=np.int32)
-    made = batches.from_blocks(tokens)
+    """Make a micro-batch with the keys of dropout, and some targets that don't count."""
+    made = blocks(rows, length, seed=length)
     made.counted[0, : length // 2] = 0
     return dataclasses.replace(made, keys=token_keys(1, np.arange(rows), length))
 
 
 def apart(plain: Any, compiled: Any, *given: batches.Batch) -> list[float]:
-    """Relative differences of loss and gradient."""
+    """Return relative differences of loss and gradient."""
     (loss, gradient), (other, same) = (loss_and_gradient(one, *given) for one in (plain, compiled))
-    return [abs(other / loss - 1), float(np.linalg.norm(same - gradient) / np.linalg.norm(gradient))]
+    one, two = (np.concatenate([array.ravel() for array in arrays.values()]) for arrays in (gradient, same))
+    return [abs(other / loss - 1), float(np.linalg.norm(two - one) / np.linalg.norm(one))]
 
 
 def recorded_graphs(device: str) -> int:
-    """Those that this process holds of a CUDA device: they follow each other in trees."""
+    """Count those that this process holds of a CUDA device: they follow each other in trees."""
     if not device.startswith("cuda"):
         return 0
     from torch._inductor.cudagraph_trees import get_manager
@@ -94,7 +96,6 @@ def recorded_graphs(device: str) -> int:
 
 
 def main() -> None:
-    """Of the node "here"."""
     import torch
 
     config = run_file.read(Path(sys.argv[1]))

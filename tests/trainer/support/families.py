@@ -2,11 +2,11 @@
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 SMALL = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -36,6 +36,8 @@ class Family:
     others: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def config(self, **changes: Any) -> Any:
+        import transformers
+
         settings = json.loads(json.dumps({**SMALL, "rope_parameters": self.rope, **self.others, **changes}))
         return transformers.AutoConfig.for_model(self.kind, **settings)
 
@@ -114,17 +116,16 @@ FAMILIES = {
     "starcoder2": theta("starcoder2", 1e5),
 }  # fmt: skip
 """By a name of the test's."""
-IN_MAKE_TEST = (
-    "llama", "llama3", "mistral", "phi3", "phi3-longrope", "qwen2", "qwen2-10000", "qwen3", "smollm3", "gemma2",
-    "gemma3",
-)  # fmt: skip
-EACH = [pytest.param(name, marks=[] if name in IN_MAKE_TEST else [pytest.mark.tier("soak")]) for name in FAMILIES]
-"""Arguments of a test: `make test` has some of the families, `make soak` all."""
+IN_MAKE_TEST, IN_TEST_ALL = ("llama3", "phi3-longrope", "gemma3"), ("mistral", "qwen2", "qwen3", "smollm3", "gemma2")
+TIERS = dict.fromkeys(FAMILIES, "soak") | dict.fromkeys(IN_TEST_ALL, "all") | dict.fromkeys(IN_MAKE_TEST, "test")
+EACH = [pytest.param(name, marks=pytest.mark.tier(tier)) for name, tier in TIERS.items()]
+"""Arguments of a test of each family. `make test` has scaled RoPE, long factors, and windows with their own RoPE."""
 
 
 def save(name: str, folder: Path, **changes: Any) -> Path:
     """A random model of a family in float32 in `folder`, as `save_pretrained` writes it; `changes`: of its sizes."""
     import torch
+    import transformers
 
     torch.manual_seed(11)
     loader: Any = transformers.AutoModelForCausalLM
@@ -134,3 +135,14 @@ def save(name: str, folder: Path, **changes: Any) -> Path:
             values.fill_(0.7)
     model.save_pretrained(folder)
     return folder
+
+
+def learnable_samples() -> list[dict[str, list[int]]]:
+    """Return samples of different lengths, whose tokens a small model learns soon."""
+    chance = random.Random(2)
+    found = []
+    for _ in range(60):
+        length, start = chance.choice([3, 5, 9, 20]), chance.randrange(1, SMALL["vocab_size"] // 2)
+        tokens = [start + at % 5 for at in range(length)]
+        found.append({"tokens": tokens, "mask": [int(at > length // 3) for at in range(length)]})
+    return found

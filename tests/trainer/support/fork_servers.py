@@ -25,7 +25,6 @@ class ForkServers:
     def pid(self, engine: Engine) -> int:
         """Of the server, which is there once `prepare` or `take` was called."""
         server = self._standbys[engine]._server
-        assert server is not None
         return server.process.pid
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
-from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.step.executor import Identity
 
@@ -27,14 +26,6 @@ class Line:
     def tell(self, *orders: m.ToTrainer) -> None:
         for order in orders:
             self._socket.send_multipart([self._trainer, codec.encode(order)])
-
-    def be_away(self, seconds: float) -> None:
-        """End the agent's socket, and open another one at its address so long after."""
-        context, address = self._socket.context, self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.close()
-        time.sleep(seconds)
-        self._socket = new_socket(context, zmq.ROUTER)
-        self._socket.bind(address)
 
     def close(self) -> None:
         self._socket.close(linger=0)

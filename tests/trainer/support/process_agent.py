@@ -1,11 +1,10 @@
-"""An agent that speaks with one trainer process."""
+"""An agent that speaks with trainer processes."""
 
 import contextlib
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,21 +19,19 @@ from trainctl.protocol.wire.sockets import new_socket
 
 G = 12
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
-DEADLINE_SECONDS = HANG_SECONDS
 M = TypeVar("M", bound=m.Message)
 
 
 class Agent:
-    """The agent's end: a ROUTER at a socket file, and the trainer that was started to connect to it."""
+    """A ROUTER at a socket file, and the trainer of rank 0 that was started to connect to it."""
 
     def __init__(self, node: Path, run_file: Path, socket_folder: Path) -> None:
         self.paths = RunPaths(node / "runs" / "r")
-        self.paths.directory.mkdir(parents=True)
         self._run_file = run_file
         self.endpoint = f"ipc://{socket_folder / 'a'}"
         self._context = zmq.Context()
         self.trainer = b""  # who sent the last message
-        self._processes: list[subprocess.Popen[str]] = []
+        self.processes: list[subprocess.Popen[str]] = []
         self.listen()
 
     def listen(self) -> None:
@@ -45,35 +42,27 @@ class Agent:
         self.socket.close()
 
     def start(self, *more: str) -> "subprocess.Popen[str]":
+        self.paths.directory.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self._run_file, self.paths.run_file)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         command = [sys.executable, "-m", "trainctl.trainer", "--run-directory", str(self.paths.directory), "--run", "r"]
         command += ["--node", "here", "--rank", "0", "--endpoint", self.endpoint, *more]
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._processes.append(process)
-        return process
+        out: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        self.processes.append(subprocess.Popen(command, env=environment, start_new_session=True, **out))
+        return self.processes[-1]
 
     def tell(self, order: m.ToTrainer) -> None:
         self.socket.send_multipart([self.trainer, codec.encode(order)])
 
     def hear(self, kind: type[M], wanted: Callable[[M], bool] = lambda message: True) -> M:
-        """The next message of a kind; others are passed over. Fails at the deadline."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-            identity, frame = self.socket.recv_multipart()
-            self.trainer = identity
+        """Return the next message of a kind; others are passed over."""
+        while self.socket.poll(int(1000 * HANG_SECONDS)):
+            self.trainer, frame = self.socket.recv_multipart()
             message = codec.decode_answer(frame)
             assert isinstance(message, kind) or not isinstance(message, m.TrainerFailed), message
             if isinstance(message, kind) and wanted(message):
                 return message
-        raise AssertionError(f"no {kind.__name__} within {DEADLINE_SECONDS:.0f} s")
+        raise AssertionError(f"no {kind.__name__}")
 
     def form(self, generation: m.Generation) -> None:
         self.tell(m.Form(run="r", generation=generation, engine="none", ranks=(0,)))
@@ -93,14 +82,14 @@ class Agent:
         return self.hear(m.Report, lambda report: report.seq == seq)
 
     def leave(self, process: "subprocess.Popen[str]") -> str:
-        """Ask it to leave, see it go with status 0, and return what it wrote on standard error."""
+        """Ask it to leave, check that its status is 0, and return what it wrote on standard error."""
         self.tell(m.Leave(run="r", reason="the test is over"))
         _, errors = process.communicate(timeout=HANG_SECONDS)
         assert process.returncode == 0, errors
         return errors
 
     def close(self) -> None:
-        for process in self._processes:
+        for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 if process.poll() is None:
                     process.kill()

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import psutil
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.collective.group import ReducerGroup
@@ -25,12 +25,22 @@ T = TypeVar("T")
 
 
 def pid_of(reducer: ReducerProcess) -> int:
-    """The process of a reducer, once there is one."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while (pid := reducer.life.pid) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    """Return the process of a reducer, once there is one."""
+    pid: int = until(lambda: reducer.life.pid)
     return pid
+
+
+def form_of(offer: m.Offer, endpoints: tuple[tuple[str, ...], ...], deadline: float = DEADLINE_SECONDS) -> m.Form:
+    """Return the order to form what all ranks were offered, whose layouts have the digest x."""
+    return m.Form(
+        run="r",
+        generation=offer.generation,
+        engine=offer.engine,
+        ranks=tuple(range(len(endpoints))),
+        endpoints=endpoints,
+        layout_digest="x",
+        deadline_seconds=deadline,
+    )
 
 
 class Rank:
@@ -59,12 +69,10 @@ class Rank:
         """What the control thread does with an order to form."""
         assert self.rig.progress.form(form)
         group = self.membership.form(form)
-        assert isinstance(group, ReducerGroup)
         self.group = group
 
     def complete(self, form: m.Form) -> None:
         """What the main thread does then."""
-        assert self.group is not None
         self.group.complete()
         if form.source is not None:
             rig = self.rig
@@ -82,7 +90,6 @@ class Rank:
 
     def reducer(self) -> psutil.Process:
         """The process of the group that is formed."""
-        assert self.group is not None
         return psutil.Process(pid_of(self.group._reducers[0]))
 
     def close(self) -> None:

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import transformers
 from tests.conftest import ROOT
 from tests.trainer.support.chat_model import VOCABULARY, tokenizer
-from tokenizers.processors import TemplateProcessing
 
 T5 = {
     "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "relative_attention_num_buckets": 8,
@@ -26,6 +24,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def encoder_tokenizer(kind: str) -> Any:
     """One that ends what it is given with its end token, as T5's, and begins it with another one, as BART's."""
+    from tokenizers.processors import TemplateProcessing
+
     made, end = tokenizer(None), "<|im_end|>"
     begin = "<bos> " if kind == "bart" else ""
     ids = [(token, made.convert_tokens_to_ids(token)) for token in ("<bos>", end)]
@@ -36,6 +36,7 @@ def encoder_tokenizer(kind: str) -> Any:
 def make_seq2seq_model(folder: Path, name: str = "t5") -> Path:
     """A Hugging Face directory at `folder`."""
     import torch
+    import transformers
 
     kind, shape = KINDS[name]
     made = encoder_tokenizer(kind)

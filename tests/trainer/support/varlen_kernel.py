@@ -4,17 +4,25 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 Compute = Callable[..., Any]
 
 
 def by_document(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor,
-    longest: int, longest_key: int, *, scale: float | None, window_size: tuple[int, int],
+    query: Any,
+    key: Any,
+    value: Any,
+    starts: Any,
+    ends: Any,
+    longest: int,
+    longest_key: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
     enable_gqa: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """What torch documents of `varlen_attn` with the window of causal attention."""
+) -> Any:
+    """Attend as torch documents `varlen_attn` with the window of causal attention."""
+    import torch
+
     assert starts is ends
     assert starts.dtype == torch.int32
     assert starts.is_contiguous()

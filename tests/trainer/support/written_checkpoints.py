@@ -8,12 +8,27 @@ from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints import files
 
 
+def loop_of(step: int) -> files.LoopState:
+    return files.LoopState(
+        step=step,
+        cursor=step,
+        updates=step,
+        loss_scale=1.0,
+        loss_scale_good_steps=0,
+        seed=0,
+        samples=9,
+        layout_digest="l",
+        data_digest="d",
+    )
+
+
+def write_small(folder: Path, model: Path, step: int, value: float, count: int = 2) -> Path:
+    """Write a checkpoint of a weight with so many equal numbers."""
+    array = {"w": np.full(count, value, np.float32)}
+    state = State(array, {"exp_avg": array, "exp_avg_sq": array}, step, {"torch.cpu": np.arange(3, dtype=np.uint8)})
+    files.write(folder / f"step-{step}", "r", loop_of(step), state, model)
+    return folder / f"step-{step}"
+
+
 def written(run: Path, step: int, value: float = 1.0) -> Path:
-    array = {"w": np.full(2000, value, np.float32)}
-    loop = files.LoopState(
-        step=step, cursor=step, updates=step, loss_scale=1.0, loss_scale_good_steps=0, seed=0, samples=9,
-        layout_digest="l", data_digest="d",
-    )  # fmt: skip
-    folder = run / "checkpoints" / f"step-{step}"
-    files.write(folder, "run-1", loop, State(array, {"exp_avg": array}, step), run.parents[1] / "model")
-    return folder
+    return write_small(run / "checkpoints", run.parents[1] / "model", step, value, 2000)

@@ -1,8 +1,6 @@
 """Rows answered as prompts: by the row's number alone, cut to what a message holds, and errors in their place."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -25,26 +23,26 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return make_chat_model(tmp_path_factory.mktemp("answers") / "model")
 
 
 class Recorded:
     """A backend that answers with fixed tokens, and notes what it was asked."""
 
-    def __init__(self, tokens: list[int]) -> None:
+    def __init__(self, tokens):
         self.tokens, self.asked = tokens, list[tuple[list[int], Decoding]]()
 
-    def generate(self, prompt: Any, how: Decoding, ends: Any, on_token: Any) -> list[int]:
+    def generate(self, prompt, how, ends, on_token):
         self.asked.append(([*prompt], how))
         return self.tokens[: how.max_tokens]
 
 
-def answerer(backend: Any, model: Path, options: AnswerOptions, longest: int | None = None) -> RowAnswerer:
+def answerer(backend, model, options, longest=None):
     return RowAnswerer(Answerer(backend, row_tokenizer(model, "model", "run.toml"), longest, plain=False), options)
 
 
-def test_each_form_of_a_prompt_is_asked_with_the_row_s_own_seed(model: Path) -> None:
+def test_each_form_of_a_prompt_is_asked_with_the_row_s_own_seed(model):
     backend = Recorded([5, 6])
     found = answerer(backend, model, AnswerOptions(max_tokens=8, temperature=0.5, top_p=0.9, seed=3)).process(10, ROWS)
     assert {(one["tokens"], one["ended"], "cut" in one) for one in found} == {(2, False, False)}
@@ -58,7 +56,7 @@ def test_each_form_of_a_prompt_is_asked_with_the_row_s_own_seed(model: Path) -> 
     assert again.asked == backend.asked[2:]
 
 
-def test_bad_rows_have_an_error_in_their_place(model: Path) -> None:
+def test_bad_rows_have_an_error_in_their_place(model):
     only = [{"role": "assistant", "content": "It repeats."}]
     bad = [
         "{",
@@ -74,7 +72,7 @@ def test_bad_rows_have_an_error_in_their_place(model: Path) -> None:
         assert part in one["error"]
 
 
-def test_an_answer_at_the_end_of_messages_is_left_out(model: Path) -> None:
+def test_an_answer_at_the_end_of_messages_is_left_out(model):
     whole = [*CHAT, {"role": "assistant", "content": "It repeats."}]
     backend = Recorded([5])
     rows = [json.dumps({"messages": messages}) for messages in (CHAT, whole)]
@@ -83,7 +81,7 @@ def test_an_answer_at_the_end_of_messages_is_left_out(model: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["plain", "\x00" * 9000, "\u00e4\U0001f600" * 4000, "a" * ANSWER_BYTES])
-def test_the_answers_of_a_slice_fit_into_a_request(text: str) -> None:
+def test_the_answers_of_a_slice_fit_into_a_request(text):
     kept = fitting(text, ANSWER_BYTES)
     size = len(msgspec.json.encode(kept))
     assert text.startswith(kept) and size <= ANSWER_BYTES
