@@ -19,7 +19,7 @@ FACTS = ModelFacts(
     ("length", "adapter", "says"),
     [
         (128, {}, []),
-        (129, {}, ["data.sequence_length 129 is above the model's max_position_embeddings 128"]),
+        (129, {}, ["data.sequence_length 129 is above the 128 positions"]),
         (64, {"kind": "lora", "rank": 15}, []),
         (64, {"kind": "lora", "rank": 16}, ["adapter.rank 16 is not below the smaller dimension of k_proj, 16"]),
         (64, {"kind": "lora", "rank": 16, "targets": ["q_proj"]}, []),

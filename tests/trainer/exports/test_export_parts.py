@@ -21,12 +21,12 @@ from trainctl.protocol.config.run_tables import (
     RunFile,
     RunTable,
 )
+from trainctl.protocol.config.stored_weights import StoredTensor
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config
 from trainctl.trainer.checkpoints.files import LoopState
-from trainctl.trainer.common.model_files import StoredTensor
 from trainctl.trainer.exports.data_files import read_data_files
 from trainctl.trainer.exports.fused import change_of, shards
 from trainctl.trainer.exports.history import History, read_history
@@ -38,7 +38,7 @@ NAN = float("nan")
 
 
 def test_weights_go_into_the_files_of_the_base() -> None:
-    base = {"a": StoredTensor("2.safetensors", (1,), "F32"), "b": StoredTensor("1.safetensors", (1,), "F32")}
+    base = {name: StoredTensor(Path(f"{at}.safetensors"), "F32", (1,), 0, 4) for name, at in (("a", 2), ("b", 1))}
     assert shards(["a", "b", "new"], base) == {"2.safetensors": ["a"], "1.safetensors": ["b", "new"]}
     assert shards(["a"], {}) == {"model.safetensors": ["a"]}
 

@@ -254,17 +254,6 @@ def test_pairs_show_in_the_first_file(tmp_path: Path) -> None:
     assert found == [True, True, False, False, False]
 
 
-def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
-    for name in ("model-1.safetensors", "model-2.safetensors", "consolidated.safetensors"):
-        (tmp_path / name).write_bytes(bytes(1000))
-    assert init_probe.model(tmp_path).parameters == 1000
-    (tmp_path / "consolidated.safetensors").rename(tmp_path / "other.safetensors")
-    for path in tmp_path.glob("model*"):
-        path.unlink()
-    assert init_probe.model(tmp_path).parameters == 500
-
-
 @pytest.mark.parametrize(("steps", "every"), [(1, 2), (12, 2), (40, 4), (1000, 100)])
 def test_a_run_is_evaluated_about_ten_times_but_not_at_every_step(steps: int, every: int) -> None:
     assert init_values.every(steps) == every

@@ -17,6 +17,7 @@ from trainctl.protocol.config import (
     input_checks,
     objective_checks,
     quantization,
+    stored_weights,
     toml_file,
 )
 from trainctl.protocol.config.alert_rules import check_thresholds
@@ -260,13 +261,11 @@ def _check_model(config: RunFile, where: str) -> None:
     if table.init == "random":
         families.check_random(model / "config.json", where)
         return
-    weights = sorted(model.glob("*.safetensors"))
-    if not weights:
-        raise InvalidInputError(
-            where, f'{model} has a config.json but no *.safetensors weights; model.init = "random" needs none'
-        )
-    for file in weights:
-        input_checks.check_weights(file, where)
+    if not stored_weights.weight_files(model, where):
+        wanted = f"{stored_weights.SINGLE_FILE} or {stored_weights.INDEX_FILE}"
+        problem = f'{model} has a config.json but no weights ({wanted}); model.init = "random" needs none'
+        raise InvalidInputError(where, problem)
+    stored_weights.stored_tensors(model, where)
 
 
 def _check_quantization(config: RunFile, model: Path, where: str) -> None:

@@ -15,9 +15,10 @@ import psutil
 
 from trainctl.protocol.config import families, names, run_file
 from trainctl.protocol.config.input_checks import PAIR_FIELDS
-from trainctl.protocol.config.model_facts import ModelFacts, read_facts, weight_files
+from trainctl.protocol.config.model_facts import ModelFacts, context_limit, read_facts
 from trainctl.protocol.config.presets import Preset, preset_of
 from trainctl.protocol.config.run_tables import ComputeDtype, DataKind
+from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import local_agents, nvidia
 from trainctl.protocol.machine.local_agents import LocalAgent
@@ -185,7 +186,7 @@ def _interface(name: str, address: str, netmask: str | None) -> Interface:
 
 def model(path: Path) -> Model:
     """Raises InvalidInputError if it isn't a model's folder."""
-    config, weights = path / "config.json", weight_files(path)
+    config = path / "config.json"
     if not config.is_file():
         raise InvalidInputError("--model", f"no Hugging Face model (config.json and *.safetensors) in {path}")
     try:
@@ -193,18 +194,18 @@ def model(path: Path) -> Model:
     except (OSError, ValueError) as error:
         raise InvalidInputError("--model", f"{config} is not a JSON object: {error}") from None
     stated = stated if isinstance(stated, dict) else {}
-    facts = read_facts(path, "--model")
+    facts, weights = read_facts(path, "--model"), weight_files(path, "--model")
     if not weights:
         families.check_random(config, "--model")
     kind = stated.get("dtype") or stated.get("torch_dtype")
     size = _BYTES_OF_DTYPE.get(str(kind), 2) if kind else 4
-    positions = stated.get("max_position_embeddings")
+    positions = facts.positions if facts is not None else context_limit(stated)
     stored = sum(file.stat().st_size for file in weights) // size
     parameters = stored
     if facts is not None and (facts.quantized or not weights):
         parameters = sum(map(math.prod, facts.shapes.values()))
     return Model(
-        path, parameters, positions if isinstance(positions, int) and positions >= 2 else None,
+        path, parameters, positions if positions is not None and positions >= 2 else None,
         (path / "tokenizer.json").is_file(), facts, not weights,
         bool(stated.get("is_encoder_decoder")),
     )  # fmt: skip
