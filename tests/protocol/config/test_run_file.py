@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 from tests.protocol.support.run_files import good, with_value
 
-from trainctl.protocol.config import run_file, run_tables
+from trainctl.protocol.config import data_files, run_file, run_tables
 from trainctl.protocol.config.policies import PolicyTables
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError
 from trainctl.protocol.machine.file_digests import data_digests
@@ -628,7 +628,7 @@ def test_a_glob_takes_the_files_of_the_kind_in_order(tmp_path: Path) -> None:
         config = run_file.read(tmp_path / "run.toml", {"data.path": pattern})
         run_file.check_paths(config)
         path = Path(config.data.path)
-        names = [file.relative_to(tmp_path).as_posix() for file in run_file.data_files(path, "text")]
+        names = [file.relative_to(tmp_path).as_posix() for file in data_files.data_files(path, "text")]
         assert [file.name for file in data_digests(path, "text").files] == [
             name.removeprefix("data/") for name in names
         ]

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.data_files import data_files, lacks_files
 from trainctl.protocol.config.hub_models import is_hub_id, model_folder
-from trainctl.protocol.config.run_file import data_files, lacks_files
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.errors import InvalidInputError

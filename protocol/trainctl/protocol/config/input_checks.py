@@ -45,7 +45,7 @@ def check_samples(path: Path, where: str, *, grows: bool = False) -> None:
 def check_rows(path: Path, where: str, *, grows: bool = False, pairs: bool = False, apart: bool = False) -> None:
     """Whether the first lines of a JSON-lines file are rows of training data, or `pairs` of answers, or prompts `apart`
     from their completions; Parquet is left to the trainer. `grows` as for samples. Raises InvalidInputError."""
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         return
     fields, kinds = (APART_FIELDS, APART_KINDS) if apart else (PAIR_FIELDS, PAIR_KINDS)
     for place, line in _first_lines(path, where, grows=grows):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from trainctl.protocol.config import families, names, run_file
+from trainctl.protocol.config import data_files, families, names
 from trainctl.protocol.config.input_checks import PAIR_FIELDS
 from trainctl.protocol.config.model_facts import ModelFacts, context_limit, read_facts
 from trainctl.protocol.config.presets import Preset, preset_of
@@ -90,8 +90,8 @@ class Model(NamedTuple):
 def data_kind(path: Path) -> DataKind:
     """Of a file by its suffix and first line, of a folder or a glob by its files. Raises InvalidInputError for one that
     can't be read."""
-    if path.is_dir() or run_file.is_glob(path):
-        has_text, has_rows = (bool(run_file.data_files(path, kind)) for kind in ("text", "rows"))
+    if path.is_dir() or data_files.is_glob(path):
+        has_text, has_rows = (bool(data_files.data_files(path, kind)) for kind in ("text", "rows"))
         if not has_text and not has_rows and not path.is_dir():
             raise InvalidInputError("--data", f"{path} matches no *.txt, *.jsonl, *.ndjson or *.parquet file")
         return "rows" if has_rows and not has_text else "text"
@@ -109,7 +109,7 @@ def data_kind(path: Path) -> DataKind:
 def has_pairs(path: Path) -> bool:
     """Whether the first file of row data has a chosen and a rejected answer: JSON lines in the first row, Parquet among
     its columns."""
-    file = next(iter(run_file.data_files(path, "rows")), None)
+    file = next(iter(data_files.data_files(path, "rows")), None)
     try:
         fields = set() if file is None else _columns(file) if file.suffix == ".parquet" else _fields(file)
     except (OSError, ValueError):
