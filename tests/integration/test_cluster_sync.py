@@ -12,7 +12,7 @@ from tests.integration.support.sshd import PYTHON, LoopbackSshd
 from tests.tui.support.cli_calls import assert_one_line, call, call_json, interrupt, started
 from tests.waiting import until
 
-from trainctl.protocol.config.run_file import PARTIAL_FOLDER
+from trainctl.protocol.config.data_files import PARTIAL_FOLDER
 from trainctl.trainer import demo_assets
 
 pytestmark = [pytest.mark.needs("sshd"), pytest.mark.needs("rsync")]

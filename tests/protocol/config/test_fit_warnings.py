@@ -20,7 +20,7 @@ NO_KL = "evaluations of a dpo run that trains all weights don't measure eval/kl,
 def test_what_rarely_does_what_is_meant() -> None:
     cases: tuple[tuple[int, str, dict[str, Any], list[str]], ...] = (
         (128, "sft", {}, []),
-        (129, "sft", {}, ["data.sequence_length 129 is above the model's max_position_embeddings 128"]),
+        (129, "sft", {}, ["data.sequence_length 129 is above the 128 positions"]),
         (64, "sft", {"kind": "lora", "rank": 15}, []),
         (64, "sft", {"kind": "lora", "rank": 16}, ["adapter.rank 16 is not below the smaller dimension of k_proj, 16"]),
         (64, "sft", {"kind": "lora", "rank": 16, "targets": ["q_proj"]}, []),

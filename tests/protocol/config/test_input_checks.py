@@ -7,7 +7,7 @@ import pytest
 import tomli_w
 from tests.protocol.support.run_files import good, with_value
 
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import data_files, run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import data_digests
@@ -49,18 +49,18 @@ def problem(folder: Path, overrides: dict[str, str] | None = None, node: str | N
     ("name", "raw", "says"),
     [
         ("model/config.json", None, "no Hugging Face model"),
-        ("model/model.safetensors", None, "no *.safetensors"),
+        ("model/model.safetensors", None, "no weights"),
         ("data/a.txt", None, "contains no *.txt"),
         ("data/a.txt", b"", "contains no *.txt"),
         ("model/config.json", b"{", "config.json is not a JSON object"),
         ("model/config.json", b'{"quantization_config": {"bits": 4}}', "quantization_config: its format isn't MLX's; "),
         ("model/config.json", b'{"quantization": {"bits": 4, "group_size": 64}}', "only whole weights can be trained"),
-        ("model/more.safetensors", b"", "more.safetensors is not a safetensors file: its first 8"),
-        ("model/more.safetensors", b"x" * 99, "its first 8 bytes are not a valid header length"),
-        ("model/more.safetensors", safetensors(b"{not"), "is not a safetensors file: "),
-        ("model/more.safetensors", safetensors(b"[1]"), "its top level is not an object"),
-        ("model/more.safetensors", safetensors(b'{"a": {"data_offsets": 7}}'), "data_offsets"),
-        ("model/more.safetensors", safetensors(data=7), "is truncated: it has 76 bytes"),
+        ("model/model.safetensors", b"", "model.safetensors is not a safetensors file: its first 8"),
+        ("model/model.safetensors", b"x" * 99, "its first 8 bytes are not a valid header length"),
+        ("model/model.safetensors", safetensors(b"{not"), "is not a safetensors file: "),
+        ("model/model.safetensors", safetensors(b"[1]"), "its top level is not an object"),
+        ("model/model.safetensors", safetensors(b'{"a": {"data_offsets": 7}}'), "data_offsets"),
+        ("model/model.safetensors", safetensors(data=7), "is truncated: it has 76 bytes"),
         ("data/a.txt", b"x" * 511, "the text has 512 tokens; one block needs 513"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_glob_takes_the_files_of_the_kind_in_order(folder: Path) -> None:
     ):
         assert problem(folder, {"data.path": pattern}) == ""
         path = Path(config(folder, {"data.path": pattern}).data.path)
-        assert [file.relative_to(folder).as_posix() for file in run_file.data_files(path, "text")] == names
+        assert [file.relative_to(folder).as_posix() for file in data_files.data_files(path, "text")] == names
         assert [f"data/{file.name}" for file in data_digests(path, "text").files] == names
 
 

@@ -38,10 +38,10 @@ def test_a_checkpoint_is_a_hugging_face_directory(new_rig, tmp_path, backend):
 
 def test_a_checkpoint_names_what_it_was_made_of():
     loop = loop_of(3)
-    files.check_fits(loop, msgspec.structs.replace(loop, step=7, updates=7), "here")
+    files.check_fits(loop, msgspec.structs.replace(loop, step=7, updates=7), "here", Path(), None)
     for key, value in (("seed", 99), ("samples", 1), ("layout_digest", "x"), ("data_digest", "x")):
         with pytest.raises(InvalidInputError, match=r"^here: the .* differs"):
-            files.check_fits(loop, msgspec.structs.replace(loop, **{key: value}), "here")
+            files.check_fits(loop, msgspec.structs.replace(loop, **{key: value}), "here", Path(), None)
 
 
 def test_a_state_of_another_model_is_refused_by_name(new_rig):

@@ -14,8 +14,8 @@ import pytest
 from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.trained_run import TrainedRun
 
+from trainctl.protocol.config.stored_weights import stored_tensors
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.trainer.common.model_files import stored_tensors
 from trainctl.trainer.exports import export_model, tensor_files
 from trainctl.trainer.exports.origin import ORIGIN_FILE
 from trainctl.trainer.exports.quantize_model import quantize
@@ -196,7 +196,11 @@ def test_fused_files_and_types_are_those_of_the_base(model, verified, tmp_path, 
     run = TrainedRun(tmp_path / "runs" / "run-1", base, library, adapter)
     monkeypatch.setattr(tensor_files, "LIBRARIES", tuple(x for x in tensor_files.LIBRARIES if x[0] == library))
     assert verified(run.paths, "fused")["dtype"] == "bfloat16"
-    assert stored_tensors(tmp_path / "out") == stored_tensors(base)
+    written, expected = (
+        {name: (tensor.file.name, tensor.dtype, tensor.shape) for name, tensor in stored_tensors(folder).items()}
+        for folder in (tmp_path / "out", base)
+    )
+    assert written == expected
     config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
     assert (config["dtype"], config["rope_theta"]) == ("bfloat16", config["rope_parameters"]["rope_theta"])
     assert difference(by_torch(tmp_path / "out", run), run) <= ROUNDED
@@ -282,9 +286,13 @@ def quantized(tmp_path_factory):
     quantize(str(whole), "mlx-4bit", None, folder / "model")
     packed: Any = mx.load(str(folder / "model" / "model.safetensors"))
     (folder / "model" / "model.safetensors").unlink()
+    placed: dict[str, str] = {}
     for number, part in enumerate(("weight", "scales", "biases"), 1):
         mine = {name: array for name, array in packed.items() if name.endswith(f".{part}")}
-        mx.save_safetensors(str(folder / "model" / f"model-0000{number}-of-00003.safetensors"), mine, {"format": "mlx"})
+        file = f"model-0000{number}-of-00003.safetensors"
+        mx.save_safetensors(str(folder / "model" / file), mine, {"format": "mlx"})
+        placed |= dict.fromkeys(mine, file)
+    (folder / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}), "utf-8")
     return TrainedRun(folder / "run-1", folder / "model", "torch", LORA)
 
 

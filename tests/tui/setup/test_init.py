@@ -229,17 +229,6 @@ def test_pairs_show_in_the_first_file(tmp_path: Path) -> None:
     assert found == [True, True, False, False, False]
 
 
-def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
-    for name in ("model-1.safetensors", "model-2.safetensors", "consolidated.safetensors"):
-        (tmp_path / name).write_bytes(bytes(1000))
-    assert init_probe.model(tmp_path).parameters == 1000
-    (tmp_path / "consolidated.safetensors").rename(tmp_path / "other.safetensors")
-    for path in tmp_path.glob("model*"):
-        path.unlink()
-    assert init_probe.model(tmp_path).parameters == 500
-
-
 @pytest.mark.parametrize(("mean", "samples", "batch"), [(512, None, 32), (100, 80, 8), (100, 5, 4), (32_768, None, 4)])
 def test_a_step_has_as_many_samples_as_its_tokens_take(mean: float, samples: int | None, batch: int) -> None:
     assert init_values.global_batch(mean, samples) == batch

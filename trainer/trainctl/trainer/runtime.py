@@ -421,6 +421,8 @@ def _ended_by(progress: Progress, status: StatusWriter, control: Control) -> Loo
 
 def _log_dataset(dataset: Dataset, config: run_tables.RunFile) -> None:
     _log_end(dataset, config)
+    for name, count in dataset.remarks.items():
+        log.warning("left out of the data: %s: %s", name, f"{count:,}")
     _log_lost(dataset, "samples")
     if dataset.evaluation is not None:
         _log_lost(dataset.evaluation, "held-out samples")

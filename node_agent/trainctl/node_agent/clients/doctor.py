@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.data_files import data_files, lacks_files
 from trainctl.protocol.config.hub_models import is_hub_id, model_folder
-from trainctl.protocol.config.run_file import data_files, lacks_files
 from trainctl.protocol.config.run_tables import NodeTable
+from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import disk_speed, facts
 from trainctl.protocol.machine.devices import read_devices
@@ -71,6 +72,8 @@ class Doctor:
         except OSError as error:
             problem = f"{error.filename or path}: {error.strerror or error}"
             return m.Digests(rid=request.rid, digest="", problem=problem)
+        except InvalidInputError as error:
+            return m.Digests(rid=request.rid, digest="", problem=str(error))
         return m.Digests(rid=request.rid, digest=found.whole, files=found.files)
 
     async def disk(self, request: m.DiskRequest) -> m.Disk:
@@ -114,7 +117,7 @@ class Doctor:
                 if request.what == "model":
                     return await _apart(lambda: model_digests(path, self._check))
                 return await _apart(lambda: data_digests(path, request.kind, self._check))
-        except OSError:
+        except (OSError, InvalidInputError):
             self._made.pop(stamp, None)
             raise
 
@@ -173,7 +176,7 @@ def _disk(rid: str, folder: Path) -> m.Disk:
 def _files(request: m.DigestsRequest, path: Path) -> list[Path]:
     """Only what a model or data can be made of is ever read. Raises OSError naming what isn't there."""
     if request.what == "model":
-        return [path / "config.json", *sorted(path.glob("*.safetensors"))]
+        return [path / "config.json", *weight_files(path)]
     found = data_files(path, request.kind)
     if not found:
         raise FileNotFoundError(2, lacks_files(path, request.kind), str(path))

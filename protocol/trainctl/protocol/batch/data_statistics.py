@@ -65,6 +65,7 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = SAMPLES  # what samples are called
     reference: ReferenceState | None = None  # None: they are not computed before the first step
     warning: str = ""  # what is missing at the end of texts and completions
+    remarks: dict[str, int] = {}  # what was left out of files and rows, and how often
     template: TemplateUse | None = None  # None: no conversations among the first rows
 
 

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from trainctl.protocol.config.model_facts import context_limit
 from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName
 from trainctl.protocol.errors import InvalidInputError
 
@@ -71,8 +72,8 @@ def check_objective(model: Path, objective: ObjectiveName, length: int, where: s
     if wanted and not encodes:
         problem = f'"seq2seq" needs an encoder-decoder model, such as T5 or BART; {family} is a decoder: set "sft"'
         raise InvalidInputError(f"{where}: objective.kind", problem)
-    positions = config.get("max_position_embeddings")
-    if encodes and isinstance(positions, int) and length > positions:
+    positions = context_limit(config)
+    if encodes and positions is not None and length > positions:
         problem = f"{length:,} is above the {positions:,} positions that {family} has: set at most {positions:,}"
         raise InvalidInputError(f"{where}: data.sequence_length", problem)
 

@@ -18,7 +18,7 @@ def _length(config: RunFile, facts: ModelFacts) -> str:
     if facts.positions is None or length <= facts.positions:
         return ""
     return (
-        f"data.sequence_length {length:,} is above the model's max_position_embeddings {facts.positions:,}: it was not "
+        f"data.sequence_length {length:,} is above the {facts.positions:,} positions that the model has: it was not "
         f"trained on positions after that; lower data.sequence_length"
     )
 

@@ -1,4 +1,4 @@
-"""Cheap checks of what a run file points at: weights by their header, samples by their first lines, text by its size.
+"""Cheap checks of what a run file points at: samples and rows by their first lines, text by its size.
 
 They need no tensor library, so the command line and the agent make them before a run directory exists.
 """
@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from trainctl.protocol.errors import InvalidInputError
 
@@ -22,9 +22,6 @@ PAIR_ALONE = (
     'has a chosen and a rejected answer, but no completion: train on pairs with objective.kind = "dpo" or "orpo"'
 )
 """What is wrong with a row that `is_pair` where a row with one answer is needed."""
-HEADER_LIMIT_BYTES = 100_000_000
-"""Most bytes of a header, as the safetensors format says."""
-_LENGTH_BYTES = 8
 _SAMPLE_LINES = 8
 _SAMPLE_BYTES = 16_777_216
 """Bytes of a line above which it and all that follows are left to the trainer to check."""
@@ -33,37 +30,9 @@ _SAMPLE_BYTES = 16_777_216
 def check_json(path: Path, where: str) -> None:
     """Whether a file holds one JSON object. Raises InvalidInputError, blaming `where` and naming the file."""
     try:
-        _object(path.read_bytes())
+        json_object(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InvalidInputError(where, f"{path} is not a JSON object: {_why(error)}") from None
-
-
-def check_weights(path: Path, where: str) -> None:
-    """Whether a file can be safetensors: 8 bytes of little-endian length, that much JSON, and all data it lists. The
-    layout is that of https://github.com/huggingface/safetensors#format. Raises InvalidInputError."""
-    _header(path, where)
-
-
-def stored_shapes(path: Path, where: str) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor in a safetensors file by its name. Raises InvalidInputError as `check_weights`."""
-    entries = {name: entry for name, entry in _header(path, where).items() if isinstance(entry, dict)}
-    return {name: tuple(entry["shape"]) for name, entry in entries.items() if _whole_numbers(entry.get("shape"))}
-
-
-def _header(path: Path, where: str) -> dict[str, Any]:
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if size < _LENGTH_BYTES or not 2 <= length <= min(HEADER_LIMIT_BYTES, size - _LENGTH_BYTES):
-                raise ValueError("its first 8 bytes are not a valid header length")
-            header = _object(file.read(length))
-        told = _LENGTH_BYTES + length + max((_data_end(entry) for entry in header.values()), default=0)
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(where, f"{path} is not a safetensors file: {_why(error)}") from None
-    if size < told:
-        raise InvalidInputError(where, f"{path} is truncated: it has {size:,} bytes, but its header lists {told:,}")
-    return header
+        raise InvalidInputError(where, f"{path} is not a JSON object: {reason(error)}") from None
 
 
 def check_samples(path: Path, where: str, *, grows: bool = False) -> None:
@@ -76,14 +45,14 @@ def check_samples(path: Path, where: str, *, grows: bool = False) -> None:
 def check_rows(path: Path, where: str, *, grows: bool = False, pairs: bool = False, apart: bool = False) -> None:
     """Whether the first lines of a JSON-lines file are rows of training data, or `pairs` of answers, or prompts `apart`
     from their completions; Parquet is left to the trainer. `grows` as for samples. Raises InvalidInputError."""
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         return
     fields, kinds = (APART_FIELDS, APART_KINDS) if apart else (PAIR_FIELDS, PAIR_KINDS)
     for place, line in _first_lines(path, where, grows=grows):
         try:
-            row = _object(line)
+            row = json_object(line)
         except ValueError as error:
-            raise InvalidInputError(where, f"{place}: not a JSON object: {_why(error)}") from None
+            raise InvalidInputError(where, f"{place}: not a JSON object: {reason(error)}") from None
         needs_all = pairs or apart
         if not needs_all and is_pair(row):
             raise InvalidInputError(where, f"{place}: {PAIR_ALONE}")
@@ -122,16 +91,16 @@ def _first_lines(path: Path, where: str, *, grows: bool) -> Iterator[tuple[str, 
                 if line.strip():
                     yield f"{path}: line {number}", line
     except OSError as error:
-        raise InvalidInputError(where, f"{path} cannot be read: {_why(error)}") from None
+        raise InvalidInputError(where, f"{path} cannot be read: {reason(error)}") from None
 
 
 def _check_sample(line: bytes, place: str, where: str) -> None:
     try:
-        sample = _object(line)
+        sample = json_object(line)
     except ValueError as error:
-        raise InvalidInputError(where, f"{place}: not a JSON object: {_why(error)}") from None
+        raise InvalidInputError(where, f"{place}: not a JSON object: {reason(error)}") from None
     tokens, mask = sample.get("tokens"), sample.get("mask")
-    if not isinstance(tokens, list) or not _whole_numbers(tokens):
+    if not isinstance(tokens, list) or not is_whole_numbers(tokens):
         raise InvalidInputError(where, f'{place}: "tokens" must be a list of whole numbers')
     if mask is None:
         return  # every token counts
@@ -141,12 +110,12 @@ def _check_sample(line: bytes, place: str, where: str) -> None:
         raise InvalidInputError(where, f"{place}: {len(tokens)} tokens but {len(mask)} mask values; give one per token")
 
 
-def _whole_numbers(value: Any) -> bool:
+def is_whole_numbers(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
 
 
-def _object(raw: bytes) -> dict[str, Any]:
-    """Raises ValueError; a file nested too deeply to be parsed counts as one that isn't JSON."""
+def json_object(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object in `raw`. Raises ValueError, also for one that is nested too deeply to be parsed."""
     try:
         found = json.loads(raw)
     except RecursionError:
@@ -156,17 +125,8 @@ def _object(raw: bytes) -> dict[str, Any]:
     return found
 
 
-def _data_end(entry: Any) -> int:
-    """Where a tensor's bytes end, counted from the header's end; 0 for what is no tensor, such as the metadata."""
-    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if offsets is None:
-        return 0
-    if not (_whole_numbers(offsets) and len(offsets) == 2):
-        raise ValueError("data_offsets must be two whole numbers")
-    return int(offsets[1])
-
-
-def _why(error: OSError | ValueError) -> str:
+def reason(error: OSError | ValueError) -> str:
+    """Return what was wrong with a file, without its name."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, UnicodeDecodeError):

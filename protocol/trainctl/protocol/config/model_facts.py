@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainctl.protocol.config import input_checks, quantization
+from trainctl.protocol.config.stored_weights import has_own_head, stored_tensors
+
+_LIMITS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "seq_length")
+"""Keys of config.json under which families state their longest sequence."""
+_POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight")
 
 
 class ModelFacts(NamedTuple):
@@ -30,28 +35,40 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
     input_checks.check_json(model / "config.json", where)
     whole: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
     config = whole["text_config"] if isinstance(whole.get("text_config"), dict) else whole
+    tensors = stored_tensors(model, where)
+    stored = {name: tensor.shape for name, tensor in tensors.items()}
     if whole.get("is_encoder_decoder"):
-        return _encoder_decoder(whole, _stored(model, where))
+        return _encoder_decoder(whole, stored, has_own_head(tensors))
     sizes: list[Any] = [
         config.get(key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     ]
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
-    stored = _stored(model, where)
     shapes = quantization.whole_shapes(stored, whole) or _matrices(config, *sizes)
-    if config.get("tie_word_embeddings", False) and "model.embed_tokens.weight" in shapes:
+    is_tied = config.get("tie_word_embeddings", False) and not has_own_head(tensors)
+    if is_tied and "model.embed_tokens.weight" in shapes:
         shapes.pop("lm_head.weight", None)
     stated = config.get("intermediate_size")
     intermediate = stated if isinstance(stated, int) else 4 * sizes[0]
-    stated = config.get("max_position_embeddings")
-    positions = stated if isinstance(stated, int) and stated > 0 else None
+    positions = context_limit(config, stored)
     width, layers, heads, vocabulary = sizes
     family = str(whole.get("model_type", ""))
     quantized = quantization.quantized_bytes(stored)
     return ModelFacts(family, shapes, width, intermediate, layers, heads, vocabulary, positions, quantized)
 
 
-def _encoder_decoder(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> ModelFacts | None:
+def context_limit(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]] = {}) -> int | None:
+    """Return the longest sequence in tokens that a model takes, by its configuration and by the rows of its table of
+    learned positions; None if neither states one. Models with relative positions alone, such as T5, have no limit."""
+    if "relative_attention_num_buckets" in config:
+        return None
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else {}
+    limits = [value for part in (config, text) for key in _LIMITS if isinstance(value := part.get(key), int)]
+    limits += [shape[0] for name, shape in shapes.items() if name.endswith(_POSITION_TABLES)]
+    return min((limit for limit in limits if limit > 0), default=None)
+
+
+def _encoder_decoder(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], own_head: bool) -> ModelFacts | None:
     """By the names of T5 and BART, of which both have a matrix of embeddings under three names."""
     encoder = _first(config, "encoder_layers", "num_layers")
     decoder = _first(config, "decoder_layers", "num_decoder_layers") or encoder
@@ -60,12 +77,13 @@ def _encoder_decoder(config: dict[str, Any], shapes: dict[str, tuple[int, ...]])
     if not (encoder and decoder and width and vocabulary and heads):
         return None
     shared = {f"{half}.embed_tokens.weight" for half in ("encoder", "decoder", "model.encoder", "model.decoder")}
-    tied = shared | ({"lm_head.weight"} if config.get("tie_word_embeddings", True) else set())
+    is_tied = config.get("tie_word_embeddings", True) and not own_head
+    tied = shared | ({"lm_head.weight"} if is_tied else set())
     own = {name: shape for name, shape in shapes.items() if name not in tied}
     inner = max(_first(config, key) or 0 for key in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim")) or 4 * width
     return ModelFacts(
         str(config.get("model_type", "")), own, width, inner, encoder + decoder, heads, vocabulary,
-        _first(config, "max_position_embeddings"), crossing=decoder,
+        context_limit(config, shapes), crossing=decoder,
     )  # fmt: skip
 
 
@@ -73,18 +91,6 @@ def _first(config: dict[str, Any], *keys: str) -> int | None:
     """The first of these values that is a whole number above 0."""
     found = (config.get(key) for key in keys)
     return next((value for value in found if isinstance(value, int) and value > 0), None)
-
-
-def weight_files(model: Path) -> list[Path]:
-    """The files of a directory's weights: model*.safetensors, or all *.safetensors if there is none. Others beside them
-    have the same weights under other names, as consolidated.safetensors has."""
-    return sorted(model.glob("model*.safetensors")) or sorted(model.glob("*.safetensors"))
-
-
-def _stored(model: Path, where: str) -> dict[str, tuple[int, ...]]:
-    return {
-        name: shape for file in weight_files(model) for name, shape in input_checks.stored_shapes(file, where).items()
-    }
 
 
 def _matrices(

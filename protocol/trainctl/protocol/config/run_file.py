@@ -1,7 +1,6 @@
 """The run file: one TOML document that describes a training run; read, checked, and seen from one node."""
 
 import contextlib
-import glob
 import json
 import tomllib
 from collections.abc import Iterator
@@ -17,19 +16,18 @@ from trainctl.protocol.config import (
     input_checks,
     objective_checks,
     quantization,
+    stored_weights,
     toml_file,
 )
 from trainctl.protocol.config.alert_rules import check_thresholds
+from trainctl.protocol.config.data_files import check_form, data_files, is_glob, lacks_files
 from trainctl.protocol.config.objectives import objective_name, objective_of
 from trainctl.protocol.config.policies import HELD_OUT_POLICIES, POLICIES, check_policies
-from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
+from trainctl.protocol.config.run_tables import SUFFIXES, NodeTable, RunFile
 from trainctl.protocol.config.validation_errors import NO_CHOICE, UNKNOWN_FIELD
 from trainctl.protocol.errors import Collected, InvalidInputError
 
 _EARLIER = "'s version of trainctl"
-PARTIAL_FOLDER = ".trainctl-partial"
-"""A hidden folder of files that `trainctl cluster sync` hasn't copied completely; they are no data."""
-_WILDCARDS = frozenset("*?[")
 STANDARD_INPUT = "-"
 """As data.path: `trainctl run` copies its standard input into a growing file, and trains on that."""
 
@@ -202,35 +200,6 @@ def _torch_only(config: RunFile) -> list[str]:
     return found
 
 
-def data_files(path: Path, kind: DataKind) -> list[Path]:
-    """The files that data of a kind are read from, in order: a folder's or a glob's by their suffix, or the file
-    itself."""
-    if path.is_dir():
-        found = (file for suffix in SUFFIXES[kind] for file in path.rglob(f"*{suffix}"))
-        return sorted(file for file in found if PARTIAL_FOLDER not in file.parts)
-    if not is_glob(path):
-        return [path]
-    matches = set(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207  as a shell, without hidden files
-    return sorted(file for file in matches if file.suffix in SUFFIXES[kind] and file.is_file())
-
-
-def lacks_files(path: Path, kind: DataKind) -> str:
-    """What to say of a folder or a glob without data."""
-    suffixes = " or ".join(f"*{suffix}" for suffix in SUFFIXES[kind])
-    return f"{'matches' if is_glob(path) else 'contains'} no {suffixes} file"
-
-
-def is_glob(path: Path) -> bool:
-    """Whether a path has wildcards and isn't the name of a file or folder."""
-    return glob_root(path) != path and not path.exists()
-
-
-def glob_root(path: Path) -> Path:
-    """The folder above the first part with a wildcard; without one, the path itself."""
-    first = next((part for part in reversed((path, *path.parents)) if _WILDCARDS & set(part.name)), None)
-    return path if first is None else first.parent
-
-
 def _check_tokenizer(config: RunFile, where: str) -> None:
     """Whether the model has the tokenizer that the run file asks for, if the model is on this machine."""
     model = Path(config.model.path)
@@ -260,13 +229,11 @@ def _check_model(config: RunFile, where: str) -> None:
     if table.init == "random":
         families.check_random(model / "config.json", where)
         return
-    weights = sorted(model.glob("*.safetensors"))
-    if not weights:
-        raise InvalidInputError(
-            where, f'{model} has a config.json but no *.safetensors weights; model.init = "random" needs none'
-        )
-    for file in weights:
-        input_checks.check_weights(file, where)
+    if not stored_weights.weight_files(model, where):
+        wanted = f"{stored_weights.SINGLE_FILE} or {stored_weights.INDEX_FILE}"
+        problem = f'{model} has a config.json but no weights ({wanted}); model.init = "random" needs none'
+        raise InvalidInputError(where, problem)
+    stored_weights.stored_tensors(model, where)
 
 
 def _check_quantization(config: RunFile, model: Path, where: str) -> None:
@@ -294,6 +261,7 @@ def _check_data(config: RunFile, where: str) -> None:
     if config.data.kind == "text" and not data.is_dir() and data.suffix.lower() in SUFFIXES["rows"]:
         problem = f'{data} has rows or samples, not plain text: set data.kind = "rows" (or "samples")'
         raise InvalidInputError(where, problem)
+    check_form(data, config.data.kind, where)
     files = data_files(data, config.data.kind)
     if not any(file.stat().st_size for file in files):
         if grows(config):

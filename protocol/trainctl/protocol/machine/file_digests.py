@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainctl.protocol.config.run_file import data_files, glob_root, is_glob
+from trainctl.protocol.config.data_files import data_files, glob_root, is_glob
 from trainctl.protocol.config.run_tables import DataKind
+from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.messages import FileDigest
 
 Check = Callable[[], None]
@@ -48,8 +49,9 @@ def file_digest(path: Path) -> str:
 
 
 def model_digests(model: Path, check: Check = lambda: None) -> FileDigests:
-    """Of a Hugging Face directory's configuration and weights."""
-    return files_digests([model / "config.json", *sorted(model.glob("*.safetensors"))], model, check)
+    """Return the digests of a Hugging Face directory's configuration and weights. Raises InvalidInputError as
+    `weight_files`."""
+    return files_digests([model / "config.json", *weight_files(model)], model, check)
 
 
 def data_digests(path: Path, kind: DataKind, check: Check = lambda: None) -> FileDigests:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.protocol.support.run_files import good, with_value
 
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import data_files, run_file
 from trainctl.protocol.config.cluster_file import Cluster, NodeEntry
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
@@ -25,7 +25,7 @@ def config(model: str | Path, data: str | Path, **node: str) -> RunFile:
 def here(tmp_path: Path) -> Path:
     """A model and data, with files around them that no run reads."""
     for name in ("m/config.json", "m/model.safetensors", "m/tokenizer.model", "m/.token.json", "m/optimizer.pt",
-                 "d/x [1]/a.txt", "d/b.txt", "d/key.pem", f"d/{run_file.PARTIAL_FOLDER}/c.txt"):  # fmt: skip
+                 "d/x [1]/a.txt", "d/b.txt", "d/key.pem", f"d/{data_files.PARTIAL_FOLDER}/c.txt"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     return tmp_path

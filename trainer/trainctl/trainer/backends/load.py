@@ -1,6 +1,7 @@
 """The builder: chooses a backend, and puts it together from model, objective, adapter and optimizer."""
 
 import importlib.util
+import logging
 import os
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
 from trainctl.trainer.objectives.registry import objective_for
 
+log = logging.getLogger(__name__)
 _MODULES: dict[BackendName, str] = {"torch": "torch", "mlx": "mlx_lm"}
 
 
@@ -35,6 +37,8 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
     if config.model.tf32:
         os.environ.setdefault("MLX_ENABLE_TF32", "1")  # which MLX reads once, when it first needs it
     kind = _backend(backend_of(config, node, where))
+    if (model / "adapter_config.json").is_file():
+        log.warning("%s has an adapter_config.json beside whole weights: the adapter isn't read", model)
     limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
     optimizer = config.optimizer if trains else None
     rounding_seed = config.run.seed if config.model.dtype == "bf16-sr" else None

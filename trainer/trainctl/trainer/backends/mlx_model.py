@@ -3,15 +3,15 @@
 import dataclasses
 import functools
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.config.quantization import quantization_key
+from trainctl.protocol.config.stored_weights import HEADS, has_own_head, stored_tensors
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.model_files import only_the_model
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
 
@@ -47,23 +47,23 @@ def read_model(path: Path, where: str, longest: int, *, with_weights: bool = Tru
     from mlx_lm.utils import load_model
 
     try:
-        if not with_weights:
-            with tempfile.TemporaryDirectory() as folder:
-                shutil.copyfile(path / "config.json", Path(folder) / "config.json")
-                new, _ = load_model(Path(folder), strict=False, model_config=rope_config.changed(config, path))
-            return _put_right(new, config)
         stated = {"quantization": config[key]} if (key := quantization_key(config)) else {}
-        model, _ = load_model(path, model_config=rope_config.changed(config, path) | stated)
-        files: list[Any] = [mx.load(str(file)) for file in sorted(path.glob("model*.safetensors"))]
+        with only_the_model(path, config | stated, with_weights=with_weights) as folder:
+            model, _ = load_model(folder, strict=with_weights)
     except _LOAD_ERRORS as error:
         raise InvalidInputError(f"{where}: model.path", f"mlx-lm cannot load {path}: {first_line(error)}") from None
     except SystemExit:  # of a module whose own dependencies are missing
         problem = f"mlx-lm has no {config.get('model_type')} models here; train this architecture with torch"
         raise InvalidInputError(f"{where}: model.path", problem) from None
     _put_right(model, config)
-    stored = {name: tuple(array.shape) for file in files for name, array in file.items()}
+    if not with_weights:
+        return model
+    stored = stored_tensors(path)
+    if has_own_head(stored) and not any(name.endswith(HEADS) for name, _ in flat(model.parameters())):
+        problem = f"mlx-lm's {config.get('model_type')} drops the head of its own that {path} holds; train with torch"
+        raise InvalidInputError(f"{where}: model.path", problem)
     for name, parameter in flat(model.trainable_parameters()):
-        if stored.get(name) != tuple(parameter.shape):
+        if name not in stored or stored[name].shape != tuple(parameter.shape):
             raise InvalidInputError(
                 f"{where}: model.path",
                 f"{name!r} is not stored in MLX's layout in {path}; train this architecture with torch",

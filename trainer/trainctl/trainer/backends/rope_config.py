@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainctl.protocol.config.stored_weights import has_own_head, stored_tensors
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.model_files import model_config
 
@@ -27,7 +28,8 @@ def read(model: Path) -> Config:
     """config.json of a model directory with both layouts; a theta that it does not state is transformers' default.
     Raises InvalidInputError naming the file if it cannot be read, or if its two layouts contradict each other."""
     config = model_config(model)
-    return both_layouts(config | _full_attention_heads(config), str(model / "config.json"), _transformers_rope)
+    config |= _full_attention_heads(config) | _own_head(config, model)
+    return both_layouts(config, str(model / "config.json"), _transformers_rope)
 
 
 def both_layouts(config: Config, where: str, default: Callable[[Config], Config] = lambda config: {}) -> Config:
@@ -90,6 +92,16 @@ def for_mlx(config: Config, longest: int) -> Config:
     ):
         return config
     return config | {"rope_scaling": scaling | {"long_factor": scaling["short_factor"]}}
+
+
+def _own_head(config: Config, model: Path) -> Config:
+    """The statement of a model whose files hold a head of its own, and whose configuration says that it is tied to the
+    embeddings or says nothing: transformers loads the head, other libraries would drop it."""
+    if not config.get("tie_word_embeddings", True) or not has_own_head(stored_tensors(model)):
+        return {}
+    text = config.get("text_config")
+    nested = {"text_config": text | {"tie_word_embeddings": False}} if isinstance(text, dict) else {}
+    return {"tie_word_embeddings": False, **nested}
 
 
 def _full_attention_heads(config: Config) -> Config:

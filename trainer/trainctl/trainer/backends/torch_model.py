@@ -2,19 +2,20 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.quantization import quantization_key
+from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.protocol.machine.large_imports import import_large
 from trainctl.trainer.attention import torch_masks
 from trainctl.trainer.backends import library_dropout, rope_config, torch_quantized
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.model_files import only_the_model
 
 
 class Nf4(NamedTuple):
@@ -46,31 +47,41 @@ def read_model(
     notices.set_verbosity_error()
     notices.disable_progress_bar()
     try:
-        stated, _ = transformers.PreTrainedConfig.get_config_dict(path, local_files_only=True)
-        whole = transformers.AutoConfig.for_model(**stated | rope_config.changed(config, path))
-        loader: Any = (
-            transformers.AutoModelForSeq2SeqLM if whole.is_encoder_decoder else transformers.AutoModelForCausalLM
-        )
-        if rates := library_dropout.turn_off(whole):
-            log.warning("the model's own dropout is off (%s); [adapter] dropout is available", ", ".join(rates))
-        if not with_weights:
-            new: torch.nn.Module = loader.from_config(whole, dtype=dtype)
-            return new
-        if quantization_key(config):
-            return _quantized(path, config, lambda: loader.from_config(whole, dtype=dtype), dtype)
-        model, notes = loader.from_pretrained(
-            path, config=whole, dtype=dtype, local_files_only=True, use_safetensors=True,
-            output_loading_info=True, **(_packed_while_loading(packing, where) if packing else {}),
-        )  # fmt: skip
+        with only_the_model(path, config, with_weights=with_weights) as folder:
+            whole = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            loader: Any = (
+                transformers.AutoModelForSeq2SeqLM if whole.is_encoder_decoder else transformers.AutoModelForCausalLM
+            )
+            if rates := library_dropout.turn_off(whole):
+                log.warning("the model's own dropout is off (%s); [adapter] dropout is available", ", ".join(rates))
+            if not with_weights:
+                new: torch.nn.Module = loader.from_config(whole, dtype=dtype)
+                return new
+            if quantization_key(config):
+                return _quantized(path, config, where, lambda: loader.from_config(whole, dtype=dtype), dtype)
+            model, notes = loader.from_pretrained(
+                folder, config=whole, dtype=dtype, local_files_only=True, use_safetensors=True,
+                output_loading_info=True, **(_packed_while_loading(packing, where) if packing else {}),
+            )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
-    if notes["missing_keys"]:
-        raise InvalidInputError(f"{where}: model.path", f"{path} has no weight {sorted(notes['missing_keys'])[0]!r}")
+    _check_complete(notes["missing_keys"], notes["unexpected_keys"], path, where)
     loaded: torch.nn.Module = model
     if packing:
         _release_files(loaded)
         _keep_trainable(loaded)
     return loaded
+
+
+def _check_complete(missing: Collection[str], unexpected: Collection[str], path: Path, where: str) -> None:
+    """Raise InvalidInputError naming a weight that isn't stored, or that is stored without a place in the model. What
+    the family declares as needless, such as rotary buffers, transformers has left out of both."""
+    if missing:
+        raise InvalidInputError(f"{where}: model.path", f"{path} has no weight {min(missing)!r}")
+    if unexpected:
+        others = f" and {len(unexpected) - 1} more" if len(unexpected) > 1 else ""
+        problem = f"{path} holds {min(unexpected)!r}{others}, for which this architecture has no place"
+        raise InvalidInputError(f"{where}: model.path", f"{problem}; correct its config.json, or remove the weights")
 
 
 def _release_files(model: torch.nn.Module) -> None:
@@ -103,10 +114,10 @@ def _packed_while_loading(packing: Nf4, where: str) -> dict[str, Any]:
 
 
 def _quantized(
-    path: Path, config: dict[str, Any], make: Callable[[], torch.nn.Module], dtype: torch.dtype
-) -> torch.nn.Module:  # fmt: skip
-    """The model that `make` gives, with the weights in MLX's format in `path`. Raises KeyError for a weight that one
-    of them lacks, and what reading raises."""
+    path: Path, config: dict[str, Any], where: str, make: Callable[[], torch.nn.Module], dtype: torch.dtype
+) -> torch.nn.Module:
+    """Return the model that `make` gives, with the weights in MLX's format in `path`. Raises InvalidInputError for a
+    weight that one of them lacks, KeyError for a packed layer that the model lacks, and what reading raises."""
     from accelerate import init_empty_weights
     from safetensors.torch import load_file
 
@@ -120,6 +131,6 @@ def _quantized(
     plain = {name: stored.pop(name).to(dtype) for name in used}
     model.load_state_dict(plain, strict=False, assign=True)
     model.tie_weights()  # type: ignore[operator]
-    if missing := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
-        raise KeyError(f"{path} has no weight {missing[0]!r}")
+    missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    _check_complete(missing, stored.keys() - names.keys() - constants.keys(), path, where)
     return model

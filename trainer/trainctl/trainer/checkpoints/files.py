@@ -21,8 +21,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import sync
+from trainctl.protocol.machine.file_digests import files_digests, model_digests
 from trainctl.protocol.messages import Compute
 from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata
 from trainctl.protocol.record.checkpoints import (
@@ -136,20 +138,33 @@ def read_loop(folder: Path) -> LoopState:
 
 
 def base_digest(model_digest: str, lora: Lora | None) -> str:
-    """Of what a checkpoint of an adapter builds on; "" if it holds the whole model."""
+    """Return the digest of what a checkpoint of an adapter builds on; "" if it holds the whole model."""
     return hashlib.sha256(f"{model_digest} {lora.scale!r}".encode()).hexdigest() if lora else ""
 
 
-def check_fits(loop: LoopState, own: LoopState, where: str) -> None:
-    """Whether a checkpoint continues the run of `own`: same model layout, data and seed, else its cursor means nothing.
-    Raises InvalidInputError naming `where` and the first difference."""
+def is_base(model: Path, lora: Lora | None, digest: str) -> bool:
+    """Return whether an adapter's checkpoint with this `base_digest` builds on the model in a folder. Raises
+    InvalidInputError and OSError."""
+    if base_digest(model_digests(model).whole, lora) == digest:
+        return True
+    # Until 0.2.0 the digest was that of every weight file in the folder, also those that the index doesn't name.
+    files = sorted(model.glob("*.safetensors"))
+    if files == weight_files(model):
+        return False
+    return base_digest(files_digests([model / "config.json", *files], model).whole, lora) == digest
+
+
+def check_fits(loop: LoopState, own: LoopState, where: str, model: Path, lora: Lora | None) -> None:
+    """Check that a checkpoint continues the run of `own`, which trains the model in the folder `model`. Without the
+    same model layout, data and seed its cursor means nothing. Raises InvalidInputError naming `where` and the first
+    difference."""
     names = {
         "layout_digest": "model layout", "data_digest": "data", "samples": "number of samples", "seed": "seed",
         "base_digest": "base model or adapter scale",
     }  # fmt: skip
     for key, name in names.items():
         theirs, ours = getattr(loop, key), getattr(own, key)
-        if theirs != ours:
+        if theirs != ours and not (key == "base_digest" and theirs and is_base(model, lora, theirs)):
             problem = f"the {name} differs: the checkpoint has {str(theirs)[:16]}, this run has {str(ours)[:16]}"
             raise InvalidInputError(where, problem)
 

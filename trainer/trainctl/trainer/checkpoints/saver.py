@@ -144,7 +144,8 @@ class Saver:
         found = files.read(folder)
         loop = found.loop
         self._dataset.check_seen(Seen(loop.samples, loop.data_digest, loop.chunks), loop.cursor, look)
-        files.check_fits(loop, self._loop_state(loop.cursor, 0), str(folder))
+        model, lora = Path(self._config.model.path), self._backend.parts.adapter
+        files.check_fits(loop, self._loop_state(loop.cursor, 0), str(folder), model, lora)
         self._backend.import_state(found.state)
         manifest = read_manifest(folder)
         if self._has_its_scale(manifest):

@@ -1,13 +1,48 @@
-"""Facts from a model directory's config.json and the heads of its weight files."""
+"""A model folder for the libraries that load it, and facts from its config.json and the heads of its weight files."""
 
 import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainctl.protocol.config import quantization
-from trainctl.protocol.config.model_facts import weight_files
+from trainctl.protocol.config.model_facts import context_limit
+from trainctl.protocol.config.stored_weights import INDEX_FILE, SINGLE_FILE, stored_tensors, weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
+
+
+@contextmanager
+def only_the_model(model: Path, config: Mapping[str, Any], *, with_weights: bool = True) -> Iterator[Path]:
+    """Yield a temporary folder that has `config` as its config.json and links to the model's own weight files.
+
+    Libraries that load it see nothing else that lies in `model`: no shard of an earlier save, no adapter. Raises
+    InvalidInputError as `weight_files`.
+    """
+    files = weight_files(model) if with_weights else []
+    with tempfile.TemporaryDirectory(prefix="trainctl-model-") as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        for number, file in enumerate(files, 1):
+            # mlx-lm reads model*.safetensors.
+            link = SINGLE_FILE if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
+            link_or_copy(file, folder / link)
+        if len(files) > 1:
+            links = {file: link.name for file, link in zip(files, sorted(folder.glob("model-*")), strict=True)}
+            placed = {name: links[tensor.file] for name, tensor in stored_tensors(model).items()}
+            (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": placed}), encoding="utf-8")
+        yield folder
+
+
+def link_or_copy(file: Path, place: Path) -> None:
+    """Link to a file, or copy it where the file system has no links. Raises OSError."""
+    try:
+        place.symlink_to(file.absolute())
+    except OSError:
+        shutil.copyfile(file, place)
 
 
 def vocabulary_size(model: Path) -> int | None:
@@ -18,10 +53,8 @@ def vocabulary_size(model: Path) -> int | None:
 
 
 def longest_context(model: Path) -> int | None:
-    """Tokens that the model allows, by its config.json; None if that doesn't say."""
-    config = model_config(model)
-    limit = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
-    return limit if isinstance(limit, int) else None
+    """Return the longest sequence in tokens that the model takes; None if it doesn't say. Raises InvalidInputError."""
+    return context_limit(model_config(model), stored_shapes(model))
 
 
 def model_family(model: Path) -> str:
@@ -53,30 +86,6 @@ def stored_shapes(model: Path) -> dict[str, tuple[int, ...]]:
     read. Raises InvalidInputError naming the file."""
     shapes = {name: tensor.shape for name, tensor in stored_tensors(model).items()}
     return quantization.whole_shapes(shapes, model_config(model))
-
-
-class StoredTensor(NamedTuple):
-    """What a safetensors file says of one of its tensors."""
-
-    file: str
-    shape: tuple[int, ...]
-    dtype: str  # such as "F32"
-
-
-def stored_tensors(model: Path) -> dict[str, StoredTensor]:
-    """Those of a directory's weight files, by name. Raises InvalidInputError naming the file."""
-    from safetensors import SafetensorError, safe_open
-
-    found: dict[str, StoredTensor] = {}
-    for path in weight_files(model):
-        try:
-            with safe_open(path, "numpy") as file:
-                for name in file.keys():  # noqa: SIM118
-                    part = file.get_slice(name)
-                    found[name] = StoredTensor(path.name, tuple(part.get_shape()), part.get_dtype())
-        except (OSError, SafetensorError) as error:
-            raise InvalidInputError(str(path), f"not readable weights: {first_line(error)}") from None
-    return found
 
 
 def end_tokens(model: Path) -> tuple[int, ...]:

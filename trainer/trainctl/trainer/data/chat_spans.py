@@ -2,7 +2,7 @@
 
 Three rules, the first that fits:
 
-1. A template with `{% generation %}` marks the turns itself (see row_tokens).
+1. A template with `{% generation %}` marks the turns itself (see row_tokens), by characters too.
 2. Turn i spans what the text up to and with it adds to the text before it with the generation prompt, if each of the
    two is a prefix of the next and of the whole. Of the last turn, what both have in common is enough.
 3. A turn before the last whose text changes with what follows (reasoning is cut, say), or one that nothing precedes, is
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from trainctl.protocol.batch.data_statistics import TemplateUse
-from trainctl.trainer.data.rows import Message
+from trainctl.trainer.data.rows import Message, is_learned
 
 Render = Callable[[Sequence[Message], bool], str]
 """The text of messages, with the generation prompt or without."""
@@ -42,11 +42,12 @@ def common_length(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def assistant_spans(messages: Sequence[Message], render: Render, first: int = 0) -> tuple[str, list[Span]]:
-    """The whole text, and the assistant's turns from message `first` on. Raises NotNestedError, and what `render`
-    raises."""
+    """Return the whole text, and the assistant's turns from message `first` on that are learned. Raises NotNestedError,
+    and what `render` raises."""
     whole = render(messages, False)
     turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
-    return whole, [_span(messages, turn, whole, render) for turn in turns]
+    learned = [turn for turn in turns if is_learned(messages[turn])]
+    return whole, [_span(messages, turn, whole, render) for turn in learned]
 
 
 def ending(messages: Sequence[Message], render: Render) -> str:

@@ -1,7 +1,8 @@
 """What a chunk of a source tokenizes to. It depends only on the chunk and a `Recipe`, so any process can do it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_tables import DataKind
-from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_END, BYTES_VOCABULARY
@@ -17,6 +18,7 @@ from trainctl.trainer.data.chunks import Chunk, TextTokens
 from trainctl.trainer.data.pairs import halves_in
 from trainctl.trainer.data.row_tokens import TokenRow, added_before, check_ids, row_tokenizer
 from trainctl.trainer.data.rows import lines_in, rows_in
+from trainctl.trainer.data.tokenizer_file import read_tokenizer
 
 
 class SampleTokens(NamedTuple):
@@ -25,6 +27,7 @@ class SampleTokens(NamedTuple):
     tokens: NDArray[np.uint32]
     counted: NDArray[np.uint8]
     lengths: NDArray[np.int64]
+    remarks: Mapping[str, int] = MappingProxyType({})  # what was left out of rows, and how often
 
 
 Encode = Callable[[Chunk], TextTokens | SampleTokens]
@@ -78,9 +81,9 @@ class Recipe(NamedTuple):
         tokenizer = row_tokenizer(self.model, self.tokenizer, self.where)
         self._check_vocabulary(tokenizer.highest)
         if self.encodes_prompts:
-            return lambda chunk: _samples(tokenizer.encode_apart(rows_in(chunk)))
+            return lambda chunk: _samples(tokenizer.encode_apart(rows_in(chunk)), tokenizer.take_remarks)
         read = rows_in if self.sequences == 1 else halves_in
-        return lambda chunk: _samples(tokenizer.encode(read(chunk)))
+        return lambda chunk: _samples(tokenizer.encode(read(chunk)), tokenizer.take_remarks)
 
     def _text_encoder(self) -> Encode:
         tokenizer = self._read_tokenizer()
@@ -98,16 +101,7 @@ class Recipe(NamedTuple):
         return encode
 
     def _read_tokenizer(self) -> Any:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            problem = f"needs the tokenizers package; {installing('torch', 'mlx')}"
-            raise InvalidInputError(f"{self.where}: data.tokenizer", problem) from None
-        path = self.model / "tokenizer.json"
-        try:
-            return Tokenizer.from_buffer(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise InvalidInputError(str(path), f"not a readable tokenizer: {first_line(error)}") from None
+        return read_tokenizer(self.model, self.where).backend_tokenizer
 
     def _check_vocabulary(self, highest: int) -> None:
         vocabulary = vocabulary_size(self.model)
@@ -141,12 +135,13 @@ def _byte_tokens(chunk: Chunk) -> TextTokens:
     return TextTokens(tokens, np.empty(0, np.int64), 0, is_end=True)
 
 
-def _samples(rows: Iterable[TokenRow]) -> SampleTokens:
+def _samples(rows: Iterable[TokenRow], remarks: Callable[[], Mapping[str, int]] = dict) -> SampleTokens:
     each = [(np.array(tokens, np.uint32), np.array(counted, np.uint8)) for tokens, counted in rows]
     return SampleTokens(
         np.concatenate([tokens for tokens, _ in each]) if each else np.empty(0, np.uint32),
         np.concatenate([counted for _, counted in each]) if each else np.empty(0, np.uint8),
         np.array([len(tokens) for tokens, _ in each], np.int64),
+        dict(remarks()),
     )
 
 

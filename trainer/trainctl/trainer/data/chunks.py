@@ -45,7 +45,7 @@ class TextTokens(NamedTuple):
 def row_chunks(path: Path, *, grows: bool = False) -> Iterator[Chunk]:
     """Rows of a JSON-lines or Parquet file; if it `grows`, without a last line that has no end. Raises
     InvalidInputError for one that isn't Parquet."""
-    return _parquet_chunks(path) if path.suffix == ".parquet" else _line_chunks(path, grows=grows)
+    return _parquet_chunks(path) if path.suffix.lower() == ".parquet" else _line_chunks(path, grows=grows)
 
 
 def text_chunks(path: Path, size: int = TEXT_BYTES, overlap: int = OVERLAP_BYTES) -> Iterator[Chunk]:

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.data_files import data_files
 from trainctl.protocol.config.objectives import objective_of
-from trainctl.protocol.config.run_file import data_files, held_out_data
+from trainctl.protocol.config.run_file import held_out_data
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.file_digests import listed
@@ -63,6 +64,7 @@ class Dataset:
         self.sequences, self.encodes_prompts = sequences, encodes_prompts
         self.files = cache.files  # the sources
         self.has_end = cache.has_end  # texts and completions end with a token
+        self.remarks = cache.remarks
         self.place: Callable[[int], str] = lambda index: f"sample {index + 1}"  # where a sample of the data is
         self.left_out = 0  # samples without a counted target in the sequence length, or dropped (length, equal answers)
         self.truncated = 0  # samples that lose their end

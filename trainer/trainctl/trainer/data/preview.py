@@ -24,6 +24,7 @@ from trainctl.protocol.batch.data_statistics import (
     without_end,
 )
 from trainctl.protocol.config import names, run_file, run_tables
+from trainctl.protocol.config.data_files import data_files
 from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.objectives import caches_reference, objective_of
 from trainctl.protocol.config.run_tables import NodeTable
@@ -66,6 +67,7 @@ def preview(
             truncated=dataset.truncated, skipped=dataset.left_out, duplicates=dataset.duplicates,
             micro_batch=micro, held_out_path=config.data.held_out_path, repeated=dataset.repeated,
             unit=objective_of(config.objective, config.data.kind).sample_unit, growing=run_file.grows(config),
+            remarks=dict(dataset.remarks),
             warning="" if dataset.has_end else without_end(config.data.kind),
             padding=padding(
                 widths[order], micro, batch.micro_tokens, used[order], are_apart=dataset.encodes_prompts
@@ -92,9 +94,7 @@ def _template(config: run_tables.RunFile, where: str, *, pairs: bool) -> Templat
         return None
     grows, read = run_file.grows(config), halves_in if pairs else rows_in
     chunks = (
-        chunk
-        for source in run_file.data_files(Path(config.data.path), "rows")
-        for chunk in row_chunks(source, grows=grows)
+        chunk for source in data_files(Path(config.data.path), "rows") for chunk in row_chunks(source, grows=grows)
     )
     first = islice((row for chunk in chunks for row in read(chunk)), _TEMPLATE_ROWS)
     talks = [row for row in first if isinstance(row, Conversation)]
@@ -151,7 +151,7 @@ def main() -> int:
         run_file.check_paths(config, str(given.run_file), given.node)
         caches = run_file.cache_folder(config, given.node, Path(tempfile.gettempdir()))
         where = str(given.run_file)
-        if given.samples or config.data.kind == "rows":
+        if given.samples or config.data.kind != "samples":
             import_tokenizers(config.data.tokenizer)
         kept = run_file.cache_folder(config, given.node, node_directory(given.node or names.node_name()) / "data")
         found = preview(config, given.samples, where, caches if caches.is_dir() else caches.parent, kept)

@@ -2,11 +2,13 @@
 
 A text and a completion end with the end token. A completion counts from the first token in which it differs from its
 prompt alone, as in TRL. In a conversation the assistant's turns count, as `chat_spans` finds them or, if the template
-has `{% generation %}`, as it marks them.
+has `{% generation %}`, as it marks them. Both are spans of characters; the tokens in them count.
 """
 
 import contextlib
-import os
+import functools
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from trainctl.protocol.config.prompts import Prompt
-from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common import model_files
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import decoder_start, vocabulary_size
@@ -23,7 +25,18 @@ from trainctl.trainer.common.without_torch import import_without_torch
 from trainctl.trainer.data.byte_tokens import BYTES_BEGIN, ByteTokenizer
 from trainctl.trainer.data.chat_dates import dated
 from trainctl.trainer.data.chat_spans import NotNestedError, Render, Span, assistant_spans, common_length
-from trainctl.trainer.data.rows import Completion, Conversation, Message, Row, Text, tool_names
+from trainctl.trainer.data.rows import (
+    FIELDS,
+    SETTINGS,
+    Completion,
+    Conversation,
+    Message,
+    Row,
+    Text,
+    is_learned,
+    tool_names,
+)
+from trainctl.trainer.data.tokenizer_file import has_target_mode, read_tokenizer, with_exact_offsets
 
 TokenRow = tuple[list[int], list[bool]]
 """Tokens, and whether each counts as a target."""
@@ -36,19 +49,10 @@ def row_tokenizer(model: Path, kind: Literal["bytes", "model"], where: str) -> "
     there is none that can be read."""
     if kind == "bytes":
         return RowTokenizer(ByteTokenizer(), model)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        problem = f"rows need transformers; {installing('torch', 'mlx')}"
-        raise InvalidInputError(f"{where}: data.kind", problem) from None
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        problem = f"cannot read the tokenizer in {model}: {first_line(error)}"
-        raise InvalidInputError(f"{where}: data.tokenizer", problem) from None
-    if not tokenizer.is_fast:
-        raise InvalidInputError(f"{where}: data.tokenizer", f"{model} has no tokenizer.json")
+    tokenizer = read_tokenizer(model, where)
+    if has_target_mode(tokenizer) and tokenizer.tgt_lang is None:
+        problem = f"{model} translates, and tokenizer_config.json doesn't say into which language: set tgt_lang there"
+        raise InvalidInputError(f"{where}: data.tokenizer", problem)
     is_model = (model / "config.json").is_file()
     vocabulary, start = (vocabulary_size(model), decoder_start(model)) if is_model else (None, None)
     return RowTokenizer(tokenizer, model, vocabulary, start)
@@ -72,6 +76,12 @@ class RowTokenizer:
         an encoder-decoder model begins with, None: the model has no encoder."""
         self._tokenizer, self._model, self._vocabulary = tokenizer, model, vocabulary
         self._decoder_start = decoder_start
+        self._remarks: Counter[str] = Counter()
+
+    def take_remarks(self) -> "Counter[str]":
+        """Return what was left out of the rows encoded since the last call, and how often."""
+        remarks, self._remarks = self._remarks, Counter()
+        return remarks
 
     @property
     def encodes_prompts(self) -> bool:
@@ -127,7 +137,7 @@ class RowTokenizer:
         if isinstance(self._tokenizer, ByteTokenizer):
             return self._ids([text])[0]
         plain = [*self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
-        begin = added_before(self._ids([text])[0], plain)
+        begin = self._begin
         return plain if plain[: len(begin)] == begin else [*begin, *plain]
 
     def _opened(self, row: Conversation) -> list[int]:
@@ -181,7 +191,8 @@ class RowTokenizer:
         remaining = iter(rows)
         while batch := list(islice(remaining, _BATCH_ROWS)):
             pairs = [_apart(row) for row in batch]
-            prompts, completions = (self._ids([pair[half] for pair in pairs]) for half in (0, 1))
+            prompts = self._ids([prompt for prompt, _ in pairs])
+            completions = self._ids([completion for _, completion in pairs], are_targets=True)
             for row, prompt, completion in zip(batch, prompts, completions, strict=True):
                 check_ids([*prompt, *completion], self._vocabulary, row.place)
                 if not prompt:
@@ -212,8 +223,28 @@ class RowTokenizer:
         made |= dict(zip(talks, self._conversations([*talks.values()]), strict=True))
         return [made[place] for place in range(len(rows))]
 
-    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._tokenizer([*texts])["input_ids"] if texts else []
+    def _ids(self, texts: Sequence[str], *, are_targets: bool = False) -> list[list[int]]:
+        """Return the texts' tokens with special ones. A text that begins with the begin token keeps one."""
+        if not texts:
+            return []
+        if are_targets and has_target_mode(self._tokenizer):
+            encoded: list[list[int]] = self._tokenizer(text_target=[*texts])["input_ids"]
+        else:
+            encoded = self._tokenizer([*texts])["input_ids"]
+        begin = self._begin
+        for place, tokens in enumerate(encoded):
+            if begin and tokens[len(begin) : 2 * len(begin)] == begin:
+                encoded[place] = tokens[len(begin) :]
+                self._remarks["begin tokens that texts repeat"] += 1
+        return encoded
+
+    @functools.cached_property
+    def _begin(self) -> list[int]:
+        """The special tokens that begin each text."""
+        if isinstance(self._tokenizer, ByteTokenizer):
+            return []
+        whole, plain = (self._tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
+        return added_before([*whole], [*plain])
 
     def _ended(self, tokens: list[int]) -> list[int]:
         end = self._tokenizer.eos_token_id
@@ -222,19 +253,23 @@ class RowTokenizer:
     def _conversations(self, rows: Sequence[Conversation]) -> list[TokenRow]:
         if not rows:
             return []
+        marked = []
         for row in rows:
             self._check_tools(row)
-        template = self._check_template(rows[0])
-        if "{% generation" in template or "{%- generation" in template:
-            return [self._marked(row) for row in rows]
-        found = [self._spans(row) for row in rows]
-        encoded = self._tokenizer([text for text, _ in found], add_special_tokens=False, return_offsets_mapping=True)
+            others = itertools.chain.from_iterable(message.keys() - FIELDS for message in row.messages)
+            self._remarks.update(f"field {name!r} of messages, unless the template writes it" for name in others)
+            with self._refusing(row):
+                marks_turns = has_marks(self._check_template(row))
+            marked.append(self._marks(row) if marks_turns else self._spans(row))
+        encoded = self._exact.encode_batch([text for text, _ in marked], add_special_tokens=False)
         return [
-            (tokens, [_is_in(offset, spans) for offset in offsets])
-            for tokens, offsets, (_, spans) in zip(
-                encoded["input_ids"], encoded["offset_mapping"], found, strict=True
-            )
-        ]  # fmt: skip
+            (tokens.ids, [_is_in(offset, spans) for offset in tokens.offsets])
+            for tokens, (_, spans) in zip(encoded, marked, strict=True)
+        ]
+
+    @functools.cached_property
+    def _exact(self) -> Any:
+        return with_exact_offsets(self._tokenizer)
 
     def _check_template(self, row: Conversation) -> str:
         """The template that the row's tools select, if there are several."""
@@ -257,15 +292,29 @@ class RowTokenizer:
             )
             raise InvalidInputError(row.place, problem)
 
-    def _marked(self, row: Conversation) -> TokenRow:
-        """As the template itself marks it; of what a prompt holds nothing counts."""
-        encoded = self._applied(row, row.messages, return_dict=True, return_assistant_tokens_mask=True)
-        tokens, mask = encoded["input_ids"], [bool(flag) for flag in encoded["assistant_masks"]]
-        start = 0
-        if row.first:
-            prompt = self._applied(row, row.messages[: row.first], return_dict=True)["input_ids"]
-            start = common_length(prompt, tokens)
-        return tokens, [flag and number >= start for number, flag in enumerate(mask)]
+    def _marks(self, row: Conversation) -> tuple[str, list[Span]]:
+        """Return the text, and the spans that the template itself marks, of which nothing in a prompt counts."""
+        text, spans = self._rendered(row, row.messages)
+        turns = [message for message in row.messages if message["role"] == "assistant"]
+        if any(not is_learned(turn) for turn in turns):
+            if len(spans) != len(turns):
+                problem = f"the template marks {len(spans)} spans for {len(turns)} turns of the assistant"
+                raise InvalidInputError(row.place, f"{problem}, so `weight` and `train` of a message have no meaning")
+            spans = [span for span, turn in zip(spans, turns, strict=True) if is_learned(turn)]
+        start = common_length(self._rendered(row, row.messages[: row.first])[0], text) if row.first else 0
+        return text, [Span(max(span.start, start), span.stop) for span in spans if span.stop > start]
+
+    def _rendered(self, row: Conversation, messages: Sequence[Message]) -> tuple[str, list[Span]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        render: Any = render_jinja_template
+        with self._refusing(row):
+            texts, marks = render(
+                conversations=[[_without_settings(message) for message in messages]], tools=row.tools,
+                chat_template=dated(self._check_template(row)), return_assistant_tokens_mask=True,
+                **{**self._tokenizer.special_tokens_map, **row.template_settings},
+            )  # fmt: skip
+        return texts[0], [Span(*mark) for mark in marks[0]]
 
     def _spans(self, row: Conversation) -> tuple[str, list[Span]]:
         try:
@@ -277,9 +326,18 @@ class RowTokenizer:
             ) from None  # fmt: skip
 
     def _applied(self, row: Conversation, messages: list[Message], **options: Any) -> Any:
+        with self._refusing(row):
+            rendered: Any = self._tokenizer.apply_chat_template(
+                [_without_settings(message) for message in messages], row.tools,
+                chat_template=dated(self._check_template(row)), **options, **row.template_settings,
+            )  # fmt: skip
+        return rendered
+
+    @contextlib.contextmanager
+    def _refusing(self, row: Conversation) -> Iterator[None]:
+        """Raise InvalidInputError for what the template raises."""
         try:
-            template = dated(self._check_template(row))
-            return self._tokenizer.apply_chat_template(messages, row.tools, chat_template=template, **options)
+            yield
         except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError) as error:
             raise self._refusal(row, error) from None
         except Exception as error:
@@ -290,6 +348,21 @@ class RowTokenizer:
 
     def _refusal(self, row: Conversation, error: Exception) -> InvalidInputError:
         return InvalidInputError(row.place, f"the chat template of {self._model} refuses it: {first_line(error)}")
+
+
+@functools.lru_cache(maxsize=64)
+def has_marks(template: str) -> bool:
+    """Return whether a chat template marks turns with `{% generation %}`, however the tag is written."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    words = [(kind, value) for _, kind, value in ImmutableSandboxedEnvironment().lex(template) if kind != "whitespace"]
+    return any(
+        begin[0] == "block_begin" and name == ("name", "generation") for begin, name in itertools.pairwise(words)
+    )
+
+
+def _without_settings(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name not in SETTINGS}
 
 
 def added_before(whole: list[int], plain: list[int]) -> list[int]:

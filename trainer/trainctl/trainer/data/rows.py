@@ -1,11 +1,13 @@
 """Rows of training data from JSONL or Parquet: a text, a prompt with its completion, or a conversation.
 
 A row has `text`, or `prompt` and `completion` (both text, or both lists of messages), or `messages`. A message has a
-`role` and a `content`, or calls tools. Rows of messages may have `tools`. Other fields are left alone.
+`role` and a `content`, or calls tools; `weight` or `train` says whether an assistant's turn is learned. Rows of
+messages may have `tools` and `chat_template_kwargs`. Other fields are left alone.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from trainctl.protocol.config.input_checks import PAIR_ALONE, ROW_KINDS, is_pair
@@ -38,9 +40,16 @@ class Conversation(NamedTuple):
     messages: list[Message]
     first: int = 0
     tools: list[dict[str, Any]] | None = None  # that the model may call, as its chat template takes them
+    template_settings: Mapping[str, Any] = MappingProxyType({})  # further variables of the chat template
 
 
 Row = Text | Completion | Conversation
+
+
+SETTINGS = ("weight", "train")
+"""Fields of a message that say whether its turn is learned. The chat template doesn't see them."""
+FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", *SETTINGS})
+"""Known fields of a message. Others go to the chat template as they are."""
 
 
 class NoAnswerError(InvalidInputError):
@@ -98,7 +107,7 @@ def row_of(fields: Any, place: str) -> Row:
         raise InvalidInputError(place, PAIR_ALONE)
     if fields.get("messages") is not None:
         messages = _messages(fields["messages"], place, "messages")
-        return _conversation(place, messages, 0, _tools(fields, place))
+        return _conversation(place, messages, 0, fields)
     if fields.get("prompt") is not None or fields.get("completion") is not None:
         return _prompted(fields, place)
     if isinstance(fields.get("text"), str):
@@ -120,10 +129,11 @@ def prompt_of(fields: Any, place: str) -> str | Conversation:
             del messages[-1]
         if not messages:
             raise InvalidInputError(f"{place}: messages", "has only an answer; the model needs a prompt")
-        return Conversation(place, messages, tools=_tools(fields, place))
+        return Conversation(place, messages, 0, _tools(fields, place), _template_settings(fields, place))
     prompt = fields.get("prompt")
     if isinstance(prompt, list):
-        return Conversation(place, _messages(prompt, place, "prompt"), tools=_tools(fields, place))
+        messages = _messages(prompt, place, "prompt")
+        return Conversation(place, messages, 0, _tools(fields, place), _template_settings(fields, place))
     if not isinstance(prompt, str) or not prompt:
         raise InvalidInputError(place, 'needs "prompt" (text or messages) or "messages"')
     return _checked(prompt, f"{place}: prompt")
@@ -142,13 +152,28 @@ def _prompted(fields: dict[str, Any], place: str) -> Row:
         raise InvalidInputError(place, "prompt and completion must both be text or both be lists of messages")
     before = _messages(prompt, place, "prompt")
     whole = before + _messages(completion, place, "completion")
-    return _conversation(place, whole, len(before), _tools(fields, place))
+    return _conversation(place, whole, len(before), fields)
 
 
-def _conversation(place: str, messages: list[Message], first: int, tools: list[Any] | None) -> Conversation:
-    if not any(message["role"] == "assistant" for message in messages[first:]):
+def _conversation(place: str, messages: list[Message], first: int, fields: dict[str, Any]) -> Conversation:
+    turns = [message for message in messages[first:] if message["role"] == "assistant"]
+    if not turns:
         raise NoAnswerError(place, "no assistant turn, so the row has nothing to learn")
-    return Conversation(place, messages, first, tools)
+    if not any(is_learned(turn) for turn in turns):
+        raise NoAnswerError(place, "every assistant turn has weight 0, so the row has nothing to learn")
+    return Conversation(place, messages, first, _tools(fields, place), _template_settings(fields, place))
+
+
+def is_learned(message: Message) -> bool:
+    """Return whether the tokens of an assistant's message count, as its `weight` and `train` say."""
+    return all(message.get(name, 1) != 0 for name in SETTINGS)
+
+
+def _template_settings(fields: dict[str, Any], place: str) -> dict[str, Any]:
+    settings = fields.get("chat_template_kwargs") or {}
+    if not isinstance(settings, dict):
+        raise InvalidInputError(f"{place}: chat_template_kwargs", "must be a JSON object")
+    return settings
 
 
 def _tools(fields: dict[str, Any], place: str) -> list[dict[str, Any]] | None:
@@ -180,6 +205,9 @@ def _message(value: Any, where: str) -> Message:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise InvalidInputError(where, 'a message needs a "role"')
     message: Message = value
+    for name in SETTINGS:
+        if name in message and message[name] not in (0, 1):  # False and True equal them
+            raise InvalidInputError(where, f'"{name}" is {json.dumps(message[name])[:40]}; it must be 0 or 1')
     if isinstance(message.get("content"), list):
         message = {**message, "content": "".join(_part(part, where) for part in message["content"])}
     if calls := message.get("tool_calls"):

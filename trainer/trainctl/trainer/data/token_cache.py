@@ -11,17 +11,20 @@ path.
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.data_files import data_files, hidden_files
 from trainctl.protocol.config.objectives import objective_of
-from trainctl.protocol.config.run_file import data_files, grows
+from trainctl.protocol.config.run_file import grows
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.machine.facts import installed_version
 from trainctl.protocol.machine.file_digests import data_digests
 from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.model_files import vocabulary_size
@@ -30,8 +33,17 @@ from trainctl.trainer.data.chunk_tokens import Encode, Recipe, SampleTokens
 from trainctl.trainer.data.chunks import Chunk, TextTokens, joined, row_chunks, text_chunks
 from trainctl.trainer.data.worker_pool import tokenized
 
-_FORMAT = 4
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "chat_template.json",
+)  # fmt: skip
+_TEMPLATES = "additional_chat_templates"
+_LIBRARIES = ("jinja2", "tokenizers", "transformers")
+_DATA_CODE = (
+    "byte_tokens", "chat_dates", "chat_spans", "chunk_tokens", "chunks", "pairs", "row_tokens", "rows", "token_cache",
+    "tokenizer_file",
+)  # fmt: skip
+"""Modules beside this one that decide what a row or a text tokenizes to."""
 
 Report = Callable[[int, int], object]
 """Takes the bytes tokenized so far, and all there are."""
@@ -52,6 +64,7 @@ class TokenCache:
     files: tuple[FileDigest, ...]  # the sources
     has_end: bool = True  # texts and completions end with a token
     prompt_end: int = 0  # special tokens that end each prompt for an encoder
+    remarks: Mapping[str, int] = field(default_factory=dict)  # what was left out of the sources, and how often
 
 
 def sources_of(config: RunFile) -> list[Path]:
@@ -75,6 +88,7 @@ def _readers(config: RunFile) -> list[Path]:
     """The files that say how sources are read."""
     model = Path(config.model.path)
     found = [model / name for name in _TOKENIZER_FILES if (model / name).exists()]
+    found += sorted((model / _TEMPLATES).glob("*.jinja"))
     start = (
         [model / "generation_config.json"] if objective_of(config.objective, config.data.kind).encodes_prompts else []
     )
@@ -87,11 +101,20 @@ def _stats(paths: Sequence[Path]) -> list[Any]:
 
 
 def _digest_of(config: RunFile, what: list[Any]) -> str:
-    how: list[Any] = [_FORMAT, config.data.kind, config.data.tokenizer, what]
+    how: list[Any] = [*_code_versions(), config.data.kind, config.data.tokenizer, what]
     objective = objective_of(config.objective, config.data.kind)
     if objective.sequences > 1:
         how.append("prompts apart, with their end" if objective.encodes_prompts else objective.sequences)
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()
+
+
+@functools.cache
+def _code_versions() -> tuple[str, ...]:
+    """Return the versions of what decides tokens beside files: libraries, and the code of this package."""
+    own = hashlib.sha256()
+    for name in _DATA_CODE:
+        own.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return (*(f"{name} {installed_version(name)}" for name in _LIBRARIES), own.hexdigest())
 
 
 def read_cache(folder: Path) -> TokenCache:
@@ -100,10 +123,12 @@ def read_cache(folder: Path) -> TokenCache:
     tokens = _mapped(folder / "tokens.bin", np.dtype(notes["dtype"]))
     files = tuple(FileDigest(name, digest) for name, digest in notes["files"])
     if not (folder / "offsets.bin").exists():
-        return TokenCache(tokens, None, None, notes["digest"], files, notes["has_end"])
+        return TokenCache(tokens, None, None, notes["digest"], files, notes["has_end"], remarks=notes["remarks"])
     counted = _mapped(folder / "counted.bin", np.dtype(np.uint8))
     offsets = _mapped(folder / "offsets.bin", np.dtype(np.int64))
-    return TokenCache(tokens, counted, offsets, notes["digest"], files, notes["has_end"], notes.get("prompt_end", 0))
+    return TokenCache(
+        tokens, counted, offsets, notes["digest"], files, notes["has_end"], notes["prompt_end"], notes["remarks"]
+    )
 
 
 def write_cache(config: RunFile, work: Path, where: str, workers: int, report: Report) -> None:
@@ -124,13 +149,16 @@ def write_cache(config: RunFile, work: Path, where: str, workers: int, report: R
             done += size
             report(min(done, whole), whole)
 
-    dtype = _dtype(recipe)
+    dtype, remarks = _dtype(recipe), Counter[str]()
+    if hidden := hidden_files(Path(config.data.path), recipe.kind):
+        remarks["hidden files"] = hidden
     if recipe.kind == "text":
         digest = _write_texts((part for part in parts() if isinstance(part, TextTokens)), recipe, dtype, work)
     else:
-        digest = _write_samples((part for part in parts() if isinstance(part, SampleTokens)), dtype, work)
+        samples = (part for part in parts() if isinstance(part, SampleTokens))
+        digest = _write_samples(samples, dtype, work, remarks)
     files = data_digests(Path(config.data.path), recipe.kind).files
-    _write_notes(work, dtype, digest, files, has_end=recipe.has_end(), prompt_end=recipe.prompt_end())
+    _write_notes(work, dtype, digest, files, remarks, has_end=recipe.has_end(), prompt_end=recipe.prompt_end())
 
 
 def recipe_of(config: RunFile, where: str) -> Recipe:
@@ -146,14 +174,18 @@ def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> Non
     """Tokenize lines into an empty folder. Raises InvalidInputError naming file and line."""
     parts, dtype = encode(chunk), _dtype(recipe)
     assert isinstance(parts, SampleTokens)
-    _write_notes(work, dtype, _write_samples(iter([parts]), dtype, work), (), has_end=_has_end(recipe))
+    remarks = Counter[str]()
+    digest = _write_samples(iter([parts]), dtype, work, remarks)
+    _write_notes(work, dtype, digest, (), remarks, has_end=_has_end(recipe))
 
 
 def _write_notes(
-    work: Path, dtype: np.dtype[Any], digest: str, files: Sequence[FileDigest], *, has_end: bool, prompt_end: int = 0
-) -> None:
+    work: Path, dtype: np.dtype[Any], digest: str, files: Sequence[FileDigest], remarks: Mapping[str, int], *,
+    has_end: bool, prompt_end: int = 0,
+) -> None:  # fmt: skip
     named = [[file.name, file.digest] for file in files]
     notes = {"dtype": dtype.str, "digest": digest, "files": named, "has_end": has_end, "prompt_end": prompt_end}
+    notes["remarks"] = remarks
     (work / "cache.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
@@ -172,8 +204,8 @@ def _write_texts(parts: Iterator[TextTokens], recipe: Recipe, dtype: np.dtype[An
         return file.digest
 
 
-def _write_samples(parts: Iterator[SampleTokens], dtype: np.dtype[Any], work: Path) -> str:
-    """The digest of what was written."""
+def _write_samples(parts: Iterator[SampleTokens], dtype: np.dtype[Any], work: Path, remarks: "Counter[str]") -> str:
+    """Write the samples' files, count their remarks, and return the digest of what was written."""
     with (
         _HashedFile(work / "tokens.bin") as tokens, _HashedFile(work / "counted.bin") as counted,
         _HashedFile(work / "offsets.bin") as offsets,
@@ -185,6 +217,7 @@ def _write_samples(parts: Iterator[SampleTokens], dtype: np.dtype[Any], work: Pa
             counted.write(part.counted)
             offsets.write((written + np.cumsum(part.lengths)).astype("<i8"))
             written += len(part.tokens)
+            remarks.update(part.remarks)
         together = f"{tokens.digest} {counted.digest} {offsets.digest}"
         return hashlib.sha256(together.encode()).hexdigest()
 

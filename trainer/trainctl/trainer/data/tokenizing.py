@@ -154,7 +154,7 @@ def main() -> int:
     config = run_file.parse(task.config)
     try:
         with ended_by_interrupt():
-            if config.data.kind == "rows":
+            if config.data.kind != "samples":
                 import_tokenizers(config.data.tokenizer)
             target = Path(task.folder) / cache_name(config)
             cores = usable_cores()

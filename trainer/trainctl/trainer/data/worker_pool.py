@@ -108,7 +108,7 @@ def _serve(pipe: "Connection[Any, Chunk]", recipe: Recipe) -> None:
     """A worker's life: one answer for each chunk."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a process already
-    if recipe.kind == "rows":
+    if recipe.kind != "samples":
         import_tokenizers(recipe.tokenizer)
     with contextlib.suppress(EOFError, OSError):
         encode = None

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from trainctl.protocol.config.hub_models import reference
-from trainctl.protocol.config.model_facts import weight_files
+from trainctl.protocol.config.stored_weights import INDEX_FILE, weight_files
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config, places
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.checkpoints.files import ADAPTER, CARRIED_FILES
+from trainctl.trainer.common.model_files import link_or_copy
 from trainctl.trainer.exports.result_files import copy_templates, float32_file, write_json
 from trainctl.trainer.exports.trained_model import TrainedModel, copy_tokenizer
 
@@ -47,11 +48,8 @@ def write_mlx(trained: TrainedModel, lora: Lora, folder: Path) -> None:
 
 def _link_base(base: Path, folder: Path) -> None:
     """Links to the base's weights and tokenizer; copies where the file system has no links. Raises OSError."""
-    names = [path.name for path in (*weight_files(base), *base.glob("*.safetensors.index.json"))]
-    for name in (*names, *CARRIED_FILES):
+    names = [path.name for path in weight_files(base)]
+    for name in (*names, INDEX_FILE, *CARRIED_FILES):
         if (base / name).is_file():
-            try:
-                (folder / name).symlink_to((base / name).absolute())
-            except OSError:
-                shutil.copyfile(base / name, folder / name)
+            link_or_copy(base / name, folder / name)
     copy_templates(base, folder)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from trainctl.protocol.config.run_file import data_files, glob_root, is_glob
+from trainctl.protocol.config.data_files import data_files, glob_root, is_glob
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.record.checkpoints import digest_of
 

@@ -3,6 +3,7 @@
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,16 @@ from trainctl.protocol.config.quantization import (
     quantization_of,
     whole_shapes,
 )
+from trainctl.protocol.config.stored_weights import INDEX_FILE, SINGLE_FILE, StoredTensor, stored_tensors
 from trainctl.trainer.adapters.lora import Lora, stored_name
 from trainctl.trainer.backends import rope_config
-from trainctl.trainer.common.model_files import StoredTensor, model_config, stored_tensors
+from trainctl.trainer.common.model_files import model_config
 from trainctl.trainer.exports.result_files import float32_file, write_json
 from trainctl.trainer.exports.tensor_files import TensorFiles, tensor_files
 from trainctl.trainer.exports.trained_model import TrainedModel, copy_tokenizer
 
 _OPEN_FILES = 2
 """Files of the base that are held at once: a layer's parts are in one, or in two that follow each other."""
-_ONLY_FILE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Names in safetensors files, and elsewhere."""
 
@@ -39,7 +39,7 @@ def write_fused(trained: TrainedModel, folder: Path, dtype: str | None) -> str:
     whole = files.read(trained.weights) if trained.lora is None else {}
     adapters = float32_file(trained.weights) if trained.lora is not None else {}
     types, size, placed = Counter[str](), 0, shards([*whole] or [*base], base)
-    source: Any = whole or _BaseWeights(files, trained.model, stated)
+    source: Any = whole or _BaseWeights(files, stored_tensors(trained.model), stated)
     for file, names in placed.items():
         made: dict[str, Any] = {}
         for name in names:
@@ -50,7 +50,7 @@ def write_fused(trained: TrainedModel, folder: Path, dtype: str | None) -> str:
             types[dtype or kept] += int(np.prod(tensor.shape))
         size += files.write(folder / file, made)
     if len(placed) > 1:
-        write_json(folder / _INDEX, {"metadata": {"total_size": size}, "weight_map": _by_name(placed)})
+        write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": _by_name(placed)})
     most = types.most_common(1)[0][0]
     config = rope_config.read(trained.model) | {"dtype": most}
     for key in ("torch_dtype", *QUANTIZATION_KEYS):
@@ -62,11 +62,11 @@ def write_fused(trained: TrainedModel, folder: Path, dtype: str | None) -> str:
 
 def shards(names: Sequence[str], base: Mapping[str, StoredTensor]) -> dict[str, list[str]]:
     """The weights of each file: those of the base's, and in its first one what it doesn't have."""
-    first = min((tensor.file for tensor in base.values()), default=_ONLY_FILE)
+    first = min((tensor.file.name for tensor in base.values()), default=SINGLE_FILE)
     placed: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        placed[base[name].file if name in base else first].append(name)
-    return dict(placed) if len(placed) > 1 else {_ONLY_FILE: [*names]}  # one file needs no index, if it has that name
+        placed[base[name].file.name if name in base else first].append(name)
+    return dict(placed) if len(placed) > 1 else {SINGLE_FILE: [*names]}  # one file needs no index, if it has that name
 
 
 def whole_tensors(stored: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> dict[str, StoredTensor]:
@@ -75,15 +75,14 @@ def whole_tensors(stored: Mapping[str, StoredTensor], config: Mapping[str, Any])
     most = types.most_common(1)[0][0] if types else "F32"
     shapes = whole_shapes({name: tensor.shape for name, tensor in stored.items()}, config)
     kept = {name: tensor.dtype if tensor.dtype in _DTYPES else most for name, tensor in stored.items()}
-    return {name: stored[name]._replace(shape=shape, dtype=kept[name]) for name, shape in shapes.items()}
+    return {name: replace(stored[name], shape=shape, dtype=kept[name]) for name, shape in shapes.items()}
 
 
 class _BaseWeights:
     """The weights of a directory as whole ones: the parts of a packed layer may be in several files."""
 
-    def __init__(self, files: TensorFiles, model: Path, config: Mapping[str, Any]) -> None:
-        self._files, self._model, self._config = files, model, config
-        self._stored = stored_tensors(model)
+    def __init__(self, files: TensorFiles, stored: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> None:
+        self._files, self._stored, self._config = files, stored, config
         self._read = functools.lru_cache(_OPEN_FILES)(files.read)
 
     def __getitem__(self, name: str) -> Any:
@@ -96,7 +95,7 @@ class _BaseWeights:
         return self._files.unpacked(how, parts)
 
     def _tensor(self, name: str) -> Any:
-        return self._read(self._model / self._stored[name].file)[name]
+        return self._read(self._stored[name].file)[name]
 
 
 def change_of(name: str, lora: Lora | None, adapters: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32] | None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.quantization import (
     Quantization,
     is_quantized,
@@ -12,8 +11,9 @@ from trainctl.protocol.config.quantization import (
     quantization_of,
     whole_shapes,
 )
+from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.trainer.backends import rope_config
-from trainctl.trainer.common.model_files import model_config
+from trainctl.trainer.common.model_files import model_config, only_the_model
 from trainctl.trainer.exports.result_files import copy_carried
 
 
@@ -22,10 +22,10 @@ def write_quantized(whole: Path, folder: Path, how: Quantization) -> None:
     they are: the caller decides about them. The config.json states RoPE where mlx-lm and transformers look for it."""
     from mlx_lm import utils
 
-    stated = rope_config.changed(rope_config.read(whole), whole)
-    model, config = utils.load_model(whole, lazy=True, model_config=stated)
-    model, config = utils.quantize_model(model, config, how.group_size, how.bits, mode=how.mode)
-    utils.save_model(folder, model)
+    with only_the_model(whole, rope_config.read(whole)) as clean:
+        model, config = utils.load_model(clean, lazy=True)
+        model, config = utils.quantize_model(model, config, how.group_size, how.bits, mode=how.mode)
+        utils.save_model(folder, model)
     utils.save_config(config, folder / "config.json")
     copy_carried(whole, folder)
 

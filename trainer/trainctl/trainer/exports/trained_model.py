@@ -11,13 +11,12 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.hub_models import model_folder
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.best import best_step
 from trainctl.protocol.record.checkpoints import digest_of, listed, verify
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora, read_lora
-from trainctl.trainer.checkpoints.files import ADAPTER, WEIGHTS, LoopState, base_digest, read_loop
+from trainctl.trainer.checkpoints.files import ADAPTER, WEIGHTS, LoopState, is_base, read_loop
 from trainctl.trainer.common.model_files import read_object
 from trainctl.trainer.exports.result_files import copy_carried, copy_templates
 
@@ -102,7 +101,7 @@ def _base(config: RunFile, loop: LoopState, checkpoint: Path, where: str) -> tup
     for path in here:
         there = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(path)))
         lora = read_lora(there, where)
-        if base_digest(model_digests(path).whole, lora) == loop.base_digest:
+        if is_base(path, lora, loop.base_digest):
             return path, lora
     if here:
         raise InvalidInputError(str(here[0]), "not the model that the adapters were trained on: its files differ")

@@ -15,10 +15,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.stored_weights import stored_tensors
 from trainctl.protocol.errors import InvalidInputError, check_installed, installing
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.common.model_files import model_config, read_object, stored_tensors, vocabulary_size
+from trainctl.trainer.common.model_files import model_config, read_object, vocabulary_size
 from trainctl.trainer.data.permutation import mix
 from trainctl.trainer.exports.adapter_files import OWN_BASE
 from trainctl.trainer.exports.fused import change_of

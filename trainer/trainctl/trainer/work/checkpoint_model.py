@@ -8,12 +8,11 @@ import msgspec
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.checkpoints import verify
 from trainctl.trainer.adapters.lora import read_lora
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.checkpoints.files import ADAPTER, base_digest, read_loop
+from trainctl.trainer.checkpoints.files import ADAPTER, is_base, read_loop
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import longest_context
 
@@ -38,7 +37,7 @@ def load_checkpoint(checkpoint: Path, config: RunFile, node: str, where: str) ->
     config = msgspec.structs.replace(config, model=model)
     if config.adapter.kind != "full":
         wanted = read_loop(checkpoint).base_digest
-        if base_digest(model_digests(directory).whole, read_lora(config, where)) != wanted:
+        if not is_base(directory, read_lora(config, where), wanted):
             problem = f"{directory} on {node} is not the model that the adapters were trained on: its files differ"
             raise InvalidInputError(f"{where}: model.path", problem)
     backend = load(config, config.nodes.get(node, NodeTable()), where, trains=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainctl.protocol.config import names, run_tables
+from trainctl.protocol.config import data_files, names, run_tables
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
@@ -175,7 +175,7 @@ def _missing(config: run_tables.RunFile, node: str) -> dict[str, str]:
 
 def _is_there(path: Path, kind: run_tables.DataKind) -> bool:
     try:
-        return path.exists() or (runfile.is_glob(path) and bool(runfile.data_files(path, kind)))
+        return path.exists() or (data_files.is_glob(path) and bool(data_files.data_files(path, kind)))
     except OSError:  # in a folder of another user
         return False
 

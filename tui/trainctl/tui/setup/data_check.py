@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from trainctl.protocol.batch.data_statistics import ReferenceState
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.data_files import data_files
 from trainctl.protocol.config.objectives import caches_reference
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import Collected
@@ -54,7 +55,7 @@ def _bytes(config: RunFile) -> int:
     return sum(
         path.stat().st_size
         for one in (config, *([held_out] if held_out is not None else []))
-        for path in run_file.data_files(Path(one.data.path), one.data.kind)
+        for path in data_files(Path(one.data.path), one.data.kind)
     )
 
 

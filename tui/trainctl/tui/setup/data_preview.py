@@ -35,6 +35,7 @@ def statistics_lines(found: DataStatistics) -> list[str]:
         f"duplicates  {found.duplicates:,} {unit}{f'; {repeated} are also used for training' if repeated else ''}",
         f"padding     {found.padding:.1%} of a micro-batch of {found.micro_batch}{' without packing' if on else ''}",
         *_packing_lines(found),
+        *(f"left out    {name}: {count:,}" for name, count in found.remarks.items()),
         *_template_lines(found.template),
         *([f"reference   {reference_text(found.reference)}"] if found.reference is not None else ()),
         *([f"warning     {found.warning}"] if found.warning else ()),

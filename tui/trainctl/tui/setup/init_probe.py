@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from trainctl.protocol.config import families, names, run_file
+from trainctl.protocol.config import data_files, families, names
 from trainctl.protocol.config.input_checks import PAIR_FIELDS
-from trainctl.protocol.config.model_facts import ModelFacts, read_facts, weight_files
+from trainctl.protocol.config.model_facts import ModelFacts, context_limit, read_facts
 from trainctl.protocol.config.presets import Preset, preset_of
 from trainctl.protocol.config.run_tables import ComputeDtype, DataKind
+from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import local_agents, nvidia
 from trainctl.protocol.machine.local_agents import LocalAgent
@@ -89,8 +90,8 @@ class Model(NamedTuple):
 def data_kind(path: Path) -> DataKind:
     """Of a file by its suffix and first line, of a folder or a glob by its files. Raises InvalidInputError for one that
     can't be read."""
-    if path.is_dir() or run_file.is_glob(path):
-        has_text, has_rows = (bool(run_file.data_files(path, kind)) for kind in ("text", "rows"))
+    if path.is_dir() or data_files.is_glob(path):
+        has_text, has_rows = (bool(data_files.data_files(path, kind)) for kind in ("text", "rows"))
         if not has_text and not has_rows and not path.is_dir():
             raise InvalidInputError("--data", f"{path} matches no *.txt, *.jsonl, *.ndjson or *.parquet file")
         return "rows" if has_rows and not has_text else "text"
@@ -108,7 +109,7 @@ def data_kind(path: Path) -> DataKind:
 def has_pairs(path: Path) -> bool:
     """Whether the first file of row data has a chosen and a rejected answer: JSON lines in the first row, Parquet among
     its columns."""
-    file = next(iter(run_file.data_files(path, "rows")), None)
+    file = next(iter(data_files.data_files(path, "rows")), None)
     try:
         fields = set() if file is None else _columns(file) if file.suffix == ".parquet" else _fields(file)
     except (OSError, ValueError):
@@ -185,7 +186,7 @@ def _interface(name: str, address: str, netmask: str | None) -> Interface:
 
 def model(path: Path) -> Model:
     """Raises InvalidInputError if it isn't a model's folder."""
-    config, weights = path / "config.json", weight_files(path)
+    config = path / "config.json"
     if not config.is_file():
         raise InvalidInputError("--model", f"no Hugging Face model (config.json and *.safetensors) in {path}")
     try:
@@ -193,18 +194,18 @@ def model(path: Path) -> Model:
     except (OSError, ValueError) as error:
         raise InvalidInputError("--model", f"{config} is not a JSON object: {error}") from None
     stated = stated if isinstance(stated, dict) else {}
-    facts = read_facts(path, "--model")
+    facts, weights = read_facts(path, "--model"), weight_files(path, "--model")
     if not weights:
         families.check_random(config, "--model")
     kind = stated.get("dtype") or stated.get("torch_dtype")
     size = _BYTES_OF_DTYPE.get(str(kind), 2) if kind else 4
-    positions = stated.get("max_position_embeddings")
+    positions = facts.positions if facts is not None else context_limit(stated)
     stored = sum(file.stat().st_size for file in weights) // size
     parameters = stored
     if facts is not None and (facts.quantized or not weights):
         parameters = sum(map(math.prod, facts.shapes.values()))
     return Model(
-        path, parameters, positions if isinstance(positions, int) and positions >= 2 else None,
+        path, parameters, positions if positions is not None and positions >= 2 else None,
         (path / "tokenizer.json").is_file(), facts, not weights,
         bool(stated.get("is_encoder_decoder")),
     )  # fmt: skip

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config import cluster_file as cluster
+from trainctl.protocol.config.data_files import is_glob
 from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_folder
 from trainctl.protocol.config.objectives import sample_unit, sequences_of
-from trainctl.protocol.config.run_file import is_glob
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys

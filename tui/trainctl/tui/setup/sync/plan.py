@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from trainctl.protocol.config.data_files import data_files, glob_root, is_glob, lacks_files
 from trainctl.protocol.config.hub_models import is_hub_id, model_folder
-from trainctl.protocol.config.run_file import data_files, glob_root, is_glob, lacks_files
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, RunFile
+from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import file_digest
 from trainctl.tui.doctor.findings import Asset
@@ -58,7 +59,10 @@ def sources(config: RunFile) -> tuple[SourceFiles, ...]:
     """The files here by a run file as it is for this machine, every one of them read. Raises OSError, and
     InvalidInputError for data without files."""
     model = model_folder(config.model.path)
-    kept = sorted(file for file in model.iterdir() if _is_model_file(file))
+    weights = set(weight_files(model))
+    kept = sorted(
+        file for file in model.iterdir() if _is_model_file(file) and (file.suffix != ".safetensors" or file in weights)
+    )
     found = [_source("model", config.model.path, model, kept)]
     paths: tuple[tuple[Asset, str], ...] = (("data", config.data.path), ("held-out data", config.data.held_out_path))
     for what, text in paths:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from trainctl.protocol.config.run_file import data_files
+from trainctl.protocol.config.data_files import data_files
+from trainctl.protocol.config.stored_weights import INDEX_FILE, SINGLE_FILE
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, installing
 from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.machine.file_digests import file_digest
@@ -114,7 +115,7 @@ def _extra(root: Path, given: dict[str, Any]) -> Iterable[str]:
     """What the run would read here besides the files asked about."""
     path = Path(given["path"])
     if given["what"] == "model":
-        found = root.glob("*.safetensors")
+        found = (root / name for name in (SINGLE_FILE, INDEX_FILE) if (root / name).is_file())  # they decide
     elif data_root(path) == root:
         found = (file for file in data_files(path, given["kind"]) if file.is_file())
     else:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from trainctl.protocol.config.run_file import PARTIAL_FOLDER
+from trainctl.protocol.config.data_files import PARTIAL_FOLDER
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
 from trainctl.tui.setup.ssh import NO_CONNECTION, said
 

@@ -1,0 +1,115 @@
+"""Model folders as other programs leave them: both libraries train the model that transformers reads there."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tests.trainer.support.chat_model import make_chat_model
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.exports.verification import mlx_logits, probe_tokens, torch_logits
+
+Arrays = dict[str, np.ndarray]
+CLOSE = 2e-4
+"""Largest difference of logits that rounding in float32 explains here; the largest logits are above 1."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_chat_model(tmp_path / "model")
+
+
+def rewrite(model: Path, change: Callable[[Arrays], None], **stated: Any) -> None:
+    file = model / "model.safetensors"
+    arrays = load_file(file)
+    change(arrays)
+    save_file(arrays, file, {"format": "pt"})
+    config = json.loads((model / "config.json").read_text()) | stated
+    (model / "config.json").write_text(json.dumps(config))
+
+
+def logits(model: Path, library: str) -> np.ndarray:
+    tokens = probe_tokens(512)
+    if library == "torch":
+        from trainctl.trainer.backends import torch_model
+
+        return torch_logits(torch_model.read_model(model, "run.toml"), tokens)
+    from trainctl.trainer.backends import mlx_model
+
+    return mlx_logits(mlx_model.read_model(model, "run.toml", 64), tokens)
+
+
+def of_transformers(model: Path) -> np.ndarray:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return torch_logits(loaded, probe_tokens(512))
+
+
+def tied_by_statement(model: Path) -> None:
+    """Leave the head, which differs from the embeddings, in the files of a model that says it has none."""
+    rewrite(model, lambda arrays: None, tie_word_embeddings=True)
+
+
+def head_copied(model: Path) -> None:
+    def copy(arrays: Arrays) -> None:
+        arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
+
+    rewrite(model, copy, tie_word_embeddings=True)
+
+
+def shards_of_an_earlier_save(model: Path) -> None:
+    """Two shards that the index names, between four that it doesn't."""
+    arrays = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    for count, factor in ((2, 1.0), (4, 0.5)):
+        for number in range(count):
+            part = {name: factor * array for name, array in [*arrays.items()][number::count]}
+            save_file(part, model / f"model-{number + 1:05}-of-{count:05}.safetensors", {"format": "pt"})
+    placed = {name: f"model-{at % 2 + 1:05}-of-00002.safetensors" for at, name in enumerate(arrays)}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+
+
+@pytest.mark.parametrize("leave", [tied_by_statement, head_copied, shards_of_an_earlier_save])
+@pytest.mark.parametrize("library", ["torch", "mlx"])
+def test_the_model_is_that_of_transformers(model: Path, leave: Callable[[Path], None], library: str) -> None:
+    leave(model)
+    assert np.abs(logits(model, library) - of_transformers(model)).max() < CLOSE
+
+
+@pytest.mark.parametrize("library", ["torch", "mlx"])
+def test_an_adapter_that_was_merged_is_not_added_again(model: Path, library: str) -> None:
+    """peft's files stay beside the merged weights. transformers would add the adapter."""
+    expected = of_transformers(model)
+    adapter = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "target_modules": ["q_proj"]}
+    (model / "adapter_config.json").write_text(json.dumps(adapter))
+    assert np.abs(logits(model, library) - expected).max() < CLOSE
+
+
+@pytest.mark.parametrize("library", ["torch", "mlx"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.q_proj.bias", "model.layers.1.mlp.up_proj.weight_scale_inv"]
+)
+def test_a_weight_without_a_place_is_refused_by_name(model: Path, library: str, name: str) -> None:
+    def add(arrays: Arrays) -> None:
+        arrays[name] = np.ones(32, np.float32)
+
+    rewrite(model, add)
+    with pytest.raises(InvalidInputError, match=name):
+        logits(model, library)
+
+
+def test_buffers_that_older_versions_saved_are_no_weights(model: Path) -> None:
+    expected = of_transformers(model)
+
+    def add(arrays: Arrays) -> None:
+        arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
+
+    rewrite(model, add)
+    for library in ("torch", "mlx"):
+        assert np.abs(logits(model, library) - expected).max() < CLOSE

@@ -1,0 +1,105 @@
+"""The tokenizer of a model folder, as tokenizer.json stores it: one for texts and for rows.
+
+transformers' AutoTokenizer rebuilds parts of some tokenizers by the class that tokenizer_config.json names. Where that
+gives other tokens, programs would read other tokens than were trained, so such a folder is refused.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.trainer.common.errors import first_line
+
+PROBES = (
+    "In 2023, it's 12.5 %.", "  two  spaces", "\n\n\tdef f(x):\r\n", "don't WON'T", "naïve Ångström 東京 привет",
+    "emoji 🙂👩‍🚀", "a_b-c/d\\e", " leading", "trailing ", "x" * 40,
+)  # fmt: skip
+"""Texts in which pre-tokenizers differ: digits, spaces, line ends, contractions, scripts, emoji."""
+
+
+def read_tokenizer(model: Path, where: str) -> Any:
+    """Return a model folder's tokenizer as transformers' fast class. It cuts and pads nothing, whatever tokenizer.json
+    stores. Raises InvalidInputError, blaming a field of `where`, without transformers or a usable tokenizer.json, and
+    if AutoTokenizer reads other tokens."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    except ImportError:
+        problem = f"tokenizers need transformers; {installing('torch', 'mlx')}"
+        raise InvalidInputError(f"{where}: data.tokenizer", problem) from None
+    if not (model / "tokenizer.json").is_file():
+        raise InvalidInputError(f"{where}: data.tokenizer", f"{model} has no tokenizer.json")
+    try:
+        stored: Any = PreTrainedTokenizerFast.from_pretrained(model, local_files_only=True)
+        by_class: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        problem = f"cannot read the tokenizer in {model}: {first_line(error)}"
+        raise InvalidInputError(f"{where}: data.tokenizer", problem) from None
+    except Exception as error:
+        # The tokenizers library raises Exception itself for a damaged file.
+        if type(error) is not Exception:
+            raise
+        problem = f"{model / 'tokenizer.json'} is not a readable tokenizer: {first_line(error)}"
+        raise InvalidInputError(f"{where}: data.tokenizer", problem) from None
+    for tokenizer in (stored, by_class):
+        if tokenizer.is_fast:
+            tokenizer.backend_tokenizer.no_truncation()
+            tokenizer.backend_tokenizer.no_padding()
+    if type(by_class) is type(stored):
+        return stored
+    _check_alike(stored, by_class, model, where)
+    return by_class if has_target_mode(by_class) else stored
+
+
+def has_target_mode(tokenizer: Any) -> bool:
+    """Return whether a tokenizer writes other special tokens around a text to translate than around its translation, as
+    those of NLLB and mBART do. Only a model's own class knows them."""
+    return hasattr(tokenizer, "_switch_to_target_mode")  # transformers has no public name for it
+
+
+def with_exact_offsets(tokenizer: Any) -> Any:
+    """Return the `tokenizers.Tokenizer` behind a fast tokenizer of transformers, changed so that the offsets of its
+    tokens cover the spaces that belong to them. Its tokens are the same."""
+    backend = tokenizer.backend_tokenizer
+    parts = json.loads(backend.to_str())
+    if not _untrim(parts["pre_tokenizer"]) | _untrim(parts["post_processor"]):
+        return backend
+    from tokenizers import Tokenizer
+
+    exact: Any = Tokenizer.from_str(json.dumps(parts))
+    exact.encode_special_tokens = backend.encode_special_tokens
+    return exact
+
+
+def _untrim(part: Any) -> bool:
+    """Switch off `trim_offsets` in a part of a tokenizer and in those within it. Return whether any was on."""
+    changed = False
+    if isinstance(part, dict):
+        if part.get("trim_offsets"):
+            part["trim_offsets"], changed = False, True
+        part = [*part.values()]
+    for inner in part if isinstance(part, list) else ():
+        changed |= _untrim(inner)
+    return changed
+
+
+def _check_alike(stored: Any, by_class: Any, model: Path, where: str) -> None:
+    with_special = not has_target_mode(by_class)
+    for text in PROBES:
+        here, there = (
+            [*tokenizer(text, add_special_tokens=with_special)["input_ids"]] for tokenizer in (stored, by_class)
+        )
+        if here != there:
+            name = type(by_class).__name__
+            problem = (
+                f"{model}: tokenizer.json splits {text!r} into {_pieces(stored, here)}, but transformers' {name}, "
+                f"which tokenizer_config.json names, into {_pieces(by_class, there)}; to have every program read "
+                'tokenizer.json, set "tokenizer_class": "PreTrainedTokenizerFast" there'
+            )
+            raise InvalidInputError(f"{where}: data.tokenizer", problem)
+
+
+def _pieces(tokenizer: Any, tokens: list[int]) -> str:
+    return " ".join(tokenizer.convert_ids_to_tokens(tokens[:12])) + (" ..." if len(tokens) > 12 else "")
