@@ -1,4 +1,4 @@
-"""A lead that hands its run over: what it tells of it, and when it takes it back."""
+"""A lead that hands its run over: what it passes on, and when it takes it back."""
 
 import time
 
