@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.trained_run import TrainedRun
 
-from trainctl.protocol.config.stored_weights import stored_tensors
+from trainctl.protocol.config.model_facts import stored_tensors
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.exports import export_model, tensor_files
 from trainctl.trainer.exports.origin import ORIGIN_FILE

@@ -15,8 +15,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.data_files import data_files, lacks_files
 from trainctl.protocol.config.hub_models import is_hub_id, model_folder
+from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.run_tables import NodeTable
-from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import disk_speed, facts
 from trainctl.protocol.machine.devices import read_devices

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.rolling import RollingStatistics
-from trainctl.protocol.config.curve_thresholds import DIVERGED_MADS, PAST_STEPS, TREND_STEPS
+from trainctl.protocol.config.policies import DIVERGED_MADS, PAST_STEPS, TREND_STEPS
 
 DIVERGED_PERCENT: Final = 5.0
 """Least distance above the best level in percent of it, for curves that hardly scatter."""

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.robust_trend import LEAST_STEPS, RobustTrend, robust_trend
 from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics, is_usable
-from trainctl.protocol.config.curve_thresholds import BACK_STEPS, SPIKE_MADS, SPIKE_PERCENT, SPIKE_STEPS
+from trainctl.protocol.config.policies import BACK_STEPS, SPIKE_MADS, SPIKE_PERCENT, SPIKE_STEPS
 
 _REFRESH_STEPS: Final = 10
 """Steps between two computations of the trend, so that a step costs little."""

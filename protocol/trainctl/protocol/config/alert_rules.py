@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.config.curve_thresholds import (
+from trainctl.protocol.config.policies import (
     CLIP_SCALE,
     DIVERGED_MADS,
     SPIKE_MADS,

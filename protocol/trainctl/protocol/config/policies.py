@@ -6,17 +6,27 @@ from typing import Annotated, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.config.curve_thresholds import (
-    BACK_STEPS,
-    CLIP_SCALE,
-    CLIP_STEPS,
-    DIVERGED_MADS,
-    PAST_STEPS,
-    SPIKE_MADS,
-    SPIKE_STEPS,
-    TREND_STEPS,
-)
 from trainctl.protocol.errors import InvalidInputError
+
+# Thresholds of the loss curve that alerts, policies and detectors begin with: each number stands once.
+SPIKE_MADS: Final = 6.0
+"""Distance above the trend that makes a spike, in units of the scatter (scaled MAD)."""
+SPIKE_PERCENT: Final = 5.0
+"""Least distance above the trend in percent of it, for curves that hardly scatter."""
+SPIKE_STEPS: Final = 3
+"""Steps in a row that make a spike."""
+BACK_STEPS: Final = 50
+"""Steps after which a spike whose loss has not come back is stuck."""
+TREND_STEPS: Final = 200
+"""Steps over which a loss that diverges must rise."""
+PAST_STEPS: Final = 100
+"""Steps in a row at which its level must be far above the best."""
+DIVERGED_MADS: Final = 3.0
+"""Distance above the best level, in units of the scatter (scaled MAD) at the best."""
+CLIP_STEPS: Final = 100
+"""Steps whose median clip scale is judged."""
+CLIP_SCALE: Final = 0.01
+"""Median clip scale below which clipping holds training back."""
 
 PolicyName = Literal[
     "out-of-memory", "replays", "first-shares", "rebalance", "non-finite", "micro-batch", "clip-bound", "caches",

@@ -14,9 +14,9 @@ from trainctl.protocol.config import (
     families,
     hub_models,
     input_checks,
+    model_facts,
     objective_checks,
     quantization,
-    stored_weights,
     toml_file,
 )
 from trainctl.protocol.config.alert_rules import check_thresholds
@@ -229,11 +229,11 @@ def _check_model(config: RunFile, where: str) -> None:
     if table.init == "random":
         families.check_random(model / "config.json", where)
         return
-    if not stored_weights.weight_files(model, where):
-        wanted = f"{stored_weights.SINGLE_FILE} or {stored_weights.INDEX_FILE}"
+    if not model_facts.weight_files(model, where):
+        wanted = f"{model_facts.SINGLE_FILE} or {model_facts.INDEX_FILE}"
         problem = f'{model} has a config.json but no weights ({wanted}); model.init = "random" needs none'
         raise InvalidInputError(where, problem)
-    stored_weights.stored_tensors(model, where)
+    model_facts.stored_tensors(model, where)
 
 
 def _check_quantization(config: RunFile, model: Path, where: str) -> None:

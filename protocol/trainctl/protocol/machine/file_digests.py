@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainctl.protocol.config.data_files import data_files, glob_root, is_glob
+from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.run_tables import DataKind
-from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.messages import FileDigest
 
 Check = Callable[[], None]

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from trainctl.protocol.config.model_facts import HEADS, has_own_head, stored_tensors
 from trainctl.protocol.config.quantization import quantization_key
-from trainctl.protocol.config.stored_weights import HEADS, has_own_head, stored_tensors
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.errors import first_line

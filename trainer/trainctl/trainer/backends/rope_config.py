@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainctl.protocol.config.stored_weights import has_own_head, stored_tensors
+from trainctl.protocol.config.model_facts import has_own_head, stored_tensors
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.model_files import model_config
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.quantization import quantization_key
-from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.protocol.machine.large_imports import import_large
 from trainctl.trainer.attention import torch_masks

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.stored_weights import weight_files
+from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import sync
 from trainctl.protocol.machine.file_digests import files_digests, model_digests

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.config import quantization
-from trainctl.protocol.config.model_facts import context_limit
-from trainctl.protocol.config.stored_weights import INDEX_FILE, SINGLE_FILE, stored_tensors, weight_files
+from trainctl.protocol.config.model_facts import INDEX_FILE, SINGLE_FILE, context_limit, stored_tensors, weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from trainctl.protocol.config.hub_models import reference
-from trainctl.protocol.config.stored_weights import INDEX_FILE, weight_files
+from trainctl.protocol.config.model_facts import INDEX_FILE, weight_files
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config, places
 from trainctl.trainer.backends import rope_config

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.model_facts import INDEX_FILE, SINGLE_FILE, StoredTensor, stored_tensors
 from trainctl.protocol.config.quantization import (
     QUANTIZATION_KEYS,
     is_quantized,
@@ -17,7 +18,6 @@ from trainctl.protocol.config.quantization import (
     quantization_of,
     whole_shapes,
 )
-from trainctl.protocol.config.stored_weights import INDEX_FILE, SINGLE_FILE, StoredTensor, stored_tensors
 from trainctl.trainer.adapters.lora import Lora, stored_name
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.model_files import model_config

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from trainctl.protocol.config.hub_models import is_hub_id, model_folder, reference
-from trainctl.protocol.config.stored_weights import weight_files
+from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import files_digests
 from trainctl.trainer.common.errors import first_line

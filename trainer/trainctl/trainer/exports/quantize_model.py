@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.config import hub_models
+from trainctl.protocol.config.model_facts import stored_tensors
 from trainctl.protocol.config.quantization import DEFAULTS, FORMATS, Quantization, format_of, is_quantized, whole_shapes
-from trainctl.protocol.config.stored_weights import stored_tensors
 from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.trainer.common.atomic_folder import make_folder
 from trainctl.trainer.common.model_files import model_config, stored_shapes

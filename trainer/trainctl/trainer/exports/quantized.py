@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.quantization import (
     Quantization,
     is_quantized,
@@ -11,7 +12,6 @@ from trainctl.protocol.config.quantization import (
     quantization_of,
     whole_shapes,
 )
-from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.model_files import model_config, only_the_model
 from trainctl.trainer.exports.result_files import copy_carried

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.stored_weights import stored_tensors
+from trainctl.protocol.config.model_facts import stored_tensors
 from trainctl.protocol.errors import InvalidInputError, check_installed, installing
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora

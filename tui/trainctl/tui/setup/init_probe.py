@@ -15,10 +15,9 @@ import psutil
 
 from trainctl.protocol.config import data_files, families, names
 from trainctl.protocol.config.input_checks import PAIR_FIELDS
-from trainctl.protocol.config.model_facts import ModelFacts, context_limit, read_facts
+from trainctl.protocol.config.model_facts import ModelFacts, context_limit, read_facts, weight_files
 from trainctl.protocol.config.presets import Preset, preset_of
 from trainctl.protocol.config.run_tables import ComputeDtype, DataKind
-from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import local_agents, nvidia
 from trainctl.protocol.machine.local_agents import LocalAgent

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from trainctl.protocol.config.data_files import data_files, glob_root, is_glob, lacks_files
 from trainctl.protocol.config.hub_models import is_hub_id, model_folder
+from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, RunFile
-from trainctl.protocol.config.stored_weights import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import file_digest
 from trainctl.tui.doctor.findings import Asset

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.config.data_files import data_files
-from trainctl.protocol.config.stored_weights import INDEX_FILE, SINGLE_FILE
+from trainctl.protocol.config.model_facts import INDEX_FILE, SINGLE_FILE
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, installing
 from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.machine.file_digests import file_digest

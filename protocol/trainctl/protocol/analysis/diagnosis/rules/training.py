@@ -13,7 +13,7 @@ from trainctl.protocol.analysis.divergence import DivergenceDetector
 from trainctl.protocol.analysis.spikes import SpikeDetector
 from trainctl.protocol.batch.memory_model import fit
 from trainctl.protocol.batch.pass_curve import PassCurve
-from trainctl.protocol.config.curve_thresholds import CLIP_STEPS
+from trainctl.protocol.config.policies import CLIP_STEPS
 from trainctl.protocol.messages import events as e
 
 MICRO_GAIN = 0.1

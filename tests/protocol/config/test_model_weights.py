@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trainctl.protocol.config.model_facts import context_limit
-from trainctl.protocol.config.stored_weights import has_own_head, stored_tensors, weight_files
+from trainctl.protocol.config.model_facts import context_limit, has_own_head, stored_tensors, weight_files
 from trainctl.protocol.errors import InvalidInputError
 
 ONE = np.arange(6, dtype=np.float32).reshape(2, 3)
