@@ -86,6 +86,7 @@ def test_the_log_of_any_rank_comes_from_any_agent(group):
                 client.log(run, 7)
 
 
+@pytest.mark.tier("all")
 def test_a_trainer_that_dies_comes_back_with_the_group_s_state(group):
     with group.client() as client:
         wait_for_step(client, 3)
