@@ -162,3 +162,18 @@ def test_a_handshake_is_judged_once_it_is_certain(with_keys: bool) -> None:
     for at in (0.0, 3.0, 6.0):
         hangs.take(zmq.EVENT_CONNECTED, 0, at)
         assert hangs.take(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 11, at + 2.0) is None
+
+
+def test_a_handshake_that_succeeds_forgives_an_agent_that_broke_off_before() -> None:
+    """Each of two agents that end breaks off once; neither has another key than the one expected."""
+    judged = handshake.Handshakes("tcp://h:1", Credentials(STUDIO, MBP.public))
+    for event in (
+        zmq.EVENT_CONNECTED,
+        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+        zmq.EVENT_CONNECTED,
+        zmq.EVENT_HANDSHAKE_SUCCEEDED,
+        zmq.EVENT_CONNECTED,
+        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+    ):
+        assert judged.take(event, 32, 1.0) is None
+    assert isinstance(judged.take(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 32, 1.1), NotAuthorisedError)

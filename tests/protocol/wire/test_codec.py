@@ -164,3 +164,19 @@ def test_the_request_id_of_a_malformed_request_is_read_or_empty() -> None:
     assert codec.peek_rid(packed({"rid": "r", "v": 99})) == "r"
     for frame in (b"", b"\xc1", packed([1]), packed({"rid": 7}), packed({"rid": "x" * 65}), packed({})):
         assert codec.peek_rid(frame) == ""
+
+
+def test_agents_may_send_more_than_a_client_may() -> None:
+    """The table in docs/protocol.md gives 1,048,576 bytes for a string elsewhere, and 16,384 items for an array."""
+
+    def history(buckets: int) -> m.History:
+        column = (1.5,) * buckets
+        steps = tuple(range(buckets))
+        return m.History(rid="1", series=(m.Series("loss", None, 1, steps, column, column, column, column),))
+
+    log = m.LogPart(rid="1", run=None, rank=0, offset_bytes=0, size_bytes=10**6, text="x" * 10**6)
+    value = m.KeptValue(key="toml", value="x" * 10**6)
+    assert codec.decode_reply(codec.encode(log)) == log
+    assert codec.decode_kept(codec.encode(value)) == value
+    assert codec.decode_reply(codec.encode(history(16_384))) == history(16_384)
+    refused(codec.encode(history(16_385)), "within limits", codec.decode_reply)

@@ -151,3 +151,11 @@ def test_several_series_are_one_where_each_has_a_bucket() -> None:
     assert one.last.tolist() == [1.0, 3.0, 5.0]
     assert (one.minimum.tolist(), one.maximum.tolist(), one.broken.tolist()) == ([1, 2, 5], [1, 4, 5], [0, 0, 1])
     assert len(s.combined([])) == 0
+
+
+def test_the_newest_bucket_of_an_agents_series_counts_the_steps_made_so_far() -> None:
+    """Steps 10 to 29 and 30 to 34: the mean of all is by steps, (10 * 1 + 10 * 2 + 5 * 6) / 25."""
+    columns = (1.0, 2.0, 6.0)
+    window = s.from_series(m.Series("loss", None, 10, (10, 20, 30), columns, columns, columns, columns), 34)
+    assert window.count.tolist() == [10, 10, 5]
+    assert window.total.sum() / window.count.sum() == 2.4

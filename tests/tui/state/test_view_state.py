@@ -227,3 +227,13 @@ def test_a_guest_takes_the_screen_only_from_a_run_that_has_ended() -> None:
     assert state.run is not None and state.run.run == "notebook-1"
     hosted = msgspec.structs.replace(shown, run="demo-2", seq=4)
     assert reducer.apply(state, hosted, CLOCK.at_monotonic).run == hosted
+
+
+def test_a_run_that_starts_shows_no_answers_of_the_run_before_it() -> None:
+    asked = {"prompt": "Why?", "max_tokens": 8, "temperature": 0.0, "top_p": 1.0, "seed": 0, "by": "auto"}
+    answered = {"answer": "Because.", "tokens": 2, "ended": True, "seconds": 0.2, "loss": 2.0, "eval_loss": None}
+    where = {"run": VIEW.run, "step": 118, "at": NOW, "number": 0, "node": "atlas", "boot": BOOT, "seq": 1}
+    answer = msgspec.convert({**asked, **answered, **where, "type": "sample"}, m.Sample)
+    state = reducer.apply(opened(), answer, 5000.0)
+    assert state.samples == (answer,)
+    assert reducer.apply(state, run_view(1, run="next-run", step=0, seq=2), 5000.0).samples == ()
