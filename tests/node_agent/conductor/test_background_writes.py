@@ -256,3 +256,24 @@ def test_a_rank_that_was_ended_by_a_signal_has_saved_the_last_step() -> None:
         simulation.feed(said)
     assert len(written(simulation)) == 1
     assert simulation.conductor.durable.written == step
+
+
+def test_a_retraction_lets_the_checkpoint_of_the_step_before_be_completed() -> None:
+    """The only rank that made the last step is lost; the one before it stands, and so does its checkpoint."""
+    simulation = group("abc").until_step(3)
+    id = simulation.command("checkpoint")
+    writing(simulation)
+    step = simulation.conductor.durable.writing.step
+    ranks = simulation.ranks.values()
+    simulation.until(lambda: all(rank.accumulated and rank.last_step == step for rank in ranks))
+    last = simulation.ranks[2]
+    while simulation.conductor.progress.step == step:
+        last.work()
+        while last.up:
+            simulation.hear(last)
+    simulation.kill(last)
+    simulation.until(lambda: simulation.retracted)
+    let_go(simulation)
+    simulation.until(lambda: id in simulation.ends)
+    assert (simulation.ends[id].state, simulation.ends[id].step) == ("applied", step)
+    assert [plan.step for plan in simulation.sent_plans if plan.kind == "checkpoint"] == [step]
