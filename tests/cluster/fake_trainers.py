@@ -27,6 +27,7 @@ from trainctl.protocol.record import log_format
 from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
 from trainctl.protocol.record.checkpoints import MANIFEST_NAME, STATE_NAME, FileEntry, Manifest
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.wire import codec, sockets
 
 ALIVE_SECONDS = 0.2
@@ -57,6 +58,7 @@ class FakeTrainer:
         self._orders: asyncio.Queue[m.ToTrainer] = asyncio.Queue()
         self._answers: asyncio.Queue[m.FromTrainer] = asyncio.Queue()
         self._ended = asyncio.Event()
+        self._metrics = MetricsWriter(paths.rank_record(rank), node)
         self.changed = asyncio.Event()  # something it may have waited for has happened
         self.peers: Sequence[FakeTrainer] = (self,)  # trainers of its run: they wait for each other's parts
 
@@ -77,10 +79,16 @@ class FakeTrainer:
     def die(self, status: int = -signal.SIGKILL) -> None:
         """End at once, as by a signal (negative) or with an exit status."""
         if self.is_alive:
-            self.exit_status, self.sim.gone = status, True
+            self.sim.gone = True
             self.sim._drop_group()
             self._wake_peers()
-            self._ended.set()
+            self._end(status)
+
+    def _end(self, status: int) -> None:
+        """Its reports are on the disk before anyone can see how it ended."""
+        self._metrics.close()
+        self.exit_status = status
+        self._ended.set()
 
     def freeze(self) -> None:
         """Say and do nothing more, as by SIGSTOP, until `thaw`."""
@@ -117,12 +125,15 @@ class FakeTrainer:
                 task.cancel()
             await asyncio.gather(*tasks, ending, return_exceptions=True)
             socket.close(linger=1000 if self.exit_status == 0 else 0)
-            if self.exit_status is None:
-                self.exit_status = 1
+            if self.is_alive:
+                self._end(1)
 
     def _flush(self) -> None:
         while self.sim.up:
-            self._answers.put_nowait(self.sim.up.popleft())
+            answer = self.sim.up.popleft()
+            if isinstance(answer, m.Report) and answer.kind == "train":
+                self._metrics.append(answer)
+            self._answers.put_nowait(answer)
 
     async def _send(self, socket: zmq.asyncio.Socket) -> None:
         while True:
@@ -151,9 +162,8 @@ class FakeTrainer:
             if isinstance(order, m.Leave):
                 self._log("INFO", f"leaving: {order.reason}")
                 while not self._answers.empty():
-                    await asyncio.sleep(0)
-                self.exit_status = 0
-                self._ended.set()
+                    await asyncio.sleep(self.stride_seconds)
+                self._end(0)
                 return
 
     async def _change(self) -> None:

@@ -24,10 +24,12 @@ from tests.waiting import HANG_SECONDS, until
 
 from trainctl.node_agent import agent as agent_module
 from trainctl.node_agent.agent import Agent, Options
-from trainctl.node_agent.conductor import restarts
+from trainctl.node_agent.conductor import conductor, restarts
+from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.roles import followed_run, follower
+from trainctl.node_agent.runs import launch
 from trainctl.node_agent.services import spot_notice
-from trainctl.node_agent.transport import peer_link, sequencing
+from trainctl.node_agent.transport import peer_link, peer_pool, sequencing
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import client as client_module
 from trainctl.protocol.client.blocking import BlockingClient
@@ -40,7 +42,7 @@ from trainctl.protocol.security.keys import KeyFolder
 T = TypeVar("T")
 SILENT_SECONDS = 1.0
 """After so long agents take each other for gone: more than one loop stands still on a busy machine."""
-RECLAIM_SECONDS = 2.0
+RECLAIM_SECONDS = 1.5
 PACE = (
     (agent_module, "WATCH_SECONDS", 0.02),
     (agent_module, "BEAT_SECONDS", 0.2),
@@ -49,6 +51,11 @@ PACE = (
     (sequencing, "SILENT_AFTER_SECONDS", SILENT_SECONDS),
     (sequencing, "STALE_SECONDS", 0.7),
     (follower, "SILENT_AFTER_SECONDS", SILENT_SECONDS),
+    (peer_link, "REACH_SECONDS", 1.0),
+    (launch, "REACH_SECONDS", 1.0),
+    (peer_pool, "TOUCH_SECONDS", 1.0),
+    (share_edits, "AWAY_SECONDS", 1.5),
+    (conductor, "AWAY_SECONDS", 1.5),
     (followed_run, "RECLAIM_SECONDS", RECLAIM_SECONDS),
     (restarts, "RETURN_SECONDS", 0.1),
     (spot_notice, "INTERVAL_SECONDS", 0.1),
