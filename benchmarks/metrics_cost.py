@@ -1,4 +1,5 @@
-"""What metrics cost: a training loop that reports them (`report`), and the lead's agent that records them (`agent`).
+"""Measures the cost of metrics, in a training loop that reports them (`report`) and in the agent that records them
+(`agent`).
 
     python -m benchmarks metrics_cost [report|agent] [--count N] [--burst N] [--seconds N]
 
@@ -50,7 +51,7 @@ from trainctl.trainer.step.stopwatch import Stopwatch
 TO_ROW, TO_TEN = "ten values / the same row encoded and put on a queue", "forty values / ten values"
 """Ratios of medians, with short work between reports."""
 BARS = {TO_ROW: 3.0, TO_TEN: 2.0}
-"""What their own medians may be at most."""
+"""Largest medians allowed."""
 TEN, FORTY = 10, 40
 PAIRS, BLOCK = 100, 50
 Z_95 = 1.96

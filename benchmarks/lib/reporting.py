@@ -33,7 +33,7 @@ from trainctl.trainer.step.progress import Progress
 
 Micros = NDArray[np.float64]
 OWN_VALUES = 7
-"""What a step of this loop has by name without an objective's: clip scale, own loss, memory and its trend."""
+"""The metrics of a step of this loop by name, without an objective's: clip scale, own loss, memory and its trend."""
 SAMPLES = 8
 GENERATION = m.Generation(1, 1)
 IDENTITY = Identity("bench", "here", 0)

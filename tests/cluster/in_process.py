@@ -248,17 +248,16 @@ class BlockingCluster:
     """An `InProcessCluster` whose loop runs in a thread of its own, until `close`."""
 
     def __init__(self, folder: Path, nodes: Sequence[str] = NODES, **options: Any) -> None:
-        """As `in_process_cluster`."""
+        """Take the arguments of `in_process_cluster`."""
         self._runner = asyncio.Runner(loop_factory=_Loop)
         self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="agents", daemon=True)
         self._thread.start()
         self._entered = in_process_cluster(folder, nodes, **options)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._end_loop)
             self.inner = self.run(self._entered.__aenter__())
-        except BaseException:
-            self._end_loop()
-            raise
+            undo.pop_all()
         self.agents = {node: BlockingAgent(self, agent) for node, agent in self.inner.agents.items()}
 
     def __getitem__(self, node: str) -> BlockingAgent:
@@ -313,7 +312,7 @@ class BlockingCluster:
 
 @contextlib.contextmanager
 def blocking_cluster(folder: Path, nodes: Sequence[str] = NODES, **options: Any) -> Iterator[BlockingCluster]:
-    """As `in_process_cluster`, in touch with each other."""
+    """Yield a cluster made as by `in_process_cluster`, its agents in touch with each other."""
     cluster = BlockingCluster(folder, nodes, **options)
     try:
         cluster.in_touch()

@@ -1,6 +1,7 @@
 """Run files of the small runs that tests of agents train, and the model and text that they name."""
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ def small_run(assets: Path, **changes: Any) -> dict[str, Any]:
         "nodes": {NODE: dict(TORCH)},
     }
     changes["policy"] = {"rebalance": {"mode": "off"}, **changes.get("policy", {})}  # shares stay as tests set them
+    return with_changes(raw, changes)
+
+
+def with_changes(raw: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay `table__key` changes over a run file as parsed, or replace whole tables, and return it."""
     for name, value in changes.items():
         table, _, key = name.partition("__")
         if key:

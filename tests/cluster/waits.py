@@ -1,4 +1,4 @@
-"""What tests wait for of a run, through a client, and what they read of it."""
+"""Waits for the progress of a run, through a client, and readings of it."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ class PatientAsyncClient(Client):
 
 
 class PatientClient(BlockingClient):
-    """The same without an event loop."""
+    """Wait as above, without an event loop."""
 
     def send(self, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
         return super().send(verb, args, **{"timeout_seconds": HANG_SECONDS, **options})

@@ -40,7 +40,7 @@ from trainctl.protocol.wire.sockets import DEFAULT_PORT
 KUBERNETES = "1.34"
 """Its schemas count: the oldest version that was supported when the manifests were written."""
 PORTS = {DEFAULT_PORT, DEFAULT_PORT + 1, 9474}
-"""What clients and Prometheus may reach; all others are the engines', whose sums aren't encrypted."""
+"""Ports that clients and Prometheus may reach; all others are the engines', whose sums aren't encrypted."""
 LEAD_SECONDS = 30
 """Seconds in which a run's lead, which tries every second, has found a new pod's agent and starts its rank."""
 MARGIN_SECONDS = 5

@@ -50,7 +50,7 @@ def test_unlike_ranks_without_shares_begin_with_those_that_a_measurement_gives(c
 
 
 def test_a_rank_hosted_for_a_lead_made_by_hand_obeys_no_generation_that_was_left(cluster, run_config):
-    """What else a peer is answered is tested in tests/node_agent/roles/test_peer_answers.py."""
+    """Other answers to peers are tested in tests/node_agent/roles/test_peer_answers.py."""
     run, config = "raw-20260101-000000-0000", run_config(nodes=on_mlx("alpha", "gamma"))
     with zmq.Context() as context:
         lead = Greeter(context, cluster["gamma"].address, "a" * 16)

@@ -1,4 +1,4 @@
-"""What the projects need of others, as the image's libraries and `make lowest` are made of it."""
+"""The packages that the projects need, as the image's libraries and `make lowest` are made of it."""
 
 import re
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tomli_w
 import zmq
+from tests.cluster.run_files import with_changes
 from tests.trainer.support import preferences
 from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.curves import losses
@@ -134,13 +135,7 @@ def run_file(assets, tmp_path):
             "optimizer": {"learning_rate": RATE, "weight_decay": 0.1},
             "nodes": {"here": {"backend": "torch", "device": "cpu", "threads": 1}},
         }
-        for name, value in changes.items():
-            table, _, key = name.partition("__")
-            if key:
-                raw.setdefault(table, {})[key] = value
-            else:
-                raw[table] = value
-        (tmp_path / "run.toml").write_text(tomli_w.dumps(raw), encoding="utf-8")
+        (tmp_path / "run.toml").write_text(tomli_w.dumps(with_changes(raw, changes)), encoding="utf-8")
         return runfile.read(tmp_path / "run.toml")
 
     return write

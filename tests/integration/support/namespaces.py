@@ -1,5 +1,6 @@
 """Several hosts on one machine: network namespaces with addresses of their own, joined by a bridge in one more."""
 
+import contextlib
 import os
 import secrets
 import subprocess
@@ -27,11 +28,10 @@ class Network:
         self._names = {host: f"{mark}-{host}" for host in hosts}
         self.addresses = {host: f"{LAN}.{number}" for number, host in enumerate(hosts, start=1)}
         self._made: list[str] = []
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             self._build()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def _build(self) -> None:
         for name in (self._hub, *self._names.values()):

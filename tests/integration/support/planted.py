@@ -1,5 +1,6 @@
 """A terminal that shows a live run's diagnosis, and what tests plant: control groups with limits, and busy loops."""
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -28,15 +29,14 @@ class Screen:
         """`before`: the command line goes after it, as in a network namespace."""
         words = [*before, *shlex.split(TRAINCTL), "--connect", address]
         self.terminal = Terminal(folder, 120, 40, shlex.join(words))
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.terminal.close)
             if "five keys" in self.terminal.wait_for(r"RUNNING|PAUSED|five keys to begin with"):
                 self.terminal.keys("Escape")
             self.terminal.wait_for(r"RUNNING|PAUSED")
             self.terminal.keys("D")
             self.terminal.wait_for(r"diagnosis of steps")
-        except BaseException:
-            self.terminal.close()
-            raise
+            undo.pop_all()
 
     def __enter__(self) -> "Screen":
         return self

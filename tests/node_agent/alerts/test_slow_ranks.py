@@ -105,7 +105,7 @@ PASSES = (Pass(1, 0.2), Pass(4, 0.5), Pass(8, 0.9))
 LINK = LinkRate("studio", 100e6, 120e6, 0.002)
 SUM_BYTES = 40e6
 SUM_SECONDS = 0.4 + 2 * 0.001
-"""Of two ranks: as many bytes as the gradients have, over the slower direction, and two messages."""
+"""A sum of two ranks moves as many bytes as the gradients have, over the slower direction, and two messages."""
 
 
 class CalibratedWorld(World):

@@ -56,7 +56,7 @@ class Guarded:
         return BlockingClient(self.agent.address, keys=self.ring(name), **{"timeout_seconds": HANG_SECONDS, **options})
 
     def state(self) -> tuple[Any, ...]:
-        """What a refused message must leave as it is."""
+        """Return the state that a refused message must leave as it is."""
         record = open_for_reading(self.agent.directory / "agent.db")
         try:
             return tuple(record.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("commands", "runs"))
@@ -90,7 +90,7 @@ def refused(words: str) -> Iterator[None]:
 
 
 def ask(guarded: Guarded, name: str, message: m.Message) -> m.AgentReply:
-    """What any message of the protocol is answered with."""
+    """Return the answer to any message of the protocol."""
     with guarded.client(name) as client:
         inner: Any = client._client
 
@@ -232,7 +232,7 @@ def test_only_agents_say_what_agents_say(guarded: Guarded, who: str) -> None:
 
 
 def ask_peer(guarded: Guarded, who: str, message: m.Message) -> m.FromPeer:
-    """What an agent's message is answered with, over a socket of its own."""
+    """Return the answer to an agent's message, over a socket of its own."""
     with raw_socket(guarded, guarded.ring(who)) as dealer:
         dealer.connect(guarded.agent.address)
         dealer.send(codec.encode(message))

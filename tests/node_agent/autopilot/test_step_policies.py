@@ -209,7 +209,7 @@ def test_large_caches_are_cleared_and_not_again_within_a_hundred_steps() -> None
     asked = Asked("caches")
 
     def cleared(part: float, steps: int) -> list[Proposal]:
-        """What is proposed, which is taken as sent."""
+        """Return the proposals, and take them as sent."""
         found = []
         for _ in range(steps):
             proposal = asked.stepped(values={"memory_cache_bytes": part * 1e9, "memory_cap_bytes": 1e9})

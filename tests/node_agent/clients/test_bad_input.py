@@ -1,4 +1,4 @@
-"""What must not get in: garbage and strangers on either socket, and wrong states."""
+"""Input that must not get in: garbage and strangers on either socket, and wrong states."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ import msgpack
 import pytest
 import zmq
 from tests.cluster.in_process import BlockingAgent, blocking_cluster
-from tests.cluster.run_files import FOREVER, NODE
+from tests.cluster.run_files import NODE
 from tests.cluster.waits import wait_for_step
 from tests.tui.support import run_directory
 from tests.tui.support.cli_calls import call
@@ -27,7 +27,7 @@ SOME_ID = str(uuid.UUID(int=5))
 
 
 def exchange(address: str, *frames: bytes) -> m.AgentReply:
-    """What the agent answers to raw frames."""
+    """Return the agent's answer to raw frames."""
     context = zmq.Context()
     try:
         dealer = sockets.new_socket(context, zmq.DEALER)
@@ -67,15 +67,6 @@ def test_a_bad_request_is_refused_in_one_line(agent):
         assert (reply.code, words in reply.text, "\n" in reply.text) == (code, True, False), (frames, reply)
     with agent.client() as client:
         assert client.runs().runs == ()
-
-
-@pytest.fixture
-def live(agent, run_config) -> BlockingAgent:
-    """An agent whose run goes on and on."""
-    with agent.client() as client:
-        client.send("start-run", {"config": run_config(run__steps=FOREVER)})
-        wait_for_step(client, 1)
-    return agent
 
 
 def test_raw_bytes_that_are_no_zeromq_leave_both_sockets_serving(agent):

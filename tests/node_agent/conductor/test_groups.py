@@ -284,7 +284,7 @@ def test_first_shares_are_timed_before_the_first_step():
     ],
 )
 def test_only_shares_that_the_run_file_leaves_open_are_dealt_by_speed(given, first_shares, shares):
-    """Of a batch of 28, on nodes of falling speed."""
+    """The batch of 28 is shared by nodes of falling speed."""
     tables = {node: {} if share is None else {"share": share} for node, share in zip("abcd", given, strict=False)}
     made = config(batch=28, nodes=tables, group={"first_shares": first_shares})
     simulation = Simulation(made, Durable(restore._first_settings(made), m.Generation(1, 0), 0, probed=()))

@@ -153,7 +153,7 @@ def test_a_lead_keeps_its_run_after_a_refused_promotion(led_by_alpha):
 
 
 def test_a_lead_takes_back_what_nobody_took_also_when_it_was_started_again(led_by_alpha):
-    """What it waits for is in its record, not in the process that handed over. A stranger's claim is refused."""
+    """The lead's record says what it waits for, not the process that handed over. A stranger's claim is refused."""
     cluster = led_by_alpha
     before = cluster.view("alpha")
     with zmq.Context() as context:

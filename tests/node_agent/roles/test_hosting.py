@@ -9,7 +9,7 @@ from tests.waiting import until
 
 
 def refused_runs(cluster: BlockingCluster) -> list[str]:
-    """What is left of them anywhere."""
+    """Return what is left of these runs on any node."""
     return [path.name for node in NODES for path in cluster[node].directory.glob("runs/refused-*")]
 
 

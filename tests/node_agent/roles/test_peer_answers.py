@@ -1,4 +1,4 @@
-"""What an agent answers to a peer that greets it as a lead: every number, name, run and generation is looked at."""
+"""An agent's answers to a peer that greets it as a lead: every number, name, run and generation is looked at."""
 
 import time
 from collections.abc import Callable, Iterator

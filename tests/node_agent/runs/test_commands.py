@@ -4,7 +4,6 @@ import random
 import uuid
 
 import pytest
-from tests.cluster.in_process import BlockingAgent
 from tests.cluster.run_files import FOREVER
 from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.tui.support.cli_calls import call
@@ -17,15 +16,6 @@ from trainctl.protocol.wire.codec import decode_order
 
 SAMPLES = 12
 COMMANDS = 80
-
-
-@pytest.fixture
-def live(agent, run_config) -> BlockingAgent:
-    """An agent whose run goes on and on."""
-    with agent.client() as client:
-        client.send("start-run", {"config": run_config(run__steps=FOREVER)})
-        wait_for_step(client, 3)
-    return agent
 
 
 def random_command(chance: random.Random) -> tuple[str, dict, str | None]:

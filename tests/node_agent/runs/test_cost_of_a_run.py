@@ -1,4 +1,4 @@
-"""What a run costs: from a price that comes while it trains, over a pause, its end and its resume."""
+"""The cost of a run: from a price that comes while it trains, over a pause, its end and its resume."""
 
 import time
 

@@ -137,7 +137,7 @@ def test_the_time_between_the_loss_of_agent_and_trainers_and_the_resume_is_nobod
 
 
 def test_a_run_that_outlives_its_agent_goes_on_taking_time_but_for_a_node_whose_trainers_ended(paths: RunPaths) -> None:
-    """That one has taken part up to the last step."""
+    """The rank has taken part up to the last step."""
     with restore.RunDb(paths) as recorder:
         last = recorder.last_state().step
         assert last is not None

@@ -1,4 +1,4 @@
-"""What an agent does under a supervisor: word to a real socket, an end when it stalls, a bounded log, a Mac awake."""
+"""An agent under a supervisor: word to a real socket, an end when it stalls, a bounded log, a Mac awake."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What an agent reads of its machine: the limit of its memory, a closed lid, and the modes of its keys' files."""
+"""An agent's readings of its machine: the limit of its memory, a closed lid, and the modes of its keys' files."""
 
 from typing import Any
 

@@ -14,7 +14,7 @@ from trainctl.protocol.batch.step_model import Timing
 
 
 class Seen(NamedTuple):
-    """What a rule may know of a rank."""
+    """Measurements of a rank that a rule may use."""
 
     points: Sequence[Point]
     timings: Sequence[Timing]
@@ -22,7 +22,7 @@ class Seen(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of the passes of a step, with an even share."""
+        """Return the seconds of a step's passes, with an even share."""
         return statistics.mean(row.busy for row in self.timings)
 
     @property
@@ -40,7 +40,7 @@ def _most(ranks: Sequence[Seen]) -> dict[int, int]:
 
 
 def even(total: int, ranks: Sequence[Seen]) -> Dealt:
-    """The same for all."""
+    """Deal the same share to all."""
     return Dealt(apportion(total, dict.fromkeys(range(len(ranks)), 1.0)), _most(ranks))
 
 

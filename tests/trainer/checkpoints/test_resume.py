@@ -89,7 +89,7 @@ def marks(case, device):
 
 
 NODES: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {"device": "cuda", "deterministic": True}}
-"""What is set in the node's table, by device."""
+"""Settings of the node's table, by device."""
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,7 @@ def verified(export):
 
 @pytest.fixture
 def refusal(export, tmp_path):
-    """What is said of an export that can't be made, which leaves nothing."""
+    """Return the error of an export that can't be made, and check that it leaves nothing."""
 
     def run(paths, form, *options):
         made = export(paths, form, *options)

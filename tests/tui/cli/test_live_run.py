@@ -37,7 +37,7 @@ class Trained:
 
 @pytest.fixture
 def idle(agent: BlockingAgent, run_config: Any, tmp_path: Path) -> Trained:
-    """The same before it has a run; the run file is of 30 steps."""
+    """An agent that has no run yet; the run file is of 30 steps."""
     config = run_config(run__name="tiny", checkpoint={"every_steps": 10, "at_end": False, "background": False})
     return Trained(agent, config, tmp_path / "run.toml")
 

@@ -1,4 +1,4 @@
-"""What docs/scripting.md and examples/ say and do, against a run of two nodes that goes on meanwhile."""
+"""The commands of docs/scripting.md and the programs of examples/, against a run of two nodes that goes on."""
 
 import contextlib
 import doctest

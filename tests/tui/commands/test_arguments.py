@@ -1,4 +1,4 @@
-"""What may be typed of a verb: its example is a command, and the shell and the `:` line propose what follows."""
+"""Arguments as they are typed: a verb's example is a command, and the shell and the `:` line propose what follows."""
 
 import pytest
 from tests.tui.support.cli_calls import call_process

@@ -277,7 +277,7 @@ async def test_dialog_with_its_prediction(pictures: Pictures, verb: str) -> None
 
 
 async def test_dialog_in_the_terminal_s_own_colours(pictures: Pictures) -> None:
-    """What is under it stays in sight: half transparent there would be wholly blank."""
+    """The screen under it stays in sight: half transparent there would be wholly blank."""
     await pictures.compare(seen_by_two("terminal"), 80, play=attended("l"))
 
 

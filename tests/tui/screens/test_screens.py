@@ -1,4 +1,4 @@
-"""What holds for all screens: help, palette, repaints, copies, pictures, clicks, and plain ASCII."""
+"""Promises of all screens: help, palette, repaints, copies, pictures, clicks, and plain ASCII."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the screens know after the messages of a recorded agent."""
+"""States of the screens after the messages of a recorded agent."""
 
 from collections.abc import Iterable
 from typing import Any

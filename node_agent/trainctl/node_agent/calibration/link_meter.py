@@ -118,15 +118,14 @@ async def _accepted(server: socket.socket, token: bytes) -> socket.socket:
     """The first connection. Raises OSError if it doesn't begin with the token."""
     loop = asyncio.get_running_loop()
     connection, _ = await loop.sock_accept(server)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(connection.close)
         received = b""
         while len(received) < len(token) and (part := await loop.sock_recv(connection, len(token) - len(received))):
             received += part
         if not secrets.compare_digest(received, token):
             raise ConnectionRefusedError("the connection has another token")
-    except BaseException:
-        connection.close()
-        raise
+        undo.pop_all()
     return connection
 
 

@@ -1,6 +1,7 @@
 """The rank that this node hosts for another node's agent: begun, resumed, let go of, and what is kept of it."""
 
 import asyncio
+import contextlib
 import shutil
 import time
 from pathlib import Path
@@ -98,7 +99,8 @@ class RankHosting:
         self, known: FollowedRun, config: RunFile, paths: RunPaths, checkpoint: Path | None, *, is_new: bool
     ) -> FollowedRank:  # fmt: skip
         recorder = restore.make_directory(paths, config, resumable=False)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(recorder.close)
             if recorder.meta(HANDED_OVER_KEY):
                 recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # the node that asks for a rank leads the run
             if is_new:
@@ -106,9 +108,7 @@ class RankHosting:
             self._db.follow(known)
             followed = self._followed(known, config, paths, recorder, time.time())
             followed.port.start(checkpoint)
-        except BaseException:
-            recorder.close()
-            raise
+            undo.pop_all()
         return followed
 
     def _put_back(

@@ -3,6 +3,7 @@ be read, and what the simulation came to.
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import shutil
@@ -59,12 +60,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _play(found: Scenario, root: Path | None) -> int:
     directory = _directory(found, root)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(shutil.rmtree, directory, ignore_errors=True)
         simulation = Simulation(found, directory)
         played = simulation.play(partial(_say, {"run_directory": str(directory)}))
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
+        undo.pop_all()
     _say(outcome.outcome(found, played, RunPaths(directory)))
     return 0 if played.ended.state == "finished" else RefusedError.exit_code
 

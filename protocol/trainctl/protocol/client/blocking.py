@@ -5,6 +5,7 @@ with BlockingClient("tcp://127.0.0.1:7474") as client:
 """
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -41,11 +42,10 @@ class BlockingClient:
 
     def __enter__(self) -> Self:
         self._runner = asyncio.Runner()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._runner.close)
             self._run(self._client.__aenter__())
-        except BaseException:
-            self._runner.close()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a model directory's config.json and the heads of its weight files say, read without a tensor library.
+"""Facts from a model directory's config.json and the heads of its weight files, read without a tensor library.
 
 The layout of weight files is that of https://github.com/huggingface/safetensors#format.
 """

@@ -3,6 +3,7 @@
 A thread adds chunks as `sealing` makes them. Everything else only reads what is there, or waits for more.
 """
 
+import contextlib
 import functools
 import hashlib
 import threading
@@ -245,11 +246,10 @@ def open_growing(
     held_out = held_out_data(config)
     evaluation = open_dataset(held_out, folder, where, report) if held_out is not None else None
     made = GrowingDataset(config, folder, where, evaluation, **calls)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(made.close)
         made.wait_until(lambda now: bool(now.order.samples), functools.partial(_show, made, first, look))
-    except BaseException:
-        made.close()
-        raise
+        undo.pop_all()
     return made
 
 
