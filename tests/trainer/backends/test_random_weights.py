@@ -69,7 +69,7 @@ def test_large_weights_are_drawn_in_pieces_of_one_sequence():
 
 def test_what_cannot_be_trained_from_scratch_is_refused(unwritten, run_file):
     model = unwritten("llama")
-    with pytest.raises(InvalidInputError, match=r'no \*.safetensors weights; model.init = "random" needs none'):
+    with pytest.raises(InvalidInputError, match=r'no weights .*; model.init = "random" needs none'):
         check_paths(run_file(model__path=str(model), data__kind="text"))
     check_paths(run_file(model__path=str(model), model__init="random", data__tokenizer="bytes"))
     with pytest.raises(InvalidInputError, match=r"model.init: adapters need a trained model"):
