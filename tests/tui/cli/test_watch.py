@@ -17,6 +17,7 @@ from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.client.client import Client
 from trainctl.protocol.messages.events import NoteWritten
 from trainctl.tui.cli import watch
 
@@ -176,3 +177,20 @@ def test_the_reader_gone_it_ends_with_nothing_to_write(watched: tuple[Run, Scrip
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(DEADLINE_SECONDS) == 141
+
+
+async def test_steps_that_were_repeated_while_nobody_listened_are_among_those_missed(
+    watched: tuple[Run, Scripted],
+) -> None:
+    run, agent = watched
+    place = watch.RunCursor(VIEW.run)
+    place.passes(msgspec.structs.replace(STEP, step=125))
+    place.passes(EVENT)
+    again = STEP.generation.next()
+    resumed = msgspec.structs.replace(run.happens("resumed from step 122"), step=122, generation=again)
+    run.events[-1] = resumed
+    run.steps += [msgspec.structs.replace(STEP, step=step, generation=again) for step in range(123, 127)]
+    async with Client(agent.address) as client:
+        seen = await watch.missed(client, place)
+    assert [item.step for item in seen if isinstance(item, m.StepCommitted)] == [123, 124, 125, 126]
+    assert resumed in seen

@@ -1,9 +1,10 @@
 """The subcommands that take a run file: `run` starts or resumes a run, `check` and `data` look at it first."""
 
 import asyncio
+import contextlib
 import math
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 import typer
@@ -118,6 +119,7 @@ def _start(
         start_agent.offer(at, targets.DEFAULT_ADDRESS, output.tell)
     with command_result.told(order, json=json):
         address = agent_call.find_lead(at.addresses, resume or (branch and verbs.branch_point(branch)[0]))
+        before = agent_call.call(address, lambda client: _as_it_was(client, resume)) if follow and resume else None
         begins = follow or copy is not None  # its first step may be far off
         wait: command.Wait = "accepted" if begins else "applied"
         if begins or json:
@@ -128,7 +130,7 @@ def _start(
         copy.begun = not command.exit_code(reply)
     reply = reply if json or file is None else _by_file(reply, file)
     if follow:
-        return _run_and_follow(address, order, reply, json=json, from_start=resume is None)
+        return _run_and_follow(address, order, reply, before, json=json)
     if (code := command.exit_code(reply)) or reply.run is None:
         return command_result.finish(order, reply, json=json, code=code)
     return _show_started(order, reply, reply.run, json=json)
@@ -299,14 +301,24 @@ def _by_file(reply: m.CommandReply, file: Path) -> m.CommandReply:
     return msgspec.structs.replace(reply, field=f"{file}: {field}", reason=reason)
 
 
-def _run_and_follow(address: str, order: command.Order, reply: m.CommandReply, *, json: bool, from_start: bool) -> int:
+async def _as_it_was(client: Any, run: str) -> m.Snapshot | None:
+    """Return a snapshot of the run before it is resumed, or None if the agent doesn't know it: the command says so."""
+    with contextlib.suppress(RefusedError, InvalidInputError):
+        return cast(m.Snapshot, await client.snapshot(0, run))
+    return None
+
+
+def _run_and_follow(
+    address: str, order: command.Order, reply: m.CommandReply, before: m.Snapshot | None, *, json: bool
+) -> int:
+    """Follow the run from its start, or a resumed one from where it was `before`."""
     if code := command.exit_code(reply):
         return command_result.finish(order, reply, json=json, code=code)
     active = agent_call.call(address, lambda client: client.snapshot(0, reply.run)).run
     run = reply.run or (active.run if active is not None else "")
     _show_started(order, reply, run, json=json)
     try:
-        return agent_call.call(address, lambda client: _followed(client, run, json=json, from_start=from_start))
+        return agent_call.call(address, lambda client: _followed(client, run, before, json=json))
     except KeyboardInterrupt:
         output.tell(
             f"detached; {run} continues. Watch it with trainctl attach or trainctl watch; stop it with trainctl send "
@@ -315,13 +327,13 @@ def _run_and_follow(address: str, order: command.Order, reply: m.CommandReply, *
         return command_result.INTERRUPTED
 
 
-async def _followed(client: Any, run: str, *, json: bool, from_start: bool) -> int:
+async def _followed(client: Any, run: str, before: m.Snapshot | None, *, json: bool) -> int:
     from trainctl.tui.cli import watch
 
     def keep(item: watch.Line) -> bool:
         return json or not _says_why_it_failed(item)
 
-    view = await watch.show(client, keep, json=json, run=run, from_start=from_start, until_end=True)
+    view = await watch.show(client, keep, json=json, run=run, since=before, from_start=before is None, until_end=True)
     if view is None or view.state != "failed":
         return 0
     now = (await client.snapshot(0, run)).run or view

@@ -82,6 +82,7 @@ async def lines(
     client: "Client",
     *,
     run: str | None = None,
+    since: m.Snapshot | None = None,
     from_start: bool = False,
     until_end: bool = False,
     after_event: int | None = None,
@@ -89,14 +90,15 @@ async def lines(
 ) -> AsyncIterator[Line | Connection | Restarted]:
     """News of `run` (default: whichever is active) as it comes, how the line to the agent is, and its restarts.
 
-    A RunView comes when the run's state changes. `after_event` is the last event already shown; with `until_end` it
-    stops once the run has ended; `everywhere` continues with another node's agent when that conducts. Raises
-    UnreachableError if no agent answers at first; later it waits for one.
+    A RunView comes when the run's state changes. `since` is an earlier snapshot of the run, after which all is news, in
+    place of one taken now. `after_event` is the last event already shown; with `until_end` it stops once the run has
+    ended; `everywhere` continues with another node's agent when that conducts. Raises UnreachableError if no agent
+    answers at first; later it waits for one.
     """
     first = await client.snapshot(0, run)
     place = RunCursor(run or (first.run.run if first.run is not None else ""))
     if not from_start:
-        place.skip_to(first)
+        place.skip_to(since or first)
     if after_event is not None:
         place.event = after_event
     for view in _own_view(place, first):  # the attachment below may be of another run and never tell it
@@ -133,27 +135,31 @@ async def lines(
 
 
 async def missed(client: "Client", place: RunCursor) -> list[Line]:
-    """Steps and events of the record past `place`, in the order they happened; the place moves on.
+    """Return the record's steps and events past `place`, in the order they happened; the place moves on.
 
-    Less than all if the agent goes away meanwhile: a client that re-attaches asks again from the new place.
+    Steps that were repeated meanwhile are among them. Less than all if the agent goes away: a client that attaches
+    again asks from the new place.
     """
     if not place.run:
         return []
-    found: list[tuple[float, Line]] = []
+    past: list[tuple[float, Line]] = []
+    more, last, repeated_after = True, place.event, place.step
     with contextlib.suppress(UnreachableError):
-        more, last = True, place.step
-        while more:
-            steps = await client.steps(place.run, last, STEPS_PAGE)
-            found += [(step.committed_at, step) for step in steps.steps if place.passes(step)]
-            more = steps.more and bool(steps.steps)
-            last = steps.steps[-1].step if steps.steps else last
-        more, last = True, place.event
         while more:
             events = await client.events(place.run, last, EVENTS_PAGE)
-            found += [(event.at, event) for event in events.events if place.passes(event)]
+            for event in filter(place.passes, events.events):
+                past.append((event.at, event))
+                if event.step is not None and (event.generation or place.generation) > place.generation:
+                    repeated_after = min(repeated_after, event.step)
             more = events.more and bool(events.events)
             last = events.events[-1].id if events.events else last
-    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+        more, last = True, repeated_after
+        while more:
+            steps = await client.steps(place.run, last, STEPS_PAGE)
+            past += [(step.committed_at, step) for step in steps.steps if place.passes(step)]
+            more = steps.more and bool(steps.steps)
+            last = steps.steps[-1].step if steps.steps else last
+    return [item for _, item in sorted(past, key=lambda pair: pair[0])]
 
 
 async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **options: Any) -> m.RunView | None:
