@@ -49,7 +49,7 @@ bench: $(VENV)/.ready-dev
 
 # The pure parts. What is left out of them needs torch, MLX, huggingface_hub, or the tested version of msgspec, which
 # generates the schema.
-PURE_EXTRAS := nvidia parquet zstd prometheus tensorboard discovery
+PURE_EXTRAS := tui nvidia parquet zstd prometheus tensorboard discovery
 PURE_TOOLS := pytest pytest-asyncio pytest-randomly pytest-timeout pytest-xdist hypothesis jsonschema
 PURE_TESTS := tests/protocol tests/node_agent/conductor tests/node_agent/planning tests/node_agent/autopilot \
   tests/tui/state tests/tui/commands tests/tui/charts tests/tui/terminal \
@@ -63,7 +63,7 @@ lowest:
 	$(LOWEST)/bin/pip install --quiet -c constraints.txt uv $(PURE_TOOLS)
 	$(PYTHON) tools/requirements.py $(PURE_EXTRAS) > $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/uv pip install --python $(LOWEST)/bin/python --resolution lowest-direct -r $(LOWEST)/requirements.txt
-	$(LOWEST)/bin/pip install --quiet --no-deps ./protocol .
+	$(LOWEST)/bin/pip install --quiet --no-deps .
 	$(LOWEST)/bin/python -m pytest -n $(or $(WORKERS),logical) $(PURE_TESTS) $(PYTEST_ARGS)
 
 # New Debian systems that have only Python, made by mmdebstrap, as root: both wheels and the demo on Python 3.11, the
@@ -72,7 +72,7 @@ debian: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest --tier soak -s tests/integration/test_bare_debian.py $(PYTEST_ARGS)
 	$(BIN)/python -m tools.debian_root trixie sh -ec 'python3 -m venv /venv; export PYTHONPYCACHEPREFIX=/var/cache/python; \
 	  python3 tools/requirements.py $(PURE_EXTRAS) > /requirements.txt; \
-	  /venv/bin/pip install --quiet -c constraints.txt $(PURE_TOOLS) -r /requirements.txt ./protocol .; \
+	  /venv/bin/pip install --quiet -c constraints.txt $(PURE_TOOLS) -r /requirements.txt .; \
 	  /venv/bin/python -m pytest -n $(or $(WORKERS),logical) -p no:cacheprovider $(PURE_TESTS) $(PYTEST_ARGS)'
 
 # `make test` of the last commit in a new Debian system that has only Python and make, as root. Its last lines name what
@@ -95,7 +95,7 @@ $(NODEJS): examples/nodejs/package-lock.json
 
 # By uv where it is installed, else by pip. What they say is in $(VENV)/setup.log; standard output is the demo's. Running
 # it again continues where it was interrupted.
-PACKAGES = install -c constraints.txt -e ./protocol -e '.[$(1)]'
+PACKAGES = install -c constraints.txt -e '.[$(1)]'
 define install
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON to a Python 3.11 or newer" >&2; exit 2; }
 	@mkdir -p $(VENV)
@@ -109,7 +109,7 @@ define install
 	@touch $@
 endef
 
-PROJECTS := pyproject.toml hatch_build.py protocol/pyproject.toml protocol/trainctl/protocol/__init__.py constraints.txt
+PROJECTS := pyproject.toml protocol/trainctl/protocol/__init__.py constraints.txt
 
 $(VENV)/.ready: $(PROJECTS)
 	$(call install,all)

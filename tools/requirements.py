@@ -1,4 +1,4 @@
-"""`python tools/requirements.py [EXTRA ...]`: prints what trainctl and its client need of other projects, one a line.
+"""`python tools/requirements.py [EXTRA ...]`: prints what trainctl needs of other projects, one a line.
 
 Run it in a checkout. It needs nothing but Python. The image's layer of libraries and `make lowest` are made of it.
 """
@@ -11,15 +11,11 @@ from pathlib import Path
 
 
 def requirements(checkout: Path, extras: Iterable[str] = ()) -> list[str]:
-    """Return them sorted, without trainctl-client. Raises KeyError for an extra that doesn't exist."""
-    program, client = (
-        tomllib.loads((checkout / folder / "pyproject.toml").read_text("utf-8")) for folder in (".", "protocol")
-    )
-    hook = program["tool"]["hatch"]["metadata"]["hooks"]["custom"]
-    needed = [*hook["dependencies"], *client["project"]["dependencies"]]
-    waiting = [*extras]
+    """Return them sorted. Raises KeyError for an extra that doesn't exist."""
+    project = tomllib.loads((checkout / "pyproject.toml").read_text("utf-8"))["project"]
+    needed, waiting = [*project["dependencies"]], [*extras]
     while waiting:
-        for line in program["project"]["optional-dependencies"][waiting.pop()]:
+        for line in project["optional-dependencies"][waiting.pop()]:
             if own := re.fullmatch(r"trainctl\[([\w,-]+)\]", line):
                 waiting += own[1].split(",")
             else:

@@ -1,4 +1,4 @@
-"""Both wheels in a Debian system that has only Python: the client alone, the program alone, and the demo of both
+"""The wheel in a Debian system that has only Python: the client alone, the program alone, and the demo of both
 libraries. `make debian` runs these tests."""
 
 import json
@@ -25,12 +25,11 @@ LOAD = "import time; began = time.process_time(); import trainctl.protocol.clien
 
 
 class System:
-    """A new Debian system; its environments take the wheels of this checkout and the tested versions of libraries."""
+    """A new Debian system; its environments take the wheel of this checkout and the tested versions of libraries."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        for project in (ROOT, ROOT / "protocol"):
-            build_wheel(project, folder / "dist")
+        self._wheel = build_wheel(ROOT, folder / "dist").name
 
     def run(self, *words: str) -> str:
         """What a command prints on standard output."""
@@ -39,18 +38,16 @@ class System:
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
-    def install(self, venv: str, project: str) -> None:
+    def install(self, venv: str, extras: str = "") -> None:
         if not (self._folder / venv.lstrip("/")).exists():
             self.run("python3", "-m", "venv", venv)
         self.run(
             f"{venv}/bin/pip",
             "install",
             "--quiet",
-            "--find-links",
-            "/dist",
             "-c",
             f"{ROOT}/constraints.txt",
-            f"{project}=={protocol.__version__}",
+            f"/dist/{self._wheel}{extras}",
         )
 
     def size(self, venv: str) -> int:
@@ -67,9 +64,9 @@ def system() -> Iterator[System]:
 
 
 def test_the_client_alone_drives_a_live_agent(system: System, live: AgentProcess) -> None:
-    system.install("/client", "trainctl-client")
+    system.install("/client")
     python = "/client/bin/python"
-    for name in (*BLOCKED, "trainctl.tui"):
+    for name in BLOCKED:
         system.run(python, "-c", f"import importlib.util as u; assert u.find_spec({name!r}) is None, {name!r}")
     told = json.loads(system.run(python, "-c", f"import sys\n{DRIVE}", live.address))
     assert told["state"] == "applied" and told["committed"] >= told["step"] > 0
@@ -79,12 +76,12 @@ def test_the_client_alone_drives_a_live_agent(system: System, live: AgentProcess
 
 
 def test_the_program_installs_and_its_demo_trains_with_both_libraries(system: System) -> None:
-    system.install("/program", "trainctl")
+    system.install("/program", "[tui]")
     assert system.run("/program/bin/trainctl", "--version") == f"trainctl {protocol.__version__}\n"
     base = system.size("/program")
     print(f"trainctl: {base / 1e6:.1f} MB")
     assert base < MOST_BASE_BYTES
-    system.install("/program", "trainctl[all]")
+    system.install("/program", "[all]")
     print(f"trainctl[all]: {system.size('/program') / 1e6:.0f} MB")
     result = json.loads(
         system.run("/program/bin/trainctl", "demo", "--headless", "--steps", "40", "--json").splitlines()[-1]

@@ -1,20 +1,26 @@
-"""Wheels of this checkout in environments of their own: the client alone, and the program over version 0.2.0."""
+"""The wheel of this checkout in environments of its own: without extras, over version 0.2.0, and beside an index that
+has our names."""
 
 import json
 import re
 import subprocess
-import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import ROOT
 from tests.integration.conftest import AgentProcess
 from tests.integration.support.client_alone import BLOCKED, DRIVE
 from tests.integration.support.packages import Venv, build_wheel
-from tests.tui.support.cli_calls import ENVIRONMENT
+from tests.waiting import HANG_SECONDS
 
 from trainctl import protocol
 
+OUR_NAMES, FOREIGN = ("trainctl", "trainctl-client"), "99.0"
 OLD = sorted((ROOT / "tests" / "golden" / "release-0.2.0").glob("*.whl"))
 LIBRARIES = ("pyzmq", "msgpack", "msgspec", "platformdirs", "tomli-w")
 MOST_TIMES_ITS_LIBRARIES = 2.5
@@ -30,25 +36,21 @@ print(libraries, time.process_time() - began)
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both."""
-    folder = tmp_path_factory.mktemp("dist")
-    build_wheel(ROOT, folder)
-    build_wheel(ROOT / "protocol", folder)
-    return folder
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(ROOT, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
-def bare(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Venv:
-    """Has trainctl-client and its libraries alone."""
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Venv:
+    """Has trainctl without extras."""
     made = Venv(tmp_path_factory.mktemp("bare") / "venv")
     made.link(*LIBRARIES)
-    made.install("--no-index", "--find-links", wheels, "trainctl-client")
+    made.install("--no-index", wheel)
     return made
 
 
 def test_the_client_alone_drives_a_live_agent(bare: Venv, live: AgentProcess) -> None:
-    for name in (*BLOCKED, "trainctl.tui"):
+    for name in BLOCKED:
         done = subprocess.run([bare.python, "-I", "-c", f"import {name}"], capture_output=True, check=False)
         assert b"ModuleNotFoundError" in done.stderr, f"{name} is not in this environment"
     said = json.loads(bare.run(bare.python, "-I", "-c", f"import sys\n{DRIVE}", live.address))
@@ -84,26 +86,95 @@ def assert_it_works(venv: Venv) -> None:
     venv.run(venv.python, "-c", f"{bodies}; assert trainctl.tui.__file__.startswith({str(venv.packages)!r})")
 
 
-def test_pip_upgrades_0_2_0_to_a_program_that_works(wheels: Path, tmp_path: Path) -> None:
+def test_a_program_without_its_extra_prints_the_line_that_installs_it(bare: Venv) -> None:
+    for program in ("trainctl", "trainctl-agent"):
+        done = subprocess.run([bare.programs / program, "--version"], capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and done.stdout == ""
+        assert re.fullmatch(rf"{program}: \w+ is not installed; in a .*: pip install '\.\[tui\]'\n", done.stderr)
+
+
+def test_pip_upgrades_0_2_0_to_a_program_that_works(wheel: Path, tmp_path: Path) -> None:
+    """As docs/install.md has it: the second package of 0.2.0 goes first."""
     venv = old_release(tmp_path)
-    venv.install("--no-index", "--no-deps", *sorted(wheels.glob("*.whl")))
-    folder = venv.packages / "trainctl" / "protocol"
-    assert files(folder) == files(ROOT / "protocol" / "trainctl" / "protocol"), "no file of 0.2.0 is left"
+    venv.pip("uninstall", "--yes", "trainctl-client")
+    venv.install("--no-index", "--no-deps", wheel)
+    for room in ("protocol", "tui", "node_agent", "trainer"):
+        kept = {name for name in files(venv.packages / "trainctl" / room) if not name.startswith("docs/")}
+        assert kept == files(ROOT / room / "trainctl" / room), "no file of 0.2.0 is left, and none is missing"
     assert_it_works(venv)
     venv.pip("uninstall", "--yes", "trainctl")
-    assert files(folder) == files(ROOT / "protocol" / "trainctl" / "protocol"), "it removes no file of the client"
+    assert files(venv.packages / "trainctl") == set()
+
+
+def test_a_second_package_that_an_upgrade_left_is_named_and_its_removal_answered(wheel: Path, tmp_path: Path) -> None:
+    venv = old_release(tmp_path)
+    venv.install("--no-index", "--no-deps", wheel)
+    assert "trainctl-client 0.2.0 is installed there" in run_doctor(venv)
     venv.pip("uninstall", "--yes", "trainctl-client")
-    assert files(venv.packages / "trainctl") == set(), "together they remove all"
+    done = subprocess.run([venv.programs / "trainctl", "--version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "install trainctl again" in done.stderr and done.stderr.count("\n") == 1
+    venv.install("--no-index", "--no-deps", "--force-reinstall", wheel)
+    assert_it_works(venv)
+
+
+def run_doctor(venv: Venv) -> str:
+    words = [venv.programs / "trainctl", "doctor", "--connect", "tcp://127.0.0.1:9"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=HANG_SECONDS, check=False).stdout
+
+
+class Index:
+    """A package index on loopback that has higher versions of our names, and keeps what it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: list[str] = []
+        for name in OUR_NAMES:
+            place = folder / name
+            place.mkdir(parents=True)
+            file = f"{name.replace('-', '_')}-{FOREIGN}"
+            with zipfile.ZipFile(place / f"{file}-py3-none-any.whl", "w") as archive:
+                text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {FOREIGN}\nProvides-Extra: tui\n"
+                archive.writestr(f"{file}.dist-info/METADATA", text)
+                archive.writestr(f"{file}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+                archive.writestr(f"{file}.dist-info/RECORD", "")
+        index = self
+
+        class Handler(SimpleHTTPRequestHandler):
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments, directory=str(folder))
+
+            def log_message(self, *arguments: Any) -> None:
+                index.asked.append(self.path)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    planted = Index(tmp_path / "index")
+    thread = threading.Thread(target=planted.server.serve_forever)
+    thread.start()
+    yield planted
+    planted.server.shutdown()
+    thread.join()
+    planted.server.server_close()
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_no_path_takes_our_names_from_an_index(wheel: Path, index: Index, tmp_path: Path, *, editable: bool) -> None:
+    """An installation of a checkout or a wheel with extras, as README, make, cluster add and the images do it."""
+    venv = Venv(tmp_path / "venv")
+    venv.link()
+    wanted = ["--no-build-isolation", "-e", f"{ROOT}[torch,mlx]"] if editable else [f"{wheel}[torch,mlx]"]
+    venv.install("--index-url", index.url, *wanted)
+    assert venv.run(venv.programs / "trainctl", "--version") == f"trainctl {protocol.__version__}\n"
+    listed = {each.name.partition(".dist-info")[0] for each in venv.packages.glob("trainctl*.dist-info")}
+    assert listed == {f"trainctl-{protocol.__version__}"}
+    assert not any(name in path for path in index.asked for name in OUR_NAMES)
 
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
-
-
-def test_editable_projects_lie_beside_each_other() -> None:
-    """As this checkout is installed: the parts of one namespace come from two projects."""
-    code = "import trainctl.tui, trainctl.protocol; print(trainctl.tui.__file__, trainctl.protocol.__file__)"
-    kept = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=True, cwd="/")
-    assert re.findall(r"trainctl/(\w+)/__init__", done.stdout) == ["tui", "protocol"]
-    assert all(Path(word).is_relative_to(ROOT) for word in done.stdout.split())

@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 
 from tools import requirements
 
-EXTRAS = ("nvidia", "parquet", "zstd", "prometheus", "tensorboard", "discovery")
+EXTRAS = ("tui", "nvidia", "parquet", "zstd", "prometheus", "tensorboard", "discovery")
 
 
 def test_each_dependency_has_a_lowest_version_at_most_the_tested_one() -> None:

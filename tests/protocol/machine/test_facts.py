@@ -40,3 +40,12 @@ def test_the_modes_of_key_files_are_those_of_the_disk(tmp_path: Any) -> None:
         (str(folder), 0o700, True), (str(folder / "agent.toml"), 0o640, True),
     ]  # fmt: skip
     assert found.disk_free_bytes and found.at >= found.received_at
+
+
+def test_packages_with_our_names_that_are_not_this_program_are_named(tmp_path: Any, monkeypatch: Any) -> None:
+    for name, version in (("trainctl", "99.0"), ("trainctl-client", "0.2.0"), ("trainctl-tools", "1.0")):
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert facts.gather("a", tmp_path, tmp_path).namesakes == ("trainctl 99.0", "trainctl-client 0.2.0")

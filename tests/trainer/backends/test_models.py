@@ -154,7 +154,7 @@ def test_a_backend_that_isnt_installed_is_named(monkeypatch):
         InvalidInputError, match=r"nodes\.backend: 'mlx' is not installed here; in a trainctl checkout, .*'\.\[mlx\]'"
     ):
         choose("mlx", "run.toml")
-    with pytest.raises(InvalidInputError, match=r"pip install \./protocol '\.\[torch\]' or '\.\[mlx\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install '\.\[torch\]' or '\.\[mlx\]'"):
         choose("auto", "run.toml")
 
 

@@ -88,7 +88,7 @@ def test_a_failed_export_leaves_what_was_there(
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     bad = tmp_path / "nowhere" / "x.csv"
     for arguments, words in (
-        (["--format", "parquet", "--output", str(file)], "pip install ./protocol '.[parquet]'"),
+        (["--format", "parquet", "--output", str(file)], "pip install '.[parquet]'"),
         (["--format", "parquet"], "--output"),
         (["--output", str(bad)], "--output"),
     ):

@@ -18,7 +18,7 @@ def test_it_has_the_versions_of_all_that_takes_part() -> None:
     done = call("--version", "--verbose")
     assert (done.returncode, done.stderr) == (0, "")
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert found["trainctl"] == found["trainctl-client"] == protocol.__version__
+    assert found["trainctl"] == protocol.__version__
     assert found["protocol"] == str(PROTOCOL_VERSION)
     assert {name: found[name] for name in ("torch", "mlx")} == {name: version(name) for name in ("torch", "mlx")}
     assert_one_line(call("--verbose"), 2, "--verbose: applies only to --version")

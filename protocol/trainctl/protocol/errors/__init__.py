@@ -130,4 +130,4 @@ def check_installed(library: str, extra: str, where: str, what: str) -> None:
 
 def installing(*extras: str) -> str:
     """How to get optional dependencies, any of `extras`; trainctl itself is in no package index yet."""
-    return "in a trainctl checkout, run: pip install ./protocol " + " or ".join(f"'.[{extra}]'" for extra in extras)
+    return "in a trainctl checkout, run: pip install " + " or ".join(f"'.[{extra}]'" for extra in extras)

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from ipaddress import IPv4Interface
 from pathlib import Path
 
+from trainctl import protocol
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.cgroups import cpu_quota
@@ -44,8 +45,8 @@ def gather(
     node: str, keys_folder: Path, state_folder: Path, rid: str = "", devices: Sequence[m.DeviceTypes] = ()
 ) -> m.Facts:  # fmt: skip
     """This machine's, now; `devices` are those that its backends can compute on. Takes some 50 ms. Needs psutil, which
-    trainctl-client doesn't install."""
-    import psutil  # a dependency of trainctl, not of trainctl-client
+    the extra `tui` installs."""
+    import psutil
 
     received_at, disk, battery = time.time(), _disk(state_folder), _battery()
     return m.Facts(
@@ -59,6 +60,7 @@ def gather(
         interfaces=tuple(_interfaces()), on_battery=battery and battery[0], battery_percent=battery and battery[1],
         lid_closed=_lid_closed(), cpu_count=os.cpu_count(), cpu_quota=cpu_quota(), boot=shim.boot_id() or None,
         compiler=compiler_of("C++"), compile_lacks=_compile_lacks(devices), at=time.time(),
+        namesakes=_namesakes(),
     )  # fmt: skip
 
 
@@ -159,6 +161,12 @@ def _interfaces() -> Iterator[m.InterfaceFacts]:
 def _open_files() -> int | None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _namesakes() -> tuple[str, ...]:
+    """Return the installed packages with trainctl's names that aren't this program, with their versions."""
+    own = [each for each in distributions(name="trainctl") if each.version != protocol.__version__]
+    return tuple(sorted({f"{each.name} {each.version}" for each in (*own, *distributions(name="trainctl-client"))}))
 
 
 def installed_version(name: str) -> str | None:

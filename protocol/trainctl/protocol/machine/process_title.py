@@ -14,7 +14,7 @@ def set_title(role: str, whose: str | None = None, more: str = "") -> None:
     A title is cut at the length of the command line. On macOS the library uses system services, which no fork may
     follow but one that executes a program at once; on Linux it only writes to this process's memory.
 
-    Needs setproctitle, which trainctl-client doesn't install.
+    Needs setproctitle, which the extra `tui` installs.
     """
     global _whose
     _whose = _whose if whose is None else whose

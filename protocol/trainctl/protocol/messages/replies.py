@@ -315,6 +315,7 @@ class Facts(Reply, tag="facts", frozen=True):
     compile_lacks: dict[str, tuple[str, ...]] | None = (
         None  # what torch.compile needs and isn't there, by kind of the machine's devices (cpu, cuda, mps)
     )
+    namesakes: tuple[str, ...] = ()  # installed packages with trainctl's names that aren't this program, with versions
 
 
 class Digests(Reply, tag="digests", frozen=True):

@@ -6,7 +6,7 @@ import os
 def is_left_by_dead(pid: int) -> bool:
     """Whether no one works any more on what was named after `pid`. Our own number means a predecessor that had it, so
     don't ask while at work on such a folder."""
-    import psutil  # a dependency of trainctl, not of trainctl-client
+    import psutil  # of the extra `tui`
 
     if pid == os.getpid():
         return True

@@ -294,7 +294,7 @@ def test_nodes_of_several_ranks_have_a_prefix_for_each_and_tables_become_dotted_
     [
         (["--to", "tensorboard", "--offline"], "--offline: applies only to --to wandb: remove it"),
         (["--to", "tensorboard"], "tensorboard needs tensorboardX; in a trainctl checkout, run: pip install"),
-        (["--to", "wandb"], "wandb needs its library; in a trainctl checkout, run: pip install ./protocol '.[wandb]'"),
+        (["--to", "wandb"], "wandb needs its library; in a trainctl checkout, run: pip install '.[wandb]'"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_makes_nothing(

@@ -89,14 +89,12 @@ def of_versions(scene: ClusterFacts) -> Iterator[Finding]:
                 found.setdefault(version, []).append(look.name)
         if len(found) > 1:
             said = "; ".join(f"{version} on {', '.join(nodes)}" for version, nodes in sorted(found.items()))
-            level: Level = "fail" if name == "trainctl" else "warn"
-            means = (
-                "nodes with different versions may refuse each other"
-                if name == "trainctl"
-                else "sums may differ slightly"
-            )
-            yield Finding(level, "", "version", f"{name} differs: {said}: {means}",
-                          f"run pip install '{name}=={max(found, key=_parts)}' where it is older")  # fmt: skip
+            level: Level = "warn"
+            means, remedy = "sums may differ slightly", f"run pip install '{name}=={max(found, key=_parts)}'"
+            if name == "trainctl":  # no index has it
+                level, means = "fail", "nodes with different versions may refuse each other"
+                remedy = "install the newest, for example by trainctl cluster add,"
+            yield Finding(level, "", "version", f"{name} differs: {said}: {means}", f"{remedy} where it is older")
 
 
 def _parts(version: str) -> tuple[tuple[int, str], ...]:

@@ -36,6 +36,14 @@ def _installation(look: Look, facts: m.Facts) -> Iterator[Finding]:
                       f"{installing('torch', 'mlx')} there")  # fmt: skip
     else:
         yield Finding("ok", look.name, "version", f"{what}, {', '.join(backends)}")
+    for name in facts.namesakes:
+        project = name.partition(" ")[0]
+        if project == "trainctl":
+            text, remedy = "is another project's package of the same name", f"then {installing('tui')}"
+        else:
+            text, remedy = "lists files that belong to trainctl now", "then install trainctl again"
+        yield Finding("fail", look.name, "version", f"{name} is installed there and {text}",
+                      f"run pip uninstall {project} there, {remedy}")  # fmt: skip
 
 
 def _keys(look: Look, facts: m.Facts) -> Iterator[Finding]:

@@ -3,7 +3,6 @@
 import json
 import posixpath
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -81,34 +80,35 @@ class Install(NamedTuple):
     pip: tuple[str, ...] = ()  # further words for pip
     system_site_packages: bool = False
 
-    def carry_out(self, ssh: Ssh, machine: RemoteMachine, wheels: Sequence[Wheel]) -> tuple[bool, str]:
-        """Whether anything was done, and what there is. Raises RefusedError with what was said. `wheels`: the last is
-        the program, those before it are what it depends on."""
+    def carry_out(self, ssh: Ssh, machine: RemoteMachine, wheel: Wheel) -> tuple[bool, str]:
+        """Return whether anything was done, and what there is. Raises RefusedError with what was said there."""
         extras = self.extras if self.extras is not None else (("mlx",) if machine.system == "Darwin" else ("torch",))
         _check(extras)
-        label = f"{wheels[-1].name.removesuffix('-py3-none-any.whl').replace('-', ' ')}{_bracketed(extras)}"
-        digests = [wheel.digest for wheel in wheels]
-        mark = " ".join([*digests, *extras, machine.python, *self.pip, str(self.system_site_packages)])
+        extras = tuple(dict.fromkeys(("tui", *extras)))
+        label = f"{wheel.name.removesuffix('-py3-none-any.whl').replace('-', ' ')}[{','.join(extras)}]"
+        mark = " ".join([wheel.digest, *extras, machine.python, *self.pip, str(self.system_site_packages)])
         marker = posixpath.join(machine.folder, "installed")
         status, kept, _ = ssh.try_run(["cat", marker], step="install")
         if status == 0 and kept.strip() == mark:
             return False, f"{label} is already installed in {machine.folder}"
-        folder, files = machine.folder, [posixpath.join(machine.folder, wheel.name) for wheel in wheels]
+        folder, file = machine.folder, posixpath.join(machine.folder, wheel.name)
         ssh.run(["rm", "-f", marker], step="install")
-        for wheel in wheels:
-            ssh.run(["sh", "-c", _SEND, "sh", folder, wheel.name], given=wheel.body, seconds=300, step="install (send)")
+        ssh.run(["sh", "-c", _SEND, "sh", folder, wheel.name], given=wheel.body, seconds=300, step="install (send)")
         status, _, _ = ssh.try_run([machine.python, "-c", _HAS_PIP], step="install (pip)")
         own = machine.python_of_program
         is_new = self._make_environment(ssh, machine, with_pip=bool(status))
         pip = [own, "-m", "pip"] if status else [machine.python, "-m", "pip", "--python", own]
-        pip += ["install", "--quiet", "--disable-pip-version-check", *self.pip]
         step = "install (pip)"
-        ssh.run([*pip, *files[:-1], f"{files[-1]}{_bracketed(extras)}"], seconds=INSTALL_SECONDS, step=step)
+        if not is_new:
+            # 0.2.0 had the files of trainctl.protocol in a package of their own, which must not remove ours later.
+            ssh.run([*pip, "uninstall", "--quiet", "--yes", "trainctl-client"], seconds=300, step=step)
+        pip += ["install", "--quiet", "--disable-pip-version-check", *self.pip]
+        ssh.run([*pip, f"{file}[{','.join(extras)}]"], seconds=INSTALL_SECONDS, step=step)
         if not is_new:
             # It may be the same version with other contents, which pip would take for installed.
-            ssh.run([*pip, "--no-deps", "--force-reinstall", *files], seconds=300, step=step)
+            ssh.run([*pip, "--no-deps", "--force-reinstall", file], seconds=300, step=step)
         ssh.run(["sh", "-c", 'cat > "$1"', "sh", marker], given=mark.encode(), step="install")
-        return True, f"{label} in {folder}, {sum(len(wheel.body) for wheel in wheels) / 1e6:.1f} MB sent"
+        return True, f"{label} in {folder}, {len(wheel.body) / 1e6:.1f} MB sent"
 
     def _make_environment(self, ssh: Ssh, machine: RemoteMachine, *, with_pip: bool) -> bool:
         """False if there is one of this kind that works."""
@@ -125,7 +125,3 @@ def _check(extras: tuple[str, ...]) -> None:
     for extra in extras:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", extra):
             raise InvalidInputError("--extras", f"{extra!r} is not an extra; give torch, mlx, torch,mlx or none")
-
-
-def _bracketed(extras: tuple[str, ...]) -> str:
-    return f"[{','.join(extras)}]" if extras else ""

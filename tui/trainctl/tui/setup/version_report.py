@@ -31,7 +31,7 @@ def full() -> str:
     from trainctl.protocol.record.schema import SCHEMA_VERSION
 
     pairs = [
-        ("trainctl-client", _version("trainctl-client")), ("installed", _kind()), ("protocol", str(PROTOCOL_VERSION)),
+        ("installed", _kind()), ("protocol", str(PROTOCOL_VERSION)),
         ("records", str(SCHEMA_VERSION)), ("python", f"{platform.python_version()} {platform.python_implementation()}"),
         ("system", _system()), ("libzmq", zmq.zmq_version()),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Wheels of the program as it runs here, from a checkout as from installed packages; they need no build tool.
+"""The wheel of the program as it runs here, from a checkout as from an installed package; it needs no build tool.
 
 The layout is that of https://packaging.python.org/en/latest/specifications/binary-distribution-format.
 """
@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from trainctl import protocol
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.setup import docs_pages
 
-ROOMS = {"trainctl-client": ("protocol",), "trainctl": ("trainer", "node_agent", "tui")}
-"""The parts of each project; a project comes after what it depends on."""
+ROOMS = ("protocol", "trainer", "node_agent", "tui")
 _STAMP = (1980, 1, 1, 0, 0, 0)
 """The same files give the same bytes."""
 _LEFT_OUT = ("__pycache__", ".pyc")
@@ -36,38 +36,32 @@ class Wheel(NamedTuple):
         return hashlib.sha256(self.body).hexdigest()
 
 
-def build() -> tuple[Wheel, ...]:
-    """One of each project, trainctl last. Raises InvalidInputError where the program isn't installed; an editable
-    installation will do."""
-    return tuple(_built(project) for project in ROOMS)
-
-
-def _built(project: str) -> Wheel:
+def build() -> Wheel:
+    """Return the program's wheel. Raises InvalidInputError where the program isn't installed; an editable installation
+    will do."""
+    remedy = "in the checkout, run make, or pip install '.[tui]'"
     try:
-        own = distribution(project)
+        own = distribution("trainctl")
     except PackageNotFoundError:
-        raise InvalidInputError(
-            project, "its metadata is missing on this machine: in the checkout, run make, or pip install ./protocol ."
-        ) from None
+        raise InvalidInputError("trainctl", f"its metadata is missing on this machine: {remedy}") from None
     metadata = own.read_text("METADATA")
-    if metadata is None:
-        raise InvalidInputError(
-            project, "its metadata is incomplete: in the checkout, run make, or pip install ./protocol ."
-        )
-    label = f"{project.replace('-', '_')}-{own.version}"
+    if metadata is None or own.version != protocol.__version__:
+        other = "incomplete" if metadata is None else f"of another package, version {own.version}"
+        raise InvalidInputError("trainctl", f"its metadata is {other}: {remedy}")
+    label = f"trainctl-{own.version}"
     info = f"{label}.dist-info"
-    files = dict(_sources(project)) | {f"{info}/METADATA": metadata.encode(), f"{info}/WHEEL": _WHEEL.encode()}
+    files = dict(_sources()) | {f"{info}/METADATA": metadata.encode(), f"{info}/WHEEL": _WHEEL.encode()}
     scripts = own.read_text("entry_points.txt")
     if scripts is not None:
         files[f"{info}/entry_points.txt"] = scripts.encode()
     return Wheel(f"{label}-py3-none-any.whl", _packed(files, f"{info}/RECORD"))
 
 
-def _sources(project: str) -> Iterator[tuple[str, bytes]]:
-    for room in ROOMS[project]:
+def _sources() -> Iterator[tuple[str, bytes]]:
+    for room in ROOMS:
         spec = find_spec(f"trainctl.{room}")
         if spec is None or not spec.submodule_search_locations:
-            raise InvalidInputError(project, f"its part {room} isn't installed here")
+            raise InvalidInputError("trainctl", f"its part {room} isn't installed here")
         folder = Path(spec.submodule_search_locations[0])
         for file in sorted(folder.rglob("*")):
             if file.is_file() and not _is_left_out(file.relative_to(folder)):
