@@ -189,3 +189,16 @@ def test_a_damaged_record_of_a_finished_run_takes_no_idle_agent_out_of_service(d
         state = reducer.take(md.ViewState(), "", client.snapshot(100), 0.0)
     assert state.node is not None and state.run is None
     assert record in state.events[-1].text
+
+
+def test_a_variable_that_could_load_code_is_refused_on_the_node_unless_its_owner_allows_it(
+    agent, run_config, monkeypatch
+):
+    config = run_config(nodes__box={"backend": "torch", "env": {"OPENSSL_CONF": "/planted", "OMP_NUM_THREADS": "1"}})
+    with agent.client() as client:
+        refused = client.send("start-run", {"config": config})
+        assert (refused.state, refused.field) == ("rejected", "config: nodes.box.env.OPENSSL_CONF")
+        assert "a run file may not set it" in refused.reason
+        assert client.runs().runs == ()
+        monkeypatch.setenv("TRAINCTL_ALLOWED_VARIABLES", "OPENSSL_CONF")
+        assert client.send("start-run", {"config": config}).state == "applied"

@@ -149,7 +149,6 @@ def test_a_value_that_is_out_of_bounds_or_no_choice_is_named(path: Path, problem
 
 def test_a_variable_that_a_run_file_may_not_set_is_named(problem: Problem) -> None:
     for name, value, says in (
-        ("LD_PRELOAD", "/x.so", ".LD_PRELOAD: controls which code runs"),
         ("TRAINCTL_STATE", "/x", ".TRAINCTL_STATE: is reserved because trainctl sets it"),
         ("MLX_HOSTFILE", "/x", "is reserved because trainctl sets it"),
         ("NCCL_SOCKET_IFNAME", "en0", "would have no effect: it is for an engine that trainctl doesn't offer"),
@@ -225,12 +224,12 @@ def test_everything_wrong_is_said_at_once_by_node_field_and_choice() -> None:
         "r.toml: nodes.studio.shares: unknown field",
     ]
     raw = with_value(good(), "optimizer.warmup_steps", 100)
-    raw["nodes"] = {"mbp": {"model_path": "x", "env": {"PYTHONPATH": "x"}}}
+    raw["nodes"] = {"mbp": {"model_path": "x", "env": {"MASTER_PORT": "x"}}}
     with pytest.raises(SeveralInvalidError) as caught:
         run_file.parse(raw, "r.toml")
     assert [each.where.removeprefix("r.toml: ") for each in caught.value.each] == [
         "optimizer.warmup_steps",
-        "nodes.mbp.env.PYTHONPATH",
+        "nodes.mbp.env.MASTER_PORT",
         "nodes.mbp.model_path",
     ]
 

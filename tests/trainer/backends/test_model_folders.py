@@ -113,3 +113,17 @@ def test_buffers_that_older_versions_saved_are_no_weights(model: Path) -> None:
     rewrite(model, add)
     for library in ("torch", "mlx"):
         assert np.abs(logits(model, library) - expected).max() < CLOSE
+
+
+@pytest.mark.parametrize("library", ["torch", "mlx"])
+def test_code_in_a_model_folder_is_never_run(model: Path, tmp_path: Path, library: str) -> None:
+    (model / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    rewrite(model, lambda arrays: None, auto_map={"AutoModelForCausalLM": "own.Model", "AutoConfig": "own.Config"})
+    assert logits(model, library).size, "a known architecture needs none of it"
+    rewrite(model, lambda arrays: None, model_file="own.py")
+    with pytest.raises(InvalidInputError, match=r"config\.json names code of its own, model_file = 'own\.py'"):
+        logits(model, library)
+    rewrite(model, lambda arrays: None, model_file=None, model_type="own", architectures=["Own"])
+    with pytest.raises(InvalidInputError, match=r"model\.path: "):
+        logits(model, library)
+    assert not (tmp_path / "ran").exists()

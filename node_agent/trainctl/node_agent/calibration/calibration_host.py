@@ -180,7 +180,7 @@ class CalibrationHost:
             calibration.earlier = await asyncio.to_thread(self._profiles.comparable, profile)
             await asyncio.to_thread(self._profiles.add, profile)
             calibration.profile = profile
-        except (RefusedError, OSError) as error:
+        except (InvalidInputError, RefusedError, OSError) as error:
             calibration.problem = str(error)
         except Exception as error:  # noqa: BLE001  or its client would wait for ever
             _log.exception("calibration")
@@ -263,7 +263,7 @@ class CalibrationHost:
 
 async def _started(arguments: Sequence[str], table: NodeTable, folder: Path, errors: int) -> Process:
     """With the environment and priority of a trainer; its temporary files are in `folder`."""
-    env = env_policy.of_trainers(os.environ, {"TMPDIR": str(folder), **table.env})
+    env = env_policy.of_trainers(os.environ, table.env) | {"TMPDIR": str(folder)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "trainctl.trainer.calibration", *arguments, stdin=PIPE, stdout=PIPE, stderr=errors,
         env=env, limit=LINE_BYTES,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from trainctl.protocol.config import addresses, run_file, run_tables
+from trainctl.protocol.config import addresses, env_policy, run_file, run_tables
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.config.hub_models import is_hub_id
 from trainctl.protocol.config.run_tables import RunFile
@@ -50,6 +50,7 @@ def check_on(config: RunFile, node: str, where: str = "config", placement: Place
             problem = f"{path!r} must be an absolute path: the agent runs in a different folder"
             raise InvalidInputError(f"{where}: {field}", problem)
     run_file.check_paths(config, where, node)
+    env_policy.check_allowed(config.nodes[node].env, os.environ, f"{where}: nodes.{node}.env")
     if (priority := config.nodes[node].priority) is not None:
         check_priority(priority, f"{where}: nodes.{node}.priority")
     check_network(config, node, where, placement)

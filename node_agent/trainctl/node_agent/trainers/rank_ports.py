@@ -77,15 +77,16 @@ class LocalRank:
         ]  # fmt: skip
         if resume_from is not None:
             argv += ["--resume-from", str(resume_from)]
-        wanted = self._wanted()
-        env = env_policy.of_trainers(os.environ, wanted.env)
+        wanted, env = self._wanted()
         self._was_killed = False
         self._link.forget_held(self._paths.directory.name, self._rank)
         self._supervisor.start(self._paths, self._rank, argv, env, wanted.priority)
 
-    def _wanted(self) -> NodeTable:
+    def _wanted(self) -> tuple[NodeTable, dict[str, str]]:
+        """Return the node's table and its process's environment."""
         try:
-            return run_file.read(self._paths.run_file).nodes.get(self._node, NodeTable())
+            table = run_file.read(self._paths.run_file).nodes.get(self._node, NodeTable())
+            return table, env_policy.of_trainers(os.environ, table.env, f"nodes.{self._node}.env")
         except InvalidInputError as error:
             raise RefusedError(f"rank {self._rank} cannot be started: {error}") from None
 

@@ -80,6 +80,8 @@ class WorkerHost:
             received_names.check(*order.files)
             directory = received_names.id_folder(work_directory(self._context.directory), order.work, "work")
             config = run_file.parse(order.config, "config")
+            env = config.nodes.get(self._context.node, NodeTable()).env
+            env_policy.check_allowed(env, os.environ, f"config: nodes.{self._context.node}.env")
         except InvalidInputError as error:
             return str(error)
         self._work, self._asked = order, asyncio.Queue()

@@ -1,13 +1,12 @@
-"""Which environment variables a run file may give a trainer: those of its libraries, not those that choose its code.
+"""The environment variables that a run file may give a node's trainers, and the environment that they get.
 
-Permission to start a run isn't permission to run other programs on a node. So variables that set where the system's
-loader, Python or a library finds code come only from the node's own environment (`trainctl-agent install --env`). A
-run file can't set the variables either that trainctl, its engines and the agent's service manager set, nor those that
-only look as if they chose a network interface.
+Permission to start a run isn't permission to run other programs on a node. Too many variables choose where the system's
+loader, a compiler or a library finds code, so only those in a list are taken from a run file. All others come from the
+node's own environment (`trainctl-agent install --env`), or its owner allows them there.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from trainctl.protocol.errors import InvalidInputError
 
@@ -30,14 +29,32 @@ _RESERVED = (
     (r"NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_.*", "belongs to the service manager of the node's agent"),
 )
 """Variables that a trainer must not be given, and why."""
-_CODE = re.compile(
-    r"PYTHON.*|LD_.*|DYLD_.*|PATH|HOME|SHELL|ENV|BASH_ENV|IFS|GCONV_PATH|GLIBC_TUNABLES|CC|CXX|XDG_.*|TMPDIR|RSYNC_.*"
-    r"|.*(PRELOAD|PLUGIN|INJECTION|LIBRAR|LIB_PATH|LIBPATH|EXTENSION|AUDIT|_DLL|MODULES?_|COMPILER).*"
-)
+ALLOWED = frozenset({
+    # threads
+    "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "OMP_WAIT_POLICY", "GOMP_CPU_AFFINITY", "KMP_AFFINITY",
+    "KMP_BLOCKTIME", "MKL_NUM_THREADS", "MKL_DYNAMIC", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+    "RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX",
+    # devices, and what they compute with
+    VISIBLE, DEVICE_ORDER, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING",
+    "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
+    "MLX_ENABLE_TF32", "MLX_DISABLE_COMPILE", "TORCHDYNAMO_DISABLE",
+    # memory
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO", "PYTORCH_ENABLE_MPS_FALLBACK",
+    "PYTORCH_MPS_PREFER_METAL", "PYTORCH_MPS_FAST_MATH", "MLX_METAL_FAST_SYNCH", "MLX_METAL_PREALLOCATE",
+    "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER",
+    # what is logged, and where nothing is asked
+    "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_NET_GDR_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
+    "HF_HUB_OFFLINE",
+})  # fmt: skip
+"""Variables that a run file may give a node's processes: none names a file, a program or a library."""
+OWNERS = "TRAINCTL_ALLOWED_VARIABLES"
+"""The agent's variable in which a machine's owner names more of them, separated by commas."""
 
 
 def check(variables: Mapping[str, str], where: str) -> None:
-    """Whether a trainer may be given these. Raises InvalidInputError naming `where` and the variable."""
+    """Raise InvalidInputError naming `where` and the variable if no node would take these from a run file."""
     if len(variables) > MOST_VARIABLES:
         raise InvalidInputError(where, f"{len(variables)} variables are too many; the maximum is {MOST_VARIABLES}")
     for name, value in variables.items():
@@ -45,9 +62,15 @@ def check(variables: Mapping[str, str], where: str) -> None:
         check_value(value, f"{where}.{name}")
         if problem := next((why for names, why in _RESERVED if re.fullmatch(names, name)), None):
             raise InvalidInputError(f"{where}.{name}", problem)
-        if _CODE.fullmatch(name):
-            problem = "controls which code runs; set it on the node with: trainctl-agent install --env"
-            raise InvalidInputError(f"{where}.{name}", problem)
+
+
+def check_allowed(variables: Collection[str], environment: Mapping[str, str], where: str) -> None:
+    """Raise InvalidInputError naming the first variable that a run file may not set on the node whose agent has this
+    environment."""
+    by_owner = {name.strip() for name in environment.get(OWNERS, "").split(",")}
+    for name in sorted({*variables} - ALLOWED - by_owner):
+        problem = f"a run file may not set it: set it on the node with trainctl-agent install --env {name}=..., or "
+        raise InvalidInputError(f"{where}.{name}", f"{problem}allow it there with --env {OWNERS}={name}")
 
 
 def without_agent_options(environment: Mapping[str, str]) -> dict[str, str]:
@@ -56,9 +79,11 @@ def without_agent_options(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(AGENT_OPTIONS)}
 
 
-def of_trainers(environment: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """That of processes that train, score or calibrate: the agent's, with a run file's variables laid over it. CUDA
-    numbers devices as their driver and nvidia-smi do, so that readings and data types are those of the same card."""
+def of_trainers(environment: Mapping[str, str], wanted: Mapping[str, str], where: str = "env") -> dict[str, str]:
+    """Return the environment of processes that train, score or calibrate: the agent's, with a run file's variables laid
+    over it. CUDA numbers devices as their driver and nvidia-smi do, so that readings and data types are those of the
+    same card. Raises InvalidInputError blaming `where` as `check_allowed` does."""
+    check_allowed(wanted, environment, where)
     ours = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", DEVICE_ORDER: BY_BUS}
     return {**without_agent_options(environment), **ours, **wanted}
 

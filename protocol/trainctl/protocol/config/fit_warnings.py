@@ -1,6 +1,8 @@
 """Warnings before a run: settings that work but are rarely intended, given the model's sizes and the objective."""
 
-from trainctl.protocol.config import families
+from collections.abc import Iterator
+
+from trainctl.protocol.config import env_policy, families
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.objectives import objective_of
@@ -10,7 +12,7 @@ from trainctl.protocol.config.run_tables import RunFile
 def fit_warnings(config: RunFile, facts: ModelFacts, where: str) -> tuple[str, ...]:
     """One line each. Raises InvalidInputError for adapters of layers that the model doesn't have."""
     found = (families.untested(facts.family), _length(config, facts), _rank(config, facts, where), _divergence(config))
-    return tuple(line for line in found if line)
+    return tuple(line for line in (*found, *_variables(config)) if line)
 
 
 def _length(config: RunFile, facts: ModelFacts) -> str:
@@ -44,3 +46,9 @@ def _divergence(config: RunFile) -> str:
         "evaluations of a dpo run that trains all weights don't measure eval/kl, so the alert kl can't open: follow "
         "eval/logratio, or train an adapter"
     )
+
+
+def _variables(config: RunFile) -> Iterator[str]:
+    for node, table in config.nodes.items():
+        for name in sorted({*table.env} - env_policy.ALLOWED):
+            yield f"nodes.{node}.env.{name}: {node} refuses the run unless its owner allows this variable there"

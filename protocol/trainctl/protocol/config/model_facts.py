@@ -72,6 +72,16 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
     return ModelFacts(family, shapes, width, intermediate, layers, heads, vocabulary, positions, quantized)
 
 
+def check_no_code(config: Mapping[str, Any], model: Path, where: str) -> None:
+    """Raise InvalidInputError for a model whose configuration names Python code that mlx-lm would run. (Code named by
+    `auto_map` is run by transformers only if asked to, which trainctl never does.)"""
+    if config.get("model_file") is not None:
+        problem = (
+            f"{model / 'config.json'} names code of its own, model_file = {config['model_file']!r}, which trainctl"
+        )
+        raise InvalidInputError(where, f"{problem} doesn't run; use a model of an architecture that the libraries have")
+
+
 def context_limit(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]] = {}) -> int | None:
     """Return the longest sequence in tokens that a model takes, by its configuration and by the rows of its table of
     learned positions; None if neither states one. Models with relative positions alone, such as T5, have no limit."""

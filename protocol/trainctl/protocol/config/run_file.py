@@ -225,6 +225,7 @@ def _check_model(config: RunFile, where: str) -> None:
     if not (model / "config.json").is_file():
         raise InvalidInputError(where, f"no Hugging Face model (config.json and *.safetensors) in {model}")
     input_checks.check_json(model / "config.json", where)
+    model_facts.check_no_code(json.loads((model / "config.json").read_bytes()), model, where)
     _check_quantization(config, model, where)
     if table.init == "random":
         families.check_random(model / "config.json", where)

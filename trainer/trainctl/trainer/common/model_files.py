@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.config import quantization
-from trainctl.protocol.config.model_facts import INDEX_FILE, SINGLE_FILE, context_limit, stored_tensors, weight_files
+from trainctl.protocol.config.model_facts import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    check_no_code,
+    context_limit,
+    stored_tensors,
+    weight_files,
+)
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
 
@@ -19,8 +26,9 @@ def only_the_model(model: Path, config: Mapping[str, Any], *, with_weights: bool
     """Yield a temporary folder that has `config` as its config.json and links to the model's own weight files.
 
     Libraries that load it see nothing else that lies in `model`: no shard of an earlier save, no adapter. Raises
-    InvalidInputError as `weight_files`.
+    InvalidInputError as `weight_files` and `check_no_code`.
     """
+    check_no_code(config, model, str(model))
     files = weight_files(model) if with_weights else []
     with tempfile.TemporaryDirectory(prefix="trainctl-model-") as name:
         folder = Path(name)

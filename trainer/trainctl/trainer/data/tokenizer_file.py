@@ -33,7 +33,7 @@ def read_tokenizer(model: Path, where: str) -> Any:
         raise InvalidInputError(f"{where}: data.tokenizer", f"{model} has no tokenizer.json")
     try:
         stored: Any = PreTrainedTokenizerFast.from_pretrained(model, local_files_only=True)
-        by_class: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        by_class: Any = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         problem = f"cannot read the tokenizer in {model}: {first_line(error)}"
         raise InvalidInputError(f"{where}: data.tokenizer", problem) from None

@@ -212,7 +212,7 @@ def _by_transformers(folder: Path) -> Any:
 
     encodes = model_config(folder).get("is_encoder_decoder")
     loader: Any = transformers.AutoModelForSeq2SeqLM if encodes else transformers.AutoModelForCausalLM
-    return loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    return loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
 
 
 def _by_mlx(folder: Path, trained: TrainedModel | None) -> Any:
