@@ -128,4 +128,5 @@ def test_mlx_takes_the_first_card_that_it_sees_and_cuda_numbers_cards_as_its_dri
     assert devices.rank_types(cards, run_file.NodeTable(env={"CUDA_VISIBLE_DEVICES": "1"})) == ("gpu", BOTH)
     agents = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "HOME": "/h"}
     assert env_policy.of_trainers(agents, {})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert env_policy.of_trainers(agents, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    wanted = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    assert env_policy.of_trainers(agents, wanted)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
