@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.setups import Resumed
+from trainctl.node_agent.records.keys import DURABLE_KEY, decoded
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import RunBranched, RunStateChanged, StepRetracted
@@ -39,6 +40,24 @@ def find(paths: RunPaths, node: str, out: Collection[str] = (), *, at_most: int 
     step, holders = _written(paths, out, at_most)
     elsewhere = sorted(holders - {node})
     return Source(step, elsewhere[0]) if elsewhere and own.step < step else own
+
+
+def missing(paths: RunPaths, source: Source, at_most: int | None = None) -> str:
+    """Return a text that names the checkpoints which the record has after that of `source` and which are gone or
+    damaged; empty if none is. Raises InvalidInputError if none at all is left: the run would start over unasked."""
+    newest, holders = _written(paths, (), at_most)
+    if source.step >= newest:
+        return ""
+    with RecordReader(paths) as reader:
+        text = reader.meta(DURABLE_KEY)
+    kept = decoded(text, Durable, paths.record).checkpoints if text is not None else ()
+    gone = sorted({newest, *(step for step in kept if source.step < step < newest)})
+    what = f"checkpoints of {'steps' if len(gone) > 1 else 'step'} {', '.join(map(str, gone))}"
+    what += f" (the newest on {', '.join(sorted(holders))}) are gone, damaged or out of reach"
+    if source.step:
+        return f"{what}: the run goes back to step {source.step}"
+    problem = f"{what}, and no other is left in {paths.checkpoints}"
+    raise InvalidInputError("resume", f"{problem}; put one back, or start over with --from-step 0")
 
 
 def newest_here(paths: RunPaths) -> tuple[int, m.Generation | None, int | None]:

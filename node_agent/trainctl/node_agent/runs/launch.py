@@ -118,10 +118,12 @@ class Launch:
         return resolve(config, devices, "config")
 
     async def old(
-        self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = ()
-    ) -> restore.Opening:
-        """From its newest checkpoint. `without`: ranks that are lost from the beginning, and join when their nodes are
-        reachable again. Raises InvalidInputError or RefusedError."""
+        self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = (),
+        *, from_step: int | None = None,
+    ) -> restore.Opening:  # fmt: skip
+        """Open an old run from its newest checkpoint, or from that of `from_step`; 0 starts over. `without`: ranks that
+        are lost from the beginning, and join when their nodes are reachable again. Raises InvalidInputError, also if
+        no checkpoint is left of a run that has written some, or RefusedError."""
         known = self._db.known_run(run)
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
@@ -138,9 +140,13 @@ class Launch:
         term = self._term(paths)
         generation = max(self._db.generation or restore.FIRST_GENERATION, m.Generation(term, 0))
         out = {ranks[rank] for rank in without}
-        source = await asyncio.to_thread(_source, paths, self._context.node, out)
+        source = await asyncio.to_thread(_source, paths, self._context.node, out, from_step)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
-        newer = await self._newer(paths, {*hosted.values()}, source)
+        newer = await self._newer(paths, {*hosted.values()}, source) if from_step is None else None
+        missing = ""
+        if from_step is None:
+            at_most = await asyncio.to_thread(restore.rollback_step, paths)
+            missing = await asyncio.to_thread(checkpoint_source.missing, paths, newer or source, at_most)
         try:
             await self._host(run, hosted, config, generation, newer or source, call_off=known.state)
             source = newer or source
@@ -149,10 +155,11 @@ class Launch:
                 raise
             await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:
-            return await asyncio.to_thread(
+            opening = await asyncio.to_thread(
                 restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
                 placement=self._context.placement, seen=self._db.generation,
             )  # fmt: skip
+            return opening._replace(notices=(*opening.notices, missing)) if missing else opening
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))
             raise
@@ -253,9 +260,18 @@ class Launch:
                 )
 
 
-def _source(paths: RunPaths, node: str, out: Collection[str]) -> Source:
-    """The checkpoint that a run begins with again. Raises InvalidInputError if a rollback is pending and can't be done;
-    RollbackGoneError if no node has such a checkpoint, and then the run goes back no more."""
+def _source(paths: RunPaths, node: str, out: Collection[str], from_step: int | None = None) -> Source:
+    """Return the checkpoint that a run begins with again. Raises InvalidInputError if there is none of `from_step`, or
+    if a rollback is pending and can't be done; RollbackGoneError if no node has such a checkpoint, and then the run
+    goes back no more."""
+    if from_step is not None:
+        chosen = checkpoint_source.find(paths, node, out, at_most=from_step) if from_step else Source()
+        if chosen.step != from_step:
+            problem = f"{paths.directory.name} has no whole checkpoint of step {from_step}"
+            older = f"; the newest before it is of step {chosen.step}" if chosen.step else ""
+            raise InvalidInputError("from_step", problem + older)
+        restore.call_rollback_off(paths)
+        return chosen
     at_most = restore.rollback_step(paths)
     source = checkpoint_source.find(paths, node, out, at_most=at_most)
     if at_most is None or source.step:

@@ -18,6 +18,7 @@ from trainctl.protocol.config.alert_rules import AlertKind
 from trainctl.protocol.config.policies import PolicyMode, PolicyName
 from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, PromptText
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages.base import Count
 
 MAX_SAMPLES = 1_048_576
 MAX_PROFILE_STEPS = 20
@@ -82,6 +83,9 @@ class StartRun(Args, frozen=True):
     config: Annotated[dict[str, Any] | None, _about("parsed run file", typed="config=@")] = None
     resume: Annotated[str | None, _about("ID of the run to resume")] = None
     old_lead_is_off: Annotated[bool, _about(f"resume: {_LEAD_IS_OFF}")] = False
+    from_step: Annotated[
+        Count | None, _about("resume: step of the checkpoint to continue from, in place of the newest; 0 starts over")
+    ] = None
     branch: Annotated[
         str | None,
         _about(
@@ -101,6 +105,8 @@ class StartRun(Args, frozen=True):
             raise InvalidInputError("config", "give one of config, resume and branch")
         if self.old_lead_is_off and self.resume is None:
             raise InvalidInputError("old_lead_is_off", "a new run has no old lead: remove this argument")
+        if self.from_step is not None and self.resume is None:
+            raise InvalidInputError("from_step", "only a run that is resumed has earlier steps: remove this argument")
         if self.branch is not None:
             branch_point(self.branch)
         if self.overrides and (self.branch is None or self.config is not None):

@@ -23,8 +23,8 @@ from trainctl.protocol.security import received_names
 MANIFEST_NAME: Final = "manifest.json"
 STATE_NAME: Final = "state.json"
 MANIFEST_FORMAT: Final = 1
-_STEP_FOLDER = re.compile(r"^step-(\d+)$")
-SET_ASIDE: Final = re.compile(r"^\.(step-(\d+))\.(\d+)\.old$")
+_STEP_FOLDER = re.compile(r"^step-(?P<step>\d+)$")
+SET_ASIDE: Final = re.compile(r"^\.(step-(?P<step>\d+))\.(\d+)\.old$")
 """Name of `step-N` while process PID replaces it: `.step-N.PID.old`."""
 _SUPERSEDED = re.compile(r"^superseded-step-(\d+)$")
 """Name of `step-N` once the run has gone back behind step N."""
@@ -89,6 +89,9 @@ def verify(folder: Path, *, hashes: bool = True) -> Manifest:
     """The manifest of a checkpoint whose every file is there and as it was written (`hashes=False`: of the right size).
     Raises InvalidInputError naming the file that is missing, cut or altered."""
     manifest = read_manifest(folder)
+    named = _STEP_FOLDER.match(folder.name) or SET_ASIDE.match(folder.name)
+    if named is not None and manifest.step != int(named["step"]):
+        raise InvalidInputError(str(folder), f"not this checkpoint: its {MANIFEST_NAME} is of step {manifest.step}")
     for name, entry in manifest.files.items():
         path = folder / name
         if not path.is_file():

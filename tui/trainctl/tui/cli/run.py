@@ -63,6 +63,16 @@ def run(
             help="With --resume: skip the vote. Use it only if the old lead is powered off.",
         ),
     ] = False,
+    from_step: Annotated[
+        int | None,
+        typer.Option(
+            "--from-step",
+            min=0,
+            show_default=False,
+            metavar="STEP",
+            help="With --resume: continue from the checkpoint of this step, not from the newest. 0 starts over.",
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print its steps and events as they happen (Ctrl-C detaches).")
     ] = False,
@@ -80,10 +90,13 @@ def run(
         raise InvalidInputError("run", f"give {wanted}")
     if resume is not None and set_:
         raise InvalidInputError("--set", "a resumed run keeps its own run file: leave out --set")
+    if resume is None and from_step is not None:
+        raise InvalidInputError("--from-step", "only a run that is resumed has earlier steps: add --resume RUN")
     at = where(ctx, connect, cluster)
     overrides = arguments.pairs(set_ or [], "--set")
     with standard_input.copied(file, overrides, at.addresses[0], output.tell) as copy:
-        chosen = _Chosen(file, {**overrides, **(copy.overrides if copy else {})}, resume, branch, node, timeout)
+        settings = {**overrides, **(copy.overrides if copy else {})}
+        chosen = _Chosen(file, settings, resume, branch, node, timeout, from_step)
         code = _start(at, chosen, copy, old_lead_is_off=old_lead_is_off, follow=follow, json=json)
         if copy is not None and copy.begun and not follow:
             copy.wait()
@@ -99,12 +112,13 @@ class _Chosen(NamedTuple):
     branch: str | None
     node: str | None
     timeout: float
+    from_step: int | None
 
 
 def _start(
     at: targets.Where, chosen: _Chosen, copy: InputCopy | None, *, old_lead_is_off: bool, follow: bool, json: bool
 ) -> int:
-    file, overrides, resume, branch, node, timeout = chosen
+    file, overrides, resume, branch, node, timeout, from_step = chosen
     args: dict[str, Any] = {} if resume is None else {"resume": arguments.check_text(resume, "--resume")}
     if branch is not None:
         args["branch"] = arguments.check_text(branch, "--branch")
@@ -114,6 +128,7 @@ def _start(
     elif overrides:
         args["overrides"] = overrides
     args |= {"old_lead_is_off": True} if old_lead_is_off else {}
+    args |= {"from_step": from_step} if from_step is not None else {}
     order = command.make_order("start-run", args, node=node, ttl_seconds=min(86400.0, max(60.0, timeout)))
     if not json:
         start_agent.offer(at, targets.DEFAULT_ADDRESS, output.tell)
