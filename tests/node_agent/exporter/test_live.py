@@ -104,3 +104,15 @@ async def test_an_agent_serves_itself_and_leaves_nothing_open(tmp_path: Path) ->
     assert 'trainctl_active_runs{node="a"} 0.0' in text
     with pytest.raises(urllib.error.URLError):
         get(agent.metrics_url, 1)
+
+
+def test_a_browser_that_was_led_here_by_a_foreign_name_is_refused(played: Played) -> None:
+    port = urllib.parse.urlsplit(played.url).port
+    for host, status in ((f"localhost:{port}", 200), (f"127.0.0.1:{port}", 200), ("attacker.example", 403)):
+        asked = urllib.request.Request(played.url, headers={"Host": host})
+        try:
+            with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as reply:
+                assert reply.status == status
+        except urllib.error.HTTPError as error:
+            assert error.code == status
+            error.close()

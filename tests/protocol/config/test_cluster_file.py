@@ -23,6 +23,8 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         ("[nodes.a]\naddress = 'tcp://h:1'\ncolour = 'red'", "colour"),
         ("[nodes.a]\naddress = 'tcp://h:1'\n[nodes.b]\naddress = 'tcp://h:1'", "nodes.b.address"),
         ("[nodes", "TOML"),
+        (f"a = {'[' * 100_000}", "nested too deeply"),
+        ("".join(f"[nodes.n{i}]\n" for i in range(1025)), "nodes: 1,025 nodes are too many"),
         ("[alerts]\nwebhook = 'ftp://h/x'", "alerts.webhook: 'ftp://h/x' is not a URL such as http://"),
         ("[alerts]\ncommand = 'notify'", "alerts.command: must be a list"),
         ("[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = -1", "nodes.a.price_per_hour: must be a number of at"),

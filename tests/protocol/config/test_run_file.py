@@ -119,6 +119,8 @@ def test_a_value_that_is_out_of_bounds_or_no_choice_is_named(path: Path, problem
         ("objective.kind", "sft", 'needs data.kind = "rows" or "samples"'),
         ("objective.loss", "aot", "'aot' is not supported: it sorts the log-ratios"),
         ("objective.label_smoothing", 0.5, " below 0.5"),
+        ("checkpoint.copy_to", "[-oProxyCommand=sh]:y", "must be an absolute path, an rsync target"),
+        ("checkpoint.copy_to", "x@[-oProxyCommand=sh]:y", "must be an absolute path, an rsync target"),
         ("checkpoint.copy_to", "--rsh=sh:x", "must be an absolute path, an rsync target"),
         ("checkpoint.copy_to", "x@-oProxyCommand=sh:y", "must be an absolute path, an rsync target"),
         ("samples.prompts", [[{"role": "user"}]], "content"),

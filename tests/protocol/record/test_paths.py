@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import HANG_SECONDS
 
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import paths
 
 
@@ -54,3 +55,20 @@ def test_the_sockets_folder_is_the_same_in_every_process_and_version(tmp_path: P
     assert found == {str(folder)}
     digest = hashlib.sha256(str((tmp_path / "studio").resolve()).encode()).digest()
     assert folder.name == f"trainctl-{os.getuid()}-{int.from_bytes(digest[:8], 'big') % 16**8:08x}", "as in 0.2.0"
+
+
+def test_a_folder_of_sockets_that_others_can_enter_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("long" * 30)))
+    made = paths.runtime_directory(tmp_path / "studio")
+    try:
+        made.chmod(0o777)
+        with pytest.raises(InvalidInputError, match=r"mode 0777\); run: chmod 700 "):
+            paths.runtime_directory(tmp_path / "studio")
+    finally:
+        made.rmdir()
+    made.symlink_to(tmp_path)
+    try:
+        with pytest.raises(InvalidInputError, match="not a folder of this user's"):
+            paths.runtime_directory(tmp_path / "studio")
+    finally:
+        made.unlink()

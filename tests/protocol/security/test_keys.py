@@ -177,3 +177,17 @@ def test_a_handshake_that_succeeds_forgives_an_agent_that_broke_off_before() -> 
     ):
         assert judged.take(event, 32, 1.0) is None
     assert isinstance(judged.take(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 32, 1.1), NotAuthorisedError)
+
+
+def test_a_list_of_keys_that_others_could_have_written_is_refused(folder: KeyFolder, tmp_path: Path) -> None:
+    folder.make("studio")
+    path = folder.authorized_path
+    path.chmod(0o666)
+    with pytest.raises(InvalidInputError, match=r"no other can write \(it has mode 0666\)"):
+        folder.authorized()
+    path.chmod(0o600)
+    assert folder.authorized().keys
+    path.rename(tmp_path / "elsewhere.toml")
+    path.symlink_to(tmp_path / "elsewhere.toml")
+    with pytest.raises(InvalidInputError, match="and no link"):
+        folder.authorized()

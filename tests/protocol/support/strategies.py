@@ -8,6 +8,8 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect as shape
 
+from trainctl.protocol.messages.kept import KeptDrifts
+
 CHARACTERS = st.characters(exclude_categories=("Cs",))
 TEXT = st.text(CHARACTERS, max_size=40)
 METRIC_NAMES = st.from_regex(r"[a-z][a-z0-9_.:/-]{0,20}", fullmatch=True)
@@ -21,7 +23,16 @@ def of(kind: type[msgspec.Struct], *, finite: bool) -> st.SearchStrategy[Any]:
 
 def _struct(info: Any, finite: bool) -> st.SearchStrategy[Any]:
     fields = {field.name: _value(field.type, finite) for field in info.fields if field.name != "v"}
-    return st.builds(info.cls, **fields)
+    return (
+        st.builds(_alike_in_length, st.just(info.cls), **fields)
+        if info.cls is KeptDrifts
+        else st.builds(info.cls, **fields)
+    )
+
+
+def _alike_in_length(kind: type[KeptDrifts], *, ranks: tuple[int, ...], drifts: tuple[float, ...], **rest: Any) -> Any:
+    count = min(len(ranks), len(drifts))
+    return kind(ranks=ranks[:count], drifts=drifts[:count], **rest)
 
 
 def _value(kind: Any, finite: bool) -> st.SearchStrategy[Any]:

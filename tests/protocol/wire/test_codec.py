@@ -180,3 +180,9 @@ def test_agents_may_send_more_than_a_client_may() -> None:
     assert codec.decode_kept(codec.encode(value)) == value
     assert codec.decode_reply(codec.encode(history(16_384))) == history(16_384)
     refused(codec.encode(history(16_385)), "within limits", codec.decode_reply)
+
+
+def test_lists_that_must_match_in_length_are_compared_when_they_arrive() -> None:
+    raw = msgpack.packb({"v": 2, "type": "kept-drifts", "step": 1, "at": 1.0, "ranks": [0, 1], "drifts": [0.5]})
+    with pytest.raises(ProtocolError, match="differ in length"):
+        codec.decode_kept(raw)

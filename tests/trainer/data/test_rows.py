@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.data import chunks
 from trainctl.trainer.data.chunks import row_chunks
 from trainctl.trainer.data.rows import Completion, Conversation, Text, prompt_of, row_of, rows_in
 
@@ -121,3 +122,10 @@ def test_parquet_holds_the_same_rows(tmp_path):
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     with pytest.raises(InvalidInputError, match="not a readable Parquet file"):
         list(read_rows(tmp_path / "rows.parquet"))
+
+
+def test_a_line_longer_than_any_row_is_named_and_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "MOST_LINE_BYTES", 1000)
+    (tmp_path / "rows.jsonl").write_bytes(b'{"text": "a"}\n{"text": "' + b"a" * 1000 + b'"}\n')
+    with pytest.raises(InvalidInputError, match=r"rows\.jsonl: line 2: longer than "):
+        list(read_rows(tmp_path / "rows.jsonl"))

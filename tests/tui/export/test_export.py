@@ -12,6 +12,7 @@ from tests.tui.support import run_directory
 
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.cli import agent_call, main
+from trainctl.tui.export import writers
 from trainctl.tui.export.rows import COLUMNS
 
 
@@ -110,3 +111,11 @@ def test_a_run_that_cannot_be_read_or_asked_for_writes_nothing(
         assert main.main(["export", *words]) == status
         said = capfdbinary.readouterr()
         assert said.out == b"" and says in said.err
+
+
+def test_a_spreadsheet_takes_no_text_for_a_formula_and_a_terminal_no_escape() -> None:
+    stream = io.BytesIO()
+    table = writers.open_writer("csv", "events", stream)
+    table.write([("=HYPERLINK(0)", -1.5), ("-2+3", 0.0), ("@x", None), ("plain \x1b[2Jtext", 1.0)])
+    rows = list(csv.reader(io.StringIO(stream.getvalue().decode())))
+    assert rows[1:] == [["'=HYPERLINK(0)", "-1.5"], ["'-2+3", "0.0"], ["'@x", ""], ["plain �[2Jtext", "1.0"]]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from http.server import HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -16,6 +17,7 @@ from prometheus_client.registry import Collector
 from trainctl.node_agent.exporter.catalogue import SPECS, Spec
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, Reading, readings
+from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import InvalidInputError
 
 MOST_CONNECTIONS = 16
@@ -60,6 +62,15 @@ class _View(Collector):
 
 class _Handler(MetricsHandler):
     timeout = CONNECTION_SECONDS  # of one read or write
+
+    def do_GET(self) -> None:  # noqa: N802  the name that http.server calls
+        """Refuse a request that a browser was led to send here, by a name that somebody else made point at loopback."""
+        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        is_own = ":" in host or host.replace(".", "").isdigit() or host in ("localhost", socket.gethostname())
+        if addresses.is_loopback(self.client_address[0]) and not is_own:
+            self.send_error(403, "Host is not a name of this machine")
+            return
+        super().do_GET()
 
     def handle(self) -> None:
         try:

@@ -237,7 +237,11 @@ class AgentRole:
         if self.is_calibrating:
             raise InvalidInputError("run", "a calibration is in progress; wait about a minute until it ends")
         if work := self.work or self.worker:
-            raise InvalidInputError("run", f"separate work {work} is in progress; wait until it ends, or cancel it")
+            raise InvalidInputError(
+                "run",
+                f"separate work {work} is in progress; wait until it ends, or cancel it: Ctrl-C in the "
+                f"command that waits for it, or in that command repeated with --resume {work}",
+            )
 
     @property
     def leaving(self) -> str:

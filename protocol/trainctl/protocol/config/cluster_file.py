@@ -18,6 +18,8 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.config.simulated_nodes import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError
 
+MOST_NODES = 1024
+
 
 class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One node."""
@@ -71,7 +73,10 @@ def default_path() -> Path:
 def read(path: Path, *, simulated: bool = False) -> Cluster:
     """The file, and the nodes of those in `cluster.d` beside it. A node that is only simulated, so without an address,
     is left out unless `simulated`. Raises InvalidInputError naming file and field."""
-    raw = _placed(toml_file.read(path, "cluster file"), simulated=simulated)
+    raw = toml_file.read(path, "cluster file")
+    if isinstance(nodes := raw.get("nodes"), dict) and len(nodes) > MOST_NODES:
+        raise InvalidInputError(f"{path}: nodes", f"{len(nodes):,} nodes are too many; the maximum is {MOST_NODES:,}")
+    raw = _placed(raw, simulated=simulated)
     cluster = _with_added(toml_file.checked(raw, Cluster, str(path)), path)
     seen: dict[str, str] = {}
     for name, entry in cluster.nodes.items():

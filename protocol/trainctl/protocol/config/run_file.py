@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -313,7 +314,7 @@ def is_rsync_target(copy_to: str) -> bool:
 def _check_copies(config: RunFile, where: str) -> None:
     to = config.checkpoint.copy_to
     is_known = to in ("", COPY_COMMAND) or to.startswith("/") or is_rsync_target(to)
-    if not is_known or to.startswith("-") or "@-" in to:  # ssh would take it for an option
+    if not is_known or to.lstrip("[").startswith("-") or re.search(r"@\[*-", to):  # ssh would take it for an option
         problem = f'{to!r} must be an absolute path, an rsync target such as backup@host:runs, or "{COPY_COMMAND}"'
         raise InvalidInputError(f"{where}: checkpoint.copy_to", problem)
 

@@ -22,6 +22,8 @@ def read(path: Path, what: str) -> dict[str, Any]:
         raise InvalidInputError(str(path), f"not a readable TOML file: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInputError(str(path), f"not a readable TOML file: {error}") from None
+    except RecursionError:
+        raise InvalidInputError(str(path), "not a readable TOML file: nested too deeply") from None
 
 
 def checked(raw: dict[str, Any], kind: type[T], where: str) -> T:

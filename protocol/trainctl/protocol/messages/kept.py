@@ -71,6 +71,10 @@ class KeptDrifts(Message, tag="kept-drifts", frozen=True):
     ranks: tuple[int, ...]
     drifts: tuple[float, ...]  # relative drift of each rank, in the same order
 
+    def __post_init__(self) -> None:
+        if len(self.ranks) != len(self.drifts):
+            raise ValueError("ranks and drifts differ in length")
+
 
 class KeptRetraction(Message, tag="kept-retraction", frozen=True):
     """Retracts later steps and events: a different lead recorded them, or only lost ranks had completed them."""

@@ -2,10 +2,13 @@
 
 import hashlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 import platformdirs
+
+from trainctl.protocol.errors import InvalidInputError
 
 
 def state_root() -> Path:
@@ -28,15 +31,20 @@ def runs_directory(node_dir: Path) -> Path:
 
 
 def runtime_directory(node_dir: Path) -> Path:
-    """A short folder for this node's sockets (macOS allows 104 bytes of socket path), made 0700."""
+    """Return a short folder for this node's sockets (macOS allows 104 bytes of socket path), made 0700. Raises
+    InvalidInputError for one that others own or can enter."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     if len(base) > 40 or not os.access(base, os.W_OK):
         base = "/tmp"  # noqa: S108  the sockets' own folder below is private
     digest = hashlib.sha256(str(node_dir.resolve()).encode()).hexdigest()[8:16]
     folder = Path(base) / f"trainctl-{os.getuid()}-{digest}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
+    kept = folder.lstat()
+    if not stat.S_ISDIR(kept.st_mode) or kept.st_uid != os.getuid():
+        raise InvalidInputError(str(folder), "not a folder of this user's, which the agent's sockets need: remove it")
+    if kept.st_mode & 0o077:
+        problem = f"other users can enter this folder of the agent's sockets (mode {kept.st_mode & 0o777:04o})"
+        raise InvalidInputError(str(folder), f"{problem}; run: chmod 700 {folder}")
     return folder
 
 

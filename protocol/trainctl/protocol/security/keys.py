@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,10 @@ class KeyFolder:
         path = self.authorized_path
         if not path.is_file():
             return Authorized()
+        kept = path.lstat()
+        if not stat.S_ISREG(kept.st_mode) or kept.st_uid not in (os.getuid(), 0) or kept.st_mode & 0o022:
+            problem = f"must be a file of this user's that no other can write (it has mode {kept.st_mode & 0o777:04o})"
+            raise InvalidInputError(str(path), f"{problem}, and no link; run: chmod go-w {path}")
         return toml_file.checked(toml_file.read(path, "list of keys"), Authorized, str(path))
 
     def make(self, name: str | None = None) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     """The JSON object in a file. Raises InvalidInputError naming the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInputError(str(path), f"cannot read the {what}: {first_line(error)}") from None
     if not isinstance(value, dict):
         raise InvalidInputError(str(path), "not a JSON object")

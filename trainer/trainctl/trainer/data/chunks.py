@@ -5,7 +5,7 @@ Parts of a text overlap. Each is tokenized with the start of the next, and the t
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.common.errors import first_line
 
 LINES_BYTES, TEXT_BYTES = 1 << 19, 1 << 20
+MOST_LINE_BYTES = 1 << 26
 """Bytes of a chunk of lines, and of text. Larger ones spread less evenly over processes, and take more memory."""
 OVERLAP_BYTES = 1 << 13
 """Bytes of the next part that a part of a text is tokenized with."""
@@ -118,11 +119,25 @@ def _between(text: bytes, place: int) -> int:
 def _line_chunks(path: Path, *, grows: bool) -> Iterator[Chunk]:
     first = 1
     with path.open("rb") as file:
-        while lines := file.readlines(LINES_BYTES):
+        while lines := _read_lines(file, path, first):
             if grows and not lines[-1].endswith(b"\n"):
                 del lines[-1]
             yield Chunk(path, lines, first, sum(map(len, lines)))
             first += len(lines)
+
+
+def _read_lines(file: IO[bytes], path: Path, first: int) -> list[bytes]:
+    """Return some lines, of which `first` is the number of the first; at the end none. Raises InvalidInputError naming
+    one that is longer than any row."""
+    lines: list[bytes] = []
+    size = 0
+    while size < LINES_BYTES and (line := file.readline(MOST_LINE_BYTES + 1)):
+        if len(line) > MOST_LINE_BYTES:
+            problem = f"longer than {MOST_LINE_BYTES // 2**20} MB, the most for one row; one JSON object a line is read"
+            raise InvalidInputError(f"{path}: line {first + len(lines)}", problem)
+        lines.append(line)
+        size += len(line)
+    return lines
 
 
 def _parquet_chunks(path: Path) -> Iterator[Chunk]:

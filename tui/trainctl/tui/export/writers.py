@@ -48,12 +48,23 @@ class _Csv:
 
     def write(self, rows: list[Row]) -> None:
         """The header first, once there is something to write: a run that isn't there leaves nothing."""
-        flat = [tuple(str(cell).lower() if isinstance(cell, bool) else cell for cell in row) for row in _flat(rows)]
+        flat = [tuple(map(_cell, row)) for row in _flat(rows)]
         self._csv.writerows([self._head, *flat] if self._head else flat)
         self._head = ()
 
     def close(self) -> None:
         self.write([])
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell that a spreadsheet takes for text where it is text: with a quotation mark before what would begin a
+    formula, and without control characters."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str):
+        return value
+    plain = "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in value)
+    return f"'{plain}" if plain.startswith(("=", "+", "-", "@", "\t")) else plain
 
 
 class _JsonLines:
