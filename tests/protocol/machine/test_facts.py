@@ -48,4 +48,5 @@ def test_packages_with_our_names_that_are_not_this_program_are_named(tmp_path: A
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert facts.gather("a", tmp_path, tmp_path).namesakes == ("trainctl 99.0", "trainctl-client 0.2.0")
+    found = facts.gather("a", tmp_path, tmp_path).namesakes
+    assert {"trainctl 99.0", "trainctl-client 0.2.0"} <= {*found} and not any("tools" in name for name in found)
