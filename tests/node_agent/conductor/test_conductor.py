@@ -128,14 +128,17 @@ def test_samples_are_asked_of_one_rank_by_schedule_and_by_command_each_with_its_
     tables = {"samples": {"prompts": ["one", "two"], "every_steps": 4, "max_tokens": 9, "seed": 3}}
     simulation = Simulation(config(steps=10, **tables), durable(("a", "b"))).begin().until_step(5)
     ids = [simulation.command("sample", prompt=text, chat=chat) for text, chat in (("x", False), ("y", True))]
-    on_b, nowhere = (simulation.command("sample", temperature=0.5, node=node) for node in ("b", "c"))
+    on_b, nowhere = (
+        simulation.command("sample", temperature=0.5, use_generation_config=True, node=node) for node in "bc"
+    )
     simulation.run()
     made = [plan for plan in simulation.plans if plan.kind == "sample"]
     assert [plan.step for plan in made if not plan.commands] == [4, 8, 10]
     assert all(len(plan.work) == 1 for plan in made)
     by_id = {plan.commands[0]: plan for plan in made if plan.commands}
     assert [by_id[id].sampling.prompts for id in ids] == [("x",), ((ChatMessage("user", "y"),),)]
-    assert (by_id[on_b].work[0].rank, by_id[on_b].sampling) == (1, m.Sampling(("one", "two"), 9, 0.5, 1.0, 3))
+    assert by_id[on_b].work[0].rank == 1
+    assert by_id[on_b].sampling == m.Sampling(("one", "two"), 9, 0.5, 1.0, 3, use_generation_config=True)
     assert [simulation.ends[id].after for id in (*ids, on_b)] == ["yes", "yes", "one\nyes\n\ntwo\nyes"]
     assert (simulation.ends[nowhere].state, simulation.ends[nowhere].field) == ("rejected", "node")
     check_ledger(simulation)

@@ -78,6 +78,8 @@ def test_a_head_that_equals_the_embeddings_is_no_head_of_its_own(
         ({"max_position_embeddings": 64, "n_positions": 32}, {}, 32),
         ({"text_config": {"max_position_embeddings": 16}}, {}, 16),
         ({"max_position_embeddings": 64}, {"transformer.wpe.weight": (48, 8)}, 48),
+        ({"model_type": "mpt", "max_seq_len": 32}, {}, 32),
+        ({"model_type": "kimi_linear", "model_max_length": 32}, {}, 32),
         ({"n_positions": 512, "relative_attention_num_buckets": 32}, {}, None),
         ({}, {}, None),
     ],

@@ -39,7 +39,8 @@ class Recorded:
 
 
 def answerer(backend, model, options, longest=None):
-    return RowAnswerer(Answerer(backend, row_tokenizer(model, "model", "run.toml"), longest, plain=False), options)
+    made = Answerer(backend, row_tokenizer(model, "model", "run.toml"), longest, plain=False)
+    return RowAnswerer(made, made.decoding(options, model))
 
 
 def test_each_form_of_a_prompt_is_asked_with_the_row_s_own_seed(model):

@@ -13,8 +13,8 @@ from trainctl.tui.export.row_scores import answer_options, read_file
 def test_options_of_answers() -> None:
     assert answer_options({"seed": None}, answers=False) is None
     assert answer_options({"seed": None}, answers=True) == AnswerOptions()
-    given = {"max_tokens": 5, "temperature": 0.5, "top_p": None, "seed": 3}
-    assert answer_options(given, answers=True) == AnswerOptions(5, 0.5, 1.0, 3)
+    given = {"max_tokens": 5, "temperature": 0.5, "top_p": None, "seed": 3, "use_generation_config": True}
+    assert answer_options(given, answers=True) == AnswerOptions(5, 0.5, 1.0, 3, use_generation_config=True)
     for name, value, says in (("max_tokens", 5000, "--max-tokens: must be .* at most 1024"), ("top_p", 0, "--top-p: ")):
         with pytest.raises(InvalidInputError, match=says):
             answer_options({name: value}, answers=True)

@@ -96,9 +96,9 @@ def _sampling(asked: SampleModel, config: RunFile) -> Sampling:
     table = config.samples
     own = (ChatMessage("user", asked.prompt),) if asked.prompt is not None and asked.chat else asked.prompt
     chosen = msgspec.structs.asdict(asked)
-    given = {name: chosen[name] for name in ("max_tokens", "temperature", "seed") if chosen[name] is not None}
-    usual = {"max_tokens": table.max_tokens, "temperature": table.temperature, "seed": table.seed}
-    return Sampling(prompts=table.prompts if own is None else (own,), top_p=table.top_p, **{**usual, **given})
+    names = ("max_tokens", "temperature", "seed", "use_generation_config")
+    settings = {name: getattr(table, name) if chosen[name] is None else chosen[name] for name in names}
+    return Sampling(prompts=table.prompts if own is None else (own,), top_p=table.top_p, **settings)
 
 
 def defragment(

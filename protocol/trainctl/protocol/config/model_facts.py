@@ -23,7 +23,10 @@ _COMPARED_BYTES = 1 << 22
 """Bytes of two tensors that are compared at a time."""
 HEADS = ("lm_head.weight", "embed_out.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "embed_in.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
-_LIMITS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "seq_length")
+_LIMITS = (
+    "max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "seq_length",
+    "max_seq_len", "model_max_length",
+)  # fmt: skip
 """Keys of config.json under which families state their longest sequence."""
 _POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight")
 

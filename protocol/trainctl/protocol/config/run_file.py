@@ -292,7 +292,7 @@ def _check_sense(config: RunFile, where: str) -> None:
     for check in (
         _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_precision,
         _check_backends, _check_held_out, _check_growing, _check_evaluations,
-        _check_copies, _check_attention,
+        _check_copies, _check_attention, _check_samples,
     ):  # fmt: skip
         with wrong.going_on():
             check(config, where)
@@ -406,6 +406,15 @@ def _check_backends(config: RunFile, where: str) -> None:
             with wrong.going_on():
                 raise InvalidInputError(f"{where}: nodes.{name}.backend", problem)
     wrong.raise_any()
+
+
+def _check_samples(config: RunFile, where: str) -> None:
+    """Whether the node that answers can apply what the model's generation_config.json says."""
+    node = config.samples.node
+    backends = {config.nodes[node].backend} if node in config.nodes else {one.backend for one in config.nodes.values()}
+    if config.samples.use_generation_config and backends == {"mlx"}:
+        problem = "MLX doesn't apply generation_config.json: set it to false, or samples.node to a node with torch"
+        raise InvalidInputError(f"{where}: samples.use_generation_config", problem)
 
 
 def _check_held_out(config: RunFile, where: str) -> None:

@@ -196,6 +196,7 @@ class SamplesTable(_Table, frozen=True):
     temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0  # 0: always the likeliest token
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # draws from the likeliest tokens of this total probability
     seed: NonNegativeInt = 0  # of the random numbers; those of the training are others
+    use_generation_config: bool = False  # torch: generation_config.json also chooses tokens, by its penalties and rules
     node: Annotated[str, Meta(pattern=rf"^$|{NAME_PATTERN}")] = ""  # whose rank answers; empty: the lowest rank's
 
 

@@ -247,13 +247,14 @@ FileName = Annotated[str, Meta(pattern=FILE_PATTERN)]
 """Name of a file of a checkpoint."""
 
 
-class AnswerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AnswerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the tokens of answers are chosen."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_ANSWER_TOKENS)] = 128  # most tokens per answer
     temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0  # 0: always the likeliest token
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # tokens are drawn from the likeliest ones of this probability
     seed: Annotated[int, Meta(ge=0, le=2**40)] = 0  # seed; each row has its own, derived from this one
+    use_generation_config: bool = False  # torch only: apply the other settings of generation_config.json
 
 
 class WorksRequest(Request, tag="works-request", frozen=True, forbid_unknown_fields=True):

@@ -38,7 +38,7 @@ class RankWork(msgspec.Struct, frozen=True):
     micro_batch: Annotated[int, Meta(ge=1)]  # samples per forward and backward pass
 
 
-class Sampling(msgspec.Struct, frozen=True):
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a `sample` plan asks of the model. A prompt is a text to continue, or messages to answer."""
 
     prompts: tuple[Prompt, ...]  # texts and conversations, in the order of the answers
@@ -46,6 +46,7 @@ class Sampling(msgspec.Struct, frozen=True):
     temperature: float  # 0: always the likeliest token
     top_p: float  # tokens are drawn from the likeliest ones with this total probability
     seed: Count  # seed of the random numbers, the same for each prompt
+    use_generation_config: bool = False  # torch only: apply the other settings of generation_config.json
 
 
 class StepPlan(Message, tag="step-plan", frozen=True):

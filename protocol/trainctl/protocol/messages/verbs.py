@@ -246,6 +246,9 @@ class SampleModel(Args, frozen=True):
         Annotated[float, Meta(ge=0, le=10)] | None, _about("randomness; 0: always the likeliest token")
     ] = None
     seed: Annotated[Annotated[int, Meta(ge=0, le=2**40)] | None, _about("seed of the random numbers")] = None
+    use_generation_config: Annotated[
+        bool | None, _about("apply the other settings of generation_config.json; torch only")
+    ] = None
 
     def check(self) -> None:
         """Raises InvalidInputError for `chat` without a prompt."""

@@ -88,6 +88,8 @@ class Decoding(NamedTuple):
     temperature: float  # 0: always the likeliest token
     top_p: float
     seed: int
+    settings: Mapping[str, Any] | None = None  # of generation_config.json, where they apply too; torch only
+    decoder_start: int | None = None  # token that the decoder of an encoder-decoder model begins with
 
 
 @dataclass

@@ -4,26 +4,20 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from trainctl.trainer.backends.base import Decoding
 
 
-class _OnToken:
-    """A streamer of transformers: it is given the prompt, then each token."""
+class _OnToken(StoppingCriteria):
+    """Calls back after each token, and stops nothing. Unlike a streamer, it can be used with beams."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
 
-    def put(self, _: torch.Tensor) -> None:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         self._call()
-
-    def end(self) -> None:
-        """All tokens have come."""
-
-
-def _decoder_start(model: Any) -> int | None:
-    found = (getattr(how, "decoder_start_token_id", None) for how in (model.config, model.generation_config))
-    return next((token for token in found if token is not None), None)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def generate(
@@ -31,18 +25,23 @@ def generate(
 ) -> list[int]:
     """The tokens that follow `prompt`, or that answer it if `model` has an encoder, by torch's own random numbers;
     `model` is in evaluation mode."""
-    from transformers import GenerationConfig
-
     inputs = torch.tensor([[*prompt]], device=next(model.parameters()).device)
-    encodes = bool(model.config.is_encoder_decoder)
-    start = {"decoder_start_token_id": _decoder_start(model)} if encodes else {}
-    drawn = {"temperature": how.temperature, "top_p": how.top_p, "top_k": 0} if how.temperature else {}
-    settings: Any = GenerationConfig
-    config = settings(
-        max_new_tokens=how.max_tokens, do_sample=bool(drawn), num_beams=1, repetition_penalty=1.0,
-        eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0), **drawn, **start,
+    library: Any = GenerationConfig
+    config = library() if how.settings is None else library.from_model_config({**how.settings})
+    config.update(
+        max_new_tokens=how.max_tokens, max_length=None, do_sample=how.temperature > 0,
+        temperature=how.temperature or None, top_p=how.top_p, top_k=config.top_k or 0,
+        eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0), decoder_start_token_id=how.decoder_start,
+        num_return_sequences=1, return_dict_in_generate=False, output_attentions=False, output_hidden_states=False,
+        output_scores=False, output_logits=False,
     )  # fmt: skip
-    made = model.generate(
-        inputs, attention_mask=torch.ones_like(inputs), generation_config=config, streamer=_OnToken(on_token)
-    )
-    return [int(token) for token in made[0, 1 if encodes else len(prompt) :]]
+    owner = getattr(model, "get_base_model", lambda: model)()
+    own, owner.generation_config = owner.generation_config, library()  # which stands in for all that isn't set above
+    try:
+        made = model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), generation_config=config,
+            stopping_criteria=StoppingCriteriaList([_OnToken(on_token)]),
+        )  # fmt: skip
+    finally:
+        owner.generation_config = own
+    return [int(token) for token in made[0, 1 if model.config.is_encoder_decoder else len(prompt) :]]

@@ -75,7 +75,7 @@ class RowTokenizer:
         """`vocabulary`: how many ids the model knows, None: any number. `decoder_start`: the token that the decoder of
         an encoder-decoder model begins with, None: the model has no encoder."""
         self._tokenizer, self._model, self._vocabulary = tokenizer, model, vocabulary
-        self._decoder_start = decoder_start
+        self.decoder_start = decoder_start
         self._remarks: Counter[str] = Counter()
 
     def take_remarks(self) -> "Counter[str]":
@@ -86,7 +86,7 @@ class RowTokenizer:
     @property
     def encodes_prompts(self) -> bool:
         """Whether its model has an encoder for prompts."""
-        return self._decoder_start is not None
+        return self.decoder_start is not None
 
     @property
     def highest(self) -> int:
@@ -187,7 +187,7 @@ class RowTokenizer:
     def encode_apart(self, rows: Iterable[Row]) -> Iterator[TokenRow]:
         """Of each row the prompt for the encoder, with a token after it that is never read, and the completion after
         the token that the decoder begins with. Raises InvalidInputError naming the row's place."""
-        assert self._decoder_start is not None, "an encoder-decoder model"
+        assert self.decoder_start is not None, "an encoder-decoder model"
         remaining = iter(rows)
         while batch := list(islice(remaining, _BATCH_ROWS)):
             pairs = [_apart(row) for row in batch]
@@ -199,7 +199,7 @@ class RowTokenizer:
                     raise InvalidInputError(f"{row.place}: prompt", "has no tokens for the encoder")
                 yield [*prompt, prompt[-1]], [False] * (len(prompt) + 1)
                 ended = self._ended(completion)
-                yield [self._decoder_start, *ended], [False, *([True] * len(ended))]
+                yield [self.decoder_start, *ended], [False, *([True] * len(ended))]
 
     def _batch(self, rows: Sequence[Row]) -> list[TokenRow]:
         made: dict[int, TokenRow] = {}

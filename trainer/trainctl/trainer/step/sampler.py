@@ -8,7 +8,7 @@ from pathlib import Path
 from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import Answer, Sampling, StepPlan
+from trainctl.protocol.messages import Answer, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend, Decoding
 from trainctl.trainer.common.model_files import longest_context
@@ -39,10 +39,10 @@ class Sampler:
             self._status.show("sample")  # once more for each token, as a sign of life
 
         alive()
-        return tuple(self._answer(prompt, plan.sampling, alive) for prompt in plan.sampling.prompts)
+        how = self._answerer.decoding(plan.sampling, Path(self._config.model.path))
+        return tuple(self._answer(prompt, how, alive) for prompt in plan.sampling.prompts)
 
-    def _answer(self, prompt: Prompt, asked: Sampling, alive: Callable[[], None]) -> Answer:
-        how = Decoding(asked.max_tokens, asked.temperature, asked.top_p, asked.seed)
+    def _answer(self, prompt: Prompt, how: Decoding, alive: Callable[[], None]) -> Answer:
         begun = time.perf_counter()
         made = self._answerer.answer(prompt, how, alive)
         seconds = time.perf_counter() - begun

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import AnswerOptions
 from trainctl.protocol.messages.requests import ANSWER_BYTES
 from trainctl.trainer.backends.base import Decoding
 from trainctl.trainer.data.rows import fields_of, prompt_of
@@ -18,8 +17,8 @@ from trainctl.trainer.work.scoring import ERROR_CHARACTERS
 class RowAnswerer:
     """A model that answers rows."""
 
-    def __init__(self, answerer: Answerer, options: AnswerOptions) -> None:
-        self._answerer, self._options = answerer, options
+    def __init__(self, answerer: Answerer, how: Decoding) -> None:
+        self._answerer, self._how = answerer, how
 
     def process(self, first: int, rows: Sequence[str]) -> list[dict[str, Any]]:
         """For each row, of which the first has index `first`: `answer`, `tokens` (how many were generated) and `ended`
@@ -28,8 +27,7 @@ class RowAnswerer:
         return [self._result(number, row) for number, row in enumerate(rows, first)]
 
     def _result(self, number: int, row: str) -> dict[str, Any]:
-        options = self._options
-        how = Decoding(options.max_tokens, options.temperature, options.top_p, row_seed(options.seed, number))
+        how = self._how._replace(seed=row_seed(self._how.seed, number))
         try:
             made = self._answerer.answer(prompt_of(fields_of(row, "row"), "row"), how, lambda: None)
         except InvalidInputError as error:

@@ -67,7 +67,8 @@ def _processor(wanted: argparse.Namespace) -> tuple[Scorer | RowAnswerer, str]:
     if wanted.kind == "answers":
         log.info("answering on %s", model.backend.device)
         answerer = Answerer(model.backend, tokenizer, model.longest, plain=model.config.data.kind == "text")
-        return RowAnswerer(answerer, msgspec.json.decode(wanted.options, type=m.AnswerOptions)), device
+        options = msgspec.json.decode(wanted.options, type=m.AnswerOptions)
+        return RowAnswerer(answerer, answerer.decoding(options, model.directory)), device
     micro = micro_of(config, config.nodes.get(wanted.node, NodeTable()))
     tokens = micro * config.data.sequence_length  # a forward and backward pass of so many was possible
     log.info("scoring on %s, %s tokens at a time", model.backend.device, f"{tokens:,}")

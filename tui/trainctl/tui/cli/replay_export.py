@@ -201,6 +201,10 @@ def score(
         typer.Option(help="Draw from the likeliest tokens of this total probability [1].", show_default=False),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random numbers [0].", show_default=False)] = None,
+    use_generation_config: Annotated[
+        bool,
+        typer.Option("--use-generation-config", help="Apply the model's generation_config.json too; torch only."),
+    ] = False,
     nodes: Annotated[
         str | None, typer.Option(metavar="NODE,...", help="Nodes that take part [all of the run].", show_default=False)
     ] = None,
@@ -223,6 +227,7 @@ def score(
         raise InvalidInputError("--best", "can't be combined with --step: give only one")
     chosen = tuple(name for name in (nodes or "").split(",") if name)
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    given["use_generation_config"] = use_generation_config or None
     options = row_scores.answer_options(given, answers=answers)
     rows, run_id = row_scores.read_file(file, prompts=answers), Path(run).name
     wanted = row_scores.Wanted(resume or row_scores.new_id(), run_id, step, best, chosen, options)

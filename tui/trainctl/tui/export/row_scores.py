@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -89,7 +89,7 @@ def read_file(path: Path, *, prompts: bool = False) -> RowFile:
     return RowFile(path, rows, size, digest.hexdigest())
 
 
-def answer_options(given: dict[str, int | float | None], *, answers: bool) -> m.AnswerOptions | None:
+def answer_options(given: Mapping[str, int | float | None], *, answers: bool) -> m.AnswerOptions | None:
     """The options of answers, None for log-probabilities. Raises InvalidInputError naming an option that is out of
     range, or needs --answers."""
     values = {name: value for name, value in given.items() if value is not None}
