@@ -77,7 +77,7 @@ def export(tmp_path, capsys):
 @pytest.fixture
 def verified(export):
     def run(paths, form, *options):
-        made = export(paths, form, "--verify", *options)
+        made = export(paths, form, *options)
         assert made["status"] == 0 and made["difference"] <= made["tolerance"] <= 10 * EXACT, made
         return made
 
@@ -171,7 +171,7 @@ def test_a_16_bit_export_of_slightly_other_weights_fails_verification(trained, e
     from safetensors.torch import load_file, save_file
 
     run, weights = trained("torch-full"), tmp_path / "out" / "model.safetensors"
-    rounding = export(run.paths, "fused", "--verify", "--dtype=bfloat16")["rounding"]
+    rounding = export(run.paths, "fused", "--dtype=bfloat16")["rounding"]
     stored = load_file(weights)
     stored["model.layers.0.mlp.up_proj.weight"][0] *= torch.tensor(1 + 2**-7, dtype=torch.bfloat16)
     save_file(stored, weights, {"format": "pt"})

@@ -1,13 +1,16 @@
-"""Whether an export is the trained model: its logits in the library it is for, beside those of our own backend.
+"""A comparison of an export with the trained model: its logits in the library that it is for, beside those that the
+backend that trained it computes from the checkpoint.
 
 Both compute in float32 on the CPU, so that the difference is that of the weights and of what the library reads. Where
-the export has weights of 16 bits, it is compared with our backend's model after its weights were rounded likewise; what
-rounding itself changes is reported beside it. The tolerance is relative to the largest logit where that is above 1.
+the export has weights of 16 bits, it is compared with the model after its weights were rounded likewise; what rounding
+itself changes is reported beside it. A quantized export is compared with the values that it stands for, and the whole
+model that it was made from with the checkpoint. Tolerances are relative to the largest logit where that is above 1.
 """
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.model_facts import stored_tensors
-from trainctl.protocol.errors import InvalidInputError, check_installed, installing
+from trainctl.protocol.errors import RefusedError, installing
 from trainctl.trainer.adapters import mlx_lora
-from trainctl.trainer.adapters.lora import Lora
+from trainctl.trainer.backends.base import BackendName
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, read_object, vocabulary_size
 from trainctl.trainer.data.permutation import mix
 from trainctl.trainer.exports.adapter_files import OWN_BASE
@@ -29,12 +33,14 @@ from trainctl.trainer.exports.trained_model import TrainedModel
 
 Form = Literal["peft", "mlx", "fused", "mlx-4bit"]
 Logits = NDArray[np.float32]
-_TOLERANCE = 1e-5
+Tokens = NDArray[np.int64]
+_TOLERANCE, _TOLERANCE_OF_LIBRARIES = 1e-5, 1e-4
 _ROUNDED = {"F16": "float16", "BF16": "bfloat16"}
 """Types of 16 bits by their names in safetensors files."""
 _ROWS, _LENGTH = 2, 32
 """Of the tokens that both are given."""
-_WHERE = "--verify"
+_LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError)
+_WHERE = "verification"
 
 
 @dataclass(frozen=True)
@@ -50,37 +56,69 @@ class Comparison:
         return self.difference <= self.tolerance
 
 
-def verify_export(trained: TrainedModel, form: Form, folder: Path) -> Comparison:
-    """Load the export in `folder`, and compare. Raises InvalidInputError if a library is missing, or cannot load it."""
+def unverifiable(backend: BackendName, form: Form) -> str:
+    """Return why an export of a run on `backend` can't be compared here; "" if it can. Both the library that it is for
+    and the one that trained it are needed."""
+    needed = {"peft": ("torch", "transformers", "peft"), "fused": ("torch", "transformers")}
+    own = {"torch": ("torch", "transformers", "peft"), "mlx": ("mlx", "mlx_lm")}
+    for name in (*needed.get(form, ("mlx", "mlx_lm")), *own[backend]):
+        if importlib.util.find_spec(name) is None:
+            extra = "mlx" if name.startswith("mlx") else "torch"
+            return f"{name.replace('_', '-')} isn't installed here; {installing(extra)}"
+    return ""
+
+
+def verify_export(trained: TrainedModel, form: Form, folder: Path, unpacked: Path | None = None) -> Comparison:
+    """Compare the export in `folder`, as its library loads it, with the checkpoint as the run's own backend does.
+    `unpacked`: the whole model that a quantized export was made from. Models are loaded one after another. Raises
+    InvalidInputError if one of them can't be."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     tokens = probe_tokens(vocabulary_size(trained.model) or 2)
-    by_mlx = form.startswith("mlx")
+    types = _types_of_16_bits(trained, unpacked or folder)
+    is_mlx = trained.backend == "mlx"
+    expected = mlx_logits(_mlx_model(trained), tokens) if is_mlx else torch_logits(_torch_model(trained), tokens)
+    if unpacked is None:
+        return _verified_whole(trained, form, folder, tokens, types, expected)
+    whole = _verified_whole(trained, "mlx", unpacked, tokens, types, expected)
+    if not whole.agrees:
+        return whole
+    return compare(mlx_logits(_with_values_of(unpacked, folder), tokens), mlx_logits(_by_mlx(folder), tokens))
+
+
+def _verified_whole(
+    trained: TrainedModel, form: Form, folder: Path, tokens: Tokens, types: Mapping[str, str], expected: Logits
+) -> Comparison:
+    """Compare an export that isn't quantized. Where it has weights of 16 bits, the model with its own weights rounded
+    likewise is the one to agree with."""
+    by_mlx = form == "mlx"
     if by_mlx:
-        check_installed("mlx-lm", "mlx", _WHERE, f"a comparison of {form}")
+        found = mlx_logits(_by_mlx(folder, trained.model), tokens)
     else:
-        _check_torch_installed(form)
-    pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "peft": (lambda: _torch_model(trained), lambda: _by_peft(folder)),
-        "fused": (lambda: _torch_model(trained), lambda: _by_transformers(folder)),
-        "mlx": (lambda: _mlx_model(trained), lambda: _by_mlx(folder, trained)),
-        "mlx-4bit": (lambda: _dequantized_model(trained, folder), lambda: _by_mlx(folder, None)),
-    }
-    logits = mlx_logits if by_mlx else torch_logits
-    expected, found = (logits(load(), tokens) for load in pairs[form])  # one after another: never both in memory
-    if form == "mlx-4bit" or not (types := _rounded(folder)):
-        return compare(expected, found)
-    if by_mlx:
-        return compare(logits(_rounded_mlx_model(trained, types), tokens), found, unrounded=expected)
-    whole = compare(expected, logits(_fused_torch_model(trained, {}), tokens))  # what adding the adapters changed
-    rounded = compare(logits(_fused_torch_model(trained, types), tokens), found, unrounded=expected)
+        found = torch_logits(_by_peft(folder) if form == "peft" else _by_transformers(folder), tokens)
+    if not types:
+        return compare(expected, found, crosses=by_mlx != (trained.backend == "mlx"))
+
+    in_mlx = trained.backend == "mlx" and (by_mlx or trained.lora is None)  # which can't unpack a quantized base
+
+    def merged(types: Mapping[str, str]) -> Logits:
+        if in_mlx:
+            return mlx_logits(_merged_mlx_model(trained, types), tokens)
+        return torch_logits(_merged_torch_model(trained, types), tokens)
+
+    rounded = compare(merged(types), found, unrounded=expected, crosses=by_mlx != in_mlx)
+    if trained.lora is None:
+        return rounded
+    whole = compare(expected, merged({}), crosses=in_mlx != (trained.backend == "mlx"))  # what adding adapters changed
     return rounded if whole.agrees else replace(whole, rounding=rounded.rounding)
 
 
-def compare(expected: Logits, found: Logits, *, unrounded: Logits | None = None) -> Comparison:
-    """The largest difference; not a number counts as infinite. `unrounded`: of the model before its weights were
-    rounded."""
+def compare(expected: Logits, found: Logits, *, unrounded: Logits | None = None, crosses: bool = False) -> Comparison:
+    """Return the largest difference; not a number counts as infinite. `unrounded`: logits of the model before its
+    weights were rounded. `crosses`: two libraries computed them, whose sums run in different orders."""
     rounding = None if unrounded is None else _difference(unrounded, found)
     scale = max(1.0, float(np.max(np.abs(expected))))
-    return Comparison(_difference(expected, found), _TOLERANCE * scale, rounding)
+    tolerance = _TOLERANCE_OF_LIBRARIES if crosses else _TOLERANCE
+    return Comparison(_difference(expected, found), tolerance * scale, rounding)
 
 
 def _difference(one: Logits, other: Logits) -> float:
@@ -88,13 +126,13 @@ def _difference(one: Logits, other: Logits) -> float:
     return largest if np.isfinite(largest) else float("inf")
 
 
-def probe_tokens(vocabulary: int) -> NDArray[np.int64]:
+def probe_tokens(vocabulary: int) -> Tokens:
     """The same tokens for the same vocabulary."""
     numbers = mix(np.arange(1, _ROWS * _LENGTH + 1, dtype=np.uint64)) % np.uint64(vocabulary)
     return numbers.astype(np.int64).reshape(_ROWS, _LENGTH)
 
 
-def torch_logits(model: Any, tokens: NDArray[np.int64]) -> Logits:
+def torch_logits(model: Any, tokens: Tokens) -> Logits:
     """Of a model of torch, without dropout; a decoder beside an encoder is given the same tokens."""
     import torch
 
@@ -105,7 +143,7 @@ def torch_logits(model: Any, tokens: NDArray[np.int64]) -> Logits:
     return found
 
 
-def mlx_logits(model: Any, tokens: NDArray[np.int64]) -> Logits:
+def mlx_logits(model: Any, tokens: Tokens) -> Logits:
     """Of a model of mlx-lm, in float32 on the CPU."""
     import mlx.core as mx
 
@@ -148,8 +186,8 @@ def _mlx_model(trained: TrainedModel) -> Any:
     return model
 
 
-def _fused_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
-    """With the adapters added to its weights, and those in `types` rounded to the type named there."""
+def _merged_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
+    """Return the model with the adapters added to its weights, and those in `types` rounded to the type named there."""
     import torch
 
     from trainctl.trainer.backends import torch_quantized
@@ -166,29 +204,38 @@ def _fused_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
     return model
 
 
-def _rounded_mlx_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
-    """With the weights in `types` rounded to the type named there."""
+def _merged_mlx_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
+    """As `_merged_torch_model`, of a base that isn't quantized."""
     import mlx.core as mx
 
-    from trainctl.trainer.backends.mlx_model import flat
+    from trainctl.trainer.backends.mlx_model import flat, read_model
 
-    model = _mlx_model(trained)
-    found = ((name, array) for name, array in flat(model.parameters()) if name in types)
-    model.load_weights(
-        [(name, array.astype(getattr(mx, types[name])).astype(mx.float32)) for name, array in found], strict=False
-    )
+    model = read_model(trained.model, _WHERE, _LENGTH)
+    values = float32_file(trained.weights) if trained.lora is not None else {}
+    weights = []
+    for name, array in flat(model.parameters()):
+        change = change_of(name, trained.lora, values)
+        whole = array.astype(mx.float32) if change is None else array.astype(mx.float32) + mx.array(change)
+        weights.append((name, whole.astype(getattr(mx, types.get(name, "float32"))).astype(mx.float32)))
+    model.load_weights(weights)
     return model
 
 
-def _rounded(folder: Path) -> dict[str, str]:
-    """The type of each weight of 16 bits in a directory, by the weight's name."""
-    return {name: _ROUNDED[it.dtype] for name, it in stored_tensors(folder).items() if it.dtype in _ROUNDED}
+def _types_of_16_bits(trained: TrainedModel, folder: Path) -> dict[str, str]:
+    """Return the types of those weights of 16 bits in a directory, by the name that the run's backend has for what is
+    stored in them."""
+    found = {name: _ROUNDED[it.dtype] for name, it in stored_tensors(folder).items() if it.dtype in _ROUNDED}
+    if trained.backend == "mlx" or not found:
+        return found
+    from trainctl.trainer.backends.torch_model import held_names
+
+    names = held_names(trained.model, _WHERE)
+    return {names.get(name, name): kind for name, kind in found.items()}
 
 
-def _dequantized_model(trained: TrainedModel, folder: Path) -> Any:
-    from trainctl.trainer.backends.mlx_model import read_model
-
-    model = read_model(trained.model, _WHERE, _LENGTH)
+def _with_values_of(unpacked: Path, folder: Path) -> Any:
+    """Return mlx-lm's model of a whole directory, with the values that the quantized one in `folder` stands for."""
+    model = _by_mlx(unpacked)
     model.load_weights([*dequantized_weights(folder).items()])
     return model
 
@@ -203,7 +250,8 @@ def _by_peft(folder: Path) -> Any:
     task = read_object(folder / "adapter_config.json", "adapter configuration")["task_type"]
     by_task = {"CAUSAL_LM": peft.AutoPeftModelForCausalLM, "SEQ_2_SEQ_LM": peft.AutoPeftModelForSeq2SeqLM}
     loader: Any = by_task[task]
-    return loader.from_pretrained(str(folder), dtype=torch.float32)
+    with _opening("peft"):
+        return loader.from_pretrained(str(folder), dtype=torch.float32)
 
 
 def _by_transformers(folder: Path) -> Any:
@@ -212,23 +260,26 @@ def _by_transformers(folder: Path) -> Any:
 
     encodes = model_config(folder).get("is_encoder_decoder")
     loader: Any = transformers.AutoModelForSeq2SeqLM if encodes else transformers.AutoModelForCausalLM
-    return loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    with _opening("transformers"):
+        return loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
 
 
-def _by_mlx(folder: Path, trained: TrainedModel | None) -> Any:
-    """The model in `folder`; with `trained`, if that has adapters, they are in `folder` and its base beside them."""
+def _by_mlx(folder: Path, base: Path | None = None) -> Any:
+    """Return the whole model in `folder`, or the adapters there on their own base, if there is one, or on `base`."""
     from mlx_lm import utils
 
-    lora: Lora | None = trained.lora if trained is not None else None
-    own = folder / OWN_BASE
-    base = own if own.exists() else trained.model if trained is not None else folder
-    model, _ = utils.load_model(folder if lora is None else base)
-    return model if lora is None else utils.load_adapters(model, str(folder))
+    adapted, own = (folder / "adapter_config.json").exists(), folder / OWN_BASE
+    with _opening("mlx-lm"):
+        model, _ = utils.load_model(own if own.exists() else base if adapted and base is not None else folder)
+        return utils.load_adapters(model, str(folder)) if adapted else model
 
 
-def _check_torch_installed(form: Form) -> None:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    needed = ("torch", "transformers", *(("peft",) if form == "peft" else ()))
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InvalidInputError(_WHERE, f"a comparison of {form} needs {missing[0]}; {installing('torch')}")
+@contextmanager
+def _opening(library: str) -> Iterator[None]:
+    """Raises RefusedError for what a library raises on an export."""
+    try:
+        yield
+    except (*_LOAD_ERRORS, SystemExit) as error:  # mlx-lm exits if a module of a family needs another package
+        raise RefusedError(
+            f"verification failed: {library} can't open the export: {first_line(error)}; nothing was written"
+        ) from None
