@@ -1,6 +1,8 @@
 """LoRA on torch, by peft."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ def attach(model: torch.nn.Module, lora: Lora) -> torch.nn.Module:
         target_modules=[*lora.layers],
     )  # fmt: skip
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_family(model):
             warnings.simplefilter("ignore")
             adapted: torch.nn.Module = get_peft_model(model, config, adapter_name=_NAME)
     except ValueError as error:
@@ -48,6 +50,16 @@ def attach(model: torch.nn.Module, lora: Lora) -> torch.nn.Module:
             drops: Any = adapted.get_submodule(f"base_model.model.{layer}").lora_dropout
             drops[_NAME] = _Dropout(lora, place, width)
     return adapted
+
+
+@contextmanager
+def _without_family(model: Any) -> Iterator[None]:
+    """Keep peft from taking layers beside experts for theirs, as it does for names of its mixtures' old layouts."""
+    model.config.model_type = ""  # of the instance, before the class's own
+    try:
+        yield
+    finally:
+        del model.config.model_type
 
 
 class _Dropout(torch.nn.Module):

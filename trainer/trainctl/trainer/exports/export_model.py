@@ -73,9 +73,8 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
         made["bytes"] = sum(path.stat().st_size for path in work.rglob("*") if path.is_file() and not path.is_symlink())
         made["dtype"] = kept
         made["not_verified"] = why or None
-        made["difference"] = compared.difference if compared else None
-        made["tolerance"] = compared.tolerance if compared else None
-        made["rounding"] = compared.rounding if compared else None
+        for name in ("difference", "tolerance", "rounding", "library"):
+            made[name] = getattr(compared, name, None)
 
     make_folder(folder, write)
     return made | _advice(trained.config, form, folder, stored)

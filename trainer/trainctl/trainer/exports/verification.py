@@ -4,7 +4,8 @@ backend that trained it computes from the checkpoint.
 Both compute in float32 on the CPU, so that the difference is that of the weights and of what the library reads. Where
 the export has weights of 16 bits, it is compared with the model after its weights were rounded likewise; what rounding
 itself changes is reported beside it. A quantized export is compared with the values that it stands for, and the whole
-model that it was made from with the checkpoint. Tolerances are relative to the largest logit where that is above 1.
+model that it was made from with the checkpoint. Two libraries add in different orders, and deep models amplify that: so
+the tolerance is a multiple of what a change of the lowest bits makes of the reference.
 """
 
 import importlib.util
@@ -12,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +36,9 @@ from trainctl.trainer.exports.trained_model import TrainedModel
 Form = Literal["peft", "mlx", "fused", "mlx-4bit"]
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.int64]
-_TOLERANCE, _TOLERANCE_OF_LIBRARIES = 1e-5, 1e-4
+_LEAST_ALLOWED, _MOST_ALLOWED, _TIMES_NOISE = 1e-5, 1e-3, 20
+"""Differences, relative to the largest logit where that is above 1; and how many times the model's own noise."""
+_LOWEST_BIT = 1
 _ROUNDED = {"F16": "float16", "BF16": "bfloat16"}
 """Types of 16 bits by their names in safetensors files."""
 _ROWS, _LENGTH = 2, 32
@@ -44,12 +48,22 @@ _WHERE = "verification"
 
 
 @dataclass(frozen=True)
+class Reference:
+    """What the model that was trained makes of some tokens."""
+
+    tokens: Tokens
+    logits: Logits
+    noise: float  # by which they change if the inputs of linear layers are moved by one unit in their last place
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Of two models' logits."""
 
     difference: float  # largest
     tolerance: float
     rounding: float | None = None  # largest difference from the model before rounding; None: nothing was rounded
+    library: float | None = None  # by which the library's own logits differ, of a family that it computes otherwise
 
     @property
     def agrees(self) -> bool:
@@ -71,54 +85,63 @@ def unverifiable(backend: BackendName, form: Form) -> str:
 def verify_export(trained: TrainedModel, form: Form, folder: Path, unpacked: Path | None = None) -> Comparison:
     """Compare the export in `folder`, as its library loads it, with the checkpoint as the run's own backend does.
     `unpacked`: the whole model that a quantized export was made from. Models are loaded one after another. Raises
-    InvalidInputError if one of them can't be."""
+    InvalidInputError if the checkpoint can't be, and RefusedError if the export can't."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     tokens = probe_tokens(vocabulary_size(trained.model) or 2)
+    expected = _mlx_reference(trained, tokens) if trained.backend == "mlx" else _torch_reference(trained, tokens)
     types = _types_of_16_bits(trained, unpacked or folder)
-    is_mlx = trained.backend == "mlx"
-    expected = mlx_logits(_mlx_model(trained), tokens) if is_mlx else torch_logits(_torch_model(trained), tokens)
     if unpacked is None:
-        return _verified_whole(trained, form, folder, tokens, types, expected)
-    whole = _verified_whole(trained, "mlx", unpacked, tokens, types, expected)
+        return _verified_whole(trained, form, folder, types, expected)
+    whole = _verified_whole(trained, "mlx", unpacked, types, expected)
     if not whole.agrees:
         return whole
-    return compare(mlx_logits(_with_values_of(unpacked, folder), tokens), mlx_logits(_by_mlx(folder), tokens))
+    values = mlx_logits(_with_values_of(unpacked, folder), tokens)
+    packed = compare(replace(expected, logits=values), mlx_logits(_by_mlx(folder), tokens))
+    return replace(packed, library=whole.library)
 
 
 def _verified_whole(
-    trained: TrainedModel, form: Form, folder: Path, tokens: Tokens, types: Mapping[str, str], expected: Logits
+    trained: TrainedModel, form: Form, folder: Path, types: Mapping[str, str], expected: Reference
 ) -> Comparison:
     """Compare an export that isn't quantized. Where it has weights of 16 bits, the model with its own weights rounded
     likewise is the one to agree with."""
-    by_mlx = form == "mlx"
-    if by_mlx:
-        found = mlx_logits(_by_mlx(folder, trained.model), tokens)
+    tokens, library = expected.tokens, None
+    if form == "mlx":
+        found, library = _mlx_export_logits(folder, trained.model, tokens)
     else:
         found = torch_logits(_by_peft(folder) if form == "peft" else _by_transformers(folder), tokens)
     if not types:
-        return compare(expected, found, crosses=by_mlx != (trained.backend == "mlx"))
-
-    in_mlx = trained.backend == "mlx" and (by_mlx or trained.lora is None)  # which can't unpack a quantized base
+        return replace(compare(expected, found), library=library)
+    # MLX's adapters can't be added to a quantized base, of which only torch unpacks all layers.
+    in_mlx = trained.backend == "mlx" and (form == "mlx" or trained.lora is None)
 
     def merged(types: Mapping[str, str]) -> Logits:
         if in_mlx:
             return mlx_logits(_merged_mlx_model(trained, types), tokens)
         return torch_logits(_merged_torch_model(trained, types), tokens)
 
-    rounded = compare(merged(types), found, unrounded=expected, crosses=by_mlx != in_mlx)
-    if trained.lora is None:
-        return rounded
-    whole = compare(expected, merged({}), crosses=in_mlx != (trained.backend == "mlx"))  # what adding adapters changed
-    return rounded if whole.agrees else replace(whole, rounding=rounded.rounding)
+    rounding = _difference(expected.logits, found)
+    rounded = compare(replace(expected, logits=merged(types)), found)
+    whole = rounded if trained.lora is None else compare(expected, merged({}))  # what adding the adapters changed
+    return replace(rounded if whole.agrees else whole, rounding=rounding, library=library)
 
 
-def compare(expected: Logits, found: Logits, *, unrounded: Logits | None = None, crosses: bool = False) -> Comparison:
-    """Return the largest difference; not a number counts as infinite. `unrounded`: logits of the model before its
-    weights were rounded. `crosses`: two libraries computed them, whose sums run in different orders."""
-    rounding = None if unrounded is None else _difference(unrounded, found)
-    scale = max(1.0, float(np.max(np.abs(expected))))
-    tolerance = _TOLERANCE_OF_LIBRARIES if crosses else _TOLERANCE
-    return Comparison(_difference(expected, found), tolerance * scale, rounding)
+def _mlx_export_logits(folder: Path, base: Path, tokens: Tokens) -> tuple[Logits, float | None]:
+    """Return the logits of an export in mlx-lm, computed as transformers does where mlx-lm does otherwise; and how
+    much its own differ from them, if they do."""
+    from trainctl.trainer.backends.mlx_model import put_right
+
+    model = _by_mlx(folder, base)
+    plain = mlx_logits(model, tokens)
+    found = mlx_logits(put_right(model, model_config(_mlx_base(folder, base))), tokens)
+    return found, _difference(plain, found) or None
+
+
+def compare(expected: Reference, found: Logits) -> Comparison:
+    """Return the largest difference, and the largest that rounding explains; not a number counts as infinite."""
+    scale = max(1.0, float(np.max(np.abs(expected.logits))))
+    allowed = min(max(_LEAST_ALLOWED * scale, _TIMES_NOISE * expected.noise), _MOST_ALLOWED * scale)
+    return Comparison(_difference(expected.logits, found), allowed)
 
 
 def _difference(one: Logits, other: Logits) -> float:
@@ -154,6 +177,24 @@ def mlx_logits(model: Any, tokens: Tokens) -> Logits:
 
 
 # ---------------------------------------------------------------- by our own backend
+
+
+def _torch_reference(trained: TrainedModel, tokens: Tokens) -> Reference:
+    from trainctl.trainer.backends.torch_probe import probing
+
+    model = _torch_model(trained).eval()
+    logits = torch_logits(model, tokens)
+    with probing(model, _LOWEST_BIT):
+        return Reference(tokens, logits, _difference(logits, torch_logits(model, tokens)))
+
+
+def _mlx_reference(trained: TrainedModel, tokens: Tokens) -> Reference:
+    from trainctl.trainer.backends.mlx_probe import probing
+
+    model = _mlx_model(trained)
+    logits = mlx_logits(model, tokens)
+    with probing(model, _LOWEST_BIT):
+        return Reference(tokens, logits, _difference(logits, mlx_logits(model, tokens)))
 
 
 def _torch_model(trained: TrainedModel) -> Any:
@@ -196,7 +237,7 @@ def _merged_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
     model = torch_quantized.whole(read_model(trained.model, _WHERE))
     values = float32_file(trained.weights) if trained.lora is not None else {}
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in chain(model.named_parameters(), model.named_buffers()):
             if (change := change_of(name, trained.lora, values)) is not None:
                 parameter.add_(torch.from_numpy(change))
             if name in types:
@@ -268,10 +309,15 @@ def _by_mlx(folder: Path, base: Path | None = None) -> Any:
     """Return the whole model in `folder`, or the adapters there on their own base, if there is one, or on `base`."""
     from mlx_lm import utils
 
-    adapted, own = (folder / "adapter_config.json").exists(), folder / OWN_BASE
     with _opening("mlx-lm"):
-        model, _ = utils.load_model(own if own.exists() else base if adapted and base is not None else folder)
-        return utils.load_adapters(model, str(folder)) if adapted else model
+        model, _ = utils.load_model(_mlx_base(folder, base))
+        return utils.load_adapters(model, str(folder)) if (folder / "adapter_config.json").exists() else model
+
+
+def _mlx_base(folder: Path, base: Path | None) -> Path:
+    if base is None or not (folder / "adapter_config.json").exists():
+        return folder
+    return own if (own := folder / OWN_BASE).exists() else base
 
 
 @contextmanager

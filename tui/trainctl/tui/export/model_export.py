@@ -43,6 +43,8 @@ def description(made: dict[str, Any]) -> str:
         lines.append(
             f"rounded to {made['dtype']}: logits differ from those of the trained model by {made['rounding']:.1e}"
         )
+    if made["library"] is not None:
+        lines.append(f"mlx-lm computes this family unlike transformers: its logits differ by {made['library']:.1e}")
     if made["warning"]:
         lines.append(f"warning: {made['warning']}")
     lines += ["to load it:", *(f"    {line}" for line in made["load"])]
