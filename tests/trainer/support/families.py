@@ -127,7 +127,6 @@ MIXTURES = {
     "qwen2_moe": theta("qwen2_moe", 1e6, num_experts=4, shared_expert_intermediate_size=40, **ROUTED),
     "qwen3_moe": theta("qwen3_moe", 1e6, num_experts=4, head_dim=16, **ROUTED),
     "olmoe": theta("olmoe", 1e4, num_experts=4, num_experts_per_tok=2),
-    "phimoe": theta("phimoe", 1e4, num_local_experts=4, num_experts_per_tok=2),
     "granitemoe": theta("granitemoe", 1e4, num_local_experts=4, num_experts_per_tok=2),
     "deepseek_v2": theta("deepseek_v2", 1e4, **GROUPED, **LATENT),
     "deepseek_v3": theta("deepseek_v3", 1e4, **GROUPED, **LATENT),

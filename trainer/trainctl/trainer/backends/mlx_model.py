@@ -115,7 +115,7 @@ def put_right(model: Any, config: dict[str, Any]) -> Any:
     family = config.get("model_type", "")
     if keys := _CONSTANTS.get(family):
         model.freeze(keys=keys)
-    if family == "gemma" or (family == "starcoder2" and _activation(config) == _TANH_GELU):
+    if _has_tanh_gelu(config):
         for layer in model.layers:
             kind: Any = type(layer.mlp)
             layer.mlp.__class__ = _tanh_mlp(kind)
@@ -130,8 +130,14 @@ def put_right(model: Any, config: dict[str, Any]) -> Any:
     return model
 
 
-def _activation(config: dict[str, Any]) -> str:
-    return str(config.get("hidden_act", _TANH_GELU))
+def is_put_right(config: dict[str, Any]) -> bool:
+    """Return whether mlx-lm itself computes the family of a config.json unlike transformers."""
+    return _has_tanh_gelu(config) or config.get("model_type") in _SCALED_EMBEDDINGS
+
+
+def _has_tanh_gelu(config: dict[str, Any]) -> bool:
+    family, activation = config.get("model_type"), config.get("hidden_act", _TANH_GELU)
+    return family == "gemma" or (family == "starcoder2" and activation == _TANH_GELU)
 
 
 @functools.cache

@@ -10,8 +10,7 @@ the tolerance is a multiple of what a change of the lowest bits makes of the ref
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -21,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.model_facts import stored_tensors
-from trainctl.protocol.errors import RefusedError, installing
+from trainctl.protocol.errors import installing
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.backends.base import BackendName
-from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, read_object, vocabulary_size
 from trainctl.trainer.data.permutation import mix
 from trainctl.trainer.exports.adapter_files import OWN_BASE
+from trainctl.trainer.exports.answers import opened_by
 from trainctl.trainer.exports.fused import change_of
 from trainctl.trainer.exports.quantized import dequantized_weights
 from trainctl.trainer.exports.result_files import float32_file
@@ -43,7 +42,6 @@ _ROUNDED = {"F16": "float16", "BF16": "bfloat16"}
 """Types of 16 bits by their names in safetensors files."""
 _ROWS, _LENGTH = 2, 32
 """Of the tokens that both are given."""
-_LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError)
 _WHERE = "verification"
 
 
@@ -129,11 +127,13 @@ def _verified_whole(
 def _mlx_export_logits(folder: Path, base: Path, tokens: Tokens) -> tuple[Logits, float | None]:
     """Return the logits of an export in mlx-lm, computed as transformers does where mlx-lm does otherwise; and how
     much its own differ from them, if they do."""
-    from trainctl.trainer.backends.mlx_model import put_right
+    from trainctl.trainer.backends.mlx_model import is_put_right, put_right
 
-    model = _by_mlx(folder, base)
+    model, config = _by_mlx(folder, base), model_config(_mlx_base(folder, base))
     plain = mlx_logits(model, tokens)
-    found = mlx_logits(put_right(model, model_config(_mlx_base(folder, base))), tokens)
+    if not is_put_right(config):
+        return plain, None
+    found = mlx_logits(put_right(model, config), tokens)
     return found, _difference(plain, found) or None
 
 
@@ -291,7 +291,7 @@ def _by_peft(folder: Path) -> Any:
     task = read_object(folder / "adapter_config.json", "adapter configuration")["task_type"]
     by_task = {"CAUSAL_LM": peft.AutoPeftModelForCausalLM, "SEQ_2_SEQ_LM": peft.AutoPeftModelForSeq2SeqLM}
     loader: Any = by_task[task]
-    with _opening("peft"):
+    with opened_by("peft"):
         return loader.from_pretrained(str(folder), dtype=torch.float32)
 
 
@@ -301,7 +301,7 @@ def _by_transformers(folder: Path) -> Any:
 
     encodes = model_config(folder).get("is_encoder_decoder")
     loader: Any = transformers.AutoModelForSeq2SeqLM if encodes else transformers.AutoModelForCausalLM
-    with _opening("transformers"):
+    with opened_by("transformers"):
         return loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
 
 
@@ -309,7 +309,7 @@ def _by_mlx(folder: Path, base: Path | None = None) -> Any:
     """Return the whole model in `folder`, or the adapters there on their own base, if there is one, or on `base`."""
     from mlx_lm import utils
 
-    with _opening("mlx-lm"):
+    with opened_by("mlx-lm"):
         model, _ = utils.load_model(_mlx_base(folder, base))
         return utils.load_adapters(model, str(folder)) if (folder / "adapter_config.json").exists() else model
 
@@ -318,14 +318,3 @@ def _mlx_base(folder: Path, base: Path | None) -> Path:
     if base is None or not (folder / "adapter_config.json").exists():
         return folder
     return own if (own := folder / OWN_BASE).exists() else base
-
-
-@contextmanager
-def _opening(library: str) -> Iterator[None]:
-    """Raises RefusedError for what a library raises on an export."""
-    try:
-        yield
-    except (*_LOAD_ERRORS, SystemExit) as error:  # mlx-lm exits if a module of a family needs another package
-        raise RefusedError(
-            f"verification failed: {library} can't open the export: {first_line(error)}; nothing was written"
-        ) from None
