@@ -48,10 +48,12 @@ UNLIKE_IN_MLX = ("gemma", "starcoder2")
 
 @pytest.fixture
 def trained(family, tmp_path):
-    def train(name: str, library: str, adapter: str, **changes: Any) -> TrainedRun:
+    def train(
+        name: str, library: str, kind: str, *, adapter: dict[str, Any] | None = None, **changes: Any
+    ) -> TrainedRun:
         rows = write_rows(tmp_path / "samples.jsonl", learnable_samples())
         data = {"path": str(rows), "kind": "samples", "sequence_length": 20, "tokenizer": "bytes"}
-        return TrainedRun(tmp_path / "run-1", family(name, **changes), library, ADAPTERS[adapter], data=data)
+        return TrainedRun(tmp_path / "run-1", family(name, **changes), library, adapter or ADAPTERS[kind], data=data)
 
     return train
 
@@ -163,3 +165,29 @@ def test_an_export_that_its_library_cannot_open_is_refused(trained, tmp_path):
     (tmp_path / "out" / "config.json").write_text(json.dumps(config), "utf-8")
     with pytest.raises(RefusedError, match="transformers can't open this model: "):
         verification.verify_export(opened, "fused", tmp_path / "out")
+
+
+@pytest.mark.tier("all")
+def test_experts_in_4_bits_stand_for_the_trained_ones(trained, tmp_path):
+    run = trained("mixtral", "torch", "full", hidden_size=64, intermediate_size=64)
+    made = export(run, "mlx-4bit", tmp_path / "out")
+    assert made["status"] == 0 and made["difference"] <= made["tolerance"], made
+    experts = [tensor for name, tensor in stored_tensors(tmp_path / "out").items() if "switch_mlp" in name]
+    assert experts and {tensor.dtype for tensor in experts if len(tensor.shape) == 3} == {"U32", "F32"}
+    assert ALLOWED < difference(by_mlx(tmp_path / "out", run), run) < 3.0, "of quantization"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_adapters_of_layers_beside_experts_are_open_to_peft(family, trained, tmp_path, dropout):
+    """peft takes `gate_proj` and the like for the experts' own, which transformers has stacked."""
+    from peft import AutoPeftModelForCausalLM
+
+    run = trained("dots1", "torch", "lora", adapter={**LORA, "dropout": dropout})
+    made = export(run, "peft", tmp_path / "out")
+    assert made["status"] == 0 and made["difference"] <= made["tolerance"], made
+    opened: Any = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
+    adapted = {name for name, _ in opened.named_parameters() if ".lora_A." in name}
+    assert not [name for name in adapted if ".experts." in name or ".gate." in name]
+    assert {name.split(".lora_A.")[0].rpartition(".")[2] for name in adapted} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+    }  # fmt: skip
