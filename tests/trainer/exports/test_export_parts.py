@@ -24,7 +24,7 @@ from trainctl.trainer.exports.data_files import read_data_files
 from trainctl.trainer.exports.history import read_history
 from trainctl.trainer.exports.model_card import base_name
 from trainctl.trainer.exports.origin import ORIGIN_FILE, original_of, write_origin
-from trainctl.trainer.exports.verification import compare
+from trainctl.trainer.exports.verification import Reference, compare
 
 NAN = float("nan")
 
@@ -64,14 +64,18 @@ def test_a_base_in_the_cache_has_its_name_on_the_hub(path, name):
     assert base_name(Path(path)) == name
 
 
-def test_logits_agree_within_a_tolerance_that_grows_with_them():
-    logits = np.full((1, 2, 3), 0.5, np.float32)
-    assert compare(logits, logits + np.float32(8e-6)).agrees
-    assert not compare(logits, logits + np.float32(3e-5)).agrees
-    assert compare(logits * 40, logits * 40 + np.float32(1e-4)).agrees
-    assert not compare(logits, logits * np.float32(NAN)).agrees
-    rounded = compare(logits, logits, unrounded=logits + 1)
-    assert (rounded.agrees, rounded.rounding) == (True, 1.0), "rounding is reported, and no error"
+def test_logits_agree_within_a_tolerance_that_grows_with_them_and_with_the_model_s_noise():
+    logits, tokens = np.full((1, 2, 3), 0.5, np.float32), np.zeros((1, 2), np.int64)
+
+    def agrees(by, *, times=1, noise=0.0):
+        expected = logits * np.float32(times)
+        return compare(Reference(tokens, expected, noise), expected + np.float32(by)).agrees
+
+    assert agrees(8e-6) and not agrees(3e-5)
+    assert agrees(1e-4, times=40)
+    assert agrees(3e-5, noise=2e-6) and not agrees(5e-5, noise=2e-6)
+    assert agrees(8e-4, noise=1.0) and not agrees(2e-3, noise=1.0), "no noise excuses everything"
+    assert not agrees(NAN)
 
 
 def test_a_curve_begins_at_step_1():

@@ -116,6 +116,38 @@ FAMILIES = {
     "starcoder2": theta("starcoder2", 1e5),
 }  # fmt: skip
 """By a name of the test's."""
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+GROUPED = {**ROUTED, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+LATENT = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+MIXTURES = {
+    "mixtral": theta("mixtral", 1e6, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": theta("qwen2_moe", 1e6, num_experts=4, shared_expert_intermediate_size=40, **ROUTED),
+    "qwen3_moe": theta("qwen3_moe", 1e6, num_experts=4, head_dim=16, **ROUTED),
+    "olmoe": theta("olmoe", 1e4, num_experts=4, num_experts_per_tok=2),
+    "granitemoe": theta("granitemoe", 1e4, num_local_experts=4, num_experts_per_tok=2),
+    "deepseek_v2": theta("deepseek_v2", 1e4, **GROUPED, **LATENT),
+    "deepseek_v3": theta("deepseek_v3", 1e4, **GROUPED, **LATENT),
+    "glm4_moe": partial("glm4_moe", 1e4, 0.5, head_dim=16, **GROUPED),
+    "dots1": theta("dots1", 1e4, head_dim=16, n_shared_experts=1, **GROUPED),
+    "ernie4_5_moe": theta("ernie4_5_moe", 1e4, moe_num_experts=4, moe_k=2, moe_intermediate_size=48, head_dim=16),
+    "hunyuan_v1_moe": theta("hunyuan_v1_moe", 1e4, num_experts=4, moe_topk=2, head_dim=16),
+    "gpt_oss": theta("gpt_oss", 1e4, num_local_experts=4, num_experts_per_tok=2, head_dim=16),
+    "jamba": theta(
+        "jamba",
+        1e4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        attn_layer_period=1,
+        attn_layer_offset=0,
+        expert_layer_period=1,
+        expert_layer_offset=0,
+        use_mamba_kernels=False,
+    ),
+}
+"""Mixtures of experts, which only torch trains, by a name of the test's."""
 IN_MAKE_TEST, IN_TEST_ALL = ("llama3", "phi3-longrope", "gemma3"), ("mistral", "qwen2", "qwen3", "smollm3", "gemma2")
 TIERS = dict.fromkeys(FAMILIES, "soak") | dict.fromkeys(IN_TEST_ALL, "all") | dict.fromkeys(IN_MAKE_TEST, "test")
 EACH = [pytest.param(name, marks=pytest.mark.tier(tier)) for name, tier in TIERS.items()]
@@ -129,7 +161,7 @@ def save(name: str, folder: Path, **changes: Any) -> Path:
 
     torch.manual_seed(11)
     loader: Any = transformers.AutoModelForCausalLM
-    model = loader.from_config(FAMILIES[name].config(**changes), dtype=torch.float32)
+    model = loader.from_config({**FAMILIES, **MIXTURES}[name].config(**changes), dtype=torch.float32)
     for constant, values in model.named_buffers():
         if constant.endswith("layer_scalar"):
             values.fill_(0.7)

@@ -33,10 +33,11 @@ class TrainedRun:
         self, directory: Path, model: Path, backend: str, adapter: Mapping[str, Any], *, steps: int = 4,
         saved: Sequence[int] = (4,), held_out: Mapping[int, float] | None = None,
         checkpoint: Mapping[str, Any] | None = None, objective: str = "auto",
+        data: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.paths = RunPaths(directory)
         directory.mkdir(parents=True)
-        config = _config(directory, model, backend, adapter, steps, checkpoint or {"keep_last": 4}, objective)
+        config = _config(directory, model, backend, adapter, steps, checkpoint or {"keep_last": 4}, objective, data)
         self.paths.run_file.write_text(tomli_w.dumps(run_file.to_dict(config)), "utf-8")
         self._dataset = open_dataset(config, directory / "data", "run.toml")
         self._backend = load(config, config.nodes["here"], "run.toml")
@@ -76,11 +77,14 @@ def _config(
     steps: int,
     checkpoint: Mapping[str, Any],
     objective: str,
+    data: Mapping[str, Any] | None,
 ) -> run_tables.RunFile:
-    rows = write_rows(directory.with_name("rows.jsonl"), questions(60))
+    if data is None:
+        rows = write_rows(directory.with_name("rows.jsonl"), questions(60))
+        data = {"path": str(rows), "kind": "rows", "sequence_length": 64}
     raw = {
         "run": {"name": "small", "steps": steps, "seed": 3}, "model": {"path": str(model)},
-        "data": {"path": str(rows), "kind": "rows", "sequence_length": 64, "held_out": 0.05},
+        "data": {**data, "held_out": 0.05},
         "batch": {"global": G, "micro": 4}, "optimizer": {"learning_rate": RATE}, "adapter": dict(adapter),
         "checkpoint": dict(checkpoint), "objective": {"kind": objective},
         "nodes": {"here": {"backend": backend, "device": "cpu", "threads": 1}},

@@ -5,8 +5,9 @@ same table.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trainctl.protocol.config.model_facts import context_limit
 from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName
@@ -64,6 +65,7 @@ def check_objective(model: Path, objective: ObjectiveName, length: int, where: s
         return
     if not isinstance(config, dict):
         return
+    _check_router_loss(model, config, where)
     family, encodes = config.get("model_type", "unknown"), bool(config.get("is_encoder_decoder"))
     wanted = OBJECTIVES[objective].encodes_prompts
     if encodes and not wanted:
@@ -76,6 +78,16 @@ def check_objective(model: Path, objective: ObjectiveName, length: int, where: s
     if encodes and positions is not None and length > positions:
         problem = f"{length:,} is above the {positions:,} positions that {family} has: set at most {positions:,}"
         raise InvalidInputError(f"{where}: data.sequence_length", problem)
+
+
+def _check_router_loss(model: Path, config: Mapping[str, Any], where: str) -> None:
+    """Refuse a mixture of experts to whose loss transformers adds one that balances its router. It is a product of
+    means over all tokens of a batch, so its value would depend on micro-batches and ranks."""
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    if text.get("output_router_logits") is True and (weight := text.get("router_aux_loss_coef", 1)):
+        adds = f"adds a loss of the router (router_aux_loss_coef {weight}), which is no sum over tokens"
+        problem = f"{model / 'config.json'} {adds}: set output_router_logits to false there"
+        raise InvalidInputError(f"{where}: model.path", problem)
 
 
 def untested(family: str) -> str | None:

@@ -11,8 +11,15 @@ from trainctl.protocol.config.run_tables import RunFile
 
 def fit_warnings(config: RunFile, facts: ModelFacts, where: str) -> tuple[str, ...]:
     """One line each. Raises InvalidInputError for adapters of layers that the model doesn't have."""
-    found = (families.untested(facts.family), _length(config, facts), _rank(config, facts, where), _divergence(config))
-    return tuple(line for line in (*found, *_variables(config)) if line)
+    found = (
+        families.untested(facts.family),
+        _length(config, facts),
+        _rank(config, facts, where),
+        _mixture(config, facts, where),
+        _divergence(config),
+        *_variables(config),
+    )
+    return tuple(line for line in found if line)
 
 
 def _length(config: RunFile, facts: ModelFacts) -> str:
@@ -35,6 +42,22 @@ def _rank(config: RunFile, facts: ModelFacts, where: str) -> str:
         return ""
     what = f"the smaller dimension of {layer.rpartition('.')[2]}, {smallest}"
     return f"adapter.rank {config.adapter.rank} is not below {what}: lower adapter.rank"
+
+
+def _mixture(config: RunFile, facts: ModelFacts, where: str) -> str:
+    """Say which parts of a mixture of experts are trained, and that nothing balances its router."""
+    if config.adapter.kind == "full":
+        weight = f"router_aux_loss_coef {facts.router_loss:g} of config.json"
+        unused = "without output_router_logits, as in transformers"
+        return f"{weight} has no effect {unused}: the loss is that of the tokens alone" if facts.router_loss else ""
+    adapted = adapted_layers(config.adapter, facts.shapes, where)
+    if not adapted.left_out:
+        return ""
+    trained = ", ".join(sorted({layer.rpartition(".")[2] for layer in adapted.shapes}))
+    return (
+        f"the {' and '.join(adapted.left_out)} aren't trained, because adapters can't be attached to them; "
+        f'{trained} are ({len(adapted.shapes):,} layers). adapter.kind = "full" trains all weights'
+    )
 
 
 def _divergence(config: RunFile) -> str:

@@ -45,6 +45,7 @@ class ModelFacts(NamedTuple):
     positions: int | None = None  # longest sequence that it was made for, where it says so
     quantized: Mapping[str, int] = {}  # bytes of each weight that is stored packed
     crossing: int = 0  # layers that also attend to an encoder's states
+    router_loss: float = 0.0  # weight of a mixture's balancing loss by its configuration
 
 
 def read_facts(model: Path, where: str) -> ModelFacts | None:
@@ -72,7 +73,11 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
     width, layers, heads, vocabulary = sizes
     family = str(whole.get("model_type", ""))
     quantized = quantization.quantized_bytes(stored)
-    return ModelFacts(family, shapes, width, intermediate, layers, heads, vocabulary, positions, quantized)
+    stated_weight = config.get("router_aux_loss_coef")
+    router_loss = float(stated_weight) if isinstance(stated_weight, int | float) else 0.0
+    return ModelFacts(
+        family, shapes, width, intermediate, layers, heads, vocabulary, positions, quantized, router_loss=router_loss
+    )
 
 
 def check_no_code(config: Mapping[str, Any], model: Path, where: str) -> None:

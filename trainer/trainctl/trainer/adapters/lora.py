@@ -27,6 +27,9 @@ from trainctl.trainer.common.model_files import stored_shapes
 from trainctl.trainer.data.permutation import mix, uniform
 
 _PREFIX = "base_model.model."
+_TAKEN_FOR_EXPERTS = (".gate_proj", ".up_proj", ".down_proj", ".w1", ".w2", ".w3")
+"""Names by which peft, in a mixture of experts, takes any layer for one of the experts' that transformers has stacked.
+Named as parameters, the layers get the same adapters, though peft has no dropout there."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Lora:
     layers: Mapping[str, tuple[int, int]]  # (out, in) of each adapted linear layer by its path in the model
     decoder_layers: int  # that the model has
     task: Literal["CAUSAL_LM", "SEQ_2_SEQ_LM"] = "CAUSAL_LM"  # by peft's names
+    beside_experts: bool = False  # whether the model is a mixture of experts
     token_keys: TokenKeys = field(default_factory=TokenKeys, compare=False)
 
     @property
@@ -63,12 +67,15 @@ class Lora:
         """adapter_config.json, with which peft opens the adapter on the model in `model`: by its id on the hub, if it
         came from there."""
         base = reference(model)
+        taken = {layer for layer in self.layers if self.beside_experts and layer.endswith(_TAKEN_FOR_EXPERTS)}
         return {
             "peft_type": "LORA", "task_type": self.task, "inference_mode": True,
             "base_model_name_or_path": base.name, "revision": base.revision,
             "r": self.table.rank, "lora_alpha": self.table.alpha, "use_rslora": self.table.kind == "rslora",
-            "lora_dropout": self.table.dropout, "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True,
-            "target_modules": sorted(self.layers),
+            "lora_dropout": 0.0 if taken else self.table.dropout,
+            "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True,
+            "target_modules": sorted(self.layers.keys() - taken),
+            **({"target_parameters": sorted(f"{layer}.weight" for layer in taken)} if taken else {}),
         }  # fmt: skip
 
 
@@ -91,4 +98,4 @@ def lora_of(table: AdapterTable, stored: Mapping[str, tuple[int, ...]], where: s
     """The adapters that `table` asks for in a model whose weights have the `stored` shapes. Raises InvalidInputError,
     blaming a field of `where`, for a layer that isn't there."""
     found = adapted_layers(table, stored, where)
-    return Lora(table, found.shapes, found.decoder_layers)
+    return Lora(table, found.shapes, found.decoder_layers, beside_experts=bool(found.left_out))

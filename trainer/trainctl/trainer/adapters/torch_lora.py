@@ -1,6 +1,8 @@
 """LoRA on torch, by peft."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ import torch
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.adapters import dropout
 from trainctl.trainer.adapters.lora import Lora
+from trainctl.trainer.common.errors import first_line
 
 _NAME = "default"
 """peft's name for the only adapter of a model."""
@@ -25,9 +28,13 @@ def attach(model: torch.nn.Module, lora: Lora) -> torch.nn.Module:
         use_rslora=table.kind == "rslora", lora_dropout=0.0,
         target_modules=[*lora.layers],
     )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        adapted: torch.nn.Module = get_peft_model(model, config, adapter_name=_NAME)
+    try:
+        with warnings.catch_warnings(), _without_family(model):
+            warnings.simplefilter("ignore")
+            adapted: torch.nn.Module = get_peft_model(model, config, adapter_name=_NAME)
+    except ValueError as error:
+        problem = f"peft can't attach adapters to all of these layers: {first_line(error)}; name others"
+        raise InvalidInputError("adapter.targets", problem) from None
     made = {stored_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     if wrong := sorted(made - lora.names):
         problem = (
@@ -35,11 +42,24 @@ def attach(model: torch.nn.Module, lora: Lora) -> torch.nn.Module:
             "model.path to that folder"
         )
         raise InvalidInputError("adapter.targets", problem)
+    if missing := sorted(lora.names - made):
+        problem = f"the files have {missing[0]!r}'s layer, but transformers has none of that name; leave it out"
+        raise InvalidInputError("adapter.targets", problem)
     if table.dropout:
         for place, (layer, (_, width)) in enumerate(sorted(lora.layers.items())):
             drops: Any = adapted.get_submodule(f"base_model.model.{layer}").lora_dropout
             drops[_NAME] = _Dropout(lora, place, width)
     return adapted
+
+
+@contextmanager
+def _without_family(model: Any) -> Iterator[None]:
+    """Keep peft from taking layers beside experts for theirs, as it does for names of its mixtures' old layouts."""
+    model.config.model_type = ""  # of the instance, before the class's own
+    try:
+        yield
+    finally:
+        del model.config.model_type
 
 
 class _Dropout(torch.nn.Module):

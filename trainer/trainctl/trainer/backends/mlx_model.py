@@ -55,7 +55,7 @@ def read_model(path: Path, where: str, longest: int, *, with_weights: bool = Tru
     except SystemExit:  # of a module whose own dependencies are missing
         problem = f"mlx-lm has no {config.get('model_type')} models here; train this architecture with torch"
         raise InvalidInputError(f"{where}: model.path", problem) from None
-    _put_right(model, config)
+    put_right(model, config)
     if not with_weights:
         return model
     stored = stored_tensors(path)
@@ -110,15 +110,16 @@ def _scaled(kind: Any) -> Any:
     return Scaled
 
 
-def _put_right(model: Any, config: dict[str, Any]) -> Any:
-    """The model as transformers computes it, its constants frozen, which torch ranks don't train either."""
-    if keys := _CONSTANTS.get(model.model_type):
+def put_right(model: Any, config: dict[str, Any]) -> Any:
+    """Return the model as transformers computes it, its constants frozen, which torch ranks don't train either."""
+    family = config.get("model_type", "")
+    if keys := _CONSTANTS.get(family):
         model.freeze(keys=keys)
-    if model.model_type == "gemma" or (model.model_type == "starcoder2" and _activation(config) == _TANH_GELU):
+    if _has_tanh_gelu(config):
         for layer in model.layers:
             kind: Any = type(layer.mlp)
             layer.mlp.__class__ = _tanh_mlp(kind)
-    if model.model_type in _SCALED_EMBEDDINGS:
+    if family in _SCALED_EMBEDDINGS:
         body, embeddings = model.model, model.model.embed_tokens
         kind = type(embeddings)
         embeddings.embedding_scale = body.args.hidden_size**0.5
@@ -129,8 +130,14 @@ def _put_right(model: Any, config: dict[str, Any]) -> Any:
     return model
 
 
-def _activation(config: dict[str, Any]) -> str:
-    return str(config.get("hidden_act", _TANH_GELU))
+def is_put_right(config: dict[str, Any]) -> bool:
+    """Return whether mlx-lm itself computes the family of a config.json unlike transformers."""
+    return _has_tanh_gelu(config) or config.get("model_type") in _SCALED_EMBEDDINGS
+
+
+def _has_tanh_gelu(config: dict[str, Any]) -> bool:
+    family, activation = config.get("model_type"), config.get("hidden_act", _TANH_GELU)
+    return family == "gemma" or (family == "starcoder2" and activation == _TANH_GELU)
 
 
 @functools.cache

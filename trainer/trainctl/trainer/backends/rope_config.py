@@ -28,7 +28,7 @@ def read(model: Path) -> Config:
     """config.json of a model directory with both layouts; a theta that it does not state is transformers' default.
     Raises InvalidInputError naming the file if it cannot be read, or if its two layouts contradict each other."""
     config = model_config(model)
-    config |= _full_attention_heads(config) | _own_head(config, model)
+    config |= _full_attention_heads(config) | _own_head(config, model) | _expert_count(config)
     return both_layouts(config, str(model / "config.json"), _transformers_rope)
 
 
@@ -92,6 +92,12 @@ def for_mlx(config: Config, longest: int) -> Config:
     ):
         return config
     return config | {"rope_scaling": scaling | {"long_factor": scaling["short_factor"]}}
+
+
+def _expert_count(config: Config) -> Config:
+    """Return the number of experts under the name that mlx-lm and transformers 4 read."""
+    renamed = config.get("model_type") == "qwen3_moe" and "num_local_experts" in config and "num_experts" not in config
+    return {"num_experts": config["num_local_experts"]} if renamed else {}
 
 
 def _own_head(config: Config, model: Path) -> Config:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ class Nf4(NamedTuple):
 
 
 log = logging.getLogger(__name__)
+_LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
 def read_model(
@@ -37,21 +38,13 @@ def read_model(
     in it is run. Without weights, it has transformers' first values. With `packing`, its linear layers are packed, but
     for the head. Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be read."""
     config = rope_config.read(path)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import_large("transformers.modeling_utils")
-    import transformers
+    _import_transformers()
     from safetensors import SafetensorError
 
     torch_masks.install()
-    notices: Any = transformers.utils.logging
-    notices.set_verbosity_error()
-    notices.disable_progress_bar()
     try:
         with only_the_model(path, config, with_weights=with_weights) as folder:
-            whole = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            loader: Any = (
-                transformers.AutoModelForSeq2SeqLM if whole.is_encoder_decoder else transformers.AutoModelForCausalLM
-            )
+            whole, loader = _architecture(folder)
             if rates := library_dropout.turn_off(whole):
                 log.warning("the model's own dropout is off (%s); [adapter] dropout is available", ", ".join(rates))
             if not with_weights:
@@ -63,7 +56,7 @@ def read_model(
                 folder, config=whole, dtype=dtype, local_files_only=True, use_safetensors=True,
                 output_loading_info=True, **(_packed_while_loading(packing, where) if packing else {}),
             )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+    except (*_LOAD_ERRORS, SafetensorError) as error:
         raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
     _check_complete(notes["missing_keys"], notes["unexpected_keys"], path, where)
     loaded: torch.nn.Module = model
@@ -71,6 +64,61 @@ def read_model(
         _release_files(loaded)
         _keep_trainable(loaded)
     return loaded
+
+
+def as_stored(tensors: Mapping[str, torch.Tensor], path: Path, where: str) -> dict[str, torch.Tensor]:
+    """Return weights of the model in a Hugging Face directory as `save_pretrained` would store them: transformers holds
+    those of some families under other names, and the experts of a layer as one tensor. Some may be views of the given
+    ones. Raises InvalidInputError."""
+    model = _empty_model(path, where)
+    from transformers.core_model_loading import revert_weight_conversion
+
+    try:
+        stored: dict[str, torch.Tensor] = revert_weight_conversion(model, dict(tensors))
+    except _LOAD_ERRORS as error:
+        problem = f"transformers cannot store weights of {path} as its family's files do: {first_line(error)}"
+        raise InvalidInputError(where, problem) from None
+    return stored
+
+
+def held_names(path: Path, where: str) -> dict[str, str]:
+    """Return the names under which transformers holds the weights of the model in a Hugging Face directory, by those
+    under which `save_pretrained` stores them. Raises InvalidInputError."""
+    held = _empty_model(path, where).state_dict()
+    names = [*held]
+    numbered = {name: torch.tensor(at, dtype=torch.int32).expand(held[name].shape) for at, name in enumerate(names)}
+    stored = as_stored(numbered, path, where)
+    return {name: names[int(tensor.flatten()[0])] for name, tensor in stored.items()}
+
+
+def _empty_model(path: Path, where: str) -> Any:
+    """Return a model without memory for its weights. Raises InvalidInputError."""
+    _import_transformers()
+    try:
+        with only_the_model(path, rope_config.read(path), with_weights=False) as folder, torch.device("meta"):
+            config, loader = _architecture(folder)
+            return loader.from_config(config)
+    except _LOAD_ERRORS as error:
+        raise InvalidInputError(where, f"cannot make a model of {path}: {first_line(error)}") from None
+
+
+def _import_transformers() -> None:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import_large("transformers.modeling_utils")
+    import transformers
+
+    notices: Any = transformers.utils.logging
+    notices.set_verbosity_error()
+    notices.disable_progress_bar()
+
+
+def _architecture(folder: Path) -> tuple[Any, Any]:
+    """Return the configuration in a folder and the class that makes a language model of it."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    encodes = config.is_encoder_decoder
+    return config, transformers.AutoModelForSeq2SeqLM if encodes else transformers.AutoModelForCausalLM
 
 
 def _check_complete(missing: Collection[str], unexpected: Collection[str], path: Path, where: str) -> None:

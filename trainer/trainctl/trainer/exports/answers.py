@@ -4,14 +4,23 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.trainer.common.errors import first_line
 
 _FAILURES = (OSError, RuntimeError, MemoryError, ValueError, LookupError, TypeError, AttributeError, ImportError)
 """What libraries raise on files that they cannot take."""
+
+
+@contextlib.contextmanager
+def opened_by(library: str) -> Iterator[None]:
+    """Raises RefusedError for what a library raises on a model that it is to open."""
+    try:
+        yield
+    except (*_FAILURES, SystemExit) as error:  # mlx-lm exits if a family's module needs another package
+        raise RefusedError(f"{library} can't open this model: {first_line(error)}; nothing was written") from None
 
 
 def answered(what: str, make: Callable[[], dict[str, Any]]) -> int:

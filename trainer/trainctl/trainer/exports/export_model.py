@@ -1,11 +1,13 @@
 """`python -m trainctl.trainer.exports.export_model`: a checkpoint of a run as other libraries open it.
 
 One JSON line on standard output says what was made, or what is wrong, with the exit status that fits. The folder
-appears under its name only when whole, and verified if that was asked for.
+appears under its name only when whole, and after it was compared with what the run's own backend makes of the
+checkpoint.
 """
 
 import argparse
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -28,7 +30,7 @@ from trainctl.trainer.exports.model_card import encodes_prompts, llama_cpp_lines
 from trainctl.trainer.exports.origin import ORIGIN_FILE, original_of
 from trainctl.trainer.exports.quantized import write_quantized
 from trainctl.trainer.exports.trained_model import TrainedModel, open_trained
-from trainctl.trainer.exports.verification import Comparison, Form, verify_export
+from trainctl.trainer.exports.verification import Comparison, Form, unverifiable, verify_export
 
 _DTYPES = ("float32", "bfloat16")
 
@@ -54,19 +56,25 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
         raise InvalidInputError(str(folder), "already exists: remove it, or give a different --output")
     made: dict[str, Any] = {"run": run, "step": trained.loop.step, "form": form, "folder": str(folder)}
 
+    why = unverifiable(trained.backend, form) if wanted.verify else "--no-verify was given"
+
     def write(work: Path) -> None:
-        kept = _write(trained, form, dtype, work)
+        with ExitStack() as stack:
+            unpacked = None
+            if form == "mlx-4bit":
+                unpacked = stack.enter_context(part_of(work.with_name(f"{work.name}-fused")))
+            kept = _write(trained, form, dtype, work, unpacked)
+            compared = None if why else _verified(trained, form, work, unpacked)
         own = OWN_BASE if (work / OWN_BASE).exists() else ""
         card = model_card(
             run, trained.config, trained.loop, history, form, own, read_data_files(trained.config), stored
         )  # fmt: skip
         (work / "README.md").write_text(card, encoding="utf-8")
-        compared = _verified(trained, form, work) if wanted.verify else None
         made["bytes"] = sum(path.stat().st_size for path in work.rglob("*") if path.is_file() and not path.is_symlink())
         made["dtype"] = kept
-        made["difference"] = compared.difference if compared else None
-        made["tolerance"] = compared.tolerance if compared else None
-        made["rounding"] = compared.rounding if compared else None
+        made["not_verified"] = why or None
+        for name in ("difference", "tolerance", "rounding", "library"):
+            made[name] = getattr(compared, name, None)
 
     make_folder(folder, write)
     return made | _advice(trained.config, form, folder, stored)
@@ -99,12 +107,12 @@ def _on_original(trained: TrainedModel) -> TrainedModel:
     return replace(trained, base=original, config=msgspec.structs.replace(trained.config, model=model))
 
 
-def _write(trained: TrainedModel, form: Form, dtype: str | None, work: Path) -> str | None:
-    """Fill the folder; returns the type of most weights, None for adapters alone."""
-    if form == "mlx-4bit":
-        with part_of(work.with_name(f"{work.name}-fused")) as fused:
-            kept = write_fused(trained, fused, dtype)
-            write_quantized(fused, work, DEFAULTS["mlx-4bit"])
+def _write(trained: TrainedModel, form: Form, dtype: str | None, work: Path, unpacked: Path | None) -> str | None:
+    """Fill the folder; returns the type of most weights, None for adapters alone. `unpacked`: the folder for the whole
+    model that is quantized."""
+    if unpacked is not None:
+        kept = write_fused(trained, unpacked, dtype)
+        write_quantized(unpacked, work, DEFAULTS["mlx-4bit"])
         return kept
     if trained.lora is None or form == "fused":
         return write_fused(trained, work, dtype)
@@ -113,14 +121,12 @@ def _write(trained: TrainedModel, form: Form, dtype: str | None, work: Path) -> 
     return None
 
 
-def _verified(trained: TrainedModel, form: Form, work: Path) -> Comparison:
+def _verified(trained: TrainedModel, form: Form, work: Path, unpacked: Path | None) -> Comparison:
     """Raises RefusedError if the export isn't the trained model."""
-    found = verify_export(trained, form, work)
+    found = verify_export(trained, form, work, unpacked)
     if not found.agrees:
-        raise RefusedError(
-            f"verification failed: logits differ by {found.difference:.1e}, and {found.tolerance:.1e} is allowed; "
-            "nothing was written"
-        )
+        differ = f"logits differ by {found.difference:.1e}, and {found.tolerance:.1e} is allowed"
+        raise RefusedError(f"verification failed: {differ}; nothing was written (--no-verify exports unverified)")
     return found
 
 
@@ -148,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     chosen.add_argument("--best", action="store_true")
     parser.add_argument("--output", type=Path, metavar="FOLDER")
     parser.add_argument("--dtype", choices=_DTYPES)
-    parser.add_argument("--verify", action="store_true")
+    parser.add_argument("--no-verify", dest="verify", action="store_false")
     return parser
 
 

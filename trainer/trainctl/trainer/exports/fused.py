@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ def write_fused(trained: TrainedModel, folder: Path, dtype: str | None) -> str:
     stores them. Returns the type of most weights. Raises InvalidInputError and OSError."""
     files, stated = tensor_files(), model_config(trained.model)
     base = whole_tensors(stored_tensors(trained.base), stated) if trained.base is not None else {}
-    whole = files.read(trained.weights) if trained.lora is None else {}
+    whole = files.as_stored(files.read(trained.weights), trained.model) if trained.lora is None else {}
     adapters = float32_file(trained.weights) if trained.lora is not None else {}
+    others = _most_common_type(base.values())
     types, size, placed = Counter[str](), 0, shards([*whole] or [*base], base)
     source: Any = whole or _BaseWeights(files, stored_tensors(trained.model), stated)
     for file, names in placed.items():
@@ -45,7 +46,7 @@ def write_fused(trained: TrainedModel, folder: Path, dtype: str | None) -> str:
         for name in names:
             change = change_of(name, trained.lora, adapters)
             tensor = source[name] if change is None else files.fused(source[name], change)
-            kept = _DTYPES.get(base[name].dtype, "float32") if name in base else "float32"
+            kept = _DTYPES.get(base[name].dtype if name in base else others, "float32")
             made[name] = files.cast(tensor, dtype or kept)
             types[dtype or kept] += int(np.prod(tensor.shape))
         size += files.write(folder / file, made)
@@ -71,11 +72,15 @@ def shards(names: Sequence[str], base: Mapping[str, StoredTensor]) -> dict[str, 
 
 def whole_tensors(stored: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """What a directory's tensors stand for: a packed weight has the float type of most whole ones."""
-    types = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in _DTYPES)
-    most = types.most_common(1)[0][0] if types else "F32"
+    most = _most_common_type(stored.values())
     shapes = whole_shapes({name: tensor.shape for name, tensor in stored.items()}, config)
     kept = {name: tensor.dtype if tensor.dtype in _DTYPES else most for name, tensor in stored.items()}
     return {name: replace(stored[name], shape=shape, dtype=kept[name]) for name, shape in shapes.items()}
+
+
+def _most_common_type(tensors: Iterable[StoredTensor]) -> str:
+    types = Counter(tensor.dtype for tensor in tensors if tensor.dtype in _DTYPES)
+    return types.most_common(1)[0][0] if types else "F32"
 
 
 class _BaseWeights:

@@ -14,6 +14,7 @@ from trainctl.protocol.config.quantization import (
 )
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.model_files import model_config, only_the_model
+from trainctl.trainer.exports.answers import opened_by
 from trainctl.trainer.exports.result_files import copy_carried
 
 
@@ -23,7 +24,8 @@ def write_quantized(whole: Path, folder: Path, how: Quantization) -> None:
     from mlx_lm import utils
 
     with only_the_model(whole, rope_config.read(whole)) as clean:
-        model, config = utils.load_model(clean, lazy=True)
+        with opened_by("mlx-lm"):
+            model, config = utils.load_model(clean, lazy=True)
         model, config = utils.quantize_model(model, config, how.group_size, how.bits, mode=how.mode)
         utils.save_model(folder, model)
     utils.save_config(config, folder / "config.json")

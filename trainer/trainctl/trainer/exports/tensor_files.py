@@ -26,6 +26,11 @@ class TensorFiles(ABC):
         """The tensors in a file by name. Raises InvalidInputError."""
 
     @abstractmethod
+    def as_stored(self, tensors: Mapping[str, Any], model: Path) -> Mapping[str, Any]:
+        """Return trained weights under the names and in the shapes that the files of their family have, for the
+        configuration in the folder `model`. Raises InvalidInputError."""
+
+    @abstractmethod
     def fused(self, tensor: Any, change: NDArray[np.float32]) -> Any:
         """`tensor` plus `change`, in float32."""
 
@@ -55,6 +60,11 @@ class TorchFiles(TensorFiles):
             raise InvalidInputError(str(path), f"not readable weights: {first_line(error)}") from None
         return tensors
 
+    def as_stored(self, tensors: Mapping[str, Any], model: Path) -> Mapping[str, Any]:
+        from trainctl.trainer.backends.torch_model import as_stored
+
+        return as_stored(tensors, model, "--to")
+
     def fused(self, tensor: Any, change: NDArray[np.float32]) -> Any:
         import torch
 
@@ -75,8 +85,14 @@ class TorchFiles(TensorFiles):
     def write(self, path: Path, tensors: Mapping[str, Any]) -> int:
         from safetensors.torch import save_file
 
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=_METADATA)
+        save_file({name: _alone(tensor) for name, tensor in tensors.items()}, path, metadata=_METADATA)
         return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _alone(tensor: Any) -> Any:
+    """Return the tensor in memory of its own, which safetensors asks for: of stacked weights, each is a view."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 class MlxFiles(TensorFiles):
@@ -90,6 +106,12 @@ class MlxFiles(TensorFiles):
         except (OSError, RuntimeError, ValueError) as error:
             raise InvalidInputError(str(path), f"not readable weights: {first_line(error)}") from None
         return dict(tensors)
+
+    def as_stored(self, tensors: Mapping[str, Any], model: Path) -> Mapping[str, Any]:
+        if stacked := sorted(name for name, tensor in tensors.items() if ".experts." in name and tensor.ndim > 2):
+            problem = f"{stacked[0]!r} holds all experts of a layer, which only transformers can take apart"
+            raise InvalidInputError("--to", f"{problem}; {installing('torch')}, or export where torch is installed")
+        return tensors
 
     def fused(self, tensor: Any, change: NDArray[np.float32]) -> Any:
         import mlx.core as mx

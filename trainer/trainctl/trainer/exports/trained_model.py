@@ -12,10 +12,11 @@ from trainctl.protocol.config.hub_models import model_folder
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.best import best_step
-from trainctl.protocol.record.checkpoints import digest_of, listed, verify
+from trainctl.protocol.record.checkpoints import Manifest, digest_of, listed, verify
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora, read_lora
+from trainctl.trainer.backends.base import BackendName
 from trainctl.trainer.checkpoints.files import ADAPTER, WEIGHTS, LoopState, is_base, read_loop
 from trainctl.trainer.common.model_files import read_object
 from trainctl.trainer.exports.result_files import copy_carried, copy_templates
@@ -30,6 +31,7 @@ class TrainedModel:
     loop: LoopState
     lora: Lora | None  # None: all weights were trained
     base: Path | None  # model that training began with; None: gone, which only adapters need
+    backend: BackendName  # that wrote the checkpoint
 
     @property
     def model(self) -> Path:
@@ -51,10 +53,18 @@ def open_trained(paths: RunPaths, step: int | None, best: bool, evaluations: Seq
     base, lora = _base(config, loop, folder, str(paths.run_file))
     if base is not None:
         config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(base)))
-    found = TrainedModel(config, folder, loop, lora, base)
-    if digest_of(found.weights) != verify(folder, hashes=False).files[found.weights.name].sha256:
+    manifest = verify(folder, hashes=False)
+    found = TrainedModel(config, folder, loop, lora, base, _backend(manifest, config))
+    if digest_of(found.weights) != manifest.files[found.weights.name].sha256:
         raise InvalidInputError(str(found.weights), "altered: it does not match its SHA-256; use another --step")
     return found
+
+
+def _backend(manifest: Manifest, config: RunFile) -> BackendName:
+    """Before version 0.2.0, a manifest didn't say it; then the run file's nodes do, or torch is the likely one."""
+    stated = manifest.metadata.environment.library if manifest.metadata is not None else ""
+    by_nodes = {node.backend for node in config.nodes.values()}
+    return "mlx" if stated.startswith("mlx") or (not stated and by_nodes == {"mlx"}) else "torch"
 
 
 def copy_tokenizer(trained: TrainedModel, folder: Path) -> None:

@@ -1,14 +1,18 @@
-"""Whether an export is the trained model: its logits in the library it is for, beside those of our own backend.
+"""A comparison of an export with the trained model: its logits in the library that it is for, beside those that the
+backend that trained it computes from the checkpoint.
 
 Both compute in float32 on the CPU, so that the difference is that of the weights and of what the library reads. Where
-the export has weights of 16 bits, it is compared with our backend's model after its weights were rounded likewise; what
-rounding itself changes is reported beside it. The tolerance is relative to the largest logit where that is above 1.
+the export has weights of 16 bits, it is compared with the model after its weights were rounded likewise; what rounding
+itself changes is reported beside it. A quantized export is compared with the values that it stands for, and the whole
+model that it was made from with the checkpoint. Two libraries add in different orders, and deep models amplify that: so
+the tolerance is a multiple of what a change of the lowest bits makes of the reference.
 """
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.model_facts import stored_tensors
-from trainctl.protocol.errors import InvalidInputError, check_installed, installing
+from trainctl.protocol.errors import installing
 from trainctl.trainer.adapters import mlx_lora
-from trainctl.trainer.adapters.lora import Lora
+from trainctl.trainer.backends.base import BackendName
 from trainctl.trainer.common.model_files import model_config, read_object, vocabulary_size
 from trainctl.trainer.data.permutation import mix
 from trainctl.trainer.exports.adapter_files import OWN_BASE
+from trainctl.trainer.exports.answers import opened_by
 from trainctl.trainer.exports.fused import change_of
 from trainctl.trainer.exports.quantized import dequantized_weights
 from trainctl.trainer.exports.result_files import float32_file
@@ -29,12 +34,24 @@ from trainctl.trainer.exports.trained_model import TrainedModel
 
 Form = Literal["peft", "mlx", "fused", "mlx-4bit"]
 Logits = NDArray[np.float32]
-_TOLERANCE = 1e-5
+Tokens = NDArray[np.int64]
+_LEAST_ALLOWED, _MOST_ALLOWED, _TIMES_NOISE = 1e-5, 1e-3, 20
+"""Differences, relative to the largest logit where that is above 1; and how many times the model's own noise."""
+_LOWEST_BIT = 1
 _ROUNDED = {"F16": "float16", "BF16": "bfloat16"}
 """Types of 16 bits by their names in safetensors files."""
 _ROWS, _LENGTH = 2, 32
 """Of the tokens that both are given."""
-_WHERE = "--verify"
+_WHERE = "verification"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the model that was trained makes of some tokens."""
+
+    tokens: Tokens
+    logits: Logits
+    noise: float  # by which they change if the inputs of linear layers are moved by one unit in their last place
 
 
 @dataclass(frozen=True)
@@ -44,43 +61,87 @@ class Comparison:
     difference: float  # largest
     tolerance: float
     rounding: float | None = None  # largest difference from the model before rounding; None: nothing was rounded
+    library: float | None = None  # by which the library's own logits differ, of a family that it computes otherwise
 
     @property
     def agrees(self) -> bool:
         return self.difference <= self.tolerance
 
 
-def verify_export(trained: TrainedModel, form: Form, folder: Path) -> Comparison:
-    """Load the export in `folder`, and compare. Raises InvalidInputError if a library is missing, or cannot load it."""
+def unverifiable(backend: BackendName, form: Form) -> str:
+    """Return why an export of a run on `backend` can't be compared here; "" if it can. Both the library that it is for
+    and the one that trained it are needed."""
+    needed = {"peft": ("torch", "transformers", "peft"), "fused": ("torch", "transformers")}
+    own = {"torch": ("torch", "transformers", "peft"), "mlx": ("mlx", "mlx_lm")}
+    for name in (*needed.get(form, ("mlx", "mlx_lm")), *own[backend]):
+        if importlib.util.find_spec(name) is None:
+            extra = "mlx" if name.startswith("mlx") else "torch"
+            return f"{name.replace('_', '-')} isn't installed here; {installing(extra)}"
+    return ""
+
+
+def verify_export(trained: TrainedModel, form: Form, folder: Path, unpacked: Path | None = None) -> Comparison:
+    """Compare the export in `folder`, as its library loads it, with the checkpoint as the run's own backend does.
+    `unpacked`: the whole model that a quantized export was made from. Models are loaded one after another. Raises
+    InvalidInputError if the checkpoint can't be, and RefusedError if the export can't."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     tokens = probe_tokens(vocabulary_size(trained.model) or 2)
-    by_mlx = form.startswith("mlx")
-    if by_mlx:
-        check_installed("mlx-lm", "mlx", _WHERE, f"a comparison of {form}")
+    expected = _mlx_reference(trained, tokens) if trained.backend == "mlx" else _torch_reference(trained, tokens)
+    types = _types_of_16_bits(trained, unpacked or folder)
+    if unpacked is None:
+        return _verified_whole(trained, form, folder, types, expected)
+    whole = _verified_whole(trained, "mlx", unpacked, types, expected)
+    if not whole.agrees:
+        return whole
+    values = mlx_logits(_with_values_of(unpacked, folder), tokens)
+    packed = compare(replace(expected, logits=values), mlx_logits(_by_mlx(folder), tokens))
+    return replace(packed, library=whole.library)
+
+
+def _verified_whole(
+    trained: TrainedModel, form: Form, folder: Path, types: Mapping[str, str], expected: Reference
+) -> Comparison:
+    """Compare an export that isn't quantized. Where it has weights of 16 bits, the model with its own weights rounded
+    likewise is the one to agree with."""
+    tokens, library = expected.tokens, None
+    if form == "mlx":
+        found, library = _mlx_export_logits(folder, trained.model, tokens)
     else:
-        _check_torch_installed(form)
-    pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "peft": (lambda: _torch_model(trained), lambda: _by_peft(folder)),
-        "fused": (lambda: _torch_model(trained), lambda: _by_transformers(folder)),
-        "mlx": (lambda: _mlx_model(trained), lambda: _by_mlx(folder, trained)),
-        "mlx-4bit": (lambda: _dequantized_model(trained, folder), lambda: _by_mlx(folder, None)),
-    }
-    logits = mlx_logits if by_mlx else torch_logits
-    expected, found = (logits(load(), tokens) for load in pairs[form])  # one after another: never both in memory
-    if form == "mlx-4bit" or not (types := _rounded(folder)):
-        return compare(expected, found)
-    if by_mlx:
-        return compare(logits(_rounded_mlx_model(trained, types), tokens), found, unrounded=expected)
-    whole = compare(expected, logits(_fused_torch_model(trained, {}), tokens))  # what adding the adapters changed
-    rounded = compare(logits(_fused_torch_model(trained, types), tokens), found, unrounded=expected)
-    return rounded if whole.agrees else replace(whole, rounding=rounded.rounding)
+        found = torch_logits(_by_peft(folder) if form == "peft" else _by_transformers(folder), tokens)
+    if not types:
+        return replace(compare(expected, found), library=library)
+    # MLX's adapters can't be added to a quantized base, of which only torch unpacks all layers.
+    in_mlx = trained.backend == "mlx" and (form == "mlx" or trained.lora is None)
+
+    def merged(types: Mapping[str, str]) -> Logits:
+        if in_mlx:
+            return mlx_logits(_merged_mlx_model(trained, types), tokens)
+        return torch_logits(_merged_torch_model(trained, types), tokens)
+
+    rounding = _difference(expected.logits, found)
+    rounded = compare(replace(expected, logits=merged(types)), found)
+    whole = rounded if trained.lora is None else compare(expected, merged({}))  # what adding the adapters changed
+    return replace(rounded if whole.agrees else whole, rounding=rounding, library=library)
 
 
-def compare(expected: Logits, found: Logits, *, unrounded: Logits | None = None) -> Comparison:
-    """The largest difference; not a number counts as infinite. `unrounded`: of the model before its weights were
-    rounded."""
-    rounding = None if unrounded is None else _difference(unrounded, found)
-    scale = max(1.0, float(np.max(np.abs(expected))))
-    return Comparison(_difference(expected, found), _TOLERANCE * scale, rounding)
+def _mlx_export_logits(folder: Path, base: Path, tokens: Tokens) -> tuple[Logits, float | None]:
+    """Return the logits of an export in mlx-lm, computed as transformers does where mlx-lm does otherwise; and how
+    much its own differ from them, if they do."""
+    from trainctl.trainer.backends.mlx_model import is_put_right, put_right
+
+    model, config = _by_mlx(folder, base), model_config(_mlx_base(folder, base))
+    plain = mlx_logits(model, tokens)
+    if not is_put_right(config):
+        return plain, None
+    found = mlx_logits(put_right(model, config), tokens)
+    return found, _difference(plain, found) or None
+
+
+def compare(expected: Reference, found: Logits) -> Comparison:
+    """Return the largest difference, and the largest that rounding explains; not a number counts as infinite."""
+    scale = max(1.0, float(np.max(np.abs(expected.logits))))
+    allowed = min(max(_LEAST_ALLOWED * scale, _TIMES_NOISE * expected.noise), _MOST_ALLOWED * scale)
+    return Comparison(_difference(expected.logits, found), allowed)
 
 
 def _difference(one: Logits, other: Logits) -> float:
@@ -88,13 +149,13 @@ def _difference(one: Logits, other: Logits) -> float:
     return largest if np.isfinite(largest) else float("inf")
 
 
-def probe_tokens(vocabulary: int) -> NDArray[np.int64]:
+def probe_tokens(vocabulary: int) -> Tokens:
     """The same tokens for the same vocabulary."""
     numbers = mix(np.arange(1, _ROWS * _LENGTH + 1, dtype=np.uint64)) % np.uint64(vocabulary)
     return numbers.astype(np.int64).reshape(_ROWS, _LENGTH)
 
 
-def torch_logits(model: Any, tokens: NDArray[np.int64]) -> Logits:
+def torch_logits(model: Any, tokens: Tokens) -> Logits:
     """Of a model of torch, without dropout; a decoder beside an encoder is given the same tokens."""
     import torch
 
@@ -105,7 +166,7 @@ def torch_logits(model: Any, tokens: NDArray[np.int64]) -> Logits:
     return found
 
 
-def mlx_logits(model: Any, tokens: NDArray[np.int64]) -> Logits:
+def mlx_logits(model: Any, tokens: Tokens) -> Logits:
     """Of a model of mlx-lm, in float32 on the CPU."""
     import mlx.core as mx
 
@@ -116,6 +177,24 @@ def mlx_logits(model: Any, tokens: NDArray[np.int64]) -> Logits:
 
 
 # ---------------------------------------------------------------- by our own backend
+
+
+def _torch_reference(trained: TrainedModel, tokens: Tokens) -> Reference:
+    from trainctl.trainer.backends.torch_probe import probing
+
+    model = _torch_model(trained).eval()
+    logits = torch_logits(model, tokens)
+    with probing(model, _LOWEST_BIT):
+        return Reference(tokens, logits, _difference(logits, torch_logits(model, tokens)))
+
+
+def _mlx_reference(trained: TrainedModel, tokens: Tokens) -> Reference:
+    from trainctl.trainer.backends.mlx_probe import probing
+
+    model = _mlx_model(trained)
+    logits = mlx_logits(model, tokens)
+    with probing(model, _LOWEST_BIT):
+        return Reference(tokens, logits, _difference(logits, mlx_logits(model, tokens)))
 
 
 def _torch_model(trained: TrainedModel) -> Any:
@@ -148,8 +227,8 @@ def _mlx_model(trained: TrainedModel) -> Any:
     return model
 
 
-def _fused_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
-    """With the adapters added to its weights, and those in `types` rounded to the type named there."""
+def _merged_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
+    """Return the model with the adapters added to its weights, and those in `types` rounded to the type named there."""
     import torch
 
     from trainctl.trainer.backends import torch_quantized
@@ -158,7 +237,7 @@ def _fused_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
     model = torch_quantized.whole(read_model(trained.model, _WHERE))
     values = float32_file(trained.weights) if trained.lora is not None else {}
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in chain(model.named_parameters(), model.named_buffers()):
             if (change := change_of(name, trained.lora, values)) is not None:
                 parameter.add_(torch.from_numpy(change))
             if name in types:
@@ -166,29 +245,38 @@ def _fused_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
     return model
 
 
-def _rounded_mlx_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
-    """With the weights in `types` rounded to the type named there."""
+def _merged_mlx_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
+    """As `_merged_torch_model`, of a base that isn't quantized."""
     import mlx.core as mx
 
-    from trainctl.trainer.backends.mlx_model import flat
+    from trainctl.trainer.backends.mlx_model import flat, read_model
 
-    model = _mlx_model(trained)
-    found = ((name, array) for name, array in flat(model.parameters()) if name in types)
-    model.load_weights(
-        [(name, array.astype(getattr(mx, types[name])).astype(mx.float32)) for name, array in found], strict=False
-    )
+    model = read_model(trained.model, _WHERE, _LENGTH)
+    values = float32_file(trained.weights) if trained.lora is not None else {}
+    weights = []
+    for name, array in flat(model.parameters()):
+        change = change_of(name, trained.lora, values)
+        whole = array.astype(mx.float32) if change is None else array.astype(mx.float32) + mx.array(change)
+        weights.append((name, whole.astype(getattr(mx, types.get(name, "float32"))).astype(mx.float32)))
+    model.load_weights(weights)
     return model
 
 
-def _rounded(folder: Path) -> dict[str, str]:
-    """The type of each weight of 16 bits in a directory, by the weight's name."""
-    return {name: _ROUNDED[it.dtype] for name, it in stored_tensors(folder).items() if it.dtype in _ROUNDED}
+def _types_of_16_bits(trained: TrainedModel, folder: Path) -> dict[str, str]:
+    """Return the types of those weights of 16 bits in a directory, by the name that the run's backend has for what is
+    stored in them."""
+    found = {name: _ROUNDED[it.dtype] for name, it in stored_tensors(folder).items() if it.dtype in _ROUNDED}
+    if trained.backend == "mlx" or not found:
+        return found
+    from trainctl.trainer.backends.torch_model import held_names
+
+    names = held_names(trained.model, _WHERE)
+    return {names.get(name, name): kind for name, kind in found.items()}
 
 
-def _dequantized_model(trained: TrainedModel, folder: Path) -> Any:
-    from trainctl.trainer.backends.mlx_model import read_model
-
-    model = read_model(trained.model, _WHERE, _LENGTH)
+def _with_values_of(unpacked: Path, folder: Path) -> Any:
+    """Return mlx-lm's model of a whole directory, with the values that the quantized one in `folder` stands for."""
+    model = _by_mlx(unpacked)
     model.load_weights([*dequantized_weights(folder).items()])
     return model
 
@@ -203,7 +291,8 @@ def _by_peft(folder: Path) -> Any:
     task = read_object(folder / "adapter_config.json", "adapter configuration")["task_type"]
     by_task = {"CAUSAL_LM": peft.AutoPeftModelForCausalLM, "SEQ_2_SEQ_LM": peft.AutoPeftModelForSeq2SeqLM}
     loader: Any = by_task[task]
-    return loader.from_pretrained(str(folder), dtype=torch.float32)
+    with opened_by("peft"):
+        return loader.from_pretrained(str(folder), dtype=torch.float32)
 
 
 def _by_transformers(folder: Path) -> Any:
@@ -212,23 +301,20 @@ def _by_transformers(folder: Path) -> Any:
 
     encodes = model_config(folder).get("is_encoder_decoder")
     loader: Any = transformers.AutoModelForSeq2SeqLM if encodes else transformers.AutoModelForCausalLM
-    return loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
+    with opened_by("transformers"):
+        return loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
 
 
-def _by_mlx(folder: Path, trained: TrainedModel | None) -> Any:
-    """The model in `folder`; with `trained`, if that has adapters, they are in `folder` and its base beside them."""
+def _by_mlx(folder: Path, base: Path | None = None) -> Any:
+    """Return the whole model in `folder`, or the adapters there on their own base, if there is one, or on `base`."""
     from mlx_lm import utils
 
-    lora: Lora | None = trained.lora if trained is not None else None
-    own = folder / OWN_BASE
-    base = own if own.exists() else trained.model if trained is not None else folder
-    model, _ = utils.load_model(folder if lora is None else base)
-    return model if lora is None else utils.load_adapters(model, str(folder))
+    with opened_by("mlx-lm"):
+        model, _ = utils.load_model(_mlx_base(folder, base))
+        return utils.load_adapters(model, str(folder)) if (folder / "adapter_config.json").exists() else model
 
 
-def _check_torch_installed(form: Form) -> None:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    needed = ("torch", "transformers", *(("peft",) if form == "peft" else ()))
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InvalidInputError(_WHERE, f"a comparison of {form} needs {missing[0]}; {installing('torch')}")
+def _mlx_base(folder: Path, base: Path | None) -> Path:
+    if base is None or not (folder / "adapter_config.json").exists():
+        return folder
+    return own if (own := folder / OWN_BASE).exists() else base

@@ -110,8 +110,8 @@ def export_model(
     dtype: Annotated[
         Dtype | None, typer.Option(help="Type of a whole model's weights [the base's].", show_default=False)
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Load the result in its own library and compare logits with the run's.")
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Don't compare the export's logits with the trained model's.")
     ] = False,
     json: Json = False,
 ) -> int:
@@ -123,7 +123,7 @@ def export_model(
     directory = run_lookup.find_or_ask(ctx, run)
     given = {"--to": to, "--step": step, "--output": output_folder, "--dtype": dtype}
     words = [f"{option}={value}" for option, value in given.items() if value is not None]
-    words += [option for option, on in (("--best", best), ("--verify", verify)) if on]
+    words += [option for option, on in (("--best", best), ("--no-verify", no_verify)) if on]
     seen = stage(output.one_line(f"export-model: {to} of {directory.name}")) if sys.stderr.isatty() else nullcontext()
     with seen:
         made = make([f"--run-directory={directory}", *words])

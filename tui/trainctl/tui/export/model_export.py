@@ -35,12 +35,16 @@ def description(made: dict[str, Any]) -> str:
     """What was made, and how to use it, as lines."""
     weights = f", {made['dtype']}" if made["dtype"] and made["form"] != "mlx-4bit" else ""
     lines = [f"{made['folder']}: {made['form']} of step {made['step']:,}{weights}, {made['bytes']:,} bytes"]
+    if made["not_verified"]:
+        lines.append(f"not verified: {made['not_verified']}")
     if made["difference"] is not None:
         lines.append(f"verified: logits differ by at most {made['difference']:.1e} (allowed: {made['tolerance']:.1e})")
     if made["rounding"] is not None:
         lines.append(
             f"rounded to {made['dtype']}: logits differ from those of the trained model by {made['rounding']:.1e}"
         )
+    if made["library"] is not None:
+        lines.append(f"mlx-lm computes this family unlike transformers: its logits differ by {made['library']:.1e}")
     if made["warning"]:
         lines.append(f"warning: {made['warning']}")
     lines += ["to load it:", *(f"    {line}" for line in made["load"])]
