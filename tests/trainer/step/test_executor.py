@@ -195,6 +195,16 @@ def test_a_fence_of_the_formed_generation_or_later_leaves_it_and_an_older_one_ch
     assert rig.train(1, 3, generation=THIRD).step == 1
 
 
+def test_a_rank_begins_where_its_checkpoint_stands(new_rig):
+    rig = new_rig("mlx")
+    rig.progress.load(2, 2 * G)
+    assert rig.progress.cursor == 2 * G
+    with pytest.raises(ProtocolError, match="step 2 after step 2"):
+        rig.train(2, 3)
+    assert rig.train(3, 3).step == 3
+    assert (fence(rig.progress, SECOND).last_step, rig.progress.cursor) == (3, 3 * G)
+
+
 def test_only_the_newest_reports_are_kept_for_a_fence(new_rig):
     rig = new_rig("mlx")
     for step in range(1, 12):
