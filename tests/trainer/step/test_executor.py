@@ -262,6 +262,19 @@ def test_a_bad_number_costs_the_step_and_nothing_else(new_rig, same_bits, backen
     assert rig.backend.export_state().updates == 2
 
 
+def test_a_step_in_which_no_token_counts_updates_nothing(new_rig, same_bits):
+    class WeightlessGroup(Solo):
+        def all_reduce(self, backend, tail):
+            return replace(tail, weights=dict.fromkeys(tail.weights, 0.0))
+
+    rig = new_rig("mlx")
+    rig.train(1, 4)
+    before, rig.executor.group = weights(rig), WeightlessGroup()
+    report = rig.train(2, 4)
+    assert (report.skipped, report.weight, rig.progress.last_step) == ("empty", 0.0, 2)
+    assert same_bits(before, weights(rig))
+
+
 def test_float16_overflow_halves_the_loss_scale(new_rig):
     rig = new_rig("torch", model__dtype="float16", wrap=lambda inner: Poisoned(inner, {0}, 0.0, 1e9))
     first = rig.executor.loss_scale.value
