@@ -8,10 +8,12 @@ from tests.node_agent.support.simulation import Simulation, check_ledger, config
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.rendezvous import FAILURES, OFFER_SECONDS
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.runs import restore
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import GenerationLeft
 
 ABC = durable(("a", "b", "c"), 12)
 
@@ -19,6 +21,10 @@ ABC = durable(("a", "b", "c"), 12)
 def told(decisions, kind) -> list:
     messages = [decision.message for decision in decisions if isinstance(decision, d.Tell)]
     return [message for message in messages if isinstance(message, kind)]
+
+
+def departures(simulation: Simulation) -> list[GenerationLeft]:
+    return [event.data for event in simulation.happened if isinstance(event.data, GenerationLeft)]
 
 
 def test_all_ranks_train_and_finish_alike():
@@ -94,6 +100,19 @@ def test_who_does_not_answer_an_offer_or_does_not_join_is_named_and_fenced(stage
     assert simulation.finish().ended.state == "finished"
 
 
+def test_an_offer_ends_after_its_seconds_and_not_before():
+    simulation = group().begin()
+    simulation.until(lambda: simulation.conductor.stage == "offering")
+    offered_at, generation = simulation.now, simulation.conductor.durable.generation
+    simulation.ranks[2].down.clear()
+    simulation.run()
+    simulation.tick(offered_at + OFFER_SECONDS - 0.01 - simulation.now)
+    assert (simulation.conductor.stage, departures(simulation)) == ("offering", [])
+    simulation.tick(0.02)
+    assert departures(simulation) == [GenerationLeft(generation, "c did not open endpoints in time")]
+    assert simulation.conductor.stage == "fencing"
+
+
 def test_nothing_is_planned_before_all_have_joined():
     simulation = group().begin()
     simulation.until(lambda: simulation.conductor.stage == "forming").talk()
@@ -105,16 +124,31 @@ def test_nothing_is_planned_before_all_have_joined():
     assert [(plan.kind, plan.step) for plan in simulation.plans] == [("probe", 0)]
 
 
-def test_eight_failed_formations_in_a_row_fail_the_run():
+def test_formations_that_fail_in_a_row_are_each_named_and_the_last_fails_the_run():
     simulation = group().begin()
-    for attempt in range(8):
+    generations = []
+    for attempt in range(FAILURES):
         simulation.until(lambda: simulation.conductor.stage in ("forming", "leaving"))
         assert simulation.conductor.stage == "forming", attempt
-        generation = simulation.conductor.durable.generation
-        simulation.feed(m.GroupFailed(run="sim", rank=1, generation=generation, reason=f"refused {attempt}"))
+        generations.append(simulation.conductor.durable.generation)
+        simulation.feed(m.GroupFailed(run="sim", rank=1, generation=generations[-1], reason=f"refused {attempt}"))
     simulation.run()
+    assert departures(simulation) == [
+        GenerationLeft(generation, f"b: refused {attempt}") for attempt, generation in enumerate(generations[:-1])
+    ]
     assert simulation.ended.state == "failed"
     assert simulation.ended.reason == "8 formations failed in a row; the last one: b: refused 7"
+
+
+def test_formations_that_a_rank_at_its_checkpoint_misses_are_not_counted():
+    simulation = group().begin()
+    for attempt in range(FAILURES + 1):
+        simulation.until(lambda: simulation.conductor.stage in ("forming", "leaving"))
+        assert simulation.conductor.stage == "forming", attempt
+        simulation.feed(msgspec.structs.replace(simulation.ranks[2].alive(), phase="checkpoint"))
+        generation = simulation.conductor.durable.generation
+        simulation.feed(m.GroupFailed(run="sim", rank=1, generation=generation, reason="c did not join"))
+    assert simulation.finish().ended.state == "finished"
 
 
 def test_failures_are_counted_from_the_last_step():

@@ -12,6 +12,10 @@ def state(simulation: Simulation, rank: int) -> m.RankState:
     return views.rank_view(simulation.conductor, rank, None, "", None, 0.0).state
 
 
+def why(simulation: Simulation, rank: int) -> str:
+    return views.rank_view(simulation.conductor, rank, None, "", None, 0.0).why
+
+
 def hold(simulation: Simulation) -> None:
     """Without a rank that goes on by itself, so that time can pass within the run."""
     simulation.command("pause")
@@ -70,6 +74,9 @@ def test_one_that_hangs_is_killed_and_named_and_the_others_wait_no_longer_than_i
     simulation.tick(5.0)
     assert any(text.startswith("b is lost: has been silent for 5 s") for text in texts(simulation))
     assert simulation.ranks[1].gone
+    assert why(simulation, 1) == "has been silent for 5 s"
+    simulation.until(lambda: simulation.conductor.ranks[1].ended)
+    assert why(simulation, 1) == "was ended by signal 9", "the newest that is known"
     assert go_on(simulation).ended.state == "finished"
     check_ledger(simulation)
 

@@ -68,6 +68,7 @@ def test_steps_of_different_passes_tell_the_cost_of_a_pass() -> None:
     curve = fit(rows)
     assert curve.seconds(8) == pytest.approx(CURVE.seconds(8), rel=0.04)
     assert curve.seconds(24) == pytest.approx(CURVE.seconds(24), rel=0.08)
+    assert [size for size, _ in curve.points] == [1, 2], "a line, since two micro-batches can't show any bend"
 
 
 def test_three_micro_batches_make_a_table() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.verb_arguments import completions
 
 GOOD: dict[str, dict[str, Any]] = {
     "start-run": {"resume": "sft-1b-1"},
@@ -140,3 +141,11 @@ def test_nodes_of_a_profile_are_typed_in_one_word() -> None:
     with pytest.raises(InvalidInputError) as refused:
         verbs.parse_args("profile", {"steps": "21"})
     assert refused.value.where == "steps"
+
+
+def test_an_argument_with_few_values_is_completed_by_them() -> None:
+    set_lr, stop = verbs.VERBS["set-lr"], verbs.VERBS["stop"]
+    assert completions(set_lr, ["value=1e-4"], "schedule=") == ["schedule=scale", "schedule=set"]
+    assert completions(set_lr, [], "schedule=sc") == ["schedule=scale"]
+    assert completions(stop, [], "checkpoint=") == ["checkpoint=true", "checkpoint=false"]
+    assert completions(set_lr, [], "value=") == []

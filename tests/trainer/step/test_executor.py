@@ -1,6 +1,8 @@
 """What one step does when it is fenced half-way, finished by another generation, skipped, or short of memory."""
 
 import math
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,8 +99,29 @@ def test_clearing_caches_between_steps_changes_no_bit(new_rig, same_bits, backen
         straight.train(step, 3)
         done = rig.executor.defragment(rig.plan(step, 3, kind="defragment"), 0.0)
         assert (done.kind, done.step, done.own_samples) == ("defragment", step, 0)
-        assert done.values.get(m.FREED, 0.0) >= 0.0
+        assert m.FREED not in done.values, "of a CPU's cache nothing is known"
     assert same_bits(rig.backend.export_state().weights, straight.backend.export_state().weights)
+
+
+class Hoarding(Eventful):
+    """A device whose allocator has kept 5 MB and gives back 3 of them."""
+
+    def __init__(self, inner):
+        super().__init__(inner, lambda batch, before: None)
+        self._kept_bytes = 5_000_000
+
+    def memory(self):
+        return replace(self._inner.memory(), cache_bytes=self._kept_bytes)
+
+    def discard(self):
+        self._inner.discard()
+        self._kept_bytes = 2_000_000
+
+
+def test_what_clearing_caches_freed_is_reported(new_rig):
+    rig = new_rig("mlx", wrap=Hoarding)
+    freed = [rig.executor.defragment(rig.plan(1, 3, kind="defragment"), 0.0).values[m.FREED] for _ in range(2)]
+    assert freed == [3_000_000.0, 0.0]
 
 
 def test_a_batch_fenced_twice_is_still_finished(new_rig, same_bits):
@@ -195,6 +218,16 @@ def test_a_fence_of_the_formed_generation_or_later_leaves_it_and_an_older_one_ch
     assert rig.train(1, 3, generation=THIRD).step == 1
 
 
+def test_a_rank_begins_where_its_checkpoint_stands(new_rig):
+    rig = new_rig("mlx")
+    rig.progress.load(2, 2 * G)
+    assert rig.progress.cursor == 2 * G
+    with pytest.raises(ProtocolError, match="step 2 after step 2"):
+        rig.train(2, 3)
+    assert rig.train(3, 3).step == 3
+    assert (fence(rig.progress, SECOND).last_step, rig.progress.cursor) == (3, 3 * G)
+
+
 def test_only_the_newest_reports_are_kept_for_a_fence(new_rig):
     rig = new_rig("mlx")
     for step in range(1, 12):
@@ -227,6 +260,19 @@ def test_a_bad_number_costs_the_step_and_nothing_else(new_rig, same_bits, backen
     good = rig.train(3, 4)
     assert good.skipped is None, "the bad number is not in the accumulators any more"
     assert rig.backend.export_state().updates == 2
+
+
+def test_a_step_in_which_no_token_counts_updates_nothing(new_rig, same_bits):
+    class WeightlessGroup(Solo):
+        def all_reduce(self, backend, tail):
+            return replace(tail, weights=dict.fromkeys(tail.weights, 0.0))
+
+    rig = new_rig("mlx")
+    rig.train(1, 4)
+    before, rig.executor.group = weights(rig), WeightlessGroup()
+    report = rig.train(2, 4)
+    assert (report.skipped, report.weight, rig.progress.last_step) == ("empty", 0.0, 2)
+    assert same_bits(before, weights(rig))
 
 
 def test_float16_overflow_halves_the_loss_scale(new_rig):
@@ -355,6 +401,49 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python):
     """)
     assert out.startswith("refused")
     assert out.endswith("fitted\n")
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_rank_is_timed_after_its_first_micro_batch_and_its_next_step_is_the_same(
+    new_rig, same_bits, monkeypatch, backend
+):
+    """The clock goes on in forward only: 100 s in the first, then 2 s in each."""
+    clock = [0.0]
+
+    def event(batch, before):
+        clock[0] += 100.0 if before == 0 else 2.0
+
+    rig, straight = new_rig(backend, wrap=lambda inner: Eventful(inner, event)), new_rig(backend)
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "perf_counter", lambda: clock[0])
+        timed = rig.executor.measure(rig.plan(1, 4, kind="measure"), 0.0)
+        one = rig.executor.measure(rig.plan(1, G, kind="measure"), 0.0)
+    assert (timed.kind, timed.samples_per_second, timed.own_samples) == ("measure", 2.0, 0)
+    assert one.samples_per_second == G / 2.0, "the only one counts"
+    nothing = rig.plan(1, 4, kind="measure", work=(m.RankWork(1, (m.Range(0, G),), 4),))
+    assert rig.executor.measure(nothing, 0.0).samples_per_second is None
+    assert (rig.progress.last_step, rig.progress.batch) == (0, None)
+    assert rig.train(1, 4).loss_sum == straight.train(1, 4).loss_sum
+    assert same_bits(weights(rig), weights(straight))
+
+
+@pytest.mark.parametrize("kind", ["measure", "evaluate"])
+def test_what_a_fence_comes_into_ends_before_the_next_micro_batch(new_rig, kind):
+    rig, answers = fenced_rig(new_rig, {0: SECOND}, "mlx")
+    evaluate, evaluated = rig.backend.evaluate, []
+
+    def fenced(batch):
+        answers.append(fence(rig.progress, SECOND))
+        evaluated.append(len(batch))
+        return evaluate(batch)
+
+    rig.backend.evaluate = fenced
+    work = (m.RankWork(0, (m.Range(0, 6),), 3),)
+    with pytest.raises(AbandonedError):
+        getattr(rig.executor, kind)(rig.plan(1, 3, kind=kind, cursor=0, work=work), 0.0)
+    assert len(answers) == 1
+    assert evaluated == ([3] if kind == "evaluate" else [])
+    assert answers[0].held == ()
 
 
 def test_evaluation_leaves_a_half_done_batch_alone(new_rig):

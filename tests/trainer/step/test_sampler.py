@@ -10,7 +10,7 @@ from trainctl.protocol.config.prompts import ChatMessage
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.common.errors import AbandonedError
-from trainctl.trainer.step.sampler import ANSWER_BYTES, Sampler
+from trainctl.trainer.step.sampler import ANSWER_BYTES, Sampler, cut
 
 CHAT = (ChatMessage("system", "Answer."), ChatMessage("user", "What is a loop?"))
 BACKENDS = pytest.mark.parametrize("backend", ["torch", "mlx"])
@@ -105,6 +105,10 @@ def test_byte_tokens_answer_in_text_and_what_cannot_be_asked_is_refused_in_a_lin
     for prompt, problem in ((CHAT, "messages need a chat template"), ("x" * 9000, "has 9000 tokens; the model's")):
         with pytest.raises(InvalidInputError, match=problem):
             asked(rig, prompt)
+
+
+def test_what_is_too_long_for_a_report_is_cut_between_characters():
+    assert [cut("naïve", size) for size in (2, 3, 4, 6, 7)] == ["na", "na", "naï", "naïve", "naïve"]
 
 
 def test_a_fence_ends_it_at_the_next_token(new_rig, asked, monkeypatch):

@@ -42,6 +42,7 @@ def kept(text: str) -> str:
         ("device~RTX|M2", "studio forge"),
         ('"m2 ultra"', "studio"),
         ("~^m", "mbp mini"),
+        ("~m" + "." * 199, ""),
         ("age>1h", "mini"),
         ("wait>1000s or node=FORGE", "forge"),
         ("clock>=2.5GHz power>400W temp>70", "forge"),

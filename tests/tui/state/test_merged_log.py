@@ -92,6 +92,9 @@ def test_a_log_is_begun_at_a_whole_line_and_a_new_file_at_its_start() -> None:
 def test_what_grows_faster_than_it_is_read_is_left_out_and_said() -> None:
     tail = read(lt.LogTail(), 0, at(0, "one"), size=lt.PART_BYTES + lt.MOST_BEHIND_BYTES + 1)
     assert tail.next_offset(0) == -lt.FIRST_BYTES
+    assert (
+        read(lt.LogTail(), 0, at(0, "one"), size=lt.PART_BYTES + lt.MOST_BEHIND_BYTES).next_offset(0) == lt.PART_BYTES
+    )
     tail = read(tail, 0, "rest\n" + at(9, "two"), offset=900_000)
     assert texts(tail) == ["one", "(834,464 bytes left out)", "two"]
 

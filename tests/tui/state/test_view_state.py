@@ -34,6 +34,16 @@ def opened(view: m.RunView | None = VIEW) -> md.ViewState:
     return reducer.apply(state, snapshot(view), 5000.0)
 
 
+def test_a_view_is_sent_without_the_curves_that_were_in_the_last_one() -> None:
+    first, *others = run_view(3).ranks
+    curve, longer = ((1, 0.5), (4, 1.5)), ((1, 0.5), (8, 2.5))
+    before = run_view(3, ranks=(msgspec.structs.replace(first, passes=curve), *others))
+    now = run_view(3, ranks=(before.ranks[0], msgspec.structs.replace(others[0], passes=longer), *others[1:]))
+    sent = now.without_passes_of(before)
+    assert [view.passes for view in sent.ranks] == [(), longer, ()]
+    assert sent.with_passes_of(before) == now
+
+
 def test_a_snapshot_opens_everything_with_ages_by_the_agents_clock() -> None:
     state = opened()
     assert state.run.step == 118

@@ -103,3 +103,7 @@ def test_odd_numbers_of_a_guest_raise_nothing(
     facts = FACTS["slow-rank"]
     steps = tuple(msgspec.structs.replace(one, step_seconds=numbers[0], learning_rate=None) for one in facts.steps)
     diagnose(dataclasses.replace(facts, parts=tuple(map(odd, facts.parts)), steps=steps))
+
+
+def test_a_cause_costs_a_part_of_the_step_and_none_of_a_step_that_takes_no_time() -> None:
+    assert [m.WhatIf(*each).part for each in ((4.0, 1.0), (4.0, 5.0), (0.0, 0.0))] == [0.75, 0.0, 0.0]
