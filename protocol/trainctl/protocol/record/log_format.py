@@ -58,7 +58,7 @@ def read_part(stream: BinaryIO | BufferedIOBase, offset: int, limit: int) -> tup
     start = max(0, size + offset) if offset < 0 else min(offset, size)
     stream.seek(start)
     body = stream.read(limit)
-    skipped = next((number for number, byte in enumerate(body[:3]) if byte & 0xC0 != 0x80), 0) if start else 0
+    skipped = next((number for number, byte in enumerate(body[:4]) if byte & 0xC0 != 0x80), 0) if start else 0
     text, used = codecs.utf_8_decode(body[skipped:], "replace", False)
     if not used and body:
         skipped, text, used = 0, body.decode("utf-8", "replace"), len(body)
