@@ -271,12 +271,11 @@ def test_ctrl_c_detaches_from_a_run_that_goes_on(idle: Trained) -> None:
         assert wait_for_end(client).state == "stopped"
 
 
+SLOW = pytest.mark.tier("all")
 SLOWER = (">&-", "2>&-", ">/dev/full", "2>/dev/full", ">/dev/full 2>/dev/full", "| true")
 
 
-@pytest.mark.parametrize(
-    "streams", [">&- 2>&-", *(pytest.param(each, marks=pytest.mark.tier("all")) for each in SLOWER)]
-)
+@pytest.mark.parametrize("streams", [">&- 2>&-", *(pytest.param(each, marks=SLOW) for each in SLOWER)])
 def test_streams_that_take_nothing_change_no_outcome_and_show_no_traceback(training: Trained, streams: str) -> None:
     """Read-only commands fail where their answer is lost; what was carried out or refused has its own exit code."""
     lost = ">/dev/full" in streams.replace("2>", "")
