@@ -1,8 +1,8 @@
 """`python -m tools.pages [--check]`: writes all that is generated in docs, or names what is out of date.
 
 That is docs/protocol.md, docs/protocol-agents.md and docs/protocol.schema.json from the message types, the tables of
-docs/keys.md from the key bindings, those of docs/diagnosis.md from the rules of the diagnosis, and the pictures
-from those that the tests of the screens compare.
+docs/keys.md from the key bindings, that of docs/from-other-trainers.md from the names that errors explain, those of
+docs/diagnosis.md from the rules of the diagnosis, and the pictures from those that the tests of the screens compare.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from tools.protocol_docs import agents_page, docs, generated, schema
 from trainctl.protocol.analysis.diagnosis.diagnose import fields
 from trainctl.protocol.analysis.diagnosis.rule import Rule
 from trainctl.protocol.analysis.diagnosis.rules.table import RULES
+from trainctl.protocol.config.validation_errors import NAMES_ELSEWHERE
 from trainctl.tui.app import keymap
 from trainctl.tui.widgets.theme import THEMES
 
@@ -69,6 +70,16 @@ def _remedies(rule: Rule) -> Iterator[str]:
         yield f"{number}. {rung.text.format_map(shown)}{command}"
 
 
+def names_page() -> str:
+    """Return docs/from-other-trainers.md."""
+    by_own: dict[str, list[str]] = {}
+    for name, own in NAMES_ELSEWHERE.items():
+        by_own.setdefault(own, []).append(f"`{name}`")
+    rows = [f"| {', '.join(names)} | `{own}` |" for own, names in sorted(by_own.items())]
+    table = ["| other trainers | here |", "| --- | --- |", *rows]
+    return generated.filled(Path("docs/from-other-trainers.md"), {"names": "\n".join(table)})
+
+
 def files() -> Iterator[tuple[Path, bytes]]:
     """Yield each generated file of docs and what it must contain."""
     pages = {
@@ -77,6 +88,7 @@ def files() -> Iterator[tuple[Path, bytes]]:
         schema.DEFAULT_PATH: schema.page,
         Path("docs/keys.md"): keys_page,
         Path("docs/diagnosis.md"): diagnosis_page,
+        Path("docs/from-other-trainers.md"): names_page,
     }
     for path, page in pages.items():
         yield generated.ROOT / path, page().encode()

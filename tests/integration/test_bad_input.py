@@ -3,11 +3,17 @@
 tests/node_agent/clients/test_bad_input.py has what must not get into one that runs.
 """
 
+import contextlib
+import shlex
+import socket
 import subprocess
 import sys
 
 import pytest
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
+
+from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.errors import UnreachableError
 
 
 def agent_command(*arguments: str) -> subprocess.CompletedProcess:
@@ -45,3 +51,24 @@ def test_a_bad_node_name_is_refused(tmp_path):
     done = agent_command("--name", "../x", "--state", str(tmp_path / "s"), "--listen", "tcp://127.0.0.1:0")
     assert done.returncode == 2
     assert "../x" in done.stderr
+
+
+@pytest.mark.parametrize("streams", [">/dev/full 2>/dev/full", ">&- 2>&- <&-"])
+def test_an_agent_runs_without_its_streams(tmp_path, streams):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--state", str(tmp_path), "--listen", listen]
+    process = subprocess.Popen(["bash", "-c", f"exec {shlex.join(command)} {streams}"])
+    try:
+        with BlockingClient(listen) as client:
+            until(lambda: reached(client), what="the agent")
+            assert client.runs().runs == ()
+    finally:
+        process.terminate()
+        assert process.wait(HANG_SECONDS) == 0
+
+
+def reached(client):
+    with contextlib.suppress(UnreachableError):
+        return client.snapshot(0)
+    return None

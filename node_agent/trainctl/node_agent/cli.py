@@ -21,6 +21,7 @@ from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.large_imports import import_large
 from trainctl.protocol.machine.local_agents import registered
+from trainctl.protocol.machine.standard_streams import LossyStream, open_closed
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
 app = typer.Typer(
@@ -117,6 +118,7 @@ def run(
 
     Each option can also be set by the environment variable that is given with it. The command line wins.
     """
+    sys.stdout, sys.stderr = LossyStream(sys.stdout), LossyStream(sys.stderr)
     node = name or node_name()
     nodes = _cluster_of(node, cluster)
     if listen is None:
@@ -286,6 +288,7 @@ service_commands.register(app)
 
 def main() -> None:
     """Entry point: an expected error prints one line and sets the exit code."""
+    open_closed()
     try:
         code = typer.main.get_command(app).main(prog_name="trainctl-agent", standalone_mode=False)
     except typer.TyperException as error:

@@ -12,6 +12,8 @@ from tests.protocol.support.run_files import good, with_value
 
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.config.policies import PolicyTables
+from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.config.validation_errors import NAMES_ELSEWHERE
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError
 
 Problem = Callable[..., str]
@@ -141,7 +143,10 @@ def test_a_value_that_is_out_of_bounds_or_no_choice_is_named(path: Path, problem
         ("policy.micro-batch.shrink", 1, "below 1"),
         ("policy.divergence.steps", 1, " of at least 2"),
         ("policy.plateau.mode", "on", "'on' needs evaluations: set evaluate.every_steps"),
-        ("run.stepz", 1, "unknown field"),
+        ("run.stepz", 1, "unknown field; did you mean steps?"),
+        ("run.wholly_else", 1, "unknown field"),
+        ("batch.per_device_train_batch_size", 1, "is batch.micro here: see docs/from-other-trainers.md"),
+        ("adapter.lora-r", 8, "other trainers' lora_r is adapter.rank here"),
         ("nodes.Studio 1", {"share": 24}, "nodes"),
     ):
         text = problem(with_value(good(), key, value))
@@ -223,7 +228,7 @@ def test_everything_wrong_is_said_at_once_by_node_field_and_choice() -> None:
         "r.toml: run.steps: must be a whole number of at least 1",
         "r.toml: optimizer.schedule: 'square' is not one of cosine, linear, constant",
         "r.toml: nodes.mbp.share: must be a whole number of at least 1",
-        "r.toml: nodes.studio.shares: unknown field",
+        "r.toml: nodes.studio.shares: unknown field; did you mean share?",
     ]
     raw = with_value(good(), "optimizer.warmup_steps", 100)
     raw["nodes"] = {"mbp": {"model_path": "x", "env": {"MASTER_PORT": "x"}}}
@@ -308,3 +313,11 @@ def test_the_example_run_file_leaves_nothing_out() -> None:
     shown = ("run", "model", "data", "batch", "optimizer", "checkpoint", "evaluate", "group", "adapter")
     for table, kind in [(raw[name], tables[name]) for name in shown] + [(raw["nodes"]["studio"], run_tables.NodeTable)]:
         assert set(table) == {field.encode_name for field in msgspec.structs.fields(kind)}
+
+
+def test_names_of_other_trainers_are_explained_by_fields_that_exist() -> None:
+    for name, meant in NAMES_ELSEWHERE.items():
+        table, dot, field = meant.partition(".")
+        if dot:
+            kind = next(each.type for each in msgspec.structs.fields(RunFile) if each.name == table)
+            assert field in {each.encode_name for each in msgspec.structs.fields(kind)}, name

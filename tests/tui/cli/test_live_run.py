@@ -5,7 +5,9 @@ The agent is in this process and its trainer is simulated; tests/integration/tes
 
 import itertools
 import json
+import os
 import re
+import shlex
 import signal
 import subprocess
 import threading
@@ -19,7 +21,7 @@ import tomli_w
 from tests.cluster.in_process import BlockingAgent
 from tests.cluster.run_files import FOREVER, NODE
 from tests.cluster.waits import wait_for_end, wait_for_step
-from tests.tui.support.cli_calls import assert_one_line, call, call_json, interrupt, started
+from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call, call_json, interrupt, started
 from tests.waiting import HANG_SECONDS, until
 
 
@@ -267,3 +269,32 @@ def test_ctrl_c_detaches_from_a_run_that_goes_on(idle: Trained) -> None:
     assert "applied at step" in call("send", "stop", "checkpoint=false", *idle.at).stdout
     with idle.agent.client() as client:
         assert wait_for_end(client).state == "stopped"
+
+
+SLOW = pytest.mark.tier("all")
+SLOWER = (">&-", "2>&-", ">/dev/full", "2>/dev/full", ">/dev/full 2>/dev/full", "| true")
+
+
+@pytest.mark.parametrize("streams", [">&- 2>&-", *(pytest.param(each, marks=SLOW) for each in SLOWER)])
+def test_streams_that_take_nothing_change_no_outcome_and_show_no_traceback(training: Trained, streams: str) -> None:
+    """Read-only commands fail where their answer is lost; what was carried out or refused has its own exit code."""
+    lost = ">/dev/full" in streams.replace("2>", "")
+    for words, status in (
+        ("send note text='it prints nowhere'", (0,)),
+        ("send note text='it prints nowhere' --json", (0,)),
+        ("send rebalance box=7", (3,)),
+        ("send rebalance box=7 --json", (3,)),
+        ("ls --json", (1,) if lost else (0, 141)),
+        ("status", (1,) if lost else (0, 141)),
+        ("send note", (2,)),
+    ):
+        line = f"{shlex.join(COMMAND)} {words} {' '.join(map(str, training.at))} {streams}"
+        line = f"set -o pipefail; {line}" if streams == "| true" else line
+        done = subprocess.run(
+            ["bash", "-c", line], env={**ENVIRONMENT, "TRAINCTL_STATE": os.environ["TRAINCTL_STATE"]},
+            capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
+        )  # fmt: skip
+        assert done.returncode in status, (words, done.returncode, done.stdout + done.stderr)
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr
+    notes = call("events", *training.at).stdout.count("it prints nowhere")
+    assert notes == 2

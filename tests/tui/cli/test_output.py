@@ -1,6 +1,8 @@
 """What the command line prints, from messages alone: lines, tables, JSON, and the place a follower has come to."""
 
 import json
+import random
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -12,6 +14,7 @@ from trainctl.protocol import errors
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages.events import NoteWritten
+from trainctl.protocol.record import log_format
 from trainctl.protocol.record.log_format import write
 from trainctl.tui.cli import logs, output, tables, watch
 
@@ -179,3 +182,37 @@ async def test_logs_that_are_too_long_are_said_to_be_cut(
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == 3
     assert "only the newest 3 lines are kept" in said.err
+
+
+class FileLog(EmptyLog):
+    """An agent's answers about a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    async def log(self, run: str | None, rank: int, offset: int, limit: int) -> m.LogPart:
+        with self.file.open("rb") as stream:
+            start, end, size, text = log_format.read_part(stream, offset, limit)
+        return m.LogPart(rid="r", run=run, rank=rank, offset_bytes=start, size_bytes=size, text=text, end_bytes=end)
+
+
+async def test_a_log_of_long_characters_is_the_file_byte_by_byte(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    picked = random.Random(7)
+    body = "".join(picked.choices("aé東🙂\n", k=400_000)).encode()[:1_000_000]
+    body = body.decode("utf-8", "ignore").encode() + b"\xe6\x9d"  # a writer may stop within a character
+    (tmp_path / "log").write_bytes(body)
+    client: Any = FileLog(tmp_path / "log")
+    wanted = body.decode("utf-8", "replace").encode()
+    await logs.show_logs(client, None, 0, None, follow=False, json=False)
+    assert capfdbinary.readouterr().out == wanted
+    tail = await logs.log_tail(client, None, 0, 50_000)
+    whole = body[:-2]  # the rest of the last character is still to come
+    assert tail.text.encode() == b"".join(whole.splitlines(keepends=True)[-50_000:])
+    assert (tail.offset_bytes, tail.end_bytes) == (len(whole) - len(tail.text.encode()), len(whole))
+    for _ in range(200):
+        offset, limit = picked.randrange(len(body)), picked.randrange(1, 20)
+        part = await client.log(None, 0, offset, limit)
+        assert 0 <= part.offset_bytes - offset <= 3 and part.end_bytes > part.offset_bytes
+        assert "\ufffd" not in part.text or limit < 7 or part.end_bytes == len(body)

@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+import termios
 
 import pytest
 from tests.waiting import HANG_SECONDS
@@ -38,3 +39,24 @@ def test_the_program_ends(stalled: bool) -> None:
             assert process.wait(DEADLINE_SECONDS) == 128 + signal.SIGHUP
         finally:
             process.kill()
+
+
+def test_a_terminal_is_left_as_it_was_on_sigterm() -> None:
+    master, slave = pty.openpty()
+    before = termios.tcgetattr(slave)
+    command = [sys.executable, "-m", "trainctl.tui.cli.main", "attach", "--connect", "tcp://127.0.0.1:9"]
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    with subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+    ) as process:
+        try:
+            read_until(master, b"connecting")
+            assert termios.tcgetattr(slave) != before
+            process.terminate()
+            read_until(master, b"\x1b[?1000l")
+            assert process.wait(DEADLINE_SECONDS) == 128 + signal.SIGTERM
+            assert termios.tcgetattr(slave) == before
+        finally:
+            process.kill()
+            os.close(slave)
+            os.close(master)

@@ -21,6 +21,7 @@ from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_o
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.security import received_names
@@ -136,18 +137,17 @@ async def log(request: m.LogRequest, source: QuerySource) -> m.LogPart:
     paths = run_paths(request.run, source)
     file, run = paths.log(request.rank), paths.directory.name
 
-    def read() -> tuple[int, int, str]:
+    def read() -> tuple[int, int, int, str]:
         with received_names.opened(paths.directory, file.parent.name, file.name) as stream:
-            size, wanted = os.fstat(stream.fileno()).st_size, request.offset_bytes
-            offset = max(0, size + wanted) if wanted < 0 else min(wanted, size)
-            stream.seek(offset)
-            return offset, size, stream.read(request.limit_bytes).decode("utf-8", "replace")
+            return log_format.read_part(stream, request.offset_bytes, request.limit_bytes)
 
     try:
-        offset, size, text = await asyncio.to_thread(read)
+        offset, end, size, text = await asyncio.to_thread(read)
     except FileNotFoundError:
         return await _log_elsewhere(msgspec.structs.replace(request, run=run), paths, source)
-    return m.LogPart(rid=request.rid, run=run, rank=request.rank, offset_bytes=offset, size_bytes=size, text=text)
+    return m.LogPart(
+        rid=request.rid, run=run, rank=request.rank, offset_bytes=offset, size_bytes=size, text=text, end_bytes=end
+    )
 
 
 async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, source: QuerySource) -> m.LogPart:

@@ -87,7 +87,7 @@ def with_remedy(problem: str, field: str, node: str) -> str:
     doesn't know, because its version is an earlier one, with what to do. A problem that has it already stays."""
     first, mark, count = problem.partition(" (and ")  # of several problems, the first is named
     value, lacks, choices = first.partition(NO_CHOICE)
-    if _EARLIER in problem or not (lacks or first == UNKNOWN_FIELD):
+    if _EARLIER in problem or not (lacks or first.startswith(UNKNOWN_FIELD)):
         return problem
     said = f"{node}{_EARLIER} has no {value}, only {choices}" if lacks else f"unknown to {node}{_EARLIER}"
     return f"{said}: upgrade {node}, or leave out {field.removeprefix('config: ')}{mark}{count}"

@@ -1,10 +1,11 @@
 """Validation errors of msgspec, in the words of the person who typed the value."""
 
+import difflib
 import json
 import re
 import types
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -15,6 +16,38 @@ _TYPES = {
 UNKNOWN_FIELD, NO_CHOICE = "unknown field", " is not one of "
 REFUSED = "refused"
 """Key of a type's `msgspec.Meta.extra`: values that it doesn't have, each with the reason."""
+NAMES_ELSEWHERE: Final = {
+    "per_device_train_batch_size": "batch.micro", "micro_batch_size": "batch.micro",
+    "train_batch_size": "batch.global", "batch_size": "batch.global", "global_batch_size": "batch.global",
+    "gradient_accumulation_steps": "batch.global", "grad_accumulation_steps": "batch.global",
+    "auto_find_batch_size": "batch.micro", "num_train_epochs": "run.steps", "num_epochs": "run.steps",
+    "epochs": "run.steps", "max_steps": "run.steps", "iters": "run.steps", "num_iterations": "run.steps",
+    "learning_rate": "optimizer.learning_rate", "lr": "optimizer.learning_rate",
+    "lr_scheduler_type": "optimizer.schedule", "lr_scheduler": "optimizer.schedule",
+    "lr_schedule": "optimizer.schedule", "warmup_ratio": "optimizer.warmup_ratio",
+    "warmup_steps": "optimizer.warmup_steps", "warmup": "optimizer.warmup_steps",
+    "weight_decay": "optimizer.weight_decay", "adam_beta1": "optimizer.beta1", "adam_beta2": "optimizer.beta2",
+    "adam_epsilon": "optimizer.epsilon", "max_grad_norm": "optimizer.clip_norm", "grad_clip": "optimizer.clip_norm",
+    "optim": "optimizer.kind", "load_in_4bit": "model.base", "bf16": "model.dtype", "fp16": "model.dtype",
+    "torch_dtype": "model.dtype", "attn_implementation": "model.attention", "torch_compile": "model.compile",
+    "gradient_checkpointing": "model.gradient_checkpointing", "grad_checkpoint": "model.gradient_checkpointing",
+    "model_name_or_path": "model.path", "base_model": "model.path", "tf32": "model.tf32", "lora_r": "adapter.rank",
+    "lora_rank": "adapter.rank", "r": "adapter.rank", "lora_alpha": "adapter.alpha",
+    "lora_dropout": "adapter.dropout", "target_modules": "adapter.targets", "lora_target_modules": "adapter.targets",
+    "use_rslora": "adapter.kind", "fine_tune_type": "adapter.kind", "num_layers": "adapter.layers",
+    "lora_layers": "adapter.layers", "max_seq_length": "data.sequence_length", "max_length": "data.sequence_length",
+    "sequence_len": "data.sequence_length", "block_size": "data.sequence_length",
+    "cutoff_len": "data.sequence_length", "dataset": "data.path", "dataset_name": "data.path",
+    "train_file": "data.path", "data_dir": "data.path", "dataloader_num_workers": "data.workers",
+    "dataloader_prefetch_factor": "data.prefetch", "sample_packing": "data.packing", "val_set_size": "data.held_out",
+    "test_size": "data.held_out", "eval_steps": "evaluate.every_steps", "steps_per_eval": "evaluate.every_steps",
+    "save_steps": "checkpoint.every_steps", "save_every": "checkpoint.every_steps",
+    "save_total_limit": "checkpoint.keep_last", "resume_from_checkpoint": "trainctl run --resume RUN",
+    "beta": "objective.beta", "label_smoothing": "objective.label_smoothing", "seed": "run.seed",
+    "run_name": "run.name", "output_dir": "trainctl export-model RUN", "report_to": "trainctl mirror",
+}  # fmt: skip
+"""Settings as other trainers call them, with the name here of each; docs/from-other-trainers.md lists them."""
+_PAGE: Final = "docs/from-other-trainers.md"
 _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 
 
@@ -54,12 +87,23 @@ def _in_struct(
     for key in value:
         if key not in fields and kind.__struct_config__.forbid_unknown_fields:
             named = getattr(kind, "keys_are_names", False)
-            yield _under(path, key), f"{key!r}{NO_CHOICE}{', '.join(fields)}" if named else UNKNOWN_FIELD
+            problem = f"{key!r}{NO_CHOICE}{', '.join(fields)}" if named else UNKNOWN_FIELD
+            yield _under(path, key), problem + _meant(key, fields)
     for name, field in fields.items():
         if name in value:
             yield from found(value[name], field.type, _under(path, name), strict=strict)
         elif field.required:
             yield _under(path, name), "is required but missing"
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """Return what follows `unknown field`: the name that is meant, by another trainer's name for it or by its spelling;
+    empty if none comes near."""
+    plain = name.lower().replace("-", "_")
+    if meant := NAMES_ELSEWHERE.get(plain):
+        return f"; other trainers' {plain} is {meant} here: see {_PAGE}"
+    near = difflib.get_close_matches(plain, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _in_leaf(value: Any, kind: Any, path: str, *, strict: bool) -> Iterator[tuple[str, str]]:

@@ -246,9 +246,10 @@ class LogPart(Reply, tag="log-part", frozen=True):
 
     run: str | None
     rank: Count
-    offset_bytes: Count  # file offset of the first byte of `text`
+    offset_bytes: Count  # file offset of the first byte of `text`; no character is divided there or at its end
     size_bytes: Count  # total size of the file
     text: str
+    end_bytes: Count | None = None  # file offset after the last byte of `text`; None: the agent doesn't say
 
 
 class Viewer(msgspec.Struct, frozen=True):

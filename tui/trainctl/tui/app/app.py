@@ -176,21 +176,24 @@ class TrainctlApp(TerminalApp):
         self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
         self._repainting.start()
         self.set_interval(COLLECT_SECONDS, memory.give_back)
-        self._leave_on_hangup()
+        self._leave_on_signals()
         if self._config_problems:
             first, more = self._config_problems[0], len(self._config_problems) - 1
             rest = f"; {more} more: run trainctl config" if more else ""
             self.notify(f"{first}{rest}", severity="warning", timeout=15, markup=False)
 
-    def _leave_on_hangup(self) -> None:
-        """A terminal that went away ends the program; without this Textual would spin on a dead line."""
+    def _leave_on_signals(self) -> None:
+        """End in order on SIGTERM, or the terminal would stay in raw mode; and on SIGHUP, or Textual would spin on a
+        dead line."""
         with contextlib.suppress(ValueError, RuntimeError):  # not the main thread's loop: then it isn't ours to handle
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.hang_up)
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, self.hang_up)
+            loop.add_signal_handler(signal.SIGTERM, self.hang_up, 128 + signal.SIGTERM)
 
-    def hang_up(self) -> None:
+    def hang_up(self, return_code: int = 0) -> None:
         """Leave in order, for the signal may come to a terminal that lives."""
         self.hung_up.set()
-        self.exit(0)
+        self.exit(return_code=return_code)
 
     async def on_event(self, event: events.Event) -> None:
         """A terminal sends Escape and the key after it as one when they come close: to us they are two keys."""

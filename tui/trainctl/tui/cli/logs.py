@@ -39,15 +39,16 @@ async def rank_of(client: "Client", run: str | None, node: str) -> int:
 
 
 async def log_tail(client: "Client", run: str | None, rank: int, last_lines: int) -> m.LogPart:
-    """The last lines of the log as one part that reaches to its end."""
+    """Return the last lines of the log as one part that reaches to its last whole character."""
     part = await client.log(run, rank, -LOG_CHUNK_BYTES, LOG_CHUNK_BYTES)
     text, start, size = part.text, part.offset_bytes, part.size_bytes
     while start > 0 and text.count("\n") <= last_lines:
         low = max(0, start - LOG_CHUNK_BYTES)
-        text = (await client.log(run, rank, low, start - low)).text + text
-        start = low
+        before = await client.log(run, rank, low, start - low)
+        text, start = before.text + text, before.offset_bytes
     kept = "".join(text.splitlines(keepends=True)[-last_lines:]) if last_lines else ""
-    return msgspec.structs.replace(part, text=kept, offset_bytes=max(0, size - len(kept.encode())), size_bytes=size)
+    end = size if part.end_bytes is None else part.end_bytes
+    return msgspec.structs.replace(part, text=kept, offset_bytes=max(0, end - len(kept.encode())))
 
 
 async def parts_of(
@@ -78,8 +79,10 @@ async def parts_of(
 def end_of(part: m.LogPart, asked: int) -> int:
     """The offset of the first byte after the part requested at `asked`, limited to LOG_CHUNK_BYTES.
 
-    Counted from the file's size: in the text, longer characters replace undecodable bytes.
+    An agent that doesn't say where it ends cuts by bytes: in the text, longer characters replace undecodable bytes.
     """
+    if part.end_bytes is not None:
+        return part.end_bytes
     return max(asked, min(part.offset_bytes + LOG_CHUNK_BYTES, part.size_bytes))
 
 
@@ -99,7 +102,7 @@ async def show_logs(
             output.emit_ok(**{name: fields[name] for name in ("run", "rank", "offset_bytes", "size_bytes", "text")})
         else:
             show_log(part, json=json)
-        end = part.size_bytes
+        end = part.size_bytes if part.end_bytes is None else part.end_bytes
     if not end and not json:
         output.tell(f"{await _name_of(client, run, rank)} has written nothing")
     if follow:

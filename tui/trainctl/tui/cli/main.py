@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError, TrainctlError, UnreachableError
+from trainctl.protocol.machine.standard_streams import open_closed
 from trainctl.tui.cli import agent_call, output
 from trainctl.tui.cli.command_result import INTERRUPTED
 from trainctl.tui.cli.lazy_commands import LateCommands, refuse_changes
@@ -245,6 +246,9 @@ def main(argv: list[str] | None = None) -> int:
         output.silence(sys.stdout)
         return BROKEN_PIPE
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EBADF) and not error.filename:
+            output.silence(sys.stdout)
+            return _fail("system", f"standard output: {error.strerror}", 1, json=False)
         if error.errno == errno.EIO and not error.filename:  # the terminal is gone, so there is nobody to tell
             output.silence(sys.stdout, sys.stderr)
             return HUNG_UP
@@ -258,9 +262,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _fail(code: str, text: str, exit_code: int, *, json: bool) -> int:
-    if json:
+    if not json:
+        output.complain(text)
+        return exit_code
+    try:
         output.emit_error(code, text)
-    else:
+    except OSError:
+        output.silence(sys.stdout)
         output.complain(text)
     return exit_code
 
@@ -281,7 +289,9 @@ def _hint(error: typer.TyperException) -> str:
 
 
 def _prepare(*, json: bool) -> None:
-    """Make streams print `?` for what their encoding lacks, and print an internal error as one line or object."""
+    """Make streams print `?` for what their encoding lacks, a closed one drop it, and an internal error one line or
+    object."""
+    open_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

@@ -1,8 +1,9 @@
 """What the command line prints: one JSON object, or lines for a person, both safe to show."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 import msgspec
@@ -64,9 +65,21 @@ def say(text: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Print a note for people on standard error. Scripts read only standard output."""
-    sys.stderr.write(f"{one_line(text)}\n")
-    sys.stderr.flush()
+    """Print a note for people on standard error, if that takes any. Scripts read only standard output."""
+    try:
+        sys.stderr.write(f"{one_line(text)}\n")
+        sys.stderr.flush()
+    except OSError:
+        silence(sys.stderr)
+
+
+@contextlib.contextmanager
+def outcome_known() -> Iterator[None]:
+    """Within, a standard output that is full or has no reader loses what is printed, and changes no exit code."""
+    try:
+        yield
+    except OSError:
+        silence(sys.stdout)
 
 
 def complain(text: str) -> None:

@@ -17,6 +17,7 @@ from trainctl.protocol.analysis.diagnosis.of_record import of_record
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.client.cluster import Item
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES, Evaluation
@@ -257,10 +258,9 @@ class ReplaySource:
         file = self.paths.log(rank)
         if not file.is_file():
             raise RefusedError(f"rank: {rank} has no log in {self.paths.directory}")
-        body = file.read_bytes()
-        start = max(0, len(body) + offset_bytes) if offset_bytes < 0 else min(offset_bytes, len(body))
-        text = body[start : start + limit_bytes].decode("utf-8", "replace")
-        return m.LogPart(rid="", run=run, rank=rank, offset_bytes=start, size_bytes=len(body), text=text)
+        with file.open("rb") as stream:
+            start, end, size, text = log_format.read_part(stream, offset_bytes, limit_bytes)
+        return m.LogPart(rid="", run=run, rank=rank, offset_bytes=start, size_bytes=size, text=text, end_bytes=end)
 
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         raise RefusedError(NO_COMMANDS)

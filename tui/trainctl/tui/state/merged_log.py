@@ -93,7 +93,9 @@ def take(tail: LogTail, node: str, rank: int, part: m.LogPart, asked_bytes: int,
     *whole, rest = (file.rest + text).split("\n")
     if not text and rest:  # since the last time nothing came: a line without an end is one, too
         whole, rest = [rest], ""
-    end = max(part.offset_bytes, min(part.offset_bytes + asked_bytes, part.size_bytes))
+    end = part.end_bytes
+    if end is None:
+        end = max(part.offset_bytes, min(part.offset_bytes + asked_bytes, part.size_bytes))
     file = replace(file, offset=end, behind_bytes=part.size_bytes - end, rest=rest[-4 * MAX_CHARACTERS :])
     return _kept(tail, rank, file, _entries([*added, *whole], file, node, rank, now))
 
