@@ -96,3 +96,9 @@ def test_a_router_s_loss_that_transformers_would_add_is_refused(
     assert caught.value.where == "r.toml: model.path"
     assert f"(router_aux_loss_coef {weight})" in caught.value.problem
     assert caught.value.problem.endswith("set output_router_logits to false there")
+
+
+def test_a_router_that_draws_experts_at_random_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phimoe"}), "utf-8")
+    with pytest.raises(InvalidInputError, match=r"^r.toml: model.path: phimoe's router draws experts at random"):
+        check_objective(tmp_path, "sft", 64, "r.toml")

@@ -65,7 +65,7 @@ def check_objective(model: Path, objective: ObjectiveName, length: int, where: s
         return
     if not isinstance(config, dict):
         return
-    _check_router_loss(model, config, where)
+    _check_router(model, config, where)
     family, encodes = config.get("model_type", "unknown"), bool(config.get("is_encoder_decoder"))
     wanted = OBJECTIVES[objective].encodes_prompts
     if encodes and not wanted:
@@ -80,9 +80,12 @@ def check_objective(model: Path, objective: ObjectiveName, length: int, where: s
         raise InvalidInputError(f"{where}: data.sequence_length", problem)
 
 
-def _check_router_loss(model: Path, config: Mapping[str, Any], where: str) -> None:
-    """Refuse a mixture of experts to whose loss transformers adds one that balances its router. It is a product of
-    means over all tokens of a batch, so its value would depend on micro-batches and ranks."""
+def _check_router(model: Path, config: Mapping[str, Any], where: str) -> None:
+    """Refuse a mixture of experts whose loss would depend on micro-batches and ranks: one to whose loss transformers
+    adds a product of means over all tokens of a batch, or whose router draws experts at random while it trains."""
+    if config.get("model_type") == "phimoe":
+        problem = "phimoe's router draws experts at random in training, so that a batch has another loss each time"
+        raise InvalidInputError(f"{where}: model.path", f"{problem}; train another mixture")
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     if text.get("output_router_logits") is True and (weight := text.get("router_aux_loss_coef", 1)):
         adds = f"adds a loss of the router (router_aux_loss_coef {weight}), which is no sum over tokens"

@@ -56,7 +56,7 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
         raise InvalidInputError(str(folder), "already exists: remove it, or give a different --output")
     made: dict[str, Any] = {"run": run, "step": trained.loop.step, "form": form, "folder": str(folder)}
 
-    why = unverifiable(trained.backend, form) if wanted.verify else "--no-verify was given"
+    why = unverifiable(trained, form) if wanted.verify else "--no-verify was given"
 
     def write(work: Path) -> None:
         with ExitStack() as stack:

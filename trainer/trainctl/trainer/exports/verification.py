@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.model_facts import stored_tensors
 from trainctl.protocol.errors import installing
 from trainctl.trainer.adapters import mlx_lora
-from trainctl.trainer.backends.base import BackendName
 from trainctl.trainer.common.model_files import model_config, read_object, vocabulary_size
 from trainctl.trainer.data.permutation import mix
 from trainctl.trainer.exports.adapter_files import OWN_BASE
@@ -68,12 +67,13 @@ class Comparison:
         return self.difference <= self.tolerance
 
 
-def unverifiable(backend: BackendName, form: Form) -> str:
-    """Return why an export of a run on `backend` can't be compared here; "" if it can. Both the library that it is for
-    and the one that trained it are needed."""
-    needed = {"peft": ("torch", "transformers", "peft"), "fused": ("torch", "transformers")}
-    own = {"torch": ("torch", "transformers", "peft"), "mlx": ("mlx", "mlx_lm")}
-    for name in (*needed.get(form, ("mlx", "mlx_lm")), *own[backend]):
+def unverifiable(trained: TrainedModel, form: Form) -> str:
+    """Return why an export of a trained model can't be compared here; "" if it can. Both the library that it is for and
+    the one that trained it are needed."""
+    torch = ("torch", "transformers", *(("peft",) if trained.lora is not None else ()))
+    wanted = torch if form in ("peft", "fused") else ("mlx", "mlx_lm")
+    own = torch if trained.backend == "torch" else ("mlx", "mlx_lm")
+    for name in (*wanted, *own):
         if importlib.util.find_spec(name) is None:
             extra = "mlx" if name.startswith("mlx") else "torch"
             return f"{name.replace('_', '-')} isn't installed here; {installing(extra)}"
