@@ -1,6 +1,7 @@
 """Which agent to talk to: the one that leads the active run, found by asking the agents of a cluster."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from trainctl.protocol import messages as m
@@ -19,10 +20,19 @@ GRACE_SECONDS = 0.5
 """Seconds left for the others once one has answered."""
 
 
+class SeveralRunsError(InvalidInputError):
+    """A run must be named, because several are active."""
+
+    def __init__(self, where: str, problem: str, leads: dict[str, str]) -> None:
+        super().__init__(where, problem)
+        self.leads = leads  # address of each run's lead, by the run's ID
+
+
 def conducts(seen: m.Snapshot) -> bool:
     """Whether the agent that sent a snapshot leads an active run."""
     run = seen.run
-    return run is not None and run.state in m.ACTIVE_RUN_STATES and run.lead == seen.node.node
+    is_hosted = run is not None and run.kind == "hosted"
+    return run is not None and is_hosted and run.state in m.ACTIVE_RUN_STATES and run.lead == seen.node.node
 
 
 def lead_address(seen: m.Snapshot) -> str | None:
@@ -45,33 +55,40 @@ async def look(address: str, refused: list[TrainctlError] | None = None) -> m.Sn
 
 
 async def find_lead(addresses: Sequence[str]) -> str:
-    """The address, of several agents', of the one that leads an active run, else of the first that answers. Raises
-    UnreachableError if none answers."""
+    """Return the address, of several agents', of the one that leads an active run, else of the first that answers.
+    Raises UnreachableError if none answers, and InvalidInputError if several runs are active."""
+    found = await _answers(addresses)
+    leads = {seen.run.run: address for address, seen in found.items() if seen.run is not None and conducts(seen)}
+    if len(leads) > 1:
+        raise SeveralRunsError("--run", f"several runs are active: {', '.join(sorted(leads))}; name one of them", leads)
+    elsewhere = (lead_address(seen) for seen in found.values())
+    return next(iter(leads.values()), None) or next(filter(None, elsewhere), None) or next(iter(found))
+
+
+async def _answers(addresses: Sequence[str]) -> dict[str, m.Snapshot]:
+    """Return the snapshots of the agents that answer soon after the first, in the order of their addresses. Raises
+    UnreachableError if none does."""
     refused: list[TrainctlError] = []
     looks = {address: asyncio.create_task(look(address, refused)) for address in addresses}
-    found: dict[str, m.Snapshot] = {}
     pending: set[asyncio.Task[m.Snapshot | None]] = set(looks.values())
+    has_answer = False
     try:
         while pending:
             done, pending = await asyncio.wait(
-                pending, timeout=GRACE_SECONDS if found else None, return_when=asyncio.FIRST_COMPLETED
+                pending, timeout=GRACE_SECONDS if has_answer else None, return_when=asyncio.FIRST_COMPLETED
             )
-            found |= {
-                address: seen for address, task in looks.items() if task in done and (seen := task.result()) is not None
-            }
-            lead = next((address for address, seen in found.items() if conducts(seen)), None)
-            if lead is not None:
-                return lead
+            has_answer = has_answer or any(task.result() is not None for task in done)
             if not done:
                 break
     finally:
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
+    ended = ((address, task.result()) for address, task in looks.items() if task not in pending)
+    found = {address: seen for address, seen in ended if seen is not None}
     if not found:
         raise _nobody(addresses, refused)
-    told = (lead_address(seen) for seen in found.values())
-    return next((lead for lead in told if lead), None) or next(address for address in addresses if address in found)
+    return found
 
 
 async def find_run(addresses: Sequence[str], run: str) -> str:
@@ -91,6 +108,23 @@ async def find_run(addresses: Sequence[str], run: str) -> str:
     knowing = dict(zip(addresses, await asyncio.gather(*map(knows, addresses)), strict=True))
     best = max(addresses, key=lambda address: knowing[address])
     return best if knowing[best][0] else await find_lead(addresses)
+
+
+async def all_runs(addresses: Sequence[str]) -> tuple[m.RunSummary, ...]:
+    """Return the runs that several agents know, newest first, each as its lead has it if that answers. Raises
+    UnreachableError if none answers."""
+    found: dict[str, m.RunSummary] = {}
+
+    async def ask(address: str, node: str) -> None:
+        with contextlib.suppress(TrainctlError):
+            async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
+                for row in (await client.runs()).runs:
+                    if row.run not in found or row.lead == node:
+                        found[row.run] = row
+
+    answers = await _answers(addresses)
+    await asyncio.gather(*(ask(address, seen.node.node) for address, seen in answers.items()))
+    return tuple(sorted(found.values(), key=lambda row: row.started_at, reverse=True))
 
 
 async def find_any(addresses: Sequence[str]) -> str:

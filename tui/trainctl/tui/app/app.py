@@ -71,7 +71,8 @@ class TrainctlApp(TerminalApp):
     def __init__(
         self, connect: Connect, *, clock: Clock | None = None, read_only: bool = False, glyphs: Glyphs | None = None,
         pictures: Path | None = None, theme: str | None = None, address: str = DEFAULT_ADDRESS, bell: bool = True,
-        config: settings.Found | None = None, first_keys: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        config: settings.Found | None = None, opens_runs: bool = False,
+        first_keys: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> None:  # fmt: skip
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
@@ -88,7 +89,7 @@ class TrainctlApp(TerminalApp):
         self.fleet_metrics = config.settings.columns if config is not None else ()
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
-        self._opened, self._first_keys = False, first_keys
+        self._opened, self._opens_runs, self._first_keys = False, opens_runs, first_keys
         self._repainting = RepaintScheduler(self, self._painting)
         self._key_buffer = KeyBuffer(self, self._press)
         self.hung_up = threading.Event()
@@ -220,7 +221,7 @@ class TrainctlApp(TerminalApp):
 
     def _arrived(self) -> None:
         """A snapshot is drawn at once; where no run is active, the first thing to see is the list of runs."""
-        if not self._opened and not self.live.active:
+        if not self._opened and (self._opens_runs or not self.live.active):
             self.action_show("runs")
         elif isinstance(self.screen, BaseScreen):
             self.screen.arrived()

@@ -80,18 +80,20 @@ def _spare_collector() -> None:
 
 
 def run_app(
-    address: str, *, by: str, read_only: bool = False, config: Path | None = None,
+    address: str, *, by: str, read_only: bool = False, config: Path | None = None, opens_runs: bool = False,
     say: Callable[[md.ViewState, str], str] = farewell,
 ) -> int:  # fmt: skip
     """The full-screen program until it is left; gives the exit status. Raises InvalidInputError for a bad address, and
     for a configuration file that was named and can't be read.
 
-    `say` makes the line that is printed at the end from what was last known and the address.
+    With `opens_runs`, the first screen is the list of runs. `say` makes the line that is printed at the end from what
+    was last known and the address.
     """
     ClusterSource(address, by=by)
     found = configuration(config)
     app = TrainctlApp(
         lambda: ClusterSource(address, by=by), read_only=read_only or found.settings.read_only, address=address,
+        opens_runs=opens_runs,
         first_keys=lambda: keymap.first_keys(found.settings.keys) if first_start.claim() else (), **options(found),
     )  # fmt: skip
     return run(app, found, lambda: say(app.live, address))

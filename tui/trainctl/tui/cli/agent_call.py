@@ -63,6 +63,15 @@ def find_lead(addresses: Sequence[str], run: str | None = None) -> str:
     return asyncio.run(lead.find_lead(addresses) if run is None else lead.find_run(addresses, run))
 
 
+def all_runs(addresses: Sequence[str]) -> tuple[m.RunSummary, ...]:
+    """Call `lead.all_runs`. A single agent that only hosts a rank is replaced by the active run's lead."""
+    if len(addresses) == 1:
+        return call(addresses[0], lambda client: client.runs(), lead=True).runs
+    from trainctl.protocol.client import lead
+
+    return asyncio.run(lead.all_runs(addresses))
+
+
 def find_any(addresses: Sequence[str]) -> str:
     """Call `lead.find_any`."""
     from trainctl.protocol.client import lead

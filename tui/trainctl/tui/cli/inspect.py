@@ -11,7 +11,17 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
 from trainctl.tui.cli import agent_call, output, run_lookup, tables
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Run, RunArgument, address_of, subcommands
+from trainctl.tui.cli.options import (
+    ClusterFile,
+    Connect,
+    Json,
+    JsonLines,
+    Run,
+    RunArgument,
+    address_of,
+    subcommands,
+    where,
+)
 
 app = subcommands()
 Hosts = dict[str, m.HostReading]
@@ -21,10 +31,11 @@ DIFFERS = 1
 
 @app.command(name="ls")
 def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
-    """List the runs the agent knows, newest first."""
-    reply = agent_call.call(address_of(ctx, connect, cluster), lambda client: client.runs(), lead=True)
-    text = tables.runs_table(reply.runs) if reply.runs else ""
-    return output.answer(text, json=json, none="no runs yet; start one with trainctl run RUN.toml", runs=reply.runs)
+    """List the runs that the agents know, newest first."""
+    at = where(ctx, connect, cluster)
+    runs = agent_call.all_runs(at.addresses)
+    text = tables.runs_table(runs) if runs else ""
+    return output.answer(text, json=json, none="no runs yet; start one with trainctl run RUN.toml", runs=runs)
 
 
 @app.command()
@@ -38,7 +49,7 @@ def status(
         hosts, works = await agent_call.hosts_of(snapshot.peers), (await client.works()).works
         return snapshot, hosts, (await client.attend()).viewers, works
 
-    snapshot, hosts, viewers, works = agent_call.call(address_of(ctx, connect, cluster), look, lead=True)
+    snapshot, hosts, viewers, works = agent_call.call(address_of(ctx, connect, cluster, run), look, lead=run is None)
     return output.answer(
         tables.status_text(snapshot, hosts, viewers, works), json=json, node=snapshot.node, run=snapshot.run,
         last_step=snapshot.last_step, rank_steps=snapshot.rank_steps, peers=snapshot.peers, hosts=hosts,
@@ -72,7 +83,7 @@ def policies(
     from trainctl.tui.state import policy_report
 
     report = agent_call.call(
-        address_of(ctx, connect, cluster), lambda client: policy_report.ask(client, run), lead=True
+        address_of(ctx, connect, cluster, run), lambda client: policy_report.ask(client, run), lead=run is None
     )
     return output.answer(
         policies_view.text(report), json=json, run=report.told.run, step=report.told.step,
@@ -110,7 +121,7 @@ def _diagnosis(
         return _diagnosis_of_record(run_lookup.find(run), step)
     try:
         return agent_call.call(
-            address_of(ctx, connect, cluster), lambda client: client.diagnosis(run, step), lead=run is None
+            address_of(ctx, connect, cluster, run), lambda client: client.diagnosis(run, step), lead=run is None
         )
     except (UnreachableError, RefusedError) as error:
         here = run_lookup.find_here(run) if run is not None else None
@@ -191,8 +202,9 @@ def watch(
     from trainctl.tui.cli import watch as follow
 
     agent_call.call(
-        address_of(ctx, connect, cluster), lambda client: follow.show(client, lambda item: True, json=json, run=run),
-        lead=True,
+        address_of(ctx, connect, cluster, run),
+        lambda client: follow.show(client, lambda item: True, json=json, run=run),
+        lead=run is None,
     )  # fmt: skip
     return 0
 
@@ -210,9 +222,9 @@ def events(
     """Print a run's events: commands, checkpoints, evaluations, faults."""
     from trainctl.tui.cli import watch as following
 
-    address = address_of(ctx, connect, cluster)
+    address = address_of(ctx, connect, cluster, run)
     return agent_call.call(
-        address, lambda client: following.show_events(client, run, last, follow=follow, json=json), lead=True
+        address, lambda client: following.show_events(client, run, last, follow=follow, json=json), lead=run is None
     )
 
 
@@ -253,4 +265,4 @@ def logs(
         chosen = await reading.rank_of(client, run, node) if node is not None else rank or 0
         return await reading.show_logs(client, run, chosen, last, follow=follow, json=json)
 
-    return agent_call.call(address_of(ctx, connect, cluster), show, lead=everyone)
+    return agent_call.call(address_of(ctx, connect, cluster, run), show, lead=everyone and run is None)

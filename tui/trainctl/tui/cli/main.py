@@ -137,11 +137,16 @@ def _full_screen(at: targets.Where, *, read_only: bool, config: Path | None) -> 
     finally:
         gc.enable()
 
+    from trainctl.protocol.client.lead import SeveralRunsError
+
+    several = False
     try:
         address = agent_call.find_lead(at.addresses)
     except UnreachableError:
         address = at.addresses[0]  # the screen waits for it, and says so
-    return run_app(address, by=user_name(), read_only=read_only, config=config)
+    except SeveralRunsError as error:
+        address, several = next(iter(error.leads.values())), True
+    return run_app(address, by=user_name(), read_only=read_only, config=config, opens_runs=several)
 
 
 @app.command()

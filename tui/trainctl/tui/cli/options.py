@@ -92,9 +92,10 @@ def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
     return Path(found) if found is not None else None  # it may still be text there
 
 
-def address_of(ctx: typer.Context, connect: str | None, cluster: Path | None) -> str:
-    """The agent to connect to. Raises UnreachableError if no agent in the cluster answers."""
-    return agent_call.find_lead(where(ctx, connect, cluster).addresses)
+def address_of(ctx: typer.Context, connect: str | None, cluster: Path | None, run: str | None = None) -> str:
+    """Return the agent to connect to: the lead of `run`, or of the only active run. Raises UnreachableError if no agent
+    in the cluster answers, and InvalidInputError if several runs are active and none is named."""
+    return agent_call.find_lead(where(ctx, connect, cluster).addresses, run)
 
 
 class WholeSummaries(TyperGroup):

@@ -133,7 +133,7 @@ def _start(
     if not json:
         start_agent.offer(at, targets.DEFAULT_ADDRESS, output.tell)
     with command_result.told(order, json=json):
-        address = agent_call.find_lead(at.addresses, resume or (branch and verbs.branch_point(branch)[0]))
+        address = _asked(at, args, node)
         before = agent_call.call(address, lambda client: _as_it_was(client, resume)) if follow and resume else None
         begins = follow or copy is not None  # its first step may be far off
         wait: command.Wait = "accepted" if begins else "applied"
@@ -149,6 +149,16 @@ def _start(
     if (code := command.exit_code(reply)) or reply.run is None:
         return command_result.finish(order, reply, json=json, code=code)
     return _show_started(order, reply, reply.run, json=json)
+
+
+def _asked(at: targets.Where, args: dict[str, Any], node: str | None) -> str:
+    """Return the address of the agent that is asked: one that knows the run which is resumed or branched off, else one
+    of the nodes that will take part. Raises UnreachableError if none answers."""
+    if known := args.get("resume") or (args.get("branch") and verbs.branch_point(args["branch"])[0]):
+        return agent_call.find_lead(at.addresses, known)
+    wanted = [node] if node is not None else [*args["config"]["nodes"]]
+    own = [at.cluster.address_of(name) for name in wanted if name in at.cluster.nodes] if at.cluster is not None else []
+    return agent_call.find_any(own) if own else agent_call.find_lead(at.addresses)
 
 
 async def _sent_and_told(client: Any, order: command.Order, seconds: float) -> m.CommandReply:

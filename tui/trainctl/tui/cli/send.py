@@ -80,7 +80,7 @@ def send(
         arguments.check_text(text or "", name)
     order = command.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
     with command_result.told(order, json=json):
-        lead = agent_call.find_lead(at.addresses)
+        lead = agent_call.find_lead(at.addresses, run)
         reply = command_result.send(lead, order, wait, timeout)
     if wait == "none":
         # Nobody has answered: there is no state.
@@ -130,7 +130,7 @@ def profile(
     at = where(ctx, connect, cluster)
     for text in (run, *(node or ())):
         arguments.check_text(text or "", "RUN" if text == run else "--node")
-    lead = agent_call.find_lead(at.addresses)
+    lead = agent_call.find_lead(at.addresses, run)
     order = command.make_order("profile", {"steps": steps, "nodes": node or []}, run=run)
     with command_result.told(order, json=json):
         events = (
