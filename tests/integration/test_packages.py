@@ -112,7 +112,7 @@ def test_a_second_package_that_an_upgrade_left_is_named_and_its_removal_answered
     assert "trainctl-client 0.2.0 is installed there" in run_doctor(venv)
     venv.pip("uninstall", "--yes", "trainctl-client")
     done = subprocess.run([venv.programs / "trainctl", "--version"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "install trainctl again" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 1 and "--force-reinstall" in done.stderr and done.stderr.count("\n") == 1
     venv.install("--no-index", "--no-deps", "--force-reinstall", wheel)
     assert_it_works(venv)
 

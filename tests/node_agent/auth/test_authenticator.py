@@ -326,3 +326,11 @@ def test_gradients_off_loopback_need_a_trusted_network(interface, name, networks
             preflight.check_network(config, "studio", "config", placement)
     else:
         preflight.check_network(config, "studio", "config", placement)
+
+
+def test_a_list_of_keys_lets_in_again_once_its_mode_is_right_and_nobody_once_it_is_not(folder: KeyFolder) -> None:
+    access = AccessList(folder, Cluster())
+    for mode, is_let_in in ((0o600, True), (0o664, False), (0o600, True)):
+        folder.authorized_path.chmod(mode)
+        assert (access.find(ANNA.public) is not None) is is_let_in
+        assert ("chmod go-w" in access.problem) is not is_let_in

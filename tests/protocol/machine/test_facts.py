@@ -47,6 +47,6 @@ def test_packages_with_our_names_that_are_not_this_program_are_named(tmp_path: A
         folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # none of them has our programs
     found = facts.gather("a", tmp_path, tmp_path).namesakes
     assert {"trainctl 99.0", "trainctl-client 0.2.0"} <= {*found} and not any("tools" in name for name in found)

@@ -204,15 +204,15 @@ async def test_a_log_of_long_characters_is_the_file_byte_by_byte(
     body = body.decode("utf-8", "ignore").encode() + b"\xe6\x9d"  # a writer may stop within a character
     (tmp_path / "log").write_bytes(body)
     client: Any = FileLog(tmp_path / "log")
-    wanted = body.decode("utf-8", "replace").encode()
-    await logs.show_logs(client, None, 0, None, follow=False, json=False)
-    assert capfdbinary.readouterr().out == wanted
-    tail = await logs.log_tail(client, None, 0, 50_000)
     whole = body[:-2]  # the rest of the last character is still to come
+    await logs.show_logs(client, None, 0, None, follow=False, json=False)
+    assert capfdbinary.readouterr().out == whole
+    tail = await logs.log_tail(client, None, 0, 50_000)
     assert tail.text.encode() == b"".join(whole.splitlines(keepends=True)[-50_000:])
     assert (tail.offset_bytes, tail.end_bytes) == (len(whole) - len(tail.text.encode()), len(whole))
     for _ in range(200):
         offset, limit = picked.randrange(len(body)), picked.randrange(1, 20)
         part = await client.log(None, 0, offset, limit)
-        assert 0 <= part.offset_bytes - offset <= 3 and part.end_bytes > part.offset_bytes
+        assert 0 <= part.offset_bytes - offset <= 3
+        assert part.end_bytes > part.offset_bytes or part.end_bytes >= len(whole)
         assert "\ufffd" not in part.text or limit < 7 or part.end_bytes == len(body)

@@ -21,7 +21,7 @@ def _run(program: str, module: str) -> int:
     except ModuleNotFoundError as error:
         name = error.name or module
         if name.startswith("trainctl"):
-            remedy = "some of its files were removed; install trainctl again with pip install --force-reinstall"
+            remedy = "its files were removed; in a trainctl checkout, run: pip install --force-reinstall '.[tui]'"
         else:
             remedy = "in a trainctl checkout, run: pip install '.[tui]'"
         print(f"{program}: {name} is not installed; {remedy}", file=sys.stderr)

@@ -83,8 +83,8 @@ class AccessList:
 
     def _keep_up(self) -> None:
         try:
-            now = self._folder.authorized_path.stat()
-            seen: tuple[int, ...] = (now.st_mtime_ns, now.st_ino, now.st_size)
+            now = self._folder.authorized_path.lstat()
+            seen: tuple[int, ...] = (now.st_mtime_ns, now.st_ctime_ns, now.st_ino, now.st_size, now.st_mode)
         except OSError:
             seen = ()
         if seen == self._seen:

@@ -26,7 +26,7 @@ def parse(text: str, where: str) -> ListenAddress:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     host = "127.0.0.1" if host == "localhost" else host
-    if not _is_address(host) or not (port.isascii() and port.isdigit() and int(port) < 2**16):
+    if not is_address(host) or not (port.isascii() and port.isdigit() and int(port) < 2**16):
         raise InvalidInputError(where, f"{text!r} is not IP-ADDRESS:PORT, such as {EXAMPLE}")
     return ListenAddress(host, int(port))
 
@@ -46,7 +46,7 @@ def check(listen: ListenAddress, where: str, trusted: Sequence[str], *, anyone: 
     )
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -15,7 +15,7 @@ from prometheus_client.exposition import MetricsHandler
 from prometheus_client.registry import Collector
 
 from trainctl.node_agent.exporter.catalogue import SPECS, Spec
-from trainctl.node_agent.exporter.listen_address import ListenAddress
+from trainctl.node_agent.exporter.listen_address import ListenAddress, is_address
 from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, Reading, readings
 from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import InvalidInputError
@@ -65,9 +65,8 @@ class _Handler(MetricsHandler):
 
     def do_GET(self) -> None:  # noqa: N802  the name that http.server calls
         """Refuse a request that a browser was led to send here, by a name that somebody else made point at loopback."""
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        is_own = ":" in host or host.replace(".", "").isdigit() or host in ("localhost", socket.gethostname())
-        if addresses.is_loopback(self.client_address[0]) and not is_own:
+        hosts = self.headers.get_all("Host") or ["localhost"]
+        if addresses.is_loopback(self.client_address[0]) and not all(map(_is_own, hosts)):
             self.send_error(403, "Host is not a name of this machine")
             return
         super().do_GET()
@@ -77,6 +76,15 @@ class _Handler(MetricsHandler):
             super().handle()
         except OSError:
             return  # the scraper has gone, or was too slow
+
+
+def _is_own(host: str) -> bool:
+    """Return whether a Host header has an IP address or a name of this machine."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return False
+    return is_address(name) or name in ("localhost", socket.gethostname().lower())
 
 
 class _HttpServer(ThreadingMixIn, HTTPServer):

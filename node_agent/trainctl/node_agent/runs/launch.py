@@ -154,6 +154,8 @@ class Launch:
             if newer is None:
                 raise
             await self._host(run, hosted, config, generation, source, call_off=known.state)
+        if from_step is not None:
+            await asyncio.to_thread(restore.call_rollback_off, paths)
         try:
             opening = await asyncio.to_thread(
                 restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
@@ -270,7 +272,6 @@ def _source(paths: RunPaths, node: str, out: Collection[str], from_step: int | N
             problem = f"{paths.directory.name} has no whole checkpoint of step {from_step}"
             older = f"; the newest before it is of step {chosen.step}" if chosen.step else ""
             raise InvalidInputError("from_step", problem + older)
-        restore.call_rollback_off(paths)
         return chosen
     at_most = restore.rollback_step(paths)
     source = checkpoint_source.find(paths, node, out, at_most=at_most)

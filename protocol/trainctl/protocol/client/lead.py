@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
@@ -31,8 +31,9 @@ class SeveralRunsError(InvalidInputError):
 def conducts(seen: m.Snapshot) -> bool:
     """Whether the agent that sent a snapshot leads an active run."""
     run = seen.run
-    is_hosted = run is not None and run.kind == "hosted"
-    return run is not None and is_hosted and run.state in m.ACTIVE_RUN_STATES and run.lead == seen.node.node
+    if run is None or run.kind != "hosted":
+        return False
+    return run.state in m.ACTIVE_RUN_STATES and run.lead == seen.node.node
 
 
 def lead_address(seen: m.Snapshot) -> str | None:
@@ -58,11 +59,20 @@ async def find_lead(addresses: Sequence[str]) -> str:
     """Return the address, of several agents', of the one that leads an active run, else of the first that answers.
     Raises UnreachableError if none answers, and InvalidInputError if several runs are active."""
     found = await _answers(addresses)
-    leads = {seen.run.run: address for address, seen in found.items() if seen.run is not None and conducts(seen)}
+    leads = _leads(found)
     if len(leads) > 1:
         raise SeveralRunsError("--run", f"several runs are active: {', '.join(sorted(leads))}; name one of them", leads)
-    elsewhere = (lead_address(seen) for seen in found.values())
-    return next(iter(leads.values()), None) or next(filter(None, elsewhere), None) or next(iter(found))
+    return next(iter(leads.values()), None) or next(iter(found))
+
+
+def _leads(found: Mapping[str, m.Snapshot]) -> dict[str, str]:
+    """Return the address of the lead of each active run by the run's ID, also where only a follower has answered; its
+    own if it can't reach the lead either."""
+    leads: dict[str, str] = {}
+    for address, seen in sorted(found.items(), key=lambda item: conducts(item[1])):
+        if seen.run is not None and seen.run.kind == "hosted" and seen.run.state in m.ACTIVE_RUN_STATES:
+            leads[seen.run.run] = address if conducts(seen) else lead_address(seen) or address
+    return leads
 
 
 async def _answers(addresses: Sequence[str]) -> dict[str, m.Snapshot]:
@@ -107,7 +117,12 @@ async def find_run(addresses: Sequence[str], run: str) -> str:
 
     knowing = dict(zip(addresses, await asyncio.gather(*map(knows, addresses)), strict=True))
     best = max(addresses, key=lambda address: knowing[address])
-    return best if knowing[best][0] else await find_lead(addresses)
+    if knowing[best][0]:
+        return best
+    try:
+        return await find_lead(addresses)
+    except SeveralRunsError as several:
+        raise InvalidInputError("--run", f"no agent knows {run}; active: {', '.join(several.leads)}") from None
 
 
 async def all_runs(addresses: Sequence[str]) -> tuple[m.RunSummary, ...]:

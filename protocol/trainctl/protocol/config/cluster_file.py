@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import platformdirs
 from msgspec import Meta
 
 from trainctl.protocol.config import addresses, simulated_nodes, toml_file
 from trainctl.protocol.config.addresses import Key
 from trainctl.protocol.config.alert_rules import AlertHooks, check_webhook
-from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.config.names import NAME_PATTERN, config_folder
 from trainctl.protocol.config.prices import DEFAULT_CURRENCY, Price, Prices, check_currency
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.config.simulated_nodes import SimulatedNode
@@ -67,7 +66,7 @@ class _Added(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def default_path() -> Path:
     """$TRAINCTL_CLUSTER, or cluster.toml in the platform's configuration folder."""
     chosen = os.environ.get("TRAINCTL_CLUSTER")
-    return Path(chosen) if chosen else platformdirs.user_config_path("trainctl") / "cluster.toml"
+    return Path(chosen) if chosen else config_folder() / "cluster.toml"
 
 
 def read(path: Path, *, simulated: bool = False) -> Cluster:

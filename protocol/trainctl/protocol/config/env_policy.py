@@ -44,12 +44,11 @@ ALLOWED = frozenset({
     "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO", "PYTORCH_ENABLE_MPS_FALLBACK",
     "PYTORCH_MPS_PREFER_METAL", "PYTORCH_MPS_FAST_MATH", "MLX_METAL_FAST_SYNCH", "MLX_METAL_PREALLOCATE",
     "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER",
-    # what is logged, and where nothing is asked
+    # what is logged, and engines that are only named
     "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_NET_GDR_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
-    "HF_HUB_OFFLINE",
 })  # fmt: skip
 """Variables that a run file may give a node's processes: none names a file, a program or a library."""
-OWNERS = "TRAINCTL_ALLOWED_VARIABLES"
+ALLOWED_BY_OWNER = "TRAINCTL_ALLOWED_VARIABLES"
 """The agent's variable in which a machine's owner names more of them, separated by commas."""
 
 
@@ -67,10 +66,10 @@ def check(variables: Mapping[str, str], where: str) -> None:
 def check_allowed(variables: Collection[str], environment: Mapping[str, str], where: str) -> None:
     """Raise InvalidInputError naming the first variable that a run file may not set on the node whose agent has this
     environment."""
-    by_owner = {name.strip() for name in environment.get(OWNERS, "").split(",")}
+    by_owner = {name.strip() for name in environment.get(ALLOWED_BY_OWNER, "").split(",")}
     for name in sorted({*variables} - ALLOWED - by_owner):
         problem = f"a run file may not set it: set it on the node with trainctl-agent install --env {name}=..., or "
-        raise InvalidInputError(f"{where}.{name}", f"{problem}allow it there with --env {OWNERS}={name}")
+        raise InvalidInputError(f"{where}.{name}", f"{problem}allow it there with --env {ALLOWED_BY_OWNER}={name}")
 
 
 def without_agent_options(environment: Mapping[str, str]) -> dict[str, str]:

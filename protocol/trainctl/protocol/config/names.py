@@ -1,7 +1,14 @@
 """Patterns of the names of runs, nodes and files, and the names of this machine and its user."""
 
 import getpass
+import os
+import pwd
 import socket
+from pathlib import Path
+
+import platformdirs
+
+from trainctl.protocol.errors import InvalidInputError
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
 FILE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z"
@@ -25,3 +32,26 @@ def user_name() -> str:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
         return "unknown"
+
+
+def config_folder() -> Path:
+    """Return the folder of this user's configuration of trainctl. Raises InvalidInputError as `_check_home`."""
+    _check_home()
+    return platformdirs.user_config_path("trainctl")
+
+
+def state_folder() -> Path:
+    """Return the folder of this user's runs. Raises InvalidInputError as `_check_home`."""
+    _check_home()
+    return platformdirs.user_state_path("trainctl")
+
+
+def _check_home() -> None:
+    """Raise InvalidInputError for a user without a home, such as one that a container was given by number."""
+    if os.environ.get("HOME"):
+        return
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        problem = f"is not set, and user {os.getuid()} has no home: set it to a folder that this user can write"
+        raise InvalidInputError("HOME", problem) from None

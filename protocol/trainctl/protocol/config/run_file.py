@@ -506,6 +506,8 @@ def _override(raw: dict[str, Any], key: str, text: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    except RecursionError:
+        raise InvalidInputError("--set", f"{key}: the value is nested too deeply") from None
     target = raw
     for part in table.split("."):
         target = target.setdefault(part, {})

@@ -2,7 +2,7 @@
 
 import math
 from fractions import Fraction
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -59,6 +59,8 @@ DEFAULT_HELD_OUT = 0.01
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The root of the tables below."""
+
+    is_of_run_file: ClassVar[bool] = True
 
 
 class RunTable(_Table, frozen=True):

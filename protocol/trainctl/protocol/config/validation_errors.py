@@ -88,7 +88,7 @@ def _in_struct(
         if key not in fields and kind.__struct_config__.forbid_unknown_fields:
             named = getattr(kind, "keys_are_names", False)
             problem = f"{key!r}{NO_CHOICE}{', '.join(fields)}" if named else UNKNOWN_FIELD
-            yield _under(path, key), problem + _meant(key, fields)
+            yield _under(path, key), problem + _meant(key, fields, elsewhere=getattr(kind, "is_of_run_file", False))
     for name, field in fields.items():
         if name in value:
             yield from found(value[name], field.type, _under(path, name), strict=strict)
@@ -96,11 +96,11 @@ def _in_struct(
             yield _under(path, name), "is required but missing"
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
+def _meant(name: str, known: Iterable[str], *, elsewhere: bool) -> str:
     """Return what follows `unknown field`: the name that is meant, by another trainer's name for it or by its spelling;
-    empty if none comes near."""
+    empty if none comes near. `elsewhere`: whether other trainers have such settings."""
     plain = name.lower().replace("-", "_")
-    if meant := NAMES_ELSEWHERE.get(plain):
+    if elsewhere and (meant := NAMES_ELSEWHERE.get(plain)):
         return f"; other trainers' {plain} is {meant} here: see {_PAGE}"
     near = difflib.get_close_matches(plain, list(known), n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""

@@ -12,11 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from ipaddress import IPv4Interface
 from pathlib import Path
 
-from trainctl import protocol
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.cgroups import cpu_quota
@@ -165,8 +164,12 @@ def _open_files() -> int | None:
 
 def _namesakes() -> tuple[str, ...]:
     """Return the installed packages with trainctl's names that aren't this program, with their versions."""
-    own = [each for each in distributions(name="trainctl") if each.version != protocol.__version__]
-    return tuple(sorted({f"{each.name} {each.version}" for each in (*own, *distributions(name="trainctl-client"))}))
+    foreign = [each for each in distributions(name="trainctl") if not _starts_us(each)]
+    return tuple(sorted({f"{each.name} {each.version}" for each in (*foreign, *distributions(name="trainctl-client"))}))
+
+
+def _starts_us(package: Distribution) -> bool:
+    return any(script.value.startswith("trainctl.tui") for script in package.entry_points)
 
 
 def installed_version(name: str) -> str | None:

@@ -52,14 +52,14 @@ class Formatter(logging.Formatter):
 
 def read_part(stream: BinaryIO | BufferedIOBase, offset: int, limit: int) -> tuple[int, int, int, str]:
     """Return a part of a file from `offset` (negative: from its end) with at most `limit` bytes: its first byte, the
-    one after its last, the file's size, and the text. No character is divided at either end; a piece of one that is
-    all there is becomes a replacement character."""
+    one after its last, the file's size, and the text. No character is divided at either end; a piece of one within
+    the file that is all of the part becomes a replacement character."""
     size = os.fstat(stream.fileno()).st_size
     start = max(0, size + offset) if offset < 0 else min(offset, size)
     stream.seek(start)
     body = stream.read(limit)
     skipped = next((number for number, byte in enumerate(body[:4]) if byte & 0xC0 != 0x80), 0) if start else 0
     text, used = codecs.utf_8_decode(body[skipped:], "replace", False)
-    if not used and body:
+    if not used and body and start + len(body) < size:  # at the end, the rest of a character may be still to come
         skipped, text, used = 0, body.decode("utf-8", "replace"), len(body)
     return start + skipped, start + skipped + used, size, text

@@ -1,20 +1,20 @@
 """Where a node keeps its runs and its sockets."""
 
+import contextlib
 import hashlib
 import os
 import stat
 import tempfile
 from pathlib import Path
 
-import platformdirs
-
+from trainctl.protocol.config.names import state_folder
 from trainctl.protocol.errors import InvalidInputError
 
 
 def state_root() -> Path:
     """The folder that holds every node's folder: $TRAINCTL_STATE, or the platform's state folder."""
     chosen = os.environ.get("TRAINCTL_STATE")
-    return Path(chosen) if chosen else platformdirs.user_state_path("trainctl")
+    return Path(chosen) if chosen else state_folder()
 
 
 def node_directory(node: str, root: Path | None = None) -> Path:
@@ -38,7 +38,8 @@ def runtime_directory(node_dir: Path) -> Path:
         base = "/tmp"  # noqa: S108  the sockets' own folder below is private
     digest = hashlib.sha256(str(node_dir.resolve()).encode()).hexdigest()[8:16]
     folder = Path(base) / f"trainctl-{os.getuid()}-{digest}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     kept = folder.lstat()
     if not stat.S_ISDIR(kept.st_mode) or kept.st_uid != os.getuid():
         raise InvalidInputError(str(folder), "not a folder of this user's, which the agent's sockets need: remove it")

@@ -8,19 +8,18 @@ import contextlib
 import fcntl
 import os
 import re
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
-import platformdirs
 import tomli_w
 from msgspec import Meta
 
 from trainctl.protocol.config import names, toml_file
 from trainctl.protocol.config.addresses import Key, check_public
+from trainctl.protocol.config.names import config_folder
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import make_folder, replaced, sync
 
@@ -122,10 +121,15 @@ class KeyFolder:
         path = self.authorized_path
         if not path.is_file():
             return Authorized()
-        kept = path.lstat()
-        if not stat.S_ISREG(kept.st_mode) or kept.st_uid not in (os.getuid(), 0) or kept.st_mode & 0o022:
-            problem = f"must be a file of this user's that no other can write (it has mode {kept.st_mode & 0o777:04o})"
-            raise InvalidInputError(str(path), f"{problem}, and no link; run: chmod go-w {path}")
+        if path.is_symlink():
+            raise InvalidInputError(str(path), "is a link; who may do what must stand in a file here: copy it")
+        for place in (self.path, path):
+            kept = place.stat()
+            if kept.st_uid not in (os.getuid(), 0):
+                raise InvalidInputError(str(place), "belongs to another user, who could let anyone in: chown it")
+            if kept.st_mode & 0o022:
+                problem = f"other users can write it (mode {kept.st_mode & 0o777:04o}), and so let anyone in"
+                raise InvalidInputError(str(place), f"{problem}; run: chmod go-w {place}")
         return toml_file.checked(toml_file.read(path, "list of keys"), Authorized, str(path))
 
     def make(self, name: str | None = None) -> tuple[str, ...]:
@@ -202,7 +206,7 @@ class KeyFolder:
 def default_folder() -> Path:
     """$TRAINCTL_KEYS, or `keys` in the platform's configuration folder."""
     chosen = os.environ.get("TRAINCTL_KEYS")
-    return Path(chosen) if chosen else platformdirs.user_config_path("trainctl") / "keys"
+    return Path(chosen) if chosen else config_folder() / "keys"
 
 
 def check_name(name: str) -> str:

@@ -48,12 +48,14 @@ def read_model(
             if rates := library_dropout.turn_off(whole):
                 log.warning("the model's own dropout is off (%s); [adapter] dropout is available", ", ".join(rates))
             if not with_weights:
-                new: torch.nn.Module = loader.from_config(whole, dtype=dtype)
+                new: torch.nn.Module = loader.from_config(whole, dtype=dtype, trust_remote_code=False)
                 return new
             if quantization_key(config):
-                return _quantized(path, config, where, lambda: loader.from_config(whole, dtype=dtype), dtype)
+                return _quantized(
+                    path, config, where, lambda: loader.from_config(whole, dtype=dtype, trust_remote_code=False), dtype
+                )
             model, notes = loader.from_pretrained(
-                folder, config=whole, dtype=dtype, local_files_only=True, use_safetensors=True,
+                folder, config=whole, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False,
                 output_loading_info=True, **(_packed_while_loading(packing, where) if packing else {}),
             )  # fmt: skip
     except (*_LOAD_ERRORS, SafetensorError) as error:
@@ -97,7 +99,7 @@ def _empty_model(path: Path, where: str) -> Any:
     try:
         with only_the_model(path, rope_config.read(path), with_weights=False) as folder, torch.device("meta"):
             config, loader = _architecture(folder)
-            return loader.from_config(config)
+            return loader.from_config(config, trust_remote_code=False)
     except _LOAD_ERRORS as error:
         raise InvalidInputError(where, f"cannot make a model of {path}: {first_line(error)}") from None
 

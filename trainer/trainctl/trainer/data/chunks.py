@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.common.errors import first_line
 
-LINES_BYTES, TEXT_BYTES = 1 << 19, 1 << 20
 MOST_LINE_BYTES = 1 << 26
+LINES_BYTES, TEXT_BYTES = 1 << 19, 1 << 20
 """Bytes of a chunk of lines, and of text. Larger ones spread less evenly over processes, and take more memory."""
 OVERLAP_BYTES = 1 << 13
 """Bytes of the next part that a part of a text is tokenized with."""

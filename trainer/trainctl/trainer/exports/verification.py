@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.model_facts import stored_tensors
+from trainctl.protocol.config.model_facts import check_no_code, stored_tensors
 from trainctl.protocol.errors import installing
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.common.model_files import model_config, read_object, vocabulary_size
@@ -46,7 +46,7 @@ _WHERE = "verification"
 
 @dataclass(frozen=True)
 class Reference:
-    """What the model that was trained makes of some tokens."""
+    """The logits of the model that was trained, for some tokens."""
 
     tokens: Tokens
     logits: Logits
@@ -292,7 +292,7 @@ def _by_peft(folder: Path) -> Any:
     by_task = {"CAUSAL_LM": peft.AutoPeftModelForCausalLM, "SEQ_2_SEQ_LM": peft.AutoPeftModelForSeq2SeqLM}
     loader: Any = by_task[task]
     with opened_by("peft"):
-        return loader.from_pretrained(str(folder), dtype=torch.float32)
+        return loader.from_pretrained(str(folder), dtype=torch.float32, trust_remote_code=False)
 
 
 def _by_transformers(folder: Path) -> Any:
@@ -309,8 +309,10 @@ def _by_mlx(folder: Path, base: Path | None = None) -> Any:
     """Return the whole model in `folder`, or the adapters there on their own base, if there is one, or on `base`."""
     from mlx_lm import utils
 
+    whole = _mlx_base(folder, base)
+    check_no_code(model_config(whole), whole, _WHERE)
     with opened_by("mlx-lm"):
-        model, _ = utils.load_model(_mlx_base(folder, base))
+        model, _ = utils.load_model(whole)
         return utils.load_adapters(model, str(folder)) if (folder / "adapter_config.json").exists() else model
 
 

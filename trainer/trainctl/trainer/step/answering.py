@@ -21,6 +21,14 @@ class Answered(NamedTuple):
     ended: bool  # whether the model ended it
 
 
+NOT_APPLIED = (
+    "stop_strings", "max_time", "penalty_alpha", "num_beam_groups", "diversity_penalty", "force_words_ids",
+    "constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "watermarking_config",
+    "custom_generate",
+)  # fmt: skip
+"""Settings of generation_config.json for which transformers needs code or another model, or that a clock decides."""
+
+
 class Answerer:
     """A model with its tokenizer."""
 
@@ -39,8 +47,8 @@ class Answerer:
             problem = "MLX doesn't apply generation_config.json: leave this out, or have a node with torch answer"
             raise InvalidInputError("use_generation_config", problem)
         settings = generation_config(model) or model_config(model)  # which has them in folders of old versions
-        if settings.get("stop_strings"):
-            problem = "has stop_strings, which can't be applied: remove them, or leave out use_generation_config"
+        if refused := next((name for name in NOT_APPLIED if settings.get(name)), None):
+            problem = f"has {refused}, which can't be applied: remove it, or leave out use_generation_config"
             raise InvalidInputError(str(model / "generation_config.json"), problem)
         return how._replace(settings=settings)
 

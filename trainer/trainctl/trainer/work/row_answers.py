@@ -9,6 +9,7 @@ import numpy as np
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.requests import ANSWER_BYTES
 from trainctl.trainer.backends.base import Decoding
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.rows import fields_of, prompt_of
 from trainctl.trainer.step.answering import Answerer
 from trainctl.trainer.work.scoring import ERROR_CHARACTERS
@@ -32,6 +33,8 @@ class RowAnswerer:
             made = self._answerer.answer(prompt_of(fields_of(row, "row"), "row"), how, lambda: None)
         except InvalidInputError as error:
             return {"error": error.problem[:ERROR_CHARACTERS]}
+        except (ValueError, TypeError, KeyError, IndexError) as error:  # of a library, about this row
+            return {"error": first_line(error)[:ERROR_CHARACTERS]}
         text = fitting(made.text, ANSWER_BYTES)
         cut = {"cut": True} if text != made.text else {}
         return {"answer": text, "tokens": made.tokens, "ended": made.ended, **cut}

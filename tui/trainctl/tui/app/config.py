@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.names import config_folder
 from trainctl.protocol.errors import InvalidInputError
 
 _MOST_PROBLEMS = 50
@@ -58,7 +57,7 @@ Check = Callable[[Mapping[str, str]], tuple[dict[str, str], dict[str, str]]]
 
 def default_path() -> Path:
     """config.toml in the platform's configuration folder, $XDG_CONFIG_HOME/trainctl where that is set."""
-    return platformdirs.user_config_path("trainctl") / "config.toml"
+    return config_folder() / "config.toml"
 
 
 def read(path: Path | None, themes: tuple[str, ...], check_keys: Check) -> Found:

@@ -61,10 +61,13 @@ def status(
 
 
 @app.command()
-def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
+def alerts(
+    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
+) -> int:
     """List the active run's open alerts, urgent ones first. Without an active run, list the alerts for the agent's
     machine."""
-    snapshot = agent_call.call(address_of(ctx, connect, cluster), lambda client: client.snapshot(0), lead=True)
+    address = address_of(ctx, connect, cluster, run)
+    snapshot = agent_call.call(address, lambda client: client.snapshot(0, run), lead=run is None)
     told = snapshot.alerts
     found = told.alerts if told is not None else ()
     return output.answer(

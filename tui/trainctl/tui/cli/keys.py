@@ -7,7 +7,7 @@ import typer
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
 from trainctl.tui.cli import agent_call, output, tables
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, address_of, subcommands, subgroup
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands, subgroup, where
 
 app = subcommands()
 group = subgroup("Manage this machine's keys and the keys it accepts.")
@@ -101,7 +101,8 @@ def audit(
     json: Json = False,
 ) -> int:
     """List the requests an agent refused, newest first. Operators only."""
-    found = agent_call.call(address_of(ctx, connect, cluster), lambda client: client.audit(last))
+    address = agent_call.find_any(where(ctx, connect, cluster).addresses)
+    found = agent_call.call(address, lambda client: client.audit(last))
     if json:
         output.emit_ok(refused=found.refused)
         return 0

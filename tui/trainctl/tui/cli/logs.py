@@ -69,8 +69,8 @@ async def parts_of(
             continue
         if part.text or not follow:
             yield part
-        offset = end_of(part, offset)
-        if offset >= part.size_bytes:
+        before, offset = offset, end_of(part, offset)
+        if offset >= part.size_bytes or offset == before:
             if not follow:
                 return
             await asyncio.sleep(POLL_SECONDS)

@@ -61,5 +61,5 @@ def _source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | N
         with contextlib.closing(DirectorySource(directory)) as source:
             yield source
         return
-    with BlockingClient(address_of(ctx, connect, cluster)) as client:
+    with BlockingClient(address_of(ctx, connect, cluster, run)) as client:
         yield AgentSource(client, run)

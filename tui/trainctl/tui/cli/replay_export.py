@@ -77,7 +77,7 @@ def export(
                 count += len(rows)
         else:
             count = agent_call.call(
-                address_of(ctx, connect, cluster), lambda client: _through(client, run, what, writer)
+                address_of(ctx, connect, cluster, run), lambda client: _through(client, run, what, writer)
             )
         writer.close()
     if output_file is not None:

@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import csv
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,11 @@ class _Csv:
         self.write([])
 
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters other than tabs and line ends."""
+_FORMULA = re.compile(r"[=@\t]|[+-](?!\d+(\.\d+)?$)")
+
+
 def _cell(value: Any) -> Any:
     """Return a cell that a spreadsheet takes for text where it is text: with a quotation mark before what would begin a
     formula, and without control characters."""
@@ -63,8 +69,8 @@ def _cell(value: Any) -> Any:
         return str(value).lower()
     if not isinstance(value, str):
         return value
-    plain = "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in value)
-    return f"'{plain}" if plain.startswith(("=", "+", "-", "@", "\t")) else plain
+    plain = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value)
+    return f"'{plain}" if _FORMULA.match(plain) else plain
 
 
 class _JsonLines:
