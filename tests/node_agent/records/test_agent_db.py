@@ -111,7 +111,7 @@ def test_one_from_before_0_2_0_is_refused_in_a_line_and_stays_as_it_is(tmp_path:
         AgentDb(file)
     assert file.read_bytes() == before
     file.write_bytes(b"nothing of the kind " * 100)
-    with pytest.raises(InvalidInputError, match=r"agent\.db: not a usable record"):
+    with pytest.raises(InvalidInputError, match=r"agent\.db: cannot be read: file is not a database"):
         AgentDb(file)
 
 

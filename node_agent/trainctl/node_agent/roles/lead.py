@@ -291,8 +291,6 @@ class Lead:
         await self._give_up_lost(session)
         await self._drain(session)
         await session.tick()
-        if session is self.session:  # it may have been closed while this waited for its turn
-            session.check_record()
 
     async def _drain(self, session: Session) -> None:
         """Have the ranks of nodes that leave do so."""

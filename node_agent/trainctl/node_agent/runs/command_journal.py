@@ -217,6 +217,7 @@ class CommandJournal:
             self._note(row, ended)
         self._hand_on(ended.id)
         if self.session is not None:  # a lead that takes over must know an outcome that the client knows
+            await self.session.announce()
             await self.session.copies.flush()
         await self._tell(ended.id)
 

@@ -216,7 +216,7 @@ class Launch:
                 ports[rank] = RemoteRank(link, run, rank, partial(_hosting_order, conductor, rank))
         nodes = {setting.node for setting in ranks.values()}
         copies = Copies(
-            opening.paths, {node: link for node, link in links.items() if node in nodes},
+            opening.recorder, {node: link for node, link in links.items() if node in nodes},
             lambda: self._db.commands_of(run, COMMANDS_HANDED_ON),
         )  # fmt: skip
         return Session(

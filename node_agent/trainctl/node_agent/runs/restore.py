@@ -5,7 +5,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import is_auto, micro_of
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.errors import DamagedError, InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import checkpoints
@@ -458,7 +458,10 @@ def _kept_reports(paths: RunPaths, after_step: int, least: m.Generation) -> list
     reported it; those older than `least` are of steps that were retracted."""
     found: dict[int, m.Report] = {}
     for file in sorted(paths.directory.glob("rank-*.db")):
-        for report in reports_after(file, after_step):
+        reports = list[m.Report]()
+        with suppress(DamagedError):  # its trainer makes it again
+            reports = reports_after(file, after_step)
+        for report in reports:
             known = found.get(report.step)
             if report.generation >= least and (known is None or report.generation > known.generation):
                 found[report.step] = report
@@ -515,6 +518,7 @@ def _keep(recorder: RunDb, durable: Durable) -> None:
     """So that an agent that is killed before the first plan, or has its power cut, leaves a run that its successor can
     lead, and that doesn't stand where it has gone back from."""
     recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode(), durable=True)
+    recorder.flush()
 
 
 def _highest(durable: Durable, state: LastState, seen: m.Generation | None) -> m.Generation:
