@@ -36,6 +36,7 @@ def live(recorder: restore.RunDb, n: int, versions: dict[int, int], until: int) 
     for number in versions:
         if number <= until:
             recorder.commit(step(number, generation), [part(number, generation=generation)], 0.0)
+        recorder.flush()
 
 
 @pytest.fixture
@@ -254,7 +255,7 @@ def test_a_run_continues_from_a_checkpoint_whose_steps_the_record_has_lost(paths
     assert resumed(paths, 3).conductor.durable.gap is None, "behind it"
 
 
-@pytest.mark.parametrize("left", [0.0, 0.3, None])
+@pytest.mark.parametrize("left", [0.0, 0.5, None])
 def test_a_log_that_was_cut_short_or_is_gone_refuses_no_resume(tmp_path: Path, left: float | None) -> None:
     paths, nodes = RunPaths(tmp_path / "run-1"), {"a": {"backend": "torch"}}
     recorder = restore.make_directory(paths, config(100, 24, nodes=nodes))

@@ -165,9 +165,9 @@ class RecordWriter:
         return self._settled < self._given
 
     @property
-    def is_refused(self) -> bool:
-        """Whether what waits in memory could not be written when that was last tried."""
-        return self._refusal is not None
+    def refusal(self) -> InvalidInputError | None:
+        """Why what waits in memory could not be written when that was last tried; None if it could."""
+        return self._refusal
 
     @property
     def problem(self) -> str | None:
@@ -178,8 +178,6 @@ class RecordWriter:
             return f"{refused}; steps and events wait in memory{lost}"
         if now < self._said_until:
             return self._said
-        if not self._ballast.taken and refused is None:
-            return f"{self._path}: the disk is nearly full{lost}"
         return f"{self._path}: {self._lost} writes were lost while it could not be written" if self._lost else None
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.keys import EVENTS_KEY
 from trainctl.node_agent.records.record_writer import RecordWriter
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import DamagedError, InvalidInputError, ProtocolError, VersionError
+from trainctl.protocol.errors import DamagedError, InvalidInputError, ProtocolError
 from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
@@ -235,7 +235,7 @@ class RunDb:
     def host(self, reading: m.HostReading) -> None:
         """Keep one reading of a node every HOST_EVERY_SECONDS, for HOST_KEPT_SECONDS; they don't wait for room."""
         since_last = reading.read_at - self._host_read_at.get(reading.node, 0.0)
-        if 0 <= since_last < HOST_EVERY_SECONDS - 0.5 or self._writer.is_refused:  # half a second for a timer's jitter
+        if 0 <= since_last < HOST_EVERY_SECONDS - 0.5 or self.is_refused:  # half a second for a timer's jitter
             return
         self._host_read_at[reading.node] = reading.read_at
         self._write(writes.host(reading, reading.read_at - HOST_KEPT_SECONDS))
@@ -269,7 +269,7 @@ class RunDb:
     @property
     def is_refused(self) -> bool:
         """Whether what waits in memory can't be written for now."""
-        return self._writer.is_refused
+        return self._writer.refusal is not None
 
     def highest_generation(self) -> m.Generation | None:
         """Of all steps that were ever committed, retracted ones too; None before the first."""
@@ -338,10 +338,8 @@ class RunDb:
     def _plan_in(self, body: bytes) -> m.StepPlan | None:
         try:
             plan: m.StepPlan = decode_stored(body, m.StepPlan)
-        except VersionError:
-            return None  # of a program before or after this one: no trainer that this one talks to has it
-        except ProtocolError as error:
-            raise InvalidInputError(f"{self._paths.record}: plans", str(error)) from None
+        except ProtocolError:
+            return None  # damaged, or of a program before or after this one: no trainer that this one talks to has it
         return plan
 
     def _read(self, read: Callable[[RecordReader], T]) -> T:

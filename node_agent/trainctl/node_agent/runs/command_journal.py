@@ -12,6 +12,7 @@ import msgspec
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, digest_of
+from trainctl.node_agent.records.run_folders import UNKNOWN_DIGEST
 from trainctl.node_agent.runs.session import Conducting, Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -19,6 +20,8 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
+BUSY_SECONDS, BUSY_RETRY_SECONDS = 5.0, 0.1
+"""Seconds for which a command and its outcome wait for agent.db, if another process has it locked."""
 LEFT_SECONDS = 30.0
 """Seconds after a command's time is up within which another node's agent, which now leads its run, may report it."""
 
@@ -91,7 +94,7 @@ class CommandJournal:
             return
         starts = verbs.args_type(command.verb) is verbs.StartRun
         about = self.session.run if self.session is not None and not starts else None
-        self._db.accept(msgspec.structs.replace(command, run=command.run or about), digest, time.time())
+        await self._accept(msgspec.structs.replace(command, run=command.run or about), digest)
         self._askers[command.id] = [asker]
         self._hand_on(command.id)
         try:
@@ -108,6 +111,18 @@ class CommandJournal:
         if row is not None and row.is_open:
             await self._say(identity, row.reply(command.rid))
 
+    async def _accept(self, command: m.Command, digest: str) -> None:
+        """Journal a command; another process's lock is waited for. Raises RefusedError."""
+        until = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._db.accept(command, digest, time.time())
+                return
+            except RefusedError:
+                if not self._db.is_busy or time.monotonic() > until:
+                    raise
+            await asyncio.sleep(BUSY_RETRY_SECONDS)
+
     async def _obey(self, command: m.Command, args: verbs.AgentArgs) -> None:
         """Carry out what is for this agent itself."""
         match args:
@@ -121,7 +136,7 @@ class CommandJournal:
                 assert_never(missing)
 
     async def _take_again(self, asker: _Asker, known: JournaledCommand, digest: str) -> None:
-        if known.digest != digest:
+        if known.digest not in (digest, UNKNOWN_DIGEST):
             reason = f"id {known.id} was already used for a different command ({known.verb})"
             reply = m.CommandReply(rid=asker.rid, id=known.id, state="conflict", reason=reason, field="id")
             await self._say(asker.identity, reply)
@@ -216,6 +231,10 @@ class CommandJournal:
         if not _is_note(row) or ended.state != "applied":
             self._note(row, ended)
         self._hand_on(ended.id)
+        until = time.monotonic() + BUSY_SECONDS
+        while self._db.is_busy and time.monotonic() < until:
+            await asyncio.sleep(BUSY_RETRY_SECONDS)
+            self._db.retry()
         if self.session is not None:  # a lead that takes over must know an outcome that the client knows
             await self.session.announce()
             await self.session.copies.flush()

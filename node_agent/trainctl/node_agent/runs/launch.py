@@ -132,7 +132,7 @@ class Launch:
         paths, cluster = RunPaths(known.directory), tuple(self._context.cluster.nodes)
         config = preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
         check_growing(config, self._context.cluster, str(paths.run_file))
-        await asyncio.to_thread(restore.complete_tables, paths)
+        remade = await asyncio.to_thread(restore.make_usable, paths)
         ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))
         for rank, node in ranks.items():
             if node == self._context.node and self._context.supervisor.find(paths, rank) is not None:
@@ -159,7 +159,7 @@ class Launch:
                 restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
                 placement=self._context.placement, seen=self._db.generation,
             )  # fmt: skip
-            return opening._replace(notices=(*opening.notices, missing)) if missing else opening
+            return opening._replace(notices=(*filter(None, (remade, *opening.notices, missing)),))
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))
             raise
@@ -228,8 +228,9 @@ class Launch:
         """A run whose trainers live, from `term` on. It is opened without a wait: a trainer that is heard while nobody
         leads it is told to leave. Raises InvalidInputError if its record doesn't allow it."""
         carried, paths = frozenset(row.id for row in self._db.open_commands()), RunPaths(known.directory)
-        restore.complete_tables(paths)
-        return restore.surviving_run(paths, carried, term, self._gone(paths), self._db.generation)
+        notice = restore.make_usable(paths)
+        opening = restore.surviving_run(paths, carried, term, self._gone(paths), self._db.generation)
+        return opening._replace(notices=(*opening.notices, notice)) if notice else opening
 
     def _gone(self, paths: RunPaths) -> set[str]:
         """This node, if it has ranks in the run and none of their trainers lives, as after a power cut."""

@@ -3,9 +3,11 @@
 import math
 import secrets
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +30,16 @@ from trainctl.node_agent.planning.durable import (
     Settings,
     Skipped,
 )
-from trainctl.node_agent.records.keys import DURABLE_KEY, decoded, settings_key
-from trainctl.node_agent.records.run_db import LastState, RunDb
+from trainctl.node_agent.records.keys import (
+    ALERTS_KEY,
+    DURABLE_KEY,
+    ETA_KEY,
+    NODE_TIMES_KEY,
+    VIEW_KEY,
+    decoded,
+    settings_key,
+)
+from trainctl.node_agent.records.run_db import LastState, RunDb, add_rank_records
 from trainctl.node_agent.runs import checkpoint_source, preflight, unstarted
 from trainctl.node_agent.runs.branching import Fork
 from trainctl.node_agent.runs.checkpoint_source import Source
@@ -43,11 +53,13 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import DamagedError, InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.messages import events as e
-from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record import checkpoints, salvage
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing
+from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_reading, open_for_writing
 
+CHECKED_BYTES = 1 << 28
+"""Most bytes of a record that is searched for damage before it is used: SQLite reads some 500 MB/s."""
 FIRST_GENERATION = m.Generation(1, 0)
 
 
@@ -122,9 +134,17 @@ def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) 
         raise RefusedError(f"cannot make the run directory: {error}") from None
 
 
-def complete_tables(paths: RunPaths) -> None:
-    """Make what a run's record lacks of its tables, as after the loss of its log. Raises InvalidInputError."""
-    open_for_writing(paths.record, RUN_SCHEMA).close()
+def make_usable(paths: RunPaths) -> str:
+    """Make what a run's record lacks of its tables, as after the loss of its log; make the whole record again if it is
+    damaged, and return what an event says of that. Raises InvalidInputError."""
+    try:
+        open_for_writing(paths.record, RUN_SCHEMA).close()
+        with closing(open_for_reading(paths.record)) as connection:
+            is_sound = paths.record.stat().st_size > CHECKED_BYTES or salvage.is_sound(connection)
+        _read(paths)
+    except DamagedError:
+        is_sound = False
+    return "" if is_sound else _make_again(paths)
 
 
 def kept_ranks(paths: RunPaths) -> dict[int, str]:
@@ -421,9 +441,11 @@ def _undone(then: Settings, latest: Settings, step: int) -> tuple[str, ...]:
 
 @contextmanager
 def _recorder(paths: RunPaths) -> Iterator[RunDb]:
-    """The run's recorder, left open unless what is done with it fails."""
+    """The run's recorder, left open unless what is done with it fails. Raises BusyError if another process has the
+    record locked."""
     recorder = RunDb(paths)
     try:
+        recorder.require()
         yield recorder
     except InvalidInputError:
         recorder.close()
@@ -512,6 +534,25 @@ def _passed(skips: Sequence[Skipped], step: int, cursor: int) -> int:
 def _kept(recorder: RunDb) -> Durable | None:
     text = recorder.meta(DURABLE_KEY)
     return decoded(text, Durable, recorder.path) if text is not None else None
+
+
+def _make_again(paths: RunPaths) -> str:
+    """From what can be read of it and of its ranks' own. What its conductor kept and can't be decoded goes: the run
+    continues from its newest step, as its file has it."""
+    aside = salvage.rebuild(paths.record, RUN_SCHEMA, partial(_salvaged, paths))
+    where = f"moved to {aside.name}" if aside is not None else "its file is gone"
+    return f"{paths.record} was damaged: {where}, and made again from what could be read of it and the ranks' records"
+
+
+def _salvaged(paths: RunPaths, connection: sqlite3.Connection) -> None:
+    add_rank_records(paths, connection)
+    for key, value in connection.execute("SELECT key, value FROM meta").fetchall():
+        kind = {DURABLE_KEY: Durable}.get(key, Settings if key.startswith(settings_key(0)[:-1]) else None)
+        try:
+            decoded(value, kind or object, paths.record)
+        except InvalidInputError:
+            if kind is not None or key in (ETA_KEY, NODE_TIMES_KEY, VIEW_KEY, ALERTS_KEY):
+                connection.execute("DELETE FROM meta WHERE key = ?", (key,))
 
 
 def _keep(recorder: RunDb, durable: Durable) -> None:

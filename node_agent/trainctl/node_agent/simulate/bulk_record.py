@@ -48,7 +48,7 @@ class BulkRecord(RunDb):
             self._writer.put(write)
         self._writer.forget_newest()
         if not self._writer.settle():
-            raise RefusedError(f"{self._writer.problem}: free some space, or give --output another folder")
+            raise RefusedError(f"{self._writer.refusal}: free some space, or give --output another folder")
         return True
 
     def close(self) -> None:
