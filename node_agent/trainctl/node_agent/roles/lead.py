@@ -136,6 +136,7 @@ class Lead:
         self._recovery.forget()
         if waited is not None and waited.run != run:
             self._db.set_run_state(waited.run, "failed", self._recovery.reason)
+            await self.journal.fail_open("another run was started instead", waited.run)
         return run
 
     async def _new(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
@@ -394,6 +395,7 @@ class Lead:
             self._role.turn(transitions.put_off(self._role.now, WaitingToRestart(now.run, due)))
         elif self.is_starting:
             self._role.turn(transitions.finish(self._role.now))
+            await self.journal.fail_open("the run ended before the command took effect", now.run)
 
     def _stop_waiting(self, run: str | None) -> int | None:
         """Have the run that waits to be resumed end instead. Returns its last step; None if there is none, or not that
@@ -405,7 +407,11 @@ class Lead:
         return self._recovery.stop(now.run)
 
     async def _begin_again(self, run: str, without: Collection[int]) -> Session | None:
-        await self._begin(self.launch.old(run, None, without=without))
+        open_commands = [row for row in self._db.open_commands() if row.run == run]
+        starting = next((row for row in open_commands if verbs.args_type(row.verb) is verbs.StartRun), None)
+        await self._begin(self.launch.old(run, None, without=without, starting=starting))
+        if self.session is not None:
+            await self.journal.conduct_again(self.session, "the run went back before the command took effect")
         return self.session
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from trainctl.protocol.messages import verbs
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
 BUSY_SECONDS, BUSY_RETRY_SECONDS = 5.0, 0.1
 """Seconds for which a command and its outcome wait for agent.db, if another process has it locked."""
+RESTARTED = "the agent restarted before the command took effect"
 LEFT_SECONDS = 30.0
 """Seconds after a command's time is up within which another node's agent, which now leads its run, may report it."""
 
@@ -152,6 +153,7 @@ class CommandJournal:
             if step is not None:
                 made = e.RunStateChanged("going back", "stopped")
                 await self.end(d.CommandEnded(command.id, "applied", step, made=made))
+                await self.fail_open("the run was stopped before the command took effect", command.run)
                 return
         other = session is None or command.run not in (None, session.run)
         if isinstance(args, verbs.Note) and other and (row := self._db.find(command.id)):
@@ -170,8 +172,9 @@ class CommandJournal:
         given = (command.id, command.verb, args, command.by, command.node, command.if_plan)
         await session.feed(d.Commanded(*given, expires, reason=self._reasons.get(command.id, "")))
 
-    async def conduct_again(self, session: Session) -> None:
-        """After a restart: what was accepted and is on no plan yet goes to the conductor once more."""
+    async def conduct_again(self, session: Session, why: str = RESTARTED) -> None:
+        """After a restart, or once a run has gone back: what was accepted and is on no plan yet goes to the conductor
+        once more."""
         for row in self._db.open_commands():
             under_way = (
                 verbs.args_type(row.verb) is verbs.Promote and row.id in self._askers
@@ -187,8 +190,7 @@ class CommandJournal:
                 await self.end(d.CommandEnded(row.id, "rejected", reason=error.problem, field=error.where))
                 continue
             if row.run != session.run or isinstance(args, verbs.AgentArgs):
-                reason = "the agent restarted before the command took effect"
-                await self.end(d.CommandEnded(row.id, "failed", reason=reason))
+                await self.end(d.CommandEnded(row.id, "failed", reason=why))
                 continue
             noted = session.recorder.note_of(row.id) if isinstance(args, verbs.Note) else None
             if noted is not None:  # killed before the outcome was journaled
@@ -197,17 +199,14 @@ class CommandJournal:
             expires = time.monotonic() + left_seconds
             await session.feed(d.Commanded(row.id, row.verb, args, row.by, row.node, row.if_plan, expires, again=True))
 
-    async def fail_open(self) -> None:
-        """After a restart without a run: whatever was accepted can't take effect any more, unless elsewhere; but for
-        notes, which are made once however often they are asked for."""
+    async def fail_open(self, why: str = RESTARTED, run: str | None = None) -> None:
+        """End what was accepted, of one run or of all, since no run is left in which it could take effect, unless
+        elsewhere; but for notes, which are made once however often they are asked for."""
         for row in self._db.open_commands():
-            if row.run is not None and self._db.followed(row.run) is not None:
+            if (run is not None and row.run != run) or (row.run is not None and self._db.followed(row.run) is not None):
                 continue
-            if await self._note_again(row):
-                continue
-            await self.end(
-                d.CommandEnded(row.id, "failed", reason="the agent restarted before the command took effect")
-            )
+            if not await self._note_again(row):
+                await self.end(d.CommandEnded(row.id, "failed", reason=why))
 
     async def _note_again(self, row: JournaledCommand) -> bool:
         """Make a note that was accepted, on a run that has ended, if it isn't made yet; whether that could be."""

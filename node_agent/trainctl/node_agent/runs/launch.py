@@ -119,10 +119,11 @@ class Launch:
 
     async def old(
         self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = (),
-        *, from_step: int | None = None,
+        *, from_step: int | None = None, starting: m.KeptCommand | None = None,
     ) -> restore.Opening:  # fmt: skip
         """Open an old run from its newest checkpoint, or from that of `from_step`; 0 starts over. `without`: ranks that
-        are lost from the beginning, and join when their nodes are reachable again. Raises InvalidInputError, also if
+        are lost from the beginning, and join when their nodes are reachable again. `starting`: the command that started
+        the run before it went back, which is open until a step commits. Raises InvalidInputError, also if
         no checkpoint is left of a run that has written some, or RefusedError."""
         known = self._db.known_run(run)
         if known is None:
@@ -157,7 +158,7 @@ class Launch:
         try:
             opening = await asyncio.to_thread(
                 restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
-                placement=self._context.placement, seen=self._db.generation,
+                placement=self._context.placement, seen=self._db.generation, starting=starting,
             )  # fmt: skip
             return opening._replace(notices=(*filter(None, (remade, *opening.notices, missing)),))
         except InvalidInputError as error:

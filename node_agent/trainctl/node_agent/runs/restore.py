@@ -206,12 +206,13 @@ def own(paths: RunPaths, term: int) -> None:
 def old_run(
     paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto",
     *, without: Collection[int] = (), term: int = 1, placement: preflight.Placement = preflight.Placement(),  # noqa: B008
-    clock: Callable[[], float] = time.time, seen: m.Generation | None = None,
+    clock: Callable[[], float] = time.time, seen: m.Generation | None = None, starting: m.KeptCommand | None = None,
 ) -> Opening:  # fmt: skip
     """Take an ended run up again from a checkpoint, or from the start if it has none.
 
     `starter` is the id of the command that asked for it, if one did; the ranks in `without` are lost for now. `term` is
-    the highest that is known, and `seen` the highest generation that this node has seen in any run.
+    the highest that is known, and `seen` the highest generation that this node has seen in any run; `starting` is the
+    open command that started the run before it went back.
 
     Steps committed after that checkpoint are retracted: they stay in the record, marked. The settings are those that
     the first step to be done again was planned with, so that it is the same step; what commands changed later is undone
@@ -255,15 +256,16 @@ def old_run(
         durable = msgspec.structs.replace(durable, gap=gap)
         asked = durable.rollback
         skipped = _skips(durable, settings, _progress(state.step, durable).cursor, step)
-        starting, left = {}, tuple(at for at in durable.checkpoints if at <= step)
+        carried, left = {}, tuple(at for at in durable.checkpoints if at <= step)
         if lost:
             left = (*left, step)
-        if starter is not None:
-            starting[starter] = Carried("start-run", by, step + 1, settings.plan_version)
+        for id, sender in ((starter, by), (starting.id, starting.by) if starting is not None else (None, "")):
+            if id is not None:
+                carried[id] = Carried("start-run", sender, step + 1, settings.plan_version)
         durable = msgspec.structs.replace(
             durable, settings=settings, generation=generation, seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",
-            carried=starting, paused_ids=(), members=(), probed=(), retracted=0, writing=None,
+            carried=carried, paused_ids=(), members=(), probed=(), retracted=0, writing=None,
             policies=_policies_at(paths, config, durable.policies, step), rollback=None, skipped=skipped,
             departed=tuple(rank for rank in durable.departed if rank not in settings.live),
             checkpoints=left, written=max(left, default=min(durable.written, step)), went_back=generation,
