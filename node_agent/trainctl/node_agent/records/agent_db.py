@@ -461,9 +461,15 @@ def _unreadable(connection: sqlite3.Connection) -> list[tuple[str, tuple[Any, ..
         check("meta", key, partial(_READ.get(key, str), value))
     for row in connection.execute(f"SELECT {_COMMAND_COLUMNS} FROM commands").fetchall():  # noqa: S608
         check("commands", row[0], partial(_checked_command, row))
-    for run, state, kind in connection.execute("SELECT run, state, kind FROM runs").fetchall():
-        check("runs", run, partial(msgspec.convert, (state, kind), tuple[m.RunState, m.RunKind]))
+    for run, folder, state, kind in connection.execute("SELECT run, directory, state, kind FROM runs").fetchall():
+        check("runs", run, partial(_check_run, run, folder, state, kind))
     return found
+
+
+def _check_run(run: str, folder: str, state: str, kind: str) -> None:
+    msgspec.convert((state, kind), tuple[m.RunState, m.RunKind])
+    if Path(folder).name != run:
+        raise ValueError(f"{folder} is not the folder of {run}")
 
 
 def _checked_command(row: Sequence[Any]) -> JournaledCommand:

@@ -21,11 +21,12 @@ from trainctl.protocol.record.schema import UNREADABLE
 UNKNOWN_DIGEST = ""
 """Stands for the digest of a command's body where only its id is known."""
 _PAGE = 500
-_ENDED = (
-    "INSERT OR IGNORE INTO commands (id, digest, verb, args, by, run, received_at, ttl_seconds, state, step, reason,"
-)
-_ENDED += " ended_at, undoes) VALUES (?, ?, ?, '{}', ?, ?, ?, 0, ?, ?, ?, ?, ?)"
-_NOW_ENDED = "UPDATE commands SET state = ?, step = ?, reason = ?, ended_at = ? WHERE id = ? AND state = 'accepted'"
+_ENDED = """
+    INSERT INTO commands (id, digest, verb, args, by, run, received_at, ttl_seconds, state, step, reason, ended_at,
+      undoes)
+    VALUES (?, ?, ?, '{}', ?, ?, ?, 0, ?, ?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET run = excluded.run, state = excluded.state, step = excluded.step
+"""
 _OPEN = "INSERT OR IGNORE INTO commands (id, digest, verb, args, by, run, node, received_at, ttl_seconds, state)"
 _OPEN += " VALUES (?, ?, ?, '{}', ?, ?, ?, ?, 0, 'accepted')"
 
@@ -69,7 +70,6 @@ def _add_run(node: str, paths: RunPaths, connection: sqlite3.Connection) -> None
             ended = (event.outcome, event.step, event.text[:1000], event.at)
             asked = (event.command, UNKNOWN_DIGEST, event.verb or "", event.by, run, event.at)
             connection.execute(_ENDED, (*asked, *ended, event.undoes))
-            connection.execute(_NOW_ENDED, (*ended, event.command))
     for id, carried in (durable.carried if durable is not None else {}).items():
         at = events[-1].at if events else 0.0
         connection.execute(_OPEN, (id, UNKNOWN_DIGEST, carried.verb, carried.by, run, carried.node, at))

@@ -229,7 +229,8 @@ def refusal(path: Path, error: Exception) -> InvalidInputError:
         return DamagedError(str(path), "its file was deleted or replaced")
     if code is not None and code & 0xFF in _DISK and code != sqlite3.SQLITE_IOERR_SHORT_READ:
         return InvalidInputError(str(path), f"the disk refuses it: {error}")
-    return DamagedError(str(path), f"cannot be read: {error}; {_DAMAGED}")
+    first_line = str(error).partition("\n")[0]  # SQLite may quote a whole table
+    return DamagedError(str(path), f"cannot be read: {first_line}; {_DAMAGED}")
 
 
 def is_busy(error: Exception) -> bool:
