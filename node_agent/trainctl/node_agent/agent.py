@@ -8,6 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,7 @@ from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.readings import sleep_clock
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.readings.processes import ProcessMeter
+from trainctl.node_agent.records import run_folders
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
@@ -116,7 +118,8 @@ class Agent:
 
     async def __aenter__(self) -> "Agent":
         self._lock = bind.lock(self.directory)
-        self._db = AgentDb(self.directory / "agent.db")
+        runs = runs_directory(self.directory)
+        self._db = AgentDb(self.directory / "agent.db", partial(run_folders.add_runs, self.node, runs))
         self._context = zmq.asyncio.Context()
         self._audit = Audit(self._db)
         try:
@@ -281,7 +284,7 @@ class Agent:
                 self._follower.adopt(known, followed)
             except InvalidInputError as error:
                 self._db.set_run_state(known.run, "failed", str(error))
-        if self._lead.session is None:
+        if self._lead.session is None and not self._lead.is_starting:
             await self._lead.journal.fail_open()
         self._worker_host.clean_up()
         self._work_lead.take_up()
@@ -338,9 +341,19 @@ class Agent:
         followed = self._follower.followed
         if self._lead.session is None and followed is not None:
             run, seconds = followed.config.run, self._follower.lead_silent_seconds(followed)
-            self._alerts.follow(followed.run, run.name, followed.config.alerts, followed.known.lead, seconds)
+            self._alerts.follow(
+                followed.run, run.name, followed.config.alerts, followed.known.lead, seconds, self._problem
+            )
         else:
-            self._alerts.watch(self._lead.session, self._lead.peers.silent)
+            self._alerts.watch(self._lead.session, self._lead.peers.silent, self._problem)
+
+    @property
+    def _problem(self) -> str | None:
+        """What is wrong with this node's databases."""
+        led, followed = self._lead.session, self._follower.followed
+        records = [part.recorder for part in (led, followed, *self._guests.live) if part is not None]
+        found = (self._db.problem, self._lead.awaits, *(record.problem for record in records))
+        return next(filter(None, found), None)
 
     async def _watch_parent(self) -> None:
         """Leave a while after the run has ended, so that its watchers hear how."""

@@ -138,14 +138,14 @@ async def test_during_a_calibration_no_run_is_attached_and_one_that_was_goes_on(
     guests = GuestRuns("a", context.directory, db, lambda _: None, is_calibrating=lambda: role.is_calibrating)
     host = CalibrationHost(context, role, profiles, links)
     attach = m.AttachRun(rid="r", run="ppo-7", name="ppo", started_at=1.0, ranks=(m.GuestRank(0),))
-    assert isinstance(guests.reply(attach), m.RunKept)
+    assert isinstance(await guests.reply(attach), m.RunKept)
     assert isinstance(await host.reply(request(wanted)), m.Calibration)
-    refused = guests.reply(msgspec.structs.replace(attach, run="ppo-8"))
+    refused = await guests.reply(msgspec.structs.replace(attach, run="ppo-8"))
     assert isinstance(refused, m.Refusal)
     assert refused.text == "a is being calibrated; attach the run again in about a minute"
-    assert isinstance(guests.reply(attach), m.RunKept), "its program has only lost its connection"
+    assert isinstance(await guests.reply(attach), m.RunKept), "its program has only lost its connection"
     await host.close()
-    assert isinstance(guests.reply(msgspec.structs.replace(attach, run="ppo-8")), m.RunKept)
+    assert isinstance(await guests.reply(msgspec.structs.replace(attach, run="ppo-8")), m.RunKept)
     guests.close()
     db.close()
 

@@ -126,6 +126,7 @@ def test_no_more_runs_and_metrics_than_the_limits(life: Life) -> None:
     assert life.db.known_run("one-more") is None and not (life.folder / "runs" / "one-more").exists()
     many = {f"user:m{number}": float(number) for number in range(guest_runs.MOST_OWN_METRICS + 20)}
     life.steps(step(1, m.GuestPart(0, values={**many, "own_loss": 1.0})), run="run-0")
+    life.guests.live[0].recorder.flush()
     with RecordReader(RunPaths(life.folder / "runs" / "run-0")) as reader:
         assert len(reader.own_metrics()) == guest_runs.MOST_OWN_METRICS
         (part,) = reader.rank_steps(1)
@@ -135,6 +136,7 @@ def test_no_more_runs_and_metrics_than_the_limits(life: Life) -> None:
 def test_a_loss_that_is_no_number_or_not_known_is_kept_as_that(life: Life) -> None:
     life.attach()
     life.steps(step(1, loss=math.nan), step(2), step(3, loss=1.5, weight=2.0), step(3, loss=9.9))
+    life.guests.live[0].recorder.flush()
     with RecordReader(RunPaths(life.folder / "runs" / "a")) as reader:
         losses = [kept.loss for kept in reader.steps(0, 10)[0]]
     assert losses[0] is not None and math.isnan(losses[0])

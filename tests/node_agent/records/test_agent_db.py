@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.node_agent.support.processes import kill_after, python
+from tests.node_agent.support.processes import kill_after, locked, python
+from tests.waiting import until
 
 from trainctl.node_agent.records.agent_db import AgentDb, digest_of
 from trainctl.protocol import messages as m
@@ -86,16 +87,13 @@ def test_only_the_highest_generation_is_kept(tmp_path: Path) -> None:
 
 def test_a_disk_that_refuses_stops_commands_but_not_their_ends(db: AgentDb, tmp_path: Path) -> None:
     db.accept(command(), "one", 1000.0)
-    db._connection.execute("PRAGMA busy_timeout=1")
-    other = sqlite3.connect(tmp_path / "agent.db")
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(RefusedError, match="command not journaled: database is locked"):
-        db.accept(command(2), "two", 1000.0)
-    db.outcome(ID, "applied", 3, "", None, None, None, 1001.0)
-    assert db.saw(m.Generation(3, 1)) and db.generation == m.Generation(3, 1)
-    assert "locked" in (db.problem or "")
-    other.execute("ROLLBACK")
-    other.close()
+    with locked(tmp_path / "agent.db") as pid:
+        with pytest.raises(RefusedError, match=rf"agent\.db: locked by process {pid} .*: command not journaled"):
+            db.accept(command(2), "two", 1000.0)
+        db.outcome(ID, "applied", 3, "", None, None, None, 1001.0)
+        assert db.saw(m.Generation(3, 1)) and db.generation == m.Generation(3, 1)
+        assert db.is_busy and f"locked by process {pid}" in (db.problem or "")
+    until(lambda: db.retry() or not db.is_busy)
     found = db.find(ID)
     assert found is not None and found.state == "applied" and db.problem is None
     assert db.find(command(2).id) is None
@@ -110,9 +108,6 @@ def test_one_from_before_0_2_0_is_refused_in_a_line_and_stays_as_it_is(tmp_path:
     with pytest.raises(InvalidInputError, match=r"agent\.db: schema 1 is older .*; use trainctl 0\.2\.0 .*, or move"):
         AgentDb(file)
     assert file.read_bytes() == before
-    file.write_bytes(b"nothing of the kind " * 100)
-    with pytest.raises(InvalidInputError, match=r"agent\.db: not a usable record"):
-        AgentDb(file)
 
 
 ACCEPTER = """

@@ -49,8 +49,8 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordReader]
     with RunDb(paths) as recorder:
         for number in range(1, STEPS + 1):
             commit(recorder, number)
-        with RecordReader(paths) as reader:
-            yield reader
+    with RecordReader(paths) as reader:
+        yield reader
 
 
 @pytest.mark.parametrize("columns", [2, 60])

@@ -50,6 +50,7 @@ class Node:
         return m.HostedRank(RUN, 1, None, *self.recorder.newest())
 
     def contents(self) -> tuple:
+        self.recorder.flush()
         with RecordReader(self.paths) as reader:
             steps, _ = reader.steps(0, 10_000)
             events, _ = reader.events(0, 10_000)
@@ -116,7 +117,7 @@ def nodes(tmp_path):
 async def test_a_copy_comes_to_the_lead_s_record_whenever_the_line_is_cut(nodes, seed):
     ours, theirs = nodes
     lead, chance = Lead(ours, 1, seed), random.Random(seed)
-    made = Copies(ours.paths, {"n1": theirs}, lambda: [COMMAND])
+    made = Copies(ours.recorder, {"n1": theirs}, lambda: [COMMAND])
     ours.recorder.on_kept = made.add
     lead.rest()
     for _ in range(4):
@@ -145,7 +146,7 @@ async def test_what_a_replaced_lead_had_made_alone_does_not_stand_in_its_copy(no
         old.commit()
         old.happen()
     new = Lead(ours, 2, 2)
-    made = Copies(ours.paths, {"n1": theirs}, lambda: ())
+    made = Copies(ours.recorder, {"n1": theirs}, lambda: ())
     ours.recorder.on_kept = made.add
     new.happen()
     new.commit()
@@ -178,7 +179,7 @@ async def test_a_copy_takes_the_rows_of_steps_that_the_next_lead_commits_again(n
         )
         ours.recorder.commit(row, [part(row.step, 1, row.generation)], 1000.0)
     new = Lead(ours, 2, 2)
-    made = Copies(ours.paths, {"n1": theirs}, lambda: ())
+    made = Copies(ours.recorder, {"n1": theirs}, lambda: ())
     ours.recorder.on_kept = made.add
     assert theirs.contents() != ours.contents()
     await come_to_rest(made, theirs)

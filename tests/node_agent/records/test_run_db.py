@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.node_agent.support.records import FIRST, check_rollups, part, plan, reading, rollups, rows, step
 
+from trainctl.node_agent.records import record_writer
 from trainctl.node_agent.records import run_db as recorder_module
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
@@ -73,11 +74,14 @@ def test_what_a_guest_does_not_say_stays_unsaid_and_is_no_nan(paths: RunPaths) -
 def test_committing_twice_changes_nothing(paths: RunPaths) -> None:
     with RunDb(paths) as recorder:
         recorder.commit(step(1), [part(1)], 1000.0)
+        recorder.flush()
         before = rows(paths, "SELECT * FROM steps, rank_steps, rollups")
         recorder.commit(step(1, loss=9.0), [part(1, tokens=7.0)], 2000.0)
         recorder.evaluation(1, 5.0, 2.0, 1.0, 1.0)
         recorder.evaluation(1, 5.0, 2.0, 1.0, 1.0)
+        recorder.flush()
         assert rows(paths, "SELECT * FROM steps, rank_steps, rollups") == before
+        recorder.flush()
         assert rows(paths, "SELECT count(*) FROM evaluations") == [(1,)]
 
 
@@ -87,16 +91,19 @@ def test_a_row_of_the_lead_replaces_this_record_s_own_of_the_same_step(paths: Ru
     with RunDb(paths) as recorder:
         for row in (step(1), ours, step(3)):
             recorder.commit(row, [part(row.step), part(row.step, 1)], 1000.0)
+        recorder.flush()
         before = rows(paths, "SELECT * FROM steps, rank_steps, rollups, metric_values")
         for row in (step(1), ours, step(3)):
             recorder.known_step(row)
             recorder.known_part(part(row.step), 2000.0)
+        recorder.flush()
         assert rows(paths, "SELECT * FROM steps, rank_steps, rollups, metric_values") == before
         for values in ({"clip_scale": 0.5, "user:b": 2.0}, {}):
             its = msgspec.structs.replace(ours, committed_at=5.0, seconds_total=9.0, loss=1.5, values=values)
             its_part = msgspec.structs.replace(part(2), replays=3, values={"user:tries": 8.0})
             recorder.known_step(its)
             recorder.known_part(its_part, 2000.0)
+            recorder.flush()
             with RecordReader(paths) as reader:
                 assert reader.steps()[0] == (step(1), its, step(3))
                 assert reader.rank_steps(2) == (its_part, part(2, 1))
@@ -115,6 +122,7 @@ def test_a_retracted_step_stays_marked_and_its_redo_counts(paths: RunPaths) -> N
         recorder.on_kept = kept.append
         recorder.add_part(part(1, 1), 1000.0)  # it comes late
         assert kept == [m.KeptPart(part=part(1, 1))], "copies may have its step with more values"
+        recorder.flush()
         with RecordReader(paths) as reader:
             assert reader.series("loss").last == (50.0, 3.0)
             assert reader.rank_steps(2) == (part(2, 0, FIRST.next()),)
@@ -137,7 +145,9 @@ def test_host_readings_are_thinned_and_old_ones_go(paths: RunPaths) -> None:
     with RunDb(paths) as recorder:
         for second in range(60):
             recorder.host(reading(1000.0 + second))
+        recorder.flush()
         assert rows(paths, "SELECT at FROM host") == [(1000.0 + 10 * ten,) for ten in range(6)]
+        recorder.flush()
         with RecordReader(paths) as reader:
             first, place = reader.host_readings(0, 4)
             second, end = reader.host_readings(place, 4)
@@ -145,6 +155,7 @@ def test_host_readings_are_thinned_and_old_ones_go(paths: RunPaths) -> None:
         late = 1000.0 + recorder_module.HOST_KEPT_SECONDS
         for ten in range(10):
             recorder.host(reading(late + 60 + 10 * ten))
+        recorder.flush()
         kept = [at for (at,) in rows(paths, "SELECT at FROM host")]
         assert len(kept) == 10 and min(kept) == late + 60
 
@@ -156,20 +167,24 @@ def test_plans_go_once_they_are_many_and_no_checkpoint_needs_them(paths: RunPath
     with RunDb(paths) as recorder:
         for number in range(1, 301):
             recorder.plan(plan(number), 1000.0)
+        recorder.flush()
         assert rows(paths, kept) == [(1, 300, 300)]  # without a checkpoint a resume begins at the first step
         for step_kept in (120, 250):
             paths.checkpoint(step_kept).mkdir(parents=True)
         for number in range(301, 451):
             recorder.plan(plan(number), 1000.0)
+        recorder.flush()
         assert rows(paths, kept) == [(121, 450, 330)]  # what the older checkpoint needs
         paths.checkpoint(120).rmdir()
         for number in range(451, 701):
             recorder.plan(plan(number), 1000.0)
+        recorder.flush()
         assert rows(paths, kept) == [(251, 700, 450)]
         assert recorder.train_plan(251) == plan(251)
     with RunDb(paths, resumable=False) as recorder:
         for number in range(701, 1201):
             recorder.plan(plan(number, FIRST.next()), 1000.0)
+        recorder.flush()
         assert rows(paths, kept) == [(1101, 1200, 100)]
         assert recorder.last_state().seq == 1200
 
@@ -192,8 +207,8 @@ def test_drifts_are_kept_by_rank_and_a_repeated_one_counts(paths: RunPaths) -> N
 
 def test_a_file_that_is_no_record_of_ours_is_refused_in_a_line(paths: RunPaths) -> None:
     paths.record.write_bytes(b"not a database, but long enough to be looked at" * 100)
-    with pytest.raises(InvalidInputError, match=r"record\.db: not a usable record"):
-        RunDb(paths)
+    with pytest.raises(InvalidInputError, match=r"record\.db: cannot be read: file is not a database"):
+        RecordReader(paths)
     paths.record.unlink()
     for schema, problem in ((99, "schema 99 is newer"), (1, r"schema 1 is older .*; use trainctl 0\.2\.0 .*")):
         connection = sqlite3.connect(paths.record)
@@ -207,7 +222,7 @@ def test_a_file_that_is_no_record_of_ours_is_refused_in_a_line(paths: RunPaths) 
 
 
 @pytest.mark.parametrize("table", ["meta", "steps"])
-def test_a_damaged_table_is_refused_in_a_line_and_the_record_is_let_go(paths: RunPaths, table: str) -> None:
+def test_a_record_with_a_damaged_table_is_made_again_from_the_others(paths: RunPaths, table: str) -> None:
     with RunDb(paths) as recorder:
         recorder.set_meta("name", "demo")
         recorder.plan(plan(1), 1000.0)
@@ -221,9 +236,13 @@ def test_a_damaged_table_is_refused_in_a_line_and_the_record_is_let_go(paths: Ru
     with paths.record.open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * size)
-    with pytest.raises(InvalidInputError, match="malformed; restore the record from a copy"), RunDb(paths) as recorder:
-        recorder.meta("name")
-        recorder.last_state()
+    with RunDb(paths) as recorder:
+        assert recorder.meta("name") == (None if table == "meta" else "demo")
+        state = recorder.last_state()
+        assert state.step == (None if table == "steps" else step(1)) and state.plans == (plan(1),)
+        assert "record.db: was damaged; moved to record.db.damaged-" in (recorder.problem or "")
+    (aside,) = paths.directory.glob("record.db.damaged-*")
+    assert aside.stat().st_size > 0
 
 
 def test_an_event_that_a_power_cut_took_leaves_its_id_unused(paths: RunPaths) -> None:
@@ -242,10 +261,12 @@ def test_an_event_that_a_power_cut_took_leaves_its_id_unused(paths: RunPaths) ->
 
     is_durable = [False]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder_module, "set_durable", sync)
+        patch.setattr(record_writer, "set_durable", sync)
         for _ in range(300):
             lost = recorder.event(1.0, Notice("lost"), "info", "auto").id
-    recorder._connection.close()
+            recorder.flush()
+    recorder._writer._close_files()
+    recorder._writer.close()
     for file, content in kept.items():
         file.write_bytes(content)
     with RunDb(paths) as recorder:

@@ -2,18 +2,17 @@
 
 import math
 import random
-import sqlite3
 import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.node_agent.support.processes import kill_after, python
+from tests.node_agent.support.processes import kill_after, locked, python
 from tests.node_agent.support.records import FIRST, check_rollups, part, rows, step
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
-from trainctl.node_agent.records import run_db as recorder_module
+from trainctl.node_agent.records import record_writer
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -83,6 +82,7 @@ WRITER = """
             step_seconds=1.0, tokens_total=1.0), [m.RankStep(run="run-1", generation=g, step=number, rank=0, node="a",
             tokens=1.0, samples=1, micro_batch=1, replays=0, step_seconds=1.0, phases=m.Phases(1.0))], 0.0)
         event = recorder.event(0.0, NoteWritten(str(number)), "info", "writer")
+        recorder.flush()
         print(number, event.id, flush=True)
 """
 
@@ -105,16 +105,17 @@ def test_killing_the_writer_ten_times_loses_nothing_it_acknowledged(paths: RunPa
 
 
 REFUSED = """
-    import resource, sys
+    import resource, sys, time
     from pathlib import Path
-    from trainctl.node_agent.records.run_db import RETRY_SECONDS, RunDb
+    from trainctl.node_agent.records import record_writer
+    from trainctl.node_agent.records.run_db import RunDb
     from trainctl.protocol import messages as m
     from trainctl.protocol.messages.events import NoteWritten
     from trainctl.protocol.record.paths import RunPaths
 
-    now = [0.0]
+    record_writer.RETRY_SECONDS = 0.05
     paths = RunPaths(Path(sys.argv[1]))
-    recorder = RunDb(paths, clock=lambda: now[0])
+    recorder = RunDb(paths)
     ballast = paths.record.with_suffix(".ballast")
     assert ballast.exists() and recorder.problem is None
 
@@ -127,27 +128,24 @@ REFUSED = """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     number = 0
-    while recorder.problem is None:
+    while not recorder.is_refused:
         number += 1
         assert number < 1000, "nothing was refused"
         commit(number)
+        recorder.flush()
     assert not ballast.exists(), "there was room to give up"
     said = recorder.problem
+    assert "the disk refuses it" in said, said
     for _ in range(600):
         number += 1
         commit(number)
         recorder.event(0.0, NoteWritten("waits"), "info", "a")
-    now[0] += RETRY_SECONDS
-    recorder.retry()
+    time.sleep(0.2)
     assert recorder.problem == said, "still refused, and said in the same words"
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    now[0] += RETRY_SECONDS
-    for _ in range(4):
-        recorder.retry()
-    now[0] += RETRY_SECONDS
-    recorder.retry()
-    assert recorder.problem is None, recorder.problem
-    assert ballast.exists()
+    while recorder.is_behind or recorder.problem is not None or not ballast.exists():
+        time.sleep(0.02)
+    recorder.close()
     print(number)
 """
 
@@ -165,21 +163,14 @@ def test_a_disk_that_refuses_holds_nothing_up_and_loses_nothing(paths: RunPaths)
 
 
 def test_what_waits_in_memory_is_bounded_and_what_is_lost_is_said(paths, monkeypatch):
-    monkeypatch.setattr(recorder_module, "WAITING_WRITES", 5)
-    now = [0.0]
-    with RunDb(paths, clock=lambda: now[0]) as recorder:
-        holder = sqlite3.connect(paths.record)  # another writer: refused as a failing disk is, after the time-out
-        holder.execute("PRAGMA busy_timeout=0")
-        recorder._connection.execute("PRAGMA busy_timeout=1")
-        holder.execute("BEGIN IMMEDIATE")
-        for number in range(1, 11):
-            recorder.commit(step(number), [], 0.0)
-        assert "locked" in (recorder.problem or "")
-        holder.execute("ROLLBACK")
-        holder.close()
-        now[0] += 10.0
-        recorder.retry()
-        now[0] += 10.0
-        recorder.retry()
+    monkeypatch.setattr(record_writer, "WAITING_WRITES", 5)
+    monkeypatch.setattr(record_writer, "BUSY_SECONDS", 0.0)
+    with RunDb(paths) as recorder:
+        with locked(paths.record) as pid:
+            for number in range(1, 11):
+                recorder.commit(step(number), [], 0.0)
+            assert not recorder.flush()
+            assert f"record.db: locked by process {pid} (" in (recorder.problem or "")
+        until(lambda: not recorder.is_behind, what="the writes that waited")
         assert "5 writes were lost" in (recorder.problem or "")
         assert rows(paths, "SELECT min(step), max(step), count(*) FROM steps") == [(6, 10, 5)]

@@ -36,6 +36,7 @@ def live(recorder: restore.RunDb, n: int, versions: dict[int, int], until: int) 
     for number in versions:
         if number <= until:
             recorder.commit(step(number, generation), [part(number, generation=generation)], 0.0)
+        recorder.flush()
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_what_the_ranks_of_the_step_computed_with_is_kept_for_the_group_that_con
     """Ranks 0 and 1 made the step."""
     setups = {rank: RankSetup("abc"[rank], "torch", "cpu") for rank in kept}
     with restore.RunDb(paths) as recorder:
-        recorder.add_parts([part(4, 1, generation=m.Generation(1, 2))])
+        recorder.add_part(part(4, 1, generation=m.Generation(1, 2)), 1000.0)
         restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, setups=setups))
     found = resumed(paths, 4).conductor.durable.resumed
     assert found == (Resumed(4, {rank: setups[rank] for rank in (0, 1)}) if is_known else None)
@@ -259,6 +260,7 @@ def test_a_log_that_was_cut_short_or_is_gone_refuses_no_resume(tmp_path: Path, l
     paths, nodes = RunPaths(tmp_path / "run-1"), {"a": {"backend": "torch"}}
     recorder = restore.make_directory(paths, config(100, 24, nodes=nodes))
     live(recorder, 1, dict.fromkeys(range(1, 10), 1), until=9)
+    recorder.flush()
     log = paths.record.with_name("record.db-wal")
     kept = {file: file.read_bytes() for file in (paths.record, log)}
     recorder.close()

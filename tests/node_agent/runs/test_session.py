@@ -96,13 +96,14 @@ async def test_a_rank_whose_agent_has_just_come_back_is_not_taken_for_hung(told)
 
 
 def kept_rows(told: LoadedSession) -> list[tuple[object, ...]]:
+    told.session.recorder.flush()
     return rows(told.session.paths, "SELECT step, rank FROM rank_steps ORDER BY step, rank")
 
 
 async def test_a_report_that_comes_after_its_plan_was_given_up_is_in_the_record(told):
     """As of a rank that is lost, and had made the step that the others went on from."""
     await told.load()
-    told.session.recorder.commit(step(1), [part(1)], 1001.0)
+    await told.session._carry_out(d.Commit(step(1), part(1)))
     await told.session.feed(report(2, micro_batch=2))
     assert kept_rows(told) == [(1, 0), (1, 2)]
 
@@ -117,7 +118,7 @@ async def test_a_report_that_comes_before_its_step_is_committed_is_in_the_record
 
 async def test_what_a_trainer_that_has_ended_kept_of_its_steps_is_in_the_record(told):
     await told.load()
-    told.session.recorder.commit(step(1), [part(1)], 1001.0)
+    await told.session._carry_out(d.Commit(step(1), part(1)))
     port = told.session.ports[1]
     port.ending, port.reported = Ending(False, "was ended by signal 9"), [report(1, micro_batch=2)]
     await told.session.watch_trainers()
@@ -142,6 +143,7 @@ async def test_a_step_is_kept_with_its_cost_also_when_parts_of_it_come_later(tol
     await told.load()
     await told.session._carry_out(d.Commit(made, part(1)))
     await told.session._carry_out(d.RankDone(part(1, rank=1), made))
+    told.session.recorder.flush()
     with RecordReader(told.session.paths) as reader:
         kept = reader.last_step()
     for found in (kept, told.session.last_step):
@@ -237,7 +239,7 @@ async def test_a_successor_tells_the_writers_of_the_checkpoint_that_was_begun(to
     successor = Session(
         Conductor("sim", config(batch=12), kept, Progress(1)), told.session.paths, told.session.recorder, "a",
         {rank: Port(rank, orders) for rank in range(3)}, told.session._publisher, 0.0, told._end,
-        lambda generation: None, Copies(told.session.paths, {}, list),
+        lambda generation: None, Copies(told.session.recorder, {}, list),
     )  # fmt: skip
     await successor.feed(d.Ticked())
     async with asyncio.timeout(HANG_SECONDS):

@@ -2,6 +2,7 @@
 
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.cluster.in_process import BlockingAgent, blocking_cluster
@@ -50,6 +51,32 @@ def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_co
         assert any(words in text and "going back to the newest checkpoint" in text for text in texts), texts
         (taken,) = [text for text in texts if text.startswith("resumed from step ")]
         assert int(re.findall(r"\d+", taken)[0]) % 5 == 0
+
+
+def test_commands_are_applied_though_the_trainer_is_killed_while_the_resume_starts(agent, run_config):
+    """The run goes back and runs then: the resume has succeeded, and so has what was asked for meanwhile."""
+    with agent.client() as client, agent.client() as other, ThreadPoolExecutor(2) as asking:
+        run = started(client, run_config(run__steps=FOREVER, checkpoint=CHECKPOINTS))
+        wait_for_step(client, 12)
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+        agent.inner.supervisor.starts_with[NODE] = {"work": lambda: None}  # it makes no step
+        resumed = asking.submit(client.send, "start-run", {"resume": run})
+        (trainer,) = until(lambda: agent.trainers, what="its trainer")
+        until(lambda: trainer.sim.loaded, what="its loading")
+        resized = asking.submit(other.send, "resize-batch", {"micro": 3}, node=NODE)
+        with agent.client() as third:
+            until(lambda: "resize-batch" in open_verbs(agent), what="the other command")
+            agent.inner.supervisor.starts_with.clear()
+            agent.call(trainer.die)
+            for asked in (resumed, resized):
+                reply = asked.result()
+                assert (reply.state, reply.reason) == ("applied", ""), reply
+            assert third.snapshot(0).run.ranks[0].micro_batch == 3
+
+
+def open_verbs(agent: BlockingAgent) -> set[str]:
+    return {row.verb for row in agent.call(agent.inner.agent._db.open_commands)}
 
 
 def test_the_only_trainer_is_shown_as_hung_while_it_stands_still_and_goes_on(agent, run_config):

@@ -31,12 +31,12 @@ def test_rollups_made_in_bulk_are_those_made_step_by_step(tmp_path):
 
 def test_a_full_disk_ends_it_and_closes_the_record(tmp_path):
     record = BulkRecord(RunPaths(tmp_path))
-    record._connection.execute("PRAGMA journal_mode=MEMORY")
-    (pages,) = record._connection.execute("PRAGMA page_count").fetchone()
-    record._connection.execute(f"PRAGMA max_page_count={pages}")
+    connection = record._writer._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count={pages}")
     for number in range(2000):
         record.event(float(number), e.Notice("text " * 20), "info", "test")
     with pytest.raises(RefusedError, match="full: free some space, or give --output another folder"):
         record.close()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        record._connection.execute("SELECT 1")
+        connection.execute("SELECT 1")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from tests.node_agent.support.records import drop
 from tests.node_agent.support.simulated_ranks import RUN, SimRank, SimWorld
 from tests.node_agent.support.simulation import config, durable
 
@@ -132,12 +133,12 @@ class JournaledAgent:
         ports = {rank: SimPort(at) for rank, at in self.ranks.items()}
         publisher = Publisher(self.context.socket(zmq.XPUB), "b" * 16)
         self.recorder = opening.recorder
-        for book in (self.db, self.recorder):
-            book._connection.execute("PRAGMA synchronous=OFF")
+        self.db._connection.execute("PRAGMA synchronous=OFF")
+        for book in (self.db, self.recorder._writer):
             book._connection = Mortal(book._connection, self.life)  # type: ignore[assignment]
         self.session = Session(
             opening.conductor, self.paths, opening.recorder, "a", ports, publisher, 0.0, self.journal.end,
-            self.db.saw, Copies(self.paths, {}, list), on_proposal=self.journal.propose,
+            self.db.saw, Copies(self.recorder, {}, list), on_proposal=self.journal.propose,
         )  # fmt: skip
 
     async def _answer(self, identity: bytes, reply: m.CommandReply) -> None:
@@ -182,9 +183,8 @@ class JournaledAgent:
         """Now; the next one goes on from what is on the disk."""
         self.kills += 1
         self.life.left = None
-        for book in (self.db, self.recorder):
-            book._connection.close()
-        self.recorder._ballast.release()
+        self.db._connection.close()
+        drop(self.recorder)
         for rank in self.ranks.values():
             rank.down.clear()
             said = list(rank.up)

@@ -61,9 +61,10 @@ class LoadedSession:
         run_config, kept = config(batch=12), durable(("a", "b", "c"), 12)
         self.conductor = Conductor("sim", run_config, kept, Progress())
         ports = {rank: Port(rank, self.orders) for rank in range(3)}
+        recorder = RunDb(paths)
         self.session = Session(
-            self.conductor, paths, RunDb(paths), "a", ports, publisher, 0.0, self._end, lambda generation: None,
-            Copies(paths, {}, list), prices=prices,
+            self.conductor, paths, recorder, "a", ports, publisher, 0.0, self._end, lambda generation: None,
+            Copies(recorder, {}, list), prices=prices,
         )  # fmt: skip
 
     async def _end(self, ended: d.CommandEnded) -> None:

@@ -1,10 +1,12 @@
 """Real processes for tests: Python on its own, and waiting with a deadline."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from tests.waiting import HANG_SECONDS, until
@@ -26,6 +28,28 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
     """Code in an interpreter of its own, its output to be read."""
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+_LOCK = """
+    import sqlite3, sys
+    connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def locked(database: Path) -> Iterator[int]:
+    """Another process has a database locked meanwhile; its ID."""
+    command = [sys.executable, "-c", textwrap.dedent(_LOCK), str(database)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdin is not None
+        assert holder.stdout.readline() == "locked\n"
+        try:
+            yield holder.pid
+        finally:
+            holder.stdin.close()
 
 
 def kill_after(writer: subprocess.Popen[str], lines: int) -> list[str]:

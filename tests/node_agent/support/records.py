@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.memory_values import memory
 
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
@@ -37,6 +38,15 @@ def part(number: int, rank: int = 0, generation: m.Generation = FIRST, tokens: f
         micro_batch=8, replays=0, step_seconds=0.25, phases=m.Phases(0.25, 0.25, 0.5, 0.0, 0.125, 0.0625), weight=75.0,
         values={**memory(10**9, 2 * 10**9), "own_loss": 2.0 + 0.001 * number, "user:tries": float(number % 7)},
     )  # fmt: skip
+
+
+def drop(recorder: RunDb) -> None:
+    """Let a record go as a killed agent does: what waits is lost."""
+    writer = recorder._writer
+    with writer._changed:
+        writer._waiting.clear()
+        writer._settled = writer._given
+    writer.close()
 
 
 def report(rank: int = 0, step: int = 1, **fields: Any) -> m.Report:

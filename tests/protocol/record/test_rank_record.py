@@ -9,7 +9,7 @@ from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.rank_record import MetricsWriter
-from trainctl.protocol.record.schema import open_for_reading, open_for_writing
+from trainctl.protocol.record.schema import open_for_reading
 
 
 def report(step: int) -> m.Report:
@@ -54,7 +54,7 @@ def test_a_record_that_cannot_be_written_for_a_time_loses_nothing(
     path = tmp_path / "rank-0.db"
     writer = MetricsWriter(path, "here")
     writer._connection.execute("PRAGMA busy_timeout=0")
-    other = open_for_writing(path, "")
+    other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     writer.append(report(1))
     assert "database is locked" in until(lambda: writer._said)

@@ -257,7 +257,7 @@ def test_what_is_no_record_is_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"record\.db: no such record"):
         RecordReader(paths)
     paths.record.write_bytes(b"nothing of the kind " * 100)
-    with pytest.raises(InvalidInputError, match="not a usable record"):
+    with pytest.raises(InvalidInputError, match="cannot be read: file is not a database"):
         RecordReader(paths)
     paths.record.write_bytes(b"")
     with RecordReader(paths) as reader, pytest.raises(InvalidInputError, match="cannot be read: no such table"):

@@ -62,6 +62,12 @@ def disk(reading: m.HostReading, table: AlertsTable) -> list[Finding]:
     return [Finding("disk", bad, good, lambda: Said(text, facts), reading.node)]
 
 
+def record(node: str, problem: str | None) -> Finding:
+    """What is wrong with the databases of a machine."""
+    facts = ("runs continue; what can't be written waits in memory",)
+    return Finding("record", problem is not None, problem is None, lambda: Said(problem or "", facts), node)
+
+
 def nodes(snapshot: RunSnapshot) -> list[Finding]:
     """Ranks that are lost or failed, and those that hang or whose agents aren't heard."""
     found = []

@@ -142,6 +142,10 @@ class Evaluator:
             for finding in found
         ]
 
+    def record(self, node: str, problem: str | None, now: float) -> None:
+        """What is wrong with this machine's databases, a few times a second."""
+        self._judge([conditions.record(node, problem)], now)
+
     def lead_silent(self, node: str, lead: str, silent_seconds: float, now: float, at: float) -> list[Change]:
         """For a follower: how long its lead has been silent."""
         self._judge([conditions.lead_silent(node, lead, silent_seconds, self._table)], now)

@@ -35,6 +35,7 @@ _LEAST: Final[dict[AlertKind, tuple[int, float, int]]] = {
     "memory": (3, 2.0, 3),  # steps of one rank
     "memory-rise": (3, 0.0, 3),  # looks at one rank
     "disk": (3, 2.0, 3),  # readings of one machine
+    "record": (1, 0.0, 1),  # looks at one machine
     "node-silent": (2, 10.0, 2),  # looks
     "node-lost": (1, 0.0, 2),  # looks
     "lead-silent": (1, 0.0, 1),  # looks

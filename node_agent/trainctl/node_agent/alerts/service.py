@@ -20,7 +20,7 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import AnyEvent
 
-OF_MACHINE = frozenset({"disk"})
+OF_MACHINE = frozenset({"disk", "record"})
 """Kinds that are watched on a machine without a run, by the default thresholds."""
 
 REPLAYED_STEPS = 500
@@ -87,10 +87,12 @@ class AlertService:
             self._session.read(reading)
             self._evaluator.heard(reading, time.monotonic())
 
-    def watch(self, session: Session | None, silent: dict[str, str]) -> None:
-        """Look at the run that is led; `silent` are nodes whose agents aren't heard. A few times a second."""
+    def watch(self, session: Session | None, silent: dict[str, str], problem: str | None = None) -> None:
+        """Look at the run that is led; `silent` are nodes whose agents aren't heard, and `problem` is what is wrong
+        with this node's databases. A few times a second."""
         if session is not self._watched or (session is None and not self._is_idle):
             self._turn_to(session)
+        self._evaluator.record(self._node, problem, time.monotonic())
         if session is None or self._is_idle:  # the latter: it has ended, and is being closed
             self._settle(self._evaluator.turned(time.monotonic(), time.time()))
             return
@@ -127,7 +129,9 @@ class AlertService:
         every = self._evaluator.open.values()
         return tuple(alert for alert in every if alert.kind in OF_MACHINE and alert.node == self._node)
 
-    def follow(self, run: str, name: str, table: AlertsTable, lead: str, silent_seconds: float) -> None:
+    def follow(
+        self, run: str, name: str, table: AlertsTable, lead: str, silent_seconds: float, problem: str | None = None
+    ) -> None:  # fmt: skip
         """Look whether the lead of a run that is followed is heard. A few times a second, instead of `watch`."""
         if self._watched is not None or self._run[0] != run:
             if self._is_idle:  # from here on it is the lead that watches this machine
@@ -136,6 +140,7 @@ class AlertService:
             self._watched, self._run, self._mutes, self._kept = None, (run, name), (), Kept()
             self._evaluator, self._is_idle = Evaluator(table, time.monotonic()), False
             self._show()
+        self._evaluator.record(self._node, problem, time.monotonic())
         changes = self._evaluator.lead_silent(self._node, lead, silent_seconds, time.monotonic(), time.time())
         self._settle(changes)
 

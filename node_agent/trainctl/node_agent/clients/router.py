@@ -119,7 +119,7 @@ class Router:
     async def _answer_request(self, identity: bytes, request: m.Question) -> None:
         try:
             if isinstance(request, m.GuestRequest):
-                reply: m.AgentReply = self._guests.reply(request)
+                reply: m.AgentReply = await self._guests.reply(request)
             elif isinstance(request, m.WorkRequest):
                 reply = await self._work_lead.reply(request)
             elif isinstance(request, m.CalibrationRequest):

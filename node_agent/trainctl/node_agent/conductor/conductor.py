@@ -402,6 +402,8 @@ class Conductor:
         at = self.ranks.get(rank)
         if self.stage == "leaving" and at is not None and not at.ended:
             self._shutdown.tell(rank)
+        elif self.stage == "fencing" and rank in self._rendezvous.awaited:
+            self._ask_for_reports(rank)  # the fence was sent over the connection that is lost
         elif self.stage not in ("loading", "leaving") and rank in self._rendezvous.live:
             self._state.happen(e.NodeState(self.durable.settings.label(rank), "trainer-back"), "warning")
             self._regroup.form_again(now)

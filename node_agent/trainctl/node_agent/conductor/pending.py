@@ -73,6 +73,11 @@ class Pending:
         queues = [self.staged, *self.side.values(), self.pausing]
         yield from self._take(lambda command: command.expires <= now, queues)
 
+    @property
+    def waiting(self) -> list[Commanded]:
+        """Everything that waits."""
+        return [*self.staged, *(one for side in self.side.values() for one in side), *self.pausing, *self.stopping]
+
     def take_all(self) -> Iterator[Commanded]:
         """Hand out and forget everything."""
         yield from self._take(lambda _: True, [self.staged, *self.side.values(), self.pausing, self.stopping])

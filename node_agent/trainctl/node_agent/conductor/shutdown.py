@@ -75,14 +75,14 @@ class Shutdown:
         elif self._state.stage != "leaving":
             self.reason, self.goes_back = reason, True
             self._state.happen(e.RunStateChanged("", "going back", reason), "error")
-            self._end_open("the run goes back to a checkpoint")
+            self._end_own("the run goes back to a checkpoint")
             self.leave("failed")
 
     def roll_back(self, reason: str) -> None:
         """By a command: end, and resume from the checkpoint that was chosen."""
         self.reason, self.goes_back = reason, True
         self._state.happen(e.RunStateChanged("running", "going back", reason), "warning")
-        self._end_open("the run goes back to a checkpoint")
+        self._end_open("the run was rolled back before a step could apply it", but=("start-run",))
         self.leave("failed")
 
     def stop_instead(self, id: str) -> None:
@@ -91,6 +91,7 @@ class Shutdown:
         if self._state.durable.rollback is not None:
             self._state.persist(rollback=None)
         self._state.end(id, "applied", self._state.progress.step, made=e.RunStateChanged("going back", "stopped"))
+        self._end_open("the run was stopped before a step could apply it")
 
     def on_rank_ended(self, ended: d.RankEnded) -> None:
         """A rank left by order or by itself. Without a live rank the run ends; without a drained one it continues."""
@@ -103,7 +104,8 @@ class Shutdown:
         if all(other.ended for other in self._rendezvous.ranks.values()):
             assert self.final is not None
             self._state.stage = "over"
-            self._end_open(f"the run {self.final} before a step could apply it")
+            if not self.goes_back:
+                self._end_open(f"the run {self.final} before a step could apply it")
             self._state.decide(d.Ended(self.final, self.reason))
 
     def _end_unasked(self, ended: d.RankEnded) -> None:
@@ -117,12 +119,24 @@ class Shutdown:
         else:
             self.go_back(f"rank {ended.rank} ({self._state.node(ended.rank)}) {ended.why}")
 
-    def _end_open(self, why: str) -> None:
+    def _end_open(self, why: str, *, but: Collection[str] = ()) -> None:
+        """End all open commands with what they have come to, `but` for those of some verbs."""
         self._state.conclude(self._state.progress.step)
         for command in self._pending.take_all():
             self._state.end(command.id, "failed", self._state.progress.step, why)
-        for id in list(self._state.durable.carried):
-            self._state.end(id, "failed", self._state.progress.step, why)
+        for id, carried in list(self._state.durable.carried.items()):
+            if carried.verb not in but:
+                self._state.end(id, "failed", self._state.progress.step, why)
+
+    def _end_own(self, why: str) -> None:
+        """End what policies have sent, since they decide again. All else is still open: it is carried out when the run
+        has been resumed, or fails if it isn't."""
+        self._state.conclude(self._state.progress.step)
+        by = {command.id: command.by for command in self._pending.waiting}
+        by |= {id: carried.by for id, carried in self._state.durable.carried.items()}
+        for id, sender in by.items():
+            if sender.startswith("auto"):
+                self._state.end(id, "failed", self._state.progress.step, why)
 
 
 class StopTimeout:

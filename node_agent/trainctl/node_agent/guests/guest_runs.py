@@ -79,8 +79,8 @@ class GuestRun:
 
     @property
     def kept_step(self) -> int:
-        """The newest step that is on the disk."""
-        return self.recorder.newest()[0] if self.recorder.is_behind else self.step
+        """The newest step that is in the record."""
+        return self.recorder.newest()[0] if self.recorder.is_refused else self.step
 
     @property
     def silent_seconds(self) -> float:
@@ -93,7 +93,7 @@ class GuestRun:
         self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(view).decode(), own=True)
 
     def take(self, made: m.GuestStep) -> tuple[m.StepCommitted, tuple[m.RankStep, ...]]:
-        """Record a step; it is journaled when this returns, as far as the disk takes it."""
+        """Record a step."""
         loss, made = guest_rows.evaluated(self._within_limits(made))
         step, parts = guest_rows.committed(self.view, made, self.last_step)
         step = self._statistics.joined(step)
@@ -177,10 +177,14 @@ class GuestRuns:
         """A live run by its id; for None the newest."""
         return self._live.get(run) if run is not None else next(reversed(self._live.values()), None)
 
-    def reply(self, request: m.GuestRequest) -> m.RunKept | m.Refusal:
+    async def reply(self, request: m.GuestRequest) -> m.RunKept | m.Refusal:
         """Carry out a request, or say why not."""
         try:
-            return self.take(request)
+            kept = self.take(request)
+            if (guest := self._live.get(request.run)) is None:
+                return kept
+            await guest.recorder.settled()
+            return msgspec.structs.replace(kept, step=guest.kept_step)
         except NotAttachedError as error:
             return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
         except InvalidInputError as error:
@@ -189,7 +193,8 @@ class GuestRuns:
             return m.Refusal(rid=request.rid, code="busy", text=str(error))
 
     def take(self, request: m.GuestRequest) -> m.RunKept:
-        """Carry out a request. Raises InvalidInputError or RefusedError, and then nothing of it was recorded."""
+        """Carry out a request; its steps are given to the record. Raises InvalidInputError or RefusedError, and then
+        nothing of it was recorded."""
         match request:
             case m.AttachRun():
                 guest = self._attach(request)
@@ -201,7 +206,7 @@ class GuestRuns:
                 guest = self._get(request.run)
                 self._end(guest, request.state, request.reason)
         directory = str(guest.paths.directory)
-        return m.RunKept(rid=request.rid, run=request.run, step=guest.kept_step, directory=directory)
+        return m.RunKept(rid=request.rid, run=request.run, step=guest.step, directory=directory)
 
     def _ended(self, request: m.EndRun) -> m.RunKept | None:
         """The reply to a request that has been carried out already: its reply was lost."""
@@ -226,9 +231,8 @@ class GuestRuns:
             self._db.set_run_state(known.run, "failed", str(error))
 
     def watch(self) -> None:
-        """Notice programs that are silent, and write what the disk refused; call it a few times a second."""
+        """Notice programs that are silent; call it a few times a second."""
         for guest in self.live:
-            guest.recorder.retry()
             seconds = guest.silent_seconds
             if seconds > GIVE_UP_SECONDS:
                 self._end(guest, "failed", f"its program has been silent for {seconds:.0f} s")

@@ -2,24 +2,29 @@
 
 Every write survives a power cut before its method returns. If the disk refuses one, `accept` and `add_run` say so with
 RefusedError; what they began is kept in memory instead, `problem` says so, and it is written with a later write.
+Another process's lock is never waited for. A database that is damaged or was deleted is made again from what can be
+read of it and from the folders of the runs.
 """
 
+import contextlib
 import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.record.schema import AGENT_SCHEMA, open_for_writing
+from trainctl.protocol.errors import BusyError, DamagedError, InvalidInputError, RefusedError
+from trainctl.protocol.record import salvage
+from trainctl.protocol.record.schema import AGENT_SCHEMA, UNREADABLE, open_for_writing, refusing_damage
 
+T = TypeVar("T")
 _COMMAND_COLUMNS = (
     "id, digest, verb, args, by, run, node, if_plan, received_at, ttl_seconds, state, step, reason, field, before,"
     " after, ended_at, plan_version, undoes"
@@ -38,6 +43,10 @@ _GENERATION = "REPLACE INTO meta VALUES ('generation', ?)"
 _REFUSAL = "REPLACE INTO refusals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _OLD_REFUSALS = "DELETE FROM refusals WHERE id <= (SELECT max(id) FROM refusals) - ?"
 MAX_REFUSALS = 2000
+RETRY_SECONDS = 0.1
+"""Seconds until what was refused is tried again."""
+SAID_SECONDS = 5.0
+"""Seconds for which `problem` says that the database was made again."""
 _CONSENT = "REPLACE INTO meta VALUES ('consent', ?)"
 _LATE_EVENTS = "REPLACE INTO meta VALUES ('late_events', ?)"
 
@@ -93,16 +102,70 @@ def digest_of(command: m.Command) -> str:
 class AgentDb:
     """Open for the life of an agent. Raises InvalidInputError if the file cannot be used."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._connection = open_for_writing(path, AGENT_SCHEMA, durable=True)
+    def __init__(self, path: Path, complete: Callable[[sqlite3.Connection], None] = lambda _: None) -> None:
+        """`complete` adds what the folders of the runs know to a database that is made again. Raises
+        InvalidInputError."""
+        self._path, self._complete = path, complete
         self._late: list[tuple[str, Sequence[Any]]] = []
-        self.problem: str | None = None
+        self._refusal = self._said = ""
+        self.is_busy = False
+        self._retry_monotonic = self._said_until = self._made_monotonic = 0.0
+        self._generation: m.Generation | None = None
+        self._consent: tuple[int, str, str] | None = None
+        was_there = path.exists()
+        try:
+            self._open()
+        except DamagedError:
+            self._make_again()
+        else:
+            if not was_there:
+                with self._transaction():
+                    complete(self._connection)
+                self._learn()
+
+    def _open(self) -> None:
+        """Raises InvalidInputError if the file cannot be used, DamagedError also if any row can't be read."""
+        self._connection = open_for_writing(self._path, AGENT_SCHEMA, durable=True)
+        self._inode = _inode(self._path)
+        try:
+            with refusing_damage(self._path, *UNREADABLE):
+                if not salvage.is_sound(self._connection):
+                    raise DamagedError(str(self._path), "SQLite finds it malformed")
+                if _unreadable(self._connection):
+                    raise DamagedError(str(self._path), "it has values that were not written to it")
+                self._learn()
+        except InvalidInputError:
+            self._connection.close()
+            raise
+
+    def _learn(self) -> None:
         kept = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
-        self._generation = m.Generation(*map(int, kept["generation"].split("."))) if "generation" in kept else None
-        consent = kept["consent"].split(" ") if "consent" in kept else None
-        self._consent = (int(consent[0]), consent[1], consent[2]) if consent else None
+        generation = _generation(kept["generation"]) if "generation" in kept else None
+        self._generation = max(filter(None, (generation, self._generation)), default=None)
+        self._consent = _consent(kept["consent"]) if "consent" in kept else self._consent
         self._late_events: str = kept.get("late_events", "")
+
+    def _make_again(self) -> None:
+        """Raises InvalidInputError."""
+
+        def complete(connection: sqlite3.Connection) -> None:
+            for table, keys in _unreadable(connection):
+                connection.execute(f"DELETE FROM {table} WHERE {_KEYS[table]} = ?", keys)  # noqa: S608  constants
+            self._complete(connection)
+
+        aside = salvage.rebuild(self._path, AGENT_SCHEMA, complete)
+        self._made_monotonic = time.monotonic()
+        self._open()
+        where = f"moved to {aside.name}" if aside is not None else "its file is gone"
+        self._said = f"{self._path}: was damaged; {where}, and made again from it and from the runs' folders"
+        self._said_until = time.monotonic() + SAID_SECONDS
+
+    @property
+    def problem(self) -> str | None:
+        """One line on what is wrong with the database, None if nothing is."""
+        if self._refusal:
+            return f"{self._refusal}; {len(self._late)} writes wait in memory" if self._late else self._refusal
+        return self._said if time.monotonic() < self._said_until else None
 
     def __enter__(self) -> Self:
         return self
@@ -144,13 +207,13 @@ class AgentDb:
 
     def find(self, command_id: str) -> JournaledCommand | None:
         self.retry()
-        rows = self._connection.execute(f"SELECT {_COMMAND_COLUMNS} FROM commands WHERE id = ?", (command_id,))  # noqa: S608
+        rows = self._rows(f"SELECT {_COMMAND_COLUMNS} FROM commands WHERE id = ?", (command_id,))  # noqa: S608
         return next((_command(row) for row in rows), None)
 
     def open_commands(self) -> tuple[JournaledCommand, ...]:
         """Commands without an outcome, as they came in."""
         self.retry()
-        rows = self._connection.execute(
+        rows = self._rows(
             f"SELECT {_COMMAND_COLUMNS} FROM commands WHERE state = 'accepted' ORDER BY received_at, id"  # noqa: S608
         )
         return tuple(_command(row) for row in rows)
@@ -176,7 +239,7 @@ class AgentDb:
     def followed(self, run: str) -> FollowedRun | None:
         """Who leads a run of this node, None if its own agent does."""
         self.retry()
-        rows = self._connection.execute("SELECT run, rank, lead, address FROM followed WHERE run = ?", (run,))
+        rows = self._rows("SELECT run, rank, lead, address FROM followed WHERE run = ?", (run,))
         return next((FollowedRun(*row) for row in rows), None)
 
     def unfollow(self, run: str) -> None:
@@ -230,11 +293,11 @@ class AgentDb:
     def commands_of(self, run: str, limit: int) -> tuple[JournaledCommand, ...]:
         """The newest commands about a run, oldest first."""
         self.retry()
-        rows = self._connection.execute(
+        rows = self._rows(
             f"SELECT {_COMMAND_COLUMNS} FROM commands WHERE run = ? ORDER BY received_at DESC LIMIT ?",  # noqa: S608
             (run, limit),
         )
-        return tuple(map(_command, reversed(rows.fetchall())))
+        return tuple(map(_command, reversed(rows)))
 
     def known_run(self, run: str) -> KnownRun | None:
         """A run of this node, None if there is none of this id."""
@@ -251,7 +314,7 @@ class AgentDb:
     def runs(self) -> tuple[KnownRun, ...]:
         """Newest first."""
         self.retry()
-        rows = self._connection.execute(
+        rows = self._rows(
             "SELECT run, name, directory, started_at, state, reason, kind FROM runs ORDER BY started_at DESC, run DESC"
         )
         return tuple(KnownRun(run, name, Path(folder), *rest) for run, name, folder, *rest in rows)
@@ -271,61 +334,160 @@ class AgentDb:
 
     def last_refusal(self) -> int:
         """The number of the newest refusal that is kept, 0 if none is."""
-        (number,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM refusals").fetchone()
+        ((number,),) = self._rows("SELECT coalesce(max(id), 0) FROM refusals")
         return int(number)
 
     def keep_refusals(self, rows: Sequence[Sequence[Any]]) -> bool:
         """Keep refusals, in the order of the table's columns, in place of those of the same number; the newest
         MAX_REFUSALS stay. False if the disk refuses them."""
-        try:
+
+        def write() -> None:
             with self._transaction():
                 self._connection.executemany(_REFUSAL, rows)
                 self._connection.execute(_OLD_REFUSALS, (MAX_REFUSALS,))
-        except sqlite3.OperationalError:
+
+        try:
+            self._do(write)
+        except InvalidInputError:
             return False
         return True
 
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
         """The newest, newest first."""
-        rows = self._connection.execute("SELECT * FROM refusals ORDER BY id DESC LIMIT ?", (limit,))
+        rows = self._rows("SELECT * FROM refusals ORDER BY id DESC LIMIT ?", (limit,))
         return tuple(m.Refused(*row[1:]) for row in rows)
 
     def retry(self) -> None:
-        """Write what the disk refused before, if there is any."""
-        if not self._late:
+        """Write what was refused before, if there is any and it is time."""
+        if not self._late or time.monotonic() < self._retry_monotonic:
             return
-        try:
+
+        def write() -> None:
             with self._transaction():
                 for sql, values in self._late:
                     self._connection.execute(sql, values)
-        except sqlite3.OperationalError as error:
-            self.problem = f"{self._path}: {error}; {len(self._late)} writes wait in memory"
+
+        try:
+            self._do(write)
+        except InvalidInputError as error:
+            self._refuse(error)
         else:
             self._late.clear()
-            self.problem = None
+            self._refusal, self.is_busy = "", False
+
+    def _refuse(self, error: InvalidInputError) -> None:
+        if not (self.is_busy and isinstance(error, BusyError)):  # the same holder
+            self._refusal = str(error)
+        self.is_busy = isinstance(error, BusyError)
+        self._retry_monotonic = time.monotonic() + RETRY_SECONDS
 
     def _write_now(self, what: str, sql: str, values: Sequence[Any]) -> bool:
         """Whether a row was added."""
         self.retry()
         try:
-            return self._connection.execute(sql, values).rowcount == 1
-        except sqlite3.OperationalError as error:
-            raise RefusedError(f"{self._path}: {what}: {error}") from None
+            added = self._do(lambda: self._connection.execute(sql, values).rowcount == 1)
+        except InvalidInputError as error:
+            self._refuse(error)
+            raise RefusedError(f"{self._refusal}: {what}") from None
+        if not self._late:
+            self._refusal, self.is_busy = "", False
+        return added
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._do(lambda: self._connection.execute(sql, values).fetchall())
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """Work with the database, once more if it had to be made again. Raises InvalidInputError."""
+        try:
+            with refusing_damage(self._path):
+                return work()
+        except DamagedError:
+            if time.monotonic() < self._made_monotonic + SAID_SECONDS:
+                raise
+            if _inode(self._path) != self._inode:
+                self._write_again()
+            else:
+                self._connection.close()
+                self._make_again()
+        with refusing_damage(self._path):
+            return work()
+
+    def _write_again(self) -> None:
+        """Write the whole database where its file was deleted: what is open here still has all of it."""
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        fresh.unlink(missing_ok=True)
+        with refusing_damage(self._path), contextlib.closing(sqlite3.connect(fresh)) as target:
+            self._connection.backup(target)
+        self._connection.close()
+        salvage.put_in_place(fresh, self._path, "replaced")
+        self._open()
+        self._said = f"{self._path}: its file was deleted or replaced while the agent used it; written again"
+        self._said_until = time.monotonic() + SAID_SECONDS
 
     def _write_or_keep(self, sql: str, values: Sequence[Any]) -> None:
         self._late.append((sql, values))
         self.retry()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
             self._connection.execute("COMMIT")
-        except sqlite3.DatabaseError:
+        except BaseException:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _unreadable(connection: sqlite3.Connection) -> list[tuple[str, tuple[Any, ...]]]:
+    """The rows whose values aren't what was written, by their table and key."""
+    found = list[tuple[str, tuple[Any, ...]]]()
+
+    def check(table: str, key: Any, read: Callable[[], object]) -> None:
+        try:
+            read()
+        except (*UNREADABLE, msgspec.MsgspecError, RecursionError):
+            found.append((table, (key,)))
+
+    for key, value in connection.execute("SELECT key, value FROM meta").fetchall():
+        check("meta", key, partial(_READ.get(key, str), value))
+    for row in connection.execute(f"SELECT {_COMMAND_COLUMNS} FROM commands").fetchall():  # noqa: S608
+        check("commands", row[0], partial(_checked_command, row))
+    for run, folder, state, kind in connection.execute("SELECT run, directory, state, kind FROM runs").fetchall():
+        check("runs", run, partial(_check_run, run, folder, state, kind))
+    return found
+
+
+def _check_run(run: str, folder: str, state: str, kind: str) -> None:
+    msgspec.convert((state, kind), tuple[m.RunState, m.RunKind])
+    if Path(folder).name != run:
+        raise ValueError(f"{folder} is not the folder of {run}")
+
+
+def _checked_command(row: Sequence[Any]) -> JournaledCommand:
+    return msgspec.convert(msgspec.to_builtins(_command(row)), JournaledCommand)
+
+
+def _generation(text: str) -> m.Generation:
+    term, n = map(int, text.split("."))
+    return m.Generation(term, n)
+
+
+def _consent(text: str) -> tuple[int, str, str]:
+    term, claimant, run = text.split(" ")
+    return int(term), claimant, run
+
+
+_READ: dict[str, Callable[[str], object]] = {"generation": _generation, "consent": _consent, "late_events": json.loads}
+_KEYS = {"meta": "key", "commands": "id", "runs": "run"}
 
 
 def _command(row: Sequence[Any]) -> JournaledCommand:

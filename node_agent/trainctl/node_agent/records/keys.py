@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import DamagedError
 from trainctl.protocol.record.schema import VALUES_FROM
 
 T = TypeVar("T")
@@ -31,8 +31,8 @@ def settings_key(plan_version: int) -> str:
 
 
 def decoded(text: str, kind: type[T], record: Path) -> T:
-    """A value of the conductor's. Raises InvalidInputError naming the `record` that it was read from."""
+    """A value of the conductor's. Raises DamagedError naming the `record` that it was read from."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
-        raise InvalidInputError(str(record), f"its conductor's saved state cannot be read: {error}") from None
+        raise DamagedError(str(record), f"its conductor's saved state cannot be read: {error}") from None

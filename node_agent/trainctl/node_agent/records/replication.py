@@ -33,10 +33,11 @@ OpenCommands = Callable[[], Iterable[m.KeptCommand]]
 class Copies:
     """The copies of one run's record on the other nodes that `links` lead to."""
 
-    def __init__(self, paths: RunPaths, links: Mapping[Node, PeerLink], commands: OpenCommands) -> None:
+    def __init__(self, recorder: RunDb, links: Mapping[Node, PeerLink], commands: OpenCommands) -> None:
         """`commands`: those of the run that a successor may be asked about."""
-        self._paths, self._links, self._commands = paths, links, commands
-        self._run = paths.directory.name
+        self._recorder, self._links, self._commands = recorder, links, commands
+        self._paths = RunPaths(recorder.path.parent)
+        self._run = self._paths.directory.name
         self._waiting: dict[Node, list[m.Kept]] = {}  # of the nodes that have all that was kept before it
         self._ranks: dict[Node, int] = {}
         self._behind: dict[Node, asyncio.Task[None]] = {}
@@ -93,6 +94,7 @@ class Copies:
                 await self._send(node, [m.KeptRetraction(after_step=step, after_event=last_event)])
             step = max(0, step - RECENT_PLANS)
             while True:
+                await self._recorded()
                 steps, more_steps = reader.steps(step, PAGE_STEPS)
                 events, more_events = reader.events(last_event, PAGE_EVENTS)
                 step, last_event = (steps[-1].step if steps else step), (events[-1].id if events else last_event)
@@ -107,6 +109,13 @@ class Copies:
                 await asyncio.sleep(PAUSE_SECONDS)
             self._waiting[node] = [*page, *state(reader, first), *self._commands()]
         await self.flush()
+
+    async def _recorded(self) -> None:
+        """Wait until all that was kept so far can be read in the record."""
+        await self._recorder.settled()
+        while self._recorder.is_refused:
+            await asyncio.sleep(PAUSE_SECONDS)
+            await self._recorder.settled()
 
     async def _send(self, node: Node, items: Sequence[m.Kept]) -> bool:
         for part in packed(items):

@@ -1,47 +1,52 @@
-"""The single writer of a run's record.db: journals plans, commits steps with their rollups, keeps events and readings.
+"""A run's record.db: plans are journaled, steps committed with their rollups, events and readings kept.
 
-All calls come from one thread and return in about a millisecond. A write that the disk refuses (full, or failing)
-raises nothing: it waits in memory with those after it, `problem` says so, and all are written once there is room.
+Writes return at once, and are executed in their order by the record's own thread; `settled` waits for them. One that
+can't be done (the disk is full or fails, another process has the record locked) raises nothing: it waits in memory with
+those after it, `problem` says so, and all are written once they can be.
 """
 
+import contextlib
 import sqlite3
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from trainctl.node_agent.records import statements as writes
-from trainctl.node_agent.records.ballast import Ballast
 from trainctl.node_agent.records.keys import EVENTS_KEY
+from trainctl.node_agent.records.record_writer import RecordWriter
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
+from trainctl.protocol.errors import DamagedError, InvalidInputError, ProtocolError
 from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation
-from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing, refusing_damage, set_durable, sync_commits
+from trainctl.protocol.record.schema import (
+    RANK_STEP_COLUMNS,
+    UNREADABLE,
+    open_for_reading,
+    refusing_damage,
+    sync_commits,
+)
 from trainctl.protocol.wire.codec import decode_stored
+
+T = TypeVar("T")
 
 HOST_EVERY_SECONDS = 10.0
 HOST_KEPT_SECONDS = 7 * 86400.0
-RETRY_SECONDS = 5.0
-WAITING_WRITES = 20_000
-"""Most refused writes kept in memory; beyond it the oldest are lost and `problem` counts them."""
 TEXT_CHARACTERS = 1000
 """Most characters of an event's text, so that a page of events stays far below the frame limit."""
-WRITES_AT_ONCE = 500
-"""Most of them in one transaction, so that catching up never delays the loop for long."""
 RECENT_PLANS = 32
 PLANS_KEPT = 10_000
 CHECKPOINTS_EVERY_PLANS = 500
 """Plans between looks at which checkpoints still exist."""
-EVENTS_RESERVED = 256
-"""Ids of events that are reserved at once, with one wait for the disk."""
+EVENTS_RESERVED, EVENTS_AHEAD = 256, 64
+"""Ids of events that are reserved at once, and how many are left when the next ones are."""
 FORGET_EVERY_STEPS = 100
 """Steps between removals of old metrics by name, each of which takes some milliseconds."""
 
@@ -63,24 +68,18 @@ class LastState:
 class RunDb:
     """Open for the life of a run. Raises InvalidInputError if the record cannot be used."""
 
-    def __init__(
-        self, directory: RunPaths, *, resumable: bool = True, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, directory: RunPaths, *, resumable: bool = True) -> None:
         """`resumable`: this record is what the run is taken up from again, so plans that this needs are kept."""
-        self._paths, self._run, self._clock = directory, directory.directory.name, clock
-        self._connection = open_for_writing(directory.record, RUN_SCHEMA)
+        self._paths, self._run = directory, directory.directory.name
+        self._writer = RecordWriter(directory.record, partial(add_rank_records, directory))
+        self._values: dict[str, str] = {}  # that were kept since it was opened
         try:
             ((self._last_event,),) = self._rows("SELECT max(0, coalesce(max(id), 0)) FROM events")
             with refusing_damage(directory.record, ValueError):
                 self._reserved = self._event_floor = int(self.meta(EVENTS_KEY) or 0)
         except InvalidInputError:
-            self._connection.close()
+            self._writer.close()
             raise
-        self._ballast = Ballast(directory.record.with_suffix(".ballast"))
-        self._waiting: list[writes.Write] = []
-        self._lost = 0
-        self._refusal = ""
-        self._retry_at = clock()
         self._host_read_at: dict[str, float] = {}
         self.on_kept: Callable[[m.Kept], None] = lambda _: None
         """Is given all that the run's other nodes are to keep as well."""
@@ -101,20 +100,24 @@ class RunDb:
         if self._reserved > self._last_event > self._event_floor:
             self._reserved = self._last_event
             self.set_meta(EVENTS_KEY, str(self._reserved), own=True)
-        while self._waiting and self._flush(durable=True):
-            pass
-        self._connection.close()
-        self._ballast.release()
+        self._writer.close()
 
     @property
     def problem(self) -> str | None:
-        """One line on what is wrong with the record's disk, the same until that changes; None if nothing is."""
-        lost = "; the oldest are lost" if self._lost else ""
-        if self._refusal:
-            return f"{self._paths.record}: {self._refusal}; steps and events wait in memory{lost}"
-        if not self._ballast.taken:
-            return f"{self._paths.record}: the disk is nearly full{lost}"
-        return f"{self._paths.record}: {self._lost} writes were lost while the disk was full" if self._lost else None
+        """One line on what is wrong with the record, the same until that changes; None if nothing is."""
+        return self._writer.problem
+
+    async def settled(self) -> None:
+        """Wait until all that was given is written, or can't be for now. What others may act on is announced then."""
+        await self._writer.settled()
+
+    def flush(self) -> bool:
+        """Wait, without a loop, until all that was given is written; False if it can't be for now."""
+        return self._writer.settle()
+
+    def require(self) -> None:
+        """Raises BusyError if another process has the record locked."""
+        self._writer.require()
 
     def plan(self, plan: m.StepPlan, at: float, *, durable: bool = False) -> None:
         """Journal a plan before it is passed on; with `durable` (it carries commands) a power cut keeps it too.
@@ -160,21 +163,10 @@ class RunDb:
         self._write(writes.parts([part], finished_at))
         self.on_kept(m.KeptPart(part=part))
 
-    def add_parts(self, parts: Sequence[m.RankStep]) -> None:
-        """Keep ranks' parts in steps that are committed already; those of other steps or generations are left out."""
-        if not parts:
-            return
-        first, last = min(part.step for part in parts), max(part.step for part in parts)
-        with RecordReader(self._paths) as reader:
-            steps, _ = reader.steps(first - 1, last - first + 1)
-        for step in steps:
-            of_step = [part for part in parts if (part.step, part.generation) == (step.step, step.generation)]
-            for part in of_step:
-                self.add_part(part, step.committed_at)
-
     def retract_after(self, step: int, event: int | None = None) -> None:
         """Mark every step above `step`, as when a run continues from an older checkpoint, and hide the events above
         `event` (None: none), which were of a conductor that had been replaced."""
+        self._writer.forget_newest()
         self._write(writes.retract_after(step))
         if event is not None:
             self._write(writes.hide_events(event))
@@ -183,8 +175,7 @@ class RunDb:
 
     def is_retracted(self, step: int, generation: m.Generation) -> bool:
         """Whether the step was committed in this generation, and marked since."""
-        with RecordReader(self._paths) as reader:
-            return reader.is_retracted(step, generation)
+        return self._read(lambda reader: reader.is_retracted(step, generation))
 
     def event(
         self, at: float, data: AnyEvent, severity: m.Severity, by: str, *, step: int | None = None,
@@ -194,9 +185,11 @@ class RunDb:
         """Keep what happened `at` (Unix seconds) and return it with its id, above the last and all that a power cut may
         have taken: other nodes and clients may have those."""
         self._last_event = max(self._last_event, self._event_floor) + 1
-        if self._last_event > self._reserved:
-            self._reserved = self._last_event + EVENTS_RESERVED
+        if self._last_event > self._reserved - EVENTS_AHEAD:
+            is_late, self._reserved = self._last_event > self._reserved, self._last_event + EVENTS_RESERVED
             self.set_meta(EVENTS_KEY, str(self._reserved), own=True, durable=True)
+            if is_late:
+                self.flush()
         event = m.Event(
             id=self._last_event, at=at, severity=severity, by=by, data=_clipped(data), run=self._run, step=step,
             generation=generation, command=command, verb=verb, outcome=outcome, undoes=undoes,
@@ -207,10 +200,8 @@ class RunDb:
 
     def note_of(self, command: str) -> int | None:
         """The step at which the note that a command asked for was made, None if it was not."""
-        row = self._connection.execute(
-            "SELECT step FROM events WHERE command = ? AND kind = 'note'", (command,)
-        ).fetchone()
-        return (row[0] or 0) if row else None
+        rows = self._rows("SELECT step FROM events WHERE command = ? AND kind = 'note'", (command,))
+        return (rows[0][0] or 0) if rows else None
 
     def known_event(self, event: m.Event) -> None:
         """Keep an event under the id that another node has given it."""
@@ -244,25 +235,27 @@ class RunDb:
     def host(self, reading: m.HostReading) -> None:
         """Keep one reading of a node every HOST_EVERY_SECONDS, for HOST_KEPT_SECONDS; they don't wait for room."""
         since_last = reading.read_at - self._host_read_at.get(reading.node, 0.0)
-        if 0 <= since_last < HOST_EVERY_SECONDS - 0.5 or self._refusal:  # half a second for a timer's jitter
+        if 0 <= since_last < HOST_EVERY_SECONDS - 0.5 or self.is_refused:  # half a second for a timer's jitter
             return
         self._host_read_at[reading.node] = reading.read_at
         self._write(writes.host(reading, reading.read_at - HOST_KEPT_SECONDS))
 
     def set_meta(self, key: str, value: str, *, own: bool = False, durable: bool = False) -> None:
         """Keep a value; `own`: of no use to the run's other nodes; `durable`: a power cut keeps it and all before."""
+        self._values[key] = value
         self._write(writes.meta(key, value), durable=durable)
         if not own:
             self.on_kept(m.KeptValue(key=key, value=value))
 
     def meta(self, key: str) -> str | None:
         """A value that is kept. Raises InvalidInputError if the record is damaged."""
+        if key in self._values:
+            return self._values[key]
         rows = self._rows("SELECT value FROM meta WHERE key = ?", (key,))
         return rows[0][0] if rows else None
 
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        with refusing_damage(self._paths.record):
-            return self._connection.execute(sql, values).fetchall()
+        return self._writer.rows(sql, values)
 
     def sync(self) -> None:
         """Have the disk keep what has been written; may be called on any thread. Raises OSError."""
@@ -270,8 +263,13 @@ class RunDb:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the disk has refused something that waits in memory."""
-        return bool(self._waiting)
+        """Whether something waits in memory."""
+        return self._writer.is_behind
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether what waits in memory can't be written for now."""
+        return self._writer.refusal is not None
 
     def highest_generation(self) -> m.Generation | None:
         """Of all steps that were ever committed, retracted ones too; None before the first."""
@@ -281,26 +279,30 @@ class RunDb:
     def newest(self) -> tuple[int, m.Generation | None, int, int]:
         """The newest step that stands with its generation, the newest event's id and the newest plan's number; zeros
         for what the record has none of."""
-        row = self._connection.execute(
-            "SELECT step, term, n FROM steps WHERE NOT retracted ORDER BY step DESC LIMIT 1"
-        ).fetchone()
-        plan = self._connection.execute("SELECT seq FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT 1").fetchone()
-        step, generation = (row[0], m.Generation(*row[1:])) if row else (0, None)
-        return step, generation, self._last_event, plan[0] if plan else 0
+        steps = self._rows("SELECT step, term, n FROM steps WHERE NOT retracted ORDER BY step DESC LIMIT 1")
+        plans = self._rows("SELECT seq FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT 1")
+        step, generation = (steps[0][0], m.Generation(*steps[0][1:])) if steps else (0, None)
+        return step, generation, self._last_event, plans[0][0] if plans else 0
 
     def newest_steps(self, count: int) -> tuple[m.StepCommitted, ...]:
         """The newest `count` steps that stand, oldest first."""
-        with RecordReader(self._paths) as reader:
+
+        def read(reader: RecordReader) -> tuple[m.StepCommitted, ...]:
             last = reader.last_step()
-            return reader.steps(max(last.step - count, 0), count)[0] if last is not None else ()
+            return tuple(reader.steps(max(last.step - count, 0), count)[0]) if last is not None else ()
+
+        return self._read(read)
 
     def last_state(self) -> LastState:
         """Where the run stands by its record. Raises InvalidInputError if it cannot be read."""
-        with RecordReader(self._paths) as reader:
+
+        def read(reader: RecordReader) -> tuple[m.StepCommitted | None, tuple[m.RankStep, ...]]:
             step = reader.last_step()
-            evaluations = reader.evaluations()
-            events, _ = reader.events(limit=100, newest=True)
-            rank_steps = reader.rank_steps(step.step) if step else ()
+            return step, tuple(reader.rank_steps(step.step)) if step else ()
+
+        step, rank_steps = self._read(read)
+        evaluations = self._read(lambda reader: reader.evaluations())
+        events, _ = self._read(lambda reader: reader.events(limit=100, newest=True))
         newest = self._rows("SELECT term, n, seq FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT 1")
         seen = ([step.generation] if step else []) + [m.Generation(term, n) for term, n, _ in newest]
         plans, seq = self._last_plans(), newest[0][2] if newest else 0
@@ -309,27 +311,17 @@ class RunDb:
             evaluations[-1] if evaluations else None, events,
         )  # fmt: skip
 
-    def retry(self) -> None:
-        """Write what waits, if anything does and it is time to try again; call it now and then."""
-        if self._refusal and self._clock() < self._retry_at:
-            return
-        if self._waiting:
-            self._flush(durable=False)
-        elif self._clock() >= self._retry_at and not self._ballast.taken:
-            self._retry_at = self._clock() + RETRY_SECONDS
-            self._ballast.take()
-
     @property
     def path(self) -> Path:
         return self._paths.record
 
     def train_plan(self, step: int) -> m.StepPlan | None:
         """The newest plan journaled for `step`, None if there is none."""
-        row = self._connection.execute(
+        rows = self._rows(
             "SELECT body FROM plans WHERE kind = 'train' AND step = ? ORDER BY term DESC, n DESC, seq DESC LIMIT 1",
             (step,),
-        ).fetchone()
-        return self._plan_in(row[0]) if row else None
+        )
+        return self._plan_in(rows[0][0]) if rows else None
 
     def checkpoint_plan(self) -> m.StepPlan | None:
         """The newest plan journaled for a checkpoint, None if there is none."""
@@ -346,49 +338,32 @@ class RunDb:
     def _plan_in(self, body: bytes) -> m.StepPlan | None:
         try:
             plan: m.StepPlan = decode_stored(body, m.StepPlan)
-        except VersionError:
-            return None  # of a program before or after this one: no trainer that this one talks to has it
-        except ProtocolError as error:
-            raise InvalidInputError(f"{self._paths.record}: plans", str(error)) from None
+        except ProtocolError:
+            return None  # damaged, or of a program before or after this one: no trainer that this one talks to has it
         return plan
 
-    def _write(self, write: writes.Write, *, durable: bool = False) -> None:
-        self._waiting.append(write)
-        if self._refusal and self._clock() < self._retry_at:
-            self._drop_oldest()
-        elif not self._flush(durable) and self._ballast.release():
-            self._flush(durable)
-
-    def _flush(self, durable: bool) -> bool:
-        """Write what waits, or the first of it if it is much, in one transaction; False if the disk refuses."""
-        connection, part = self._connection, self._waiting[:WRITES_AT_ONCE]
+    def _read(self, read: Callable[[RecordReader], T]) -> T:
+        """What `read` finds in the record, which is made again if it is damaged."""
+        self.flush()
         try:
-            set_durable(connection, durable)
-            connection.execute("BEGIN IMMEDIATE")
-            for write in part:
-                write(connection)
-            connection.execute("COMMIT")
-        except sqlite3.DatabaseError as error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError | sqlite3.InterfaceError):
-                self._waiting.pop()  # this write is wrong, not the disk
-                raise
-            self._refusal = str(error)
-            self._retry_at = self._clock() + RETRY_SECONDS
-            self._drop_oldest()
-            return False
-        del self._waiting[: len(part)]
-        if self._refusal:
-            self._refusal = ""
-            self._retry_at = self._clock() + RETRY_SECONDS
-        return True
+            with RecordReader(self._paths) as reader:
+                return read(reader)
+        except DamagedError:
+            self._writer.remake()
+        with RecordReader(self._paths) as reader:
+            return read(reader)
 
-    def _drop_oldest(self) -> None:
-        excess = len(self._waiting) - WAITING_WRITES
-        if excess > 0:
-            del self._waiting[:excess]
-            self._lost += excess
+    def _write(self, write: writes.Write, *, durable: bool = False) -> None:
+        self._writer.put(write, durable=durable)
+
+
+def add_rank_records(paths: RunPaths, connection: sqlite3.Connection) -> None:
+    """Add the ranks' parts in steps, as their own records have them, to a record that is made again."""
+    for file in sorted(paths.directory.glob("rank-*.db")):
+        with contextlib.suppress(*UNREADABLE, InvalidInputError), contextlib.closing(open_for_reading(file)) as own:
+            rows = own.execute("SELECT * FROM rank_steps").fetchall()
+            marks = ", ".join("?" * RANK_STEP_COLUMNS)
+            connection.executemany(f"INSERT OR IGNORE INTO rank_steps VALUES ({marks})", rows)  # noqa: S608
 
 
 def _clipped(data: AnyEvent) -> AnyEvent:

@@ -84,6 +84,7 @@ class FollowedRank:
         if isinstance(order, m.StepPlan) and not order.recorded:
             self.recorder.plan(order, time.time(), durable=bool(order.commands))
             self._plan = order
+            await self.recorder.settled()
         elif isinstance(order, m.Form):
             self._engine = order.engine
         if not await self.port.tell(order):
@@ -171,7 +172,6 @@ class FollowedRank:
         self._pid = look.pid
         if self.ending is None:
             self.ending = look.ending
-        self.recorder.retry()
 
     def refresh(self) -> bool:
         """Bring the view up to date; whether more than a step has changed in it."""

@@ -1,6 +1,7 @@
 """What an agent does as the lead of a run: starts it on all its nodes, leads it, and sees it to its end."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Collection
 from pathlib import Path
@@ -29,12 +30,14 @@ from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.errors import BusyError, InvalidInputError, RefusedError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
 ENDING_SECONDS = 10.0
+BUSY_SECONDS = 1.0
+"""Seconds until a record that another process has locked is looked at again."""
 FINISH_SECONDS = 5.0
 """Seconds the end of a run waits for nodes whose copies of the record are behind."""
 
@@ -53,6 +56,16 @@ class _References(Protocol):
     async def take(self, session: Session, ask: m.ReferenceAsk) -> None: ...
     def ended(self) -> None: ...
     def close(self) -> None: ...
+
+
+@dataclasses.dataclass
+class _Awaited:
+    """A run that was active when the last agent of this node ended, and whose record is locked."""
+
+    known: KnownRun
+    problem: str
+    due: float  # by time.monotonic
+    early: list[tuple[m.FromTrainer, bool]] = dataclasses.field(default_factory=list)  # what its trainers said
 
 
 class Lead:
@@ -81,6 +94,7 @@ class Lead:
         self.last_run: str | None = None  # the newest to have been opened by this agent
         self.superseded = ""  # why another node must be leading this agent's run, empty if none is known to
         self._ended = asyncio.Event()  # set when the run may have ended
+        self._awaited: _Awaited | None = None
 
     @property
     def session(self) -> Session | None:
@@ -122,6 +136,7 @@ class Lead:
         self._recovery.forget()
         if waited is not None and waited.run != run:
             self._db.set_run_state(waited.run, "failed", self._recovery.reason)
+            await self.journal.fail_open("another run was started instead", waited.run)
         return run
 
     async def _new(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
@@ -167,15 +182,35 @@ class Lead:
     async def take_up(self, known: KnownRun) -> None:
         """Lead again a run that was active when the last agent of this node ended.
 
-        Raises InvalidInputError if that takes a node that this agent's cluster hasn't.
+        If another process has its record locked, that is done later, and its trainers wait. Raises InvalidInputError
+        if that takes a node that this agent's cluster hasn't.
         """
+        waited, self._awaited = self._awaited, None
         try:
             opening = self.launch.surviving(known)
+        except BusyError as error:
+            if waited is None:
+                self._role.turn(transitions.start(self._role.now, known.run))
+            self._awaited = _Awaited(known, str(error), time.monotonic() + BUSY_SECONDS)
+            self._awaited.early = waited.early if waited is not None else []
+            return
         except InvalidInputError as error:
+            if waited is not None:
+                self._role.turn(transitions.finish(self._role.now))
             self._db.set_run_state(known.run, "failed", str(error))
             return
         self.launch.check_nodes(opening)
-        await self._go_on(opening, known)
+        session = await self._go_on(opening, known)
+        if waited is not None:
+            for answer, returned in waited.early:
+                await self.take(session, answer, returned=returned)
+            for node, said in self.launch.done():
+                await self._peer_events.say(node, said)
+
+    @property
+    def awaits(self) -> str | None:
+        """What a run that is to be taken up waits for."""
+        return self._awaited.problem if self._awaited is not None else None
 
     async def take_over(self, known: KnownRun, term: int, before: str) -> int:
         """Lead, from `term` on, a run that the node `before` led; gives the step it stands at.
@@ -199,6 +234,8 @@ class Lead:
 
     async def _go_on(self, opening: restore.Opening, known: KnownRun) -> Session:
         session = self._open(opening, known.started_at)
+        for notice in opening.notices:
+            session.note(d.Happened(e.Notice(notice), "error", "auto", session.conductor.progress.step))
         await session.watch_trainers()
         await self.journal.conduct_again(session)
         return session
@@ -261,6 +298,9 @@ class Lead:
     async def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
         """What a trainer of this node said; False if it is of no run that is led here."""
         session = self.session
+        if self._awaited is not None and answer.run == self._awaited.known.run:
+            self._awaited.early.append((answer, returned))
+            return True
         if session is None or answer.run != session.run or self._node(answer.rank) != self._context.node:
             return False
         await self.take(session, answer, returned=returned)
@@ -284,6 +324,10 @@ class Lead:
         session = self.session
         if session is None:
             await self._draining.rest()
+            if self._awaited is not None and time.monotonic() >= self._awaited.due:
+                await self.take_up(self._awaited.known)
+                if self.session is None and self._awaited is None:
+                    await self.journal.fail_open()
             await self._restart()
             return
         await session.watch_trainers()
@@ -291,8 +335,6 @@ class Lead:
         await self._give_up_lost(session)
         await self._drain(session)
         await session.tick()
-        if session is self.session:  # it may have been closed while this waited for its turn
-            session.check_record()
 
     async def _drain(self, session: Session) -> None:
         """Have the ranks of nodes that leave do so."""
@@ -353,6 +395,7 @@ class Lead:
             self._role.turn(transitions.put_off(self._role.now, WaitingToRestart(now.run, due)))
         elif self.is_starting:
             self._role.turn(transitions.finish(self._role.now))
+            await self.journal.fail_open("the run ended before the command took effect", now.run)
 
     def _stop_waiting(self, run: str | None) -> int | None:
         """Have the run that waits to be resumed end instead. Returns its last step; None if there is none, or not that
@@ -364,7 +407,11 @@ class Lead:
         return self._recovery.stop(now.run)
 
     async def _begin_again(self, run: str, without: Collection[int]) -> Session | None:
-        await self._begin(self.launch.old(run, None, without=without))
+        open_commands = [row for row in self._db.open_commands() if row.run == run]
+        starting = next((row for row in open_commands if verbs.args_type(row.verb) is verbs.StartRun), None)
+        await self._begin(self.launch.old(run, None, without=without, starting=starting))
+        if self.session is not None:
+            await self.journal.conduct_again(self.session, "the run went back before the command took effect")
         return self.session
 
     def close(self) -> None:

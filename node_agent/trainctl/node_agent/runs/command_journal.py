@@ -12,6 +12,7 @@ import msgspec
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, digest_of
+from trainctl.node_agent.records.run_folders import UNKNOWN_DIGEST
 from trainctl.node_agent.runs.session import Conducting, Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -19,6 +20,9 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
+BUSY_SECONDS, BUSY_RETRY_SECONDS = 5.0, 0.1
+"""Seconds for which a command and its outcome wait for agent.db, if another process has it locked."""
+RESTARTED = "the agent restarted before the command took effect"
 LEFT_SECONDS = 30.0
 """Seconds after a command's time is up within which another node's agent, which now leads its run, may report it."""
 
@@ -91,7 +95,7 @@ class CommandJournal:
             return
         starts = verbs.args_type(command.verb) is verbs.StartRun
         about = self.session.run if self.session is not None and not starts else None
-        self._db.accept(msgspec.structs.replace(command, run=command.run or about), digest, time.time())
+        await self._accept(msgspec.structs.replace(command, run=command.run or about), digest)
         self._askers[command.id] = [asker]
         self._hand_on(command.id)
         try:
@@ -108,6 +112,18 @@ class CommandJournal:
         if row is not None and row.is_open:
             await self._say(identity, row.reply(command.rid))
 
+    async def _accept(self, command: m.Command, digest: str) -> None:
+        """Journal a command; another process's lock is waited for. Raises RefusedError."""
+        until = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._db.accept(command, digest, time.time())
+                return
+            except RefusedError:
+                if not self._db.is_busy or time.monotonic() > until:
+                    raise
+            await asyncio.sleep(BUSY_RETRY_SECONDS)
+
     async def _obey(self, command: m.Command, args: verbs.AgentArgs) -> None:
         """Carry out what is for this agent itself."""
         match args:
@@ -121,7 +137,7 @@ class CommandJournal:
                 assert_never(missing)
 
     async def _take_again(self, asker: _Asker, known: JournaledCommand, digest: str) -> None:
-        if known.digest != digest:
+        if known.digest not in (digest, UNKNOWN_DIGEST):
             reason = f"id {known.id} was already used for a different command ({known.verb})"
             reply = m.CommandReply(rid=asker.rid, id=known.id, state="conflict", reason=reason, field="id")
             await self._say(asker.identity, reply)
@@ -137,6 +153,7 @@ class CommandJournal:
             if step is not None:
                 made = e.RunStateChanged("going back", "stopped")
                 await self.end(d.CommandEnded(command.id, "applied", step, made=made))
+                await self.fail_open("the run was stopped before the command took effect", command.run)
                 return
         other = session is None or command.run not in (None, session.run)
         if isinstance(args, verbs.Note) and other and (row := self._db.find(command.id)):
@@ -155,8 +172,9 @@ class CommandJournal:
         given = (command.id, command.verb, args, command.by, command.node, command.if_plan)
         await session.feed(d.Commanded(*given, expires, reason=self._reasons.get(command.id, "")))
 
-    async def conduct_again(self, session: Session) -> None:
-        """After a restart: what was accepted and is on no plan yet goes to the conductor once more."""
+    async def conduct_again(self, session: Session, why: str = RESTARTED) -> None:
+        """After a restart, or once a run has gone back: what was accepted and is on no plan yet goes to the conductor
+        once more."""
         for row in self._db.open_commands():
             under_way = (
                 verbs.args_type(row.verb) is verbs.Promote and row.id in self._askers
@@ -172,8 +190,7 @@ class CommandJournal:
                 await self.end(d.CommandEnded(row.id, "rejected", reason=error.problem, field=error.where))
                 continue
             if row.run != session.run or isinstance(args, verbs.AgentArgs):
-                reason = "the agent restarted before the command took effect"
-                await self.end(d.CommandEnded(row.id, "failed", reason=reason))
+                await self.end(d.CommandEnded(row.id, "failed", reason=why))
                 continue
             noted = session.recorder.note_of(row.id) if isinstance(args, verbs.Note) else None
             if noted is not None:  # killed before the outcome was journaled
@@ -182,17 +199,14 @@ class CommandJournal:
             expires = time.monotonic() + left_seconds
             await session.feed(d.Commanded(row.id, row.verb, args, row.by, row.node, row.if_plan, expires, again=True))
 
-    async def fail_open(self) -> None:
-        """After a restart without a run: whatever was accepted can't take effect any more, unless elsewhere; but for
-        notes, which are made once however often they are asked for."""
+    async def fail_open(self, why: str = RESTARTED, run: str | None = None) -> None:
+        """End what was accepted, of one run or of all, since no run is left in which it could take effect, unless
+        elsewhere; but for notes, which are made once however often they are asked for."""
         for row in self._db.open_commands():
-            if row.run is not None and self._db.followed(row.run) is not None:
+            if (run is not None and row.run != run) or (row.run is not None and self._db.followed(row.run) is not None):
                 continue
-            if await self._note_again(row):
-                continue
-            await self.end(
-                d.CommandEnded(row.id, "failed", reason="the agent restarted before the command took effect")
-            )
+            if not await self._note_again(row):
+                await self.end(d.CommandEnded(row.id, "failed", reason=why))
 
     async def _note_again(self, row: JournaledCommand) -> bool:
         """Make a note that was accepted, on a run that has ended, if it isn't made yet; whether that could be."""
@@ -216,7 +230,12 @@ class CommandJournal:
         if not _is_note(row) or ended.state != "applied":
             self._note(row, ended)
         self._hand_on(ended.id)
+        until = time.monotonic() + BUSY_SECONDS
+        while self._db.is_busy and time.monotonic() < until:
+            await asyncio.sleep(BUSY_RETRY_SECONDS)
+            self._db.retry()
         if self.session is not None:  # a lead that takes over must know an outcome that the client knows
+            await self.session.announce()
             await self.session.copies.flush()
         await self._tell(ended.id)
 

@@ -80,7 +80,7 @@ class LateNotes:
     def _write(self, late: m.LateEvent, paths: RunPaths) -> None:
         with RunDb(paths, resumable=False) as recorder:
             event = recorder.event(late.at, late.data, late.severity, late.by, step=late.step)
-            if recorder.is_behind:
+            if not recorder.flush():
                 raise InvalidInputError(str(paths.record), recorder.problem or "can't be written")
             self._publish(event)
 

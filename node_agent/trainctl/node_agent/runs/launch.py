@@ -119,10 +119,11 @@ class Launch:
 
     async def old(
         self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = (),
-        *, from_step: int | None = None,
+        *, from_step: int | None = None, starting: m.KeptCommand | None = None,
     ) -> restore.Opening:  # fmt: skip
         """Open an old run from its newest checkpoint, or from that of `from_step`; 0 starts over. `without`: ranks that
-        are lost from the beginning, and join when their nodes are reachable again. Raises InvalidInputError, also if
+        are lost from the beginning, and join when their nodes are reachable again. `starting`: the command that started
+        the run before it went back, which is open until a step commits. Raises InvalidInputError, also if
         no checkpoint is left of a run that has written some, or RefusedError."""
         known = self._db.known_run(run)
         if known is None:
@@ -132,7 +133,7 @@ class Launch:
         paths, cluster = RunPaths(known.directory), tuple(self._context.cluster.nodes)
         config = preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
         check_growing(config, self._context.cluster, str(paths.run_file))
-        await asyncio.to_thread(restore.complete_tables, paths)
+        remade = await asyncio.to_thread(restore.make_usable, paths)
         ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))
         for rank, node in ranks.items():
             if node == self._context.node and self._context.supervisor.find(paths, rank) is not None:
@@ -159,9 +160,9 @@ class Launch:
         try:
             opening = await asyncio.to_thread(
                 restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
-                placement=self._context.placement, seen=self._db.generation,
+                placement=self._context.placement, seen=self._db.generation, starting=starting,
             )  # fmt: skip
-            return opening._replace(notices=(*opening.notices, missing)) if missing else opening
+            return opening._replace(notices=(*filter(None, (remade, *opening.notices, missing)),))
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))
             raise
@@ -218,7 +219,7 @@ class Launch:
                 ports[rank] = RemoteRank(link, run, rank, partial(_hosting_order, conductor, rank))
         nodes = {setting.node for setting in ranks.values()}
         copies = Copies(
-            opening.paths, {node: link for node, link in links.items() if node in nodes},
+            opening.recorder, {node: link for node, link in links.items() if node in nodes},
             lambda: self._db.commands_of(run, COMMANDS_HANDED_ON),
         )  # fmt: skip
         return Session(
@@ -230,8 +231,9 @@ class Launch:
         """A run whose trainers live, from `term` on. It is opened without a wait: a trainer that is heard while nobody
         leads it is told to leave. Raises InvalidInputError if its record doesn't allow it."""
         carried, paths = frozenset(row.id for row in self._db.open_commands()), RunPaths(known.directory)
-        restore.complete_tables(paths)
-        return restore.surviving_run(paths, carried, term, self._gone(paths), self._db.generation)
+        notice = restore.make_usable(paths)
+        opening = restore.surviving_run(paths, carried, term, self._gone(paths), self._db.generation)
+        return opening._replace(notices=(*opening.notices, notice)) if notice else opening
 
     def _gone(self, paths: RunPaths) -> set[str]:
         """This node, if it has ranks in the run and none of their trainers lives, as after a power cut."""

@@ -17,7 +17,7 @@ from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.errors import BusyError, InvalidInputError, RefusedError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 
@@ -100,6 +100,8 @@ class Recovery:
             if session is not None:
                 _tell(session, absent, given_up)
             return None
+        except BusyError as error:
+            return self._hold(f"its record: {error}")
         except (_NothingInReachError, RollbackGoneError) as error:
             self._backoff.forget()
             due, why = None, str(error)

@@ -3,9 +3,11 @@
 import math
 import secrets
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +30,16 @@ from trainctl.node_agent.planning.durable import (
     Settings,
     Skipped,
 )
-from trainctl.node_agent.records.keys import DURABLE_KEY, decoded, settings_key
-from trainctl.node_agent.records.run_db import LastState, RunDb
+from trainctl.node_agent.records.keys import (
+    ALERTS_KEY,
+    DURABLE_KEY,
+    ETA_KEY,
+    NODE_TIMES_KEY,
+    VIEW_KEY,
+    decoded,
+    settings_key,
+)
+from trainctl.node_agent.records.run_db import LastState, RunDb, add_rank_records
 from trainctl.node_agent.runs import checkpoint_source, preflight, unstarted
 from trainctl.node_agent.runs.branching import Fork
 from trainctl.node_agent.runs.checkpoint_source import Source
@@ -40,14 +50,16 @@ from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import is_auto, micro_of
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.errors import DamagedError, InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.messages import events as e
-from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record import checkpoints, salvage
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing
+from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_reading, open_for_writing
 
+CHECKED_BYTES = 1 << 28
+"""Most bytes of a record that is searched for damage before it is used: SQLite reads some 500 MB/s."""
 FIRST_GENERATION = m.Generation(1, 0)
 
 
@@ -122,9 +134,17 @@ def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) 
         raise RefusedError(f"cannot make the run directory: {error}") from None
 
 
-def complete_tables(paths: RunPaths) -> None:
-    """Make what a run's record lacks of its tables, as after the loss of its log. Raises InvalidInputError."""
-    open_for_writing(paths.record, RUN_SCHEMA).close()
+def make_usable(paths: RunPaths) -> str:
+    """Make what a run's record lacks of its tables, as after the loss of its log; make the whole record again if it is
+    damaged, and return what an event says of that. Raises InvalidInputError."""
+    try:
+        open_for_writing(paths.record, RUN_SCHEMA).close()
+        with closing(open_for_reading(paths.record)) as connection:
+            is_sound = paths.record.stat().st_size > CHECKED_BYTES or salvage.is_sound(connection)
+        _read(paths)
+    except DamagedError:
+        is_sound = False
+    return "" if is_sound else _make_again(paths)
 
 
 def kept_ranks(paths: RunPaths) -> dict[int, str]:
@@ -186,12 +206,13 @@ def own(paths: RunPaths, term: int) -> None:
 def old_run(
     paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto",
     *, without: Collection[int] = (), term: int = 1, placement: preflight.Placement = preflight.Placement(),  # noqa: B008
-    clock: Callable[[], float] = time.time, seen: m.Generation | None = None,
+    clock: Callable[[], float] = time.time, seen: m.Generation | None = None, starting: m.KeptCommand | None = None,
 ) -> Opening:  # fmt: skip
     """Take an ended run up again from a checkpoint, or from the start if it has none.
 
     `starter` is the id of the command that asked for it, if one did; the ranks in `without` are lost for now. `term` is
-    the highest that is known, and `seen` the highest generation that this node has seen in any run.
+    the highest that is known, and `seen` the highest generation that this node has seen in any run; `starting` is the
+    open command that started the run before it went back.
 
     Steps committed after that checkpoint are retracted: they stay in the record, marked. The settings are those that
     the first step to be done again was planned with, so that it is the same step; what commands changed later is undone
@@ -235,15 +256,16 @@ def old_run(
         durable = msgspec.structs.replace(durable, gap=gap)
         asked = durable.rollback
         skipped = _skips(durable, settings, _progress(state.step, durable).cursor, step)
-        starting, left = {}, tuple(at for at in durable.checkpoints if at <= step)
+        carried, left = {}, tuple(at for at in durable.checkpoints if at <= step)
         if lost:
             left = (*left, step)
-        if starter is not None:
-            starting[starter] = Carried("start-run", by, step + 1, settings.plan_version)
+        for id, sender in ((starter, by), (starting.id, starting.by) if starting is not None else (None, "")):
+            if id is not None:
+                carried[id] = Carried("start-run", sender, step + 1, settings.plan_version)
         durable = msgspec.structs.replace(
             durable, settings=settings, generation=generation, seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",
-            carried=starting, paused_ids=(), members=(), probed=(), retracted=0, writing=None,
+            carried=carried, paused_ids=(), members=(), probed=(), retracted=0, writing=None,
             policies=_policies_at(paths, config, durable.policies, step), rollback=None, skipped=skipped,
             departed=tuple(rank for rank in durable.departed if rank not in settings.live),
             checkpoints=left, written=max(left, default=min(durable.written, step)), went_back=generation,
@@ -421,9 +443,11 @@ def _undone(then: Settings, latest: Settings, step: int) -> tuple[str, ...]:
 
 @contextmanager
 def _recorder(paths: RunPaths) -> Iterator[RunDb]:
-    """The run's recorder, left open unless what is done with it fails."""
+    """The run's recorder, left open unless what is done with it fails. Raises BusyError if another process has the
+    record locked."""
     recorder = RunDb(paths)
     try:
+        recorder.require()
         yield recorder
     except InvalidInputError:
         recorder.close()
@@ -458,7 +482,10 @@ def _kept_reports(paths: RunPaths, after_step: int, least: m.Generation) -> list
     reported it; those older than `least` are of steps that were retracted."""
     found: dict[int, m.Report] = {}
     for file in sorted(paths.directory.glob("rank-*.db")):
-        for report in reports_after(file, after_step):
+        reports = list[m.Report]()
+        with suppress(DamagedError):  # its trainer makes it again
+            reports = reports_after(file, after_step)
+        for report in reports:
             known = found.get(report.step)
             if report.generation >= least and (known is None or report.generation > known.generation):
                 found[report.step] = report
@@ -511,10 +538,30 @@ def _kept(recorder: RunDb) -> Durable | None:
     return decoded(text, Durable, recorder.path) if text is not None else None
 
 
+def _make_again(paths: RunPaths) -> str:
+    """From what can be read of it and of its ranks' own. What its conductor kept and can't be decoded goes: the run
+    continues from its newest step, as its file has it."""
+    aside = salvage.rebuild(paths.record, RUN_SCHEMA, partial(_salvaged, paths))
+    where = f"moved to {aside.name}" if aside is not None else "its file is gone"
+    return f"{paths.record} was damaged: {where}, and made again from what could be read of it and the ranks' records"
+
+
+def _salvaged(paths: RunPaths, connection: sqlite3.Connection) -> None:
+    add_rank_records(paths, connection)
+    for key, value in connection.execute("SELECT key, value FROM meta").fetchall():
+        kind = {DURABLE_KEY: Durable}.get(key, Settings if key.startswith(settings_key(0)[:-1]) else None)
+        try:
+            decoded(value, kind or object, paths.record)
+        except InvalidInputError:
+            if kind is not None or key in (ETA_KEY, NODE_TIMES_KEY, VIEW_KEY, ALERTS_KEY):
+                connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+
+
 def _keep(recorder: RunDb, durable: Durable) -> None:
     """So that an agent that is killed before the first plan, or has its power cut, leaves a run that its successor can
     lead, and that doesn't stand where it has gone back from."""
     recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode(), durable=True)
+    recorder.flush()
 
 
 def _highest(durable: Durable, state: LastState, seen: m.Generation | None) -> m.Generation:

@@ -10,14 +10,13 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
 from trainctl.protocol.config.prices import Prices
-from trainctl.protocol.errors import InvalidInputError
 
 
 class RunCosts:
     """Follows one run; `cost` is None while none of its nodes has a price."""
 
     def __init__(self, recorder: RunDb, prices: Prices) -> None:
-        """Continues from the record. Raises InvalidInputError if what it keeps can't be read."""
+        """Continues from the record."""
         self._recorder, self._prices = recorder, prices
         self._times, self._joules = kept_times(recorder), dict[str, float]()
         self._known: tuple[Settings, m.RunState] | None = None
@@ -51,12 +50,13 @@ class RunCosts:
 
 
 def kept_times(recorder: RunDb) -> cost.Times:
-    """What the record keeps of who took part. Raises InvalidInputError if it can't be read."""
+    """What the record keeps of who took part. A cost is no reason not to lead a run: what can't be read is counted
+    again."""
     text = recorder.meta(NODE_TIMES_KEY)
     try:
         return msgspec.json.decode(text, type=cost.Times) if text is not None else ()
-    except msgspec.MsgspecError as error:
-        raise InvalidInputError(str(recorder.path), f"its times by node cannot be read: {error}") from None
+    except msgspec.MsgspecError:
+        return ()
 
 
 def keep_times(recorder: RunDb, times: cost.Times) -> None:

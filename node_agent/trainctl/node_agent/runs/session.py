@@ -29,7 +29,6 @@ from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepSta
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
@@ -37,6 +36,8 @@ STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 missed."""
 CURVE_STEPS = 1000
 """Newest steps of the record from which policies learn the loss curve again."""
+COMMITTED_STEPS = 64
+"""Newest steps to which late reports are added."""
 UNCOMMITTED_PARTS = 64
 """Newest late reports kept of steps that no other rank had reported."""
 
@@ -68,13 +69,14 @@ class Session:
         self.ended: d.Ended | None = None
         self.doing: m.PlanKind = "train"  # kind of the newest plan
         self._uncommitted: deque[m.RankStep] = deque(maxlen=UNCOMMITTED_PARTS)
+        self._announced: list[m.Live] = []  # once it is in the record
         self._readings, self._newest_readings = StepReadings(), NewestReadings()
         self._links: tuple[m.Generation, Links] | None = None
         newest = recorder.newest_steps(CURVE_STEPS)
         conductor.replay(newest)
+        self._committed = deque(newest[-COMMITTED_STEPS:], maxlen=COMMITTED_STEPS)
         self._statistics = StepStatistics(newest[-STATISTICS_STEPS:])
         self._kept_durable: Durable | None = None
-        self._problem: str | None = None
         self._saw = saw
         self._turn, self.is_closed = asyncio.Lock(), False
         self._taker: asyncio.Task[None] | None = None  # whose turn it is
@@ -165,6 +167,7 @@ class Session:
                 for decision in self.conductor.handle(event, time.monotonic()):
                     if not self.is_closed or isinstance(decision, d.CommandEnded):
                         await self._carry_out(decision)
+                await self.announce()
             finally:
                 self._taker = None
             if not self.is_closed:
@@ -173,6 +176,21 @@ class Session:
                 await self.copies.flush()
         if self.ended is not None:
             self._on_end()
+
+    async def announce(self) -> None:
+        """Publish what has been kept, once it is in the record, as far as that can be written now."""
+        if not self.is_closed:
+            await self.recorder.settled()
+        announced, self._announced = self._announced, []
+        for message in announced:
+            self._publisher.publish(message)
+
+    def _publish(self, message: m.Live) -> None:
+        """Now, or with what is being carried out."""
+        if self._announced or self._taker is asyncio.current_task():
+            self._announced.append(message)
+        else:
+            self._publisher.publish(message)
 
     def _show(self, event: d.Input) -> None:
         if isinstance(event, m.Message):
@@ -189,7 +207,10 @@ class Session:
         known = (counted.step, counted.generation) if counted is not None else None
         late = [part for part in parts if (part.step, part.generation) != known]
         self._uncommitted.extend(late)
-        self.recorder.add_parts(late)
+        committed = {(step.step, step.generation): step for step in self._committed}
+        for part in late:
+            if (step := committed.get((part.step, part.generation))) is not None:
+                self.recorder.add_part(part, step.committed_at)
 
     def _keep_evaluation(self, made: d.Evaluated) -> None:
         at = time.time()
@@ -204,6 +225,7 @@ class Session:
                 self.doing = plan.kind
                 self._eta.issued(plan)
                 self.recorder.plan(plan, time.time(), durable=bool(plan.commands))
+                await self.announce()
                 await self.copies.flush()  # so that no one has a plan without the settings it is made from
                 if not held:
                     await self._send_plan(plan)
@@ -212,10 +234,13 @@ class Session:
             case d.Persist(durable):
                 self._keep_durable(durable)
             case d.Tell(rank, message):
+                await self.announce()  # what it follows from is in the record first
                 await self._tell(rank, message)
             case d.Start(rank):
+                await self.announce()
                 await self._start_again(rank)
             case d.Kill(rank):
+                await self.announce()
                 await self.ports[rank].kill()
             case d.Retract(step):
                 self._retract(step)
@@ -227,10 +252,11 @@ class Session:
                 self._keep_evaluation(decision)
             case d.Sampled(sample):
                 self.recorder.sample(sample)
-                self._publisher.publish(sample)
+                self._publish(sample)
             case d.Drifted(step, by_rank):
                 self.recorder.drifts(step, time.time(), by_rank)
             case d.CommandEnded():
+                await self.announce()
                 await self._on_command_end(decision)
             case d.Proposed():
                 self._on_proposal(decision)
@@ -250,7 +276,7 @@ class Session:
         """Once the step of a planned checkpoint is in the record, have the disk keep it and tell the writers so. No
         step waits for that."""
         self._unrecorded = [plan for plan in self._unrecorded if self._is_current(plan)]
-        if not self._unrecorded or self.recorder.is_behind:
+        if not self._unrecorded or self.recorder.is_refused:
             return
         for plan in [plan for plan in self._unrecorded if self.conductor.progress.step >= plan.step]:
             self._unrecorded.remove(plan)
@@ -261,6 +287,10 @@ class Session:
     async def _tell_recorded(self, plan: m.StepPlan) -> None:
         """If the disk fails, or other agents would refuse a plan of that generation, the writers hear nothing, and
         make do with the records of their own nodes."""
+        await self.recorder.settled()
+        if self.recorder.is_refused:
+            self._unrecorded.append(plan)
+            return
         try:
             await asyncio.to_thread(self.recorder.sync)
         except OSError:
@@ -301,8 +331,9 @@ class Session:
         self.recorder.commit(step, [first, *early], step.committed_at)
         self.last_step, self.rank_steps[first.rank] = step, first
         self.last_commit_monotonic = time.monotonic()
-        self._publisher.publish(step)
-        self._publisher.publish(first)
+        self._committed.append(step)
+        self._publish(step)
+        self._publish(first)
 
     def _links_of(self, generation: m.Generation) -> Links:
         """The calibrated links of a group."""
@@ -330,7 +361,9 @@ class Session:
 
     def _retract(self, step: int) -> None:
         self.recorder.retract_after(step - 1)
-        self.last_step = self.recorder.last_state().step
+        stands = [committed for committed in self._committed if committed.step < step]
+        self._committed = deque(stands, maxlen=COMMITTED_STEPS)
+        self.last_step = stands[-1] if stands else self.recorder.last_state().step
 
     def _add_part(self, part: m.RankStep, step: m.StepCommitted) -> None:
         part = self._joined(part)
@@ -338,14 +371,13 @@ class Session:
         known = self.rank_steps.get(part.rank)
         if known is None or part.step >= known.step:
             self.rank_steps[part.rank] = part
-        self._publisher.publish(part)
+        self._publish(part)
 
     def note(self, happened: d.Happened) -> None:
         """Keep and publish an event of this run."""
         generation = self.conductor.durable.generation
         fields = {field.name: getattr(happened, field.name) for field in dataclasses.fields(happened)}
-        event = self.recorder.event(time.time(), **fields, generation=generation)
-        self._publisher.publish(event)
+        self._publish(self.recorder.event(time.time(), **fields, generation=generation))
 
     # ------------------------------------------------------------ keeping
 
@@ -381,15 +413,6 @@ class Session:
 
     def _keep_view(self) -> None:
         self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view).decode(), own=True)
-
-    def check_record(self) -> None:
-        """Try again what the disk refused, and say once when its state changes."""
-        self.recorder.retry()
-        problem = self.recorder.problem
-        if problem != self._problem:
-            self._problem = problem
-            severity: m.Severity = "error" if problem else "good"
-            self.note(d.Happened(e.RecordState(problem or ""), severity, "auto", self.conductor.progress.step))
 
     def close(self) -> None:
         """Of what waits for its turn, commands still end; the record takes nothing any more."""

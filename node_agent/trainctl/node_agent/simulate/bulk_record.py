@@ -22,7 +22,7 @@ class BulkRecord(RunDb):
     def __init__(self, paths: RunPaths) -> None:
         """Raises InvalidInputError if the record can't be used."""
         super().__init__(paths, resumable=False)
-        self._connection.execute("PRAGMA synchronous=OFF")
+        self._kept: list[writes.Write] = []
         self._steps_kept: dict[tuple[int, m.Generation], m.StepCommitted] = {}
         self._parts_kept: list[tuple[m.RankStep, float]] = []
 
@@ -38,17 +38,18 @@ class BulkRecord(RunDb):
         super().retract_after(step, event)
         self.flush()
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
         """Write all that waits. Raises RefusedError if the disk refuses it."""
         if self._steps_kept or self._parts_kept:
-            self._waiting.append(writes.commit_many([*self._steps_kept.values()], self._parts_kept, fill))
+            self._kept.append(writes.commit_many([*self._steps_kept.values()], self._parts_kept, fill))
             self._steps_kept, self._parts_kept = {}, []
-        while self._waiting and self._flush(durable=False):
-            pass
-        if self._waiting and not (self._ballast.release() and self._flush(durable=False)):
-            raise RefusedError(
-                f"{self._paths.record}: {self._refusal}: free some space, or give --output another folder"
-            )
+        kept, self._kept = self._kept, []
+        for write in kept:
+            self._writer.put(write)
+        self._writer.forget_newest()
+        if not self._writer.settle():
+            raise RefusedError(f"{self._writer.refusal}: free some space, or give --output another folder")
+        return True
 
     def close(self) -> None:
         """Raises RefusedError if the disk refuses what waits; the record is closed then too."""
@@ -58,6 +59,6 @@ class BulkRecord(RunDb):
             super().close()
 
     def _write(self, write: writes.Write, *, durable: bool = False) -> None:
-        self._waiting.append(write)
-        if len(self._waiting) > WRITES_KEPT:
+        self._kept.append(write)
+        if len(self._kept) > WRITES_KEPT:
             self.flush()

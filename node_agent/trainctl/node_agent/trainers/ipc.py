@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.wire import codec, sockets
 
+LEFT_CONNECTIONS = 64
+"""Former connections of a rank that are remembered. While its agent stands still, a trainer makes one every few
+seconds."""
+
 
 class TrainerLink:
     """A ROUTER on a socket file; a trainer is addressed by (run, rank) once it has spoken."""
@@ -19,6 +24,7 @@ class TrainerLink:
     def __init__(self, context: Any, path: Path) -> None:
         self._path, self.endpoint = path, f"ipc://{path}"
         self._peers: dict[tuple[str, int], bytes] = {}
+        self._left: dict[tuple[str, int], deque[bytes]] = {}  # former connections, oldest first
         self._held: dict[tuple[str, int], Held] = {}
         self._writes: dict[tuple[str, int], tuple[int, int, float]] = {}  # step, bytes, when they last grew
         self._socket = sockets.new_socket(context, zmq.ROUTER)
@@ -27,7 +33,8 @@ class TrainerLink:
         path.chmod(0o600)
 
     async def receive(self) -> tuple[m.FromTrainer | m.WorkAsk, bool] | None:
-        """The next message, and whether a known rank speaks over a new connection; None: not of this protocol."""
+        """The next message, and whether a known rank speaks over a new connection; None: not of this protocol. Messages
+        of connections that it has left may still come in between."""
         frames = await sockets.receive(self._socket)
         try:
             identity, frame = sockets.check_frames(frames, 2)
@@ -35,13 +42,16 @@ class TrainerLink:
         except ProtocolError:
             return None
         key = message.run, message.rank
-        before = self._peers.get(key)
-        self._peers[key] = identity
+        before, left = self._peers.get(key), self._left.setdefault(key, deque(maxlen=LEFT_CONNECTIONS))
+        is_new = identity not in (before, *left)
+        if is_new:
+            left.extend([before] if before is not None else [])
+            self._peers[key] = identity
         if isinstance(message, m.Report) and (message.kind == "train" or key not in self._held):
             self._held[key] = Held(*map(message.values.get, m.RANK_COLUMNS))
         elif isinstance(message, m.CheckpointProgress):
             self._note_progress(key, message)
-        return message, before not in (None, identity)
+        return message, is_new and before is not None
 
     def _note_progress(self, key: tuple[str, int], said: m.CheckpointProgress) -> None:
         if self._writes.get(key, (-1, -1, 0.0))[:2] != (said.step, said.done_bytes):
@@ -80,5 +90,6 @@ class TrainerLink:
 
     def forget(self, run: str) -> None:
         self._peers = {key: identity for key, identity in self._peers.items() if key[0] != run}
+        self._left = {key: left for key, left in self._left.items() if key[0] != run}
         self._held = {key: held for key, held in self._held.items() if key[0] != run}
         self._writes = {key: write for key, write in self._writes.items() if key[0] != run}

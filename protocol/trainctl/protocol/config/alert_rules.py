@@ -23,7 +23,7 @@ from trainctl.protocol.errors import InvalidInputError
 
 AlertKind = Literal[
     "nonfinite", "skipped", "loss-spike", "divergence", "clip", "own-loss", "kl", "stall", "throughput", "data-wait",
-    "clock", "efficiency", "link", "device-idle", "memory", "memory-rise", "disk", "node-silent", "node-lost",
+    "clock", "efficiency", "link", "device-idle", "memory", "memory-rise", "disk", "record", "node-silent", "node-lost",
     "lead-silent",
 ]  # fmt: skip
 AlertSeverity = Literal["warning", "error"]
@@ -58,6 +58,7 @@ KINDS: Final[dict[AlertKind, Kind]] = {
     "memory": Kind("warning", "a rank's memory is near its cap"),
     "memory-rise": Kind("warning", "a rank's memory grows and will reach its cap during the run"),
     "disk": Kind("warning", "a node's disk is nearly full"),
+    "record": Kind("error", "a node's record can't be written, or was made again"),
     "node-silent": Kind("warning", "a node's agent or trainer is silent"),
     "node-lost": Kind("error", "a rank is lost or has failed"),
     "lead-silent": Kind("error", "a follower receives no messages from the lead's agent"),

@@ -3,6 +3,8 @@
 TrainctlError
 ├── InvalidInputError       exit 2   a file, argument or address that is wrong by itself
 │   ├── NotCachedError      exit 2   a model that has yet to be downloaded
+│   ├── BusyError           exit 2   a database that another process has locked
+│   ├── DamagedError        exit 2   a database that can't be read
 │   └── SeveralInvalidError exit 2   several of them at once
 ├── RefusedError            exit 3   the agent rejected the request, or it failed there
 ├── ExpiredError            exit 4   not applied within the time asked for
@@ -49,6 +51,14 @@ class NotCachedError(InvalidInputError):
         super().__init__(
             where, f"no such folder, and {model} isn't in the Hugging Face cache here; run: hf download {model}"
         )
+
+
+class BusyError(InvalidInputError):
+    """A database that another process has locked. It can be used once that process lets go of it."""
+
+
+class DamagedError(InvalidInputError):
+    """A database whose contents can't be read, or whose file is gone."""
 
 
 class SeveralInvalidError(InvalidInputError):

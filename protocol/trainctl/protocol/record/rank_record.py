@@ -1,20 +1,31 @@
 """A rank's record of its own steps: the loop appends a report, a thread of its own writes them to rank-R.db in
 groups."""
 
+import contextlib
 import logging
 import sqlite3
 import threading
 from collections import deque
 from pathlib import Path
 
+from trainctl.protocol.errors import DamagedError, InvalidInputError
 from trainctl.protocol.messages import RANK_COLUMNS, Report
-from trainctl.protocol.record.schema import RANK_SCHEMA, RANK_STEP_COLUMNS, REPORTS_KEPT, open_for_writing, sync_commits
+from trainctl.protocol.record import salvage
+from trainctl.protocol.record.schema import (
+    RANK_SCHEMA,
+    RANK_STEP_COLUMNS,
+    REPORTS_KEPT,
+    open_for_writing,
+    refusal,
+    sync_commits,
+)
 from trainctl.protocol.wire.codec import encode
 
 log = logging.getLogger(__name__)
 
 _GROUP_SECONDS = 0.25
 _RETRY_SECONDS = 5.0
+_BUSY_MILLISECONDS = 10_000
 _GROUP_ROWS = 2000
 _KEPT_REPORTS = 1_000_000
 """Reports kept while the disk refuses them; beyond that the oldest are lost."""
@@ -33,12 +44,27 @@ class MetricsWriter:
         self._node, self._path = node, path
         self._writing = threading.Lock()
         self._reports: deque[Report] = deque(maxlen=_KEPT_REPORTS)
-        self._connection = open_for_writing(path, RANK_SCHEMA)
+        try:
+            self._connection = self._opened()
+        except DamagedError:
+            self._connection = self._made_again()
         self._group: list[Report] = []  # the writer thread's own
         self._closing = threading.Event()
         self._said = ""
+        self._was_made_again = False
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
+
+    def _opened(self) -> sqlite3.Connection:
+        connection = open_for_writing(self._path, RANK_SCHEMA)
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
+        return connection
+
+    def _made_again(self) -> sqlite3.Connection:
+        aside = salvage.rebuild(self._path, RANK_SCHEMA)
+        where = f"moved to {aside.name}" if aside is not None else "its file is gone"
+        log.warning("%s was damaged: %s, and made again from what could be read of it", self._path, where)
+        return self._opened()
 
     def append(self, report: Report) -> None:
         """Take one train report; returns at once."""
@@ -75,11 +101,24 @@ class MetricsWriter:
             try:
                 self._commit(self._group)
             except sqlite3.Error as error:
-                self._say(f"recording of metrics is delayed: {error}")
-                return False
-            self._group = []
+                if not self._is_solved(error):
+                    self._say(f"recording of metrics is delayed: {error}")
+                    return False
+                continue
+            self._group, self._was_made_again = [], False
         self._said = ""
         return True
+
+    def _is_solved(self, error: sqlite3.Error) -> bool:
+        """Whether the record could be made again, if it is damaged or was deleted: once until a group is written."""
+        if self._was_made_again or not isinstance(refusal(self._path, error), DamagedError):
+            return False
+        self._was_made_again = True
+        self._connection.close()
+        with contextlib.suppress(InvalidInputError):
+            self._connection = self._made_again()
+            return True
+        return False
 
     def _commit(self, group: list[Report]) -> None:
         """Rows of all, and the newest whole, from which the run's record is completed if its writer died."""

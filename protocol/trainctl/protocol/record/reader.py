@@ -5,9 +5,10 @@ cannot be read. Steps that were retracted are left out everywhere.
 """
 
 import functools
+import inspect
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -40,7 +41,7 @@ from trainctl.protocol.record.rollups import (
     Evaluation,
     is_finite,
 )
-from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_FROM, open_for_reading, refusing_damage
+from trainctl.protocol.record.schema import ROLLUP_LEVELS, UNREADABLE, VALUES_FROM, open_for_reading, refusing_damage
 from trainctl.protocol.wire import codec
 
 _Values = dict[tuple[int, int], dict[str, float]]
@@ -83,6 +84,24 @@ class _OfRun(msgspec.Struct, frozen=True):
     run: str
 
 
+def _refusing_damage(cls: type[K]) -> type[K]:
+    """Have all public methods raise DamagedError where a value isn't what was written."""
+
+    def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def read(self: Any, *args: Any, **options: Any) -> Any:
+            with refusing_damage(self.path, *UNREADABLE):
+                return method(self, *args, **options)
+
+        return read
+
+    for name, member in [*vars(cls).items()]:
+        if inspect.isfunction(member) and not name.startswith("_"):
+            setattr(cls, name, guarded(member))
+    return cls
+
+
+@_refusing_damage
 class RecordReader:
     """The record in a run directory; threads may share it, and take turns. Raises InvalidInputError if there is no
     record, or it is of a newer schema."""

@@ -5,19 +5,23 @@ transaction longer than a query.
 """
 
 import contextlib
+import os
+import re
 import sqlite3
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import BusyError, DamagedError, InvalidInputError
 from trainctl.protocol.files.durable_files import sync
 
 _DAMAGED: Final = "restore the record from a copy, or move the run directory elsewhere"
 """What to do about a record that cannot be read."""
 SCHEMA_VERSION: Final = 2
 """Version of what is read and written: 0.2.0's. 0.1.0 wrote schema 1."""
+_PLAUSIBLE_VERSION: Final = 1000
 NOT_GIVEN: Final = ""
 """Stands in `steps` for a loss or gradient norm that was not given: NULL, there, is a NaN."""
 ROLLUP_LEVELS: Final = (10, 100, 1000)
@@ -148,22 +152,37 @@ CREATE TABLE IF NOT EXISTS refusals (      -- who was refused what: the newest
 
 
 def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlite3.Connection:
-    """The one writer's connection, in WAL mode and autocommit (the caller says BEGIN and COMMIT). With `durable` each
-    commit survives a power cut (synchronous=FULL); without, it survives the process. Raises InvalidInputError if the
-    file is of another schema or is no database, or the disk fails."""
+    """Return the one writer's connection, in WAL mode and autocommit (the caller says BEGIN and COMMIT). It never waits
+    for another process's lock, and needs none where the database has its tables. With `durable` each commit survives
+    a power cut (synchronous=FULL); without, it survives the process. Raises BusyError, DamagedError, or
+    InvalidInputError if the file is of another schema or the disk fails."""
     was_there = path.exists()
-    with _opened(path, str(path), timeout=10) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
+    with _opened(path, str(path), timeout=0) as connection:
         if sys.platform == "darwin":
             connection.execute("PRAGMA fullfsync=1")
             connection.execute("PRAGMA checkpoint_fullfsync=1")
-        connection.executescript(schema)
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        if not was_there or not _is_complete(connection, schema):
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.executescript(schema)
+            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         if not was_there:
             connection.execute("PRAGMA wal_checkpoint")  # a database whose log is lost has its tables, at least
         set_durable(connection, durable)
         _sync_names(path)
         return connection
+
+
+def tables_of(schema: str) -> tuple[str, ...]:
+    """Return the names of the tables that a schema makes."""
+    return tuple(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", schema))
+
+
+def _is_complete(connection: sqlite3.Connection, schema: str) -> bool:
+    """Whether nothing has to be written before the database can be used."""
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return mode == "wal" and version == SCHEMA_VERSION and names.issuperset(tables_of(schema))
 
 
 def _sync_names(path: Path) -> None:
@@ -196,29 +215,104 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         return connection
 
 
+UNREADABLE: Final = (sqlite3.Error, ValueError, TypeError, LookupError, OverflowError, struct.error)
+"""Errors by which damage shows: SQLite's own, and those of decoding a value that isn't what was written."""
+
+
+def refusal(path: Path, error: Exception) -> InvalidInputError:
+    """Return an error of a database as one of three: BusyError with the process that holds the lock, InvalidInputError
+    where the disk refuses, else DamagedError with what to do."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if is_busy(error):
+        return BusyError(str(path), f"locked by {lock_holder(path)}; it is used again once that lets go of it")
+    if code == sqlite3.SQLITE_READONLY_DBMOVED:
+        return DamagedError(str(path), "its file was deleted or replaced")
+    if code is not None and code & 0xFF in _DISK and code != sqlite3.SQLITE_IOERR_SHORT_READ:
+        return InvalidInputError(str(path), f"the disk refuses it: {error}")
+    first_line = str(error).partition("\n")[0]  # SQLite may quote a whole table
+    return DamagedError(str(path), f"cannot be read: {first_line}; {_DAMAGED}")
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether an error of a database is another process's lock."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+_DISK = frozenset(
+    {
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
+
+
+def lock_holder(path: Path) -> str:
+    """Return the process that has a database locked, as `process 123 (sqlite3)`, or that it can't be found. The
+    database's own files aren't opened: closing one would end the locks of this process."""
+    import psutil  # takes some 20 ms, and is seldom needed
+
+    found = _lock_owner(path) or next(_other_users(path), None)
+    if found is None:
+        return "another process"
+    with contextlib.suppress(psutil.Error):
+        return f"process {found} ({psutil.Process(found).name()})"
+    return f"process {found}"
+
+
+def _lock_owner(path: Path) -> int | None:
+    inodes = set()
+    for file in (path.with_name(f"{path.name}-shm"), path):
+        with contextlib.suppress(OSError):
+            inodes.add(file.stat().st_ino)
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text("ascii").splitlines():
+            fields = line.split()
+            if len(fields) == 8 and fields[3] == "WRITE" and int(fields[5].rpartition(":")[2]) in inodes:
+                pid = int(fields[4])
+                if pid > 0 and pid != os.getpid():
+                    return pid
+    return None
+
+
+def _other_users(path: Path) -> Iterator[int]:
+    """Processes of this user that have the database open, where the system doesn't say who has locked it."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and any(file.path == str(path.resolve()) for file in process.open_files()):
+                yield process.pid
+
+
 @contextlib.contextmanager
 def refusing_damage(path: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Raises InvalidInputError, with what to do, if SQLite finds the record at `path` damaged; also for `errors`, which
-    a value in it raises as it is decoded."""
-    damage: tuple[type[Exception], ...] = (sqlite3.DatabaseError, *errors)
+    """Raises BusyError, DamagedError or InvalidInputError for what SQLite says of the record at `path`; DamagedError
+    also for `errors`, which a value in it raises as it is decoded."""
+    damage: tuple[type[Exception], ...] = (sqlite3.DatabaseError, UnicodeDecodeError, *errors)
     try:
         yield
     except damage as error:
-        raise InvalidInputError(str(path), f"cannot be read: {error}; {_DAMAGED}") from None
+        raise refusal(path, error) from None
 
 
 @contextlib.contextmanager
 def _opened(path: Path, address: str, **options: Any) -> Iterator[sqlite3.Connection]:
-    """A connection in autocommit to a database of this schema, or a new one. It stays open unless the block fails,
-    whose DatabaseError becomes an InvalidInputError."""
+    """A connection in autocommit to a database of this schema, or a new one. It stays open unless the block fails."""
     try:
         connection = sqlite3.connect(address, isolation_level=None, check_same_thread=False, **options)
     except sqlite3.OperationalError as error:
         raise InvalidInputError(str(path), f"cannot be opened: {error}") from None
     with contextlib.ExitStack() as unless_usable:
         unless_usable.callback(connection.close)
-        try:
+        with refusing_damage(path):
             (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if not 0 <= version <= _PLAUSIBLE_VERSION:
+                raise DamagedError(str(path), f"cannot be read: its schema is {version}; {_DAMAGED}")
             if version > SCHEMA_VERSION:
                 raise InvalidInputError(
                     str(path), f"schema {version} is newer than this program's {SCHEMA_VERSION}; upgrade trainctl"
@@ -228,6 +322,4 @@ def _opened(path: Path, address: str, **options: Any) -> Iterator[sqlite3.Connec
                 advice = "use trainctl 0.2.0 to export or upgrade it, or move it elsewhere to start without it"
                 raise InvalidInputError(str(path), f"{problem}; {advice}")
             yield connection
-        except sqlite3.DatabaseError as error:
-            raise InvalidInputError(str(path), f"not a usable record: {error}; {_DAMAGED}") from None
         unless_usable.pop_all()
