@@ -56,7 +56,7 @@ class AgentProcess:
         command += ["--listen", self.address] if self._cluster is None else ["--cluster", str(self._cluster)]
         if self.live_address is not None:
             command += ["--live", self.live_address]
-        command += ["--keys", "require"] if self._keys is not None else []
+        command += ["--no-keys"] if self._keys is None else []
         command += self.options
         env = {**os.environ, **self._environment}
         self.process = subprocess.Popen(

@@ -325,8 +325,11 @@ def test_agents_speak_by_keys(guarded: Guarded, tmp_path: Path) -> None:
             until(lambda: peer().state == "connected", 20, "the other agent again")
 
 
-def test_off_loopback_nothing_starts_without_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("address", ["tcp://10.0.0.5:7474", "tcp://127.0.0.1:7474"])
+def test_tcp_needs_keys_on_loopback_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("TRAINCTL_KEYS", str(tmp_path / "none"))
-    with pytest.raises(InvalidInputError, match="trainctl keys new; trainctl keys authorize"):
-        Agent("box", "tcp://10.0.0.5:7474", state_root=tmp_path)
+    with pytest.raises(InvalidInputError, match=r"TCP needs keys: .*trainctl keys new"):
+        Agent("box", address, state_root=tmp_path)
+    with pytest.raises(InvalidInputError, match="TCP needs keys"):
+        Agent("box", live=address, state_root=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """Who listens to a socket that publishes: it keeps in memory what each asks for, so each may say little."""
 
 import contextlib
+import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ MOST_SAID = 32
 MOST_BYTES = 64
 """Most bytes of one such message; the topics have five."""
 MOST_KNOWN = 4096
-_Caller = tuple[int, Any]
-"""A connection: its descriptor and where it comes from."""
+_Caller = tuple[int, int, Any]
+"""A connection: its descriptor, which the system uses again, the number of its socket, and where it comes from."""
 
 
 class SubscriberLimits:
@@ -40,18 +41,17 @@ class SubscriberLimits:
 
     def _count(self, descriptor: int, size: int) -> None:
         with _connection(descriptor) as one:
-            caller = descriptor, one.getpeername()
+            caller = _caller(descriptor, one)
             self._said[caller] += 1 if size <= MOST_BYTES else MOST_SAID + 1
             # The descriptor may be another connection's by now; if it is one of this socket's it comes again.
-            if self._said[caller] > MOST_SAID and one.getsockname()[1] == self._port:
+            if self._said[caller] > MOST_SAID and self._is_of(one):
                 one.shutdown(socket.SHUT_RDWR)
         if len(self._said) > MOST_KNOWN:
             self._said = Counter({caller: count for caller, count in self._said.items() if _is_there(caller)})
 
-    @property
-    def _port(self) -> int | None:
-        name, _, port = self._socket.LAST_ENDPOINT.decode().rstrip("\0").rpartition(":")
-        return int(port) if name and port.isdecimal() else None
+    def _is_of(self, connection: socket.socket) -> bool:
+        endpoint, at = self._socket.LAST_ENDPOINT.decode().rstrip("\0"), connection.getsockname()
+        return bool(endpoint == f"ipc://{at}" if isinstance(at, str) else endpoint.endswith(f":{at[1]}"))
 
 
 @contextlib.contextmanager
@@ -64,9 +64,13 @@ def _connection(descriptor: int) -> Iterator[socket.socket]:
         looked_at.detach()
 
 
+def _caller(descriptor: int, connection: socket.socket) -> _Caller:
+    return descriptor, os.fstat(descriptor).st_ino, connection.getpeername()
+
+
 def _is_there(caller: _Caller) -> bool:
     try:
         with _connection(caller[0]) as one:
-            return bool(one.getpeername() == caller[1])
+            return _caller(caller[0], one) == caller
     except OSError:
         return False
