@@ -128,8 +128,8 @@ def checkpoint_copy(backend: Any) -> dict[str, float]:
 
 def hosted(work: Work, steps: int) -> float:
     """Tokens per second of a run under an agent, from its record."""
-    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "here", "--listen"]
-    command += ["tcp://127.0.0.1:0", "--state", str(work.folder / "state")]
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "here"]
+    command += ["--state", str(work.folder / "state")]
     agent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert agent.stdout is not None
     try:

@@ -27,6 +27,7 @@ SCALES = {
     "agent kills": Scale(3, 3, 200),
     "bytes of a large cache": Scale(10**9, 10**9, 3 * 10**9),
     "command kills": Scale(10, 40, 200),
+    "connections of a viewer": Scale(60, 200, 200),
     "conductor transitions": Scale(50_000, 200_000, 2_000_000),
     "diagnosed runs": Scale(2, 2, 20),
     "estimated runs": Scale(20, 20, 200),

@@ -114,7 +114,7 @@ def main() -> int:
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as demo:
             assert demo.stderr is not None
             try:
-                said = next(found for line in demo.stderr if (found := re.search(r" at (tcp://[\d.:]+), in ", line)))
+                said = next(found for line in demo.stderr if (found := re.search(r" at (ipc://\S+), in ", line)))
                 file.write_text(moving(asyncio.run(scenes(said[1]))), "utf-8")
             finally:
                 demo.send_signal(signal.SIGINT)

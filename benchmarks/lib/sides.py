@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import psutil
 import tomli_w
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.record.paths import agent_address, node_directory
 
 SEQUENCE = 128
 DEADLINE_SECONDS = 300.0
@@ -77,10 +79,9 @@ def run_config(folder: Path, nodes: Sequence[str], batch: int, micro: int, **gro
 
 @contextlib.contextmanager
 def agent(node: str, state: Path) -> Iterator["tuple[subprocess.Popen[str], str]"]:
-    """Yield an agent's process on free loopback ports, and its address; end it with the block."""
+    """Yield an agent's process and its address; end it with the block."""
     command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", node, "--state", str(state)]
-    addresses = ["--listen", "tcp://127.0.0.1:0", "--live", "tcp://127.0.0.1:0"]
-    process = subprocess.Popen([*command, *addresses], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         yield process, json.loads(process.stdout.readline())["listen"]
@@ -90,14 +91,15 @@ def agent(node: str, state: Path) -> Iterator["tuple[subprocess.Popen[str], str]
 
 
 class Cluster:
-    """Agents on free loopback ports; the first is the lead. Leave it as a context manager."""
+    """Agents on Unix sockets; the first is the lead. Leave it as a context manager."""
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
         self._folder, self._nodes = folder, nodes
         self._agents: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> "Cluster":
-        addresses = dict(zip(self._nodes, free_addresses(len(self._nodes)), strict=True))
+        state = self._folder / "state"
+        addresses = {node: agent_address(node_directory(node, state)) for node in self._nodes}
         file = self._folder / "cluster.toml"
         file.write_text(tomli_w.dumps({"nodes": {node: {"address": at} for node, at in addresses.items()}}))
         with contextlib.ExitStack() as unless_begun:
@@ -183,7 +185,8 @@ class Ddp:
     """Worker processes of `benchmarks/lib/ddp_worker.py`, one thread each, that wait between measurements."""
 
     def __init__(self, folder: Path, world: int) -> None:
-        port = free_addresses(1)[0].rpartition(":")[2]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
         command = [
             sys.executable,
             str(Path(__file__).with_name("ddp_worker.py")),
@@ -250,10 +253,3 @@ def end(process: "subprocess.Popen[str]", seconds: float = 20.0) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def free_addresses(count: int) -> list[str]:
-    """Loopback addresses for agents that nothing listens at."""
-    from trainctl.tui.demo.folder import free_ports  # not for the workers of the other side
-
-    return [f"tcp://127.0.0.1:{port}" for port in free_ports(count)]

@@ -8,7 +8,7 @@
 
 import { parseArgs } from "node:util";
 import { keysFor, ownAgentKey } from "./keys.mjs";
-import { Client, TrainctlError } from "./trainctl.mjs";
+import { Client, localAgent, TrainctlError } from "./trainctl.mjs";
 
 const USAGE = "usage: node steer.mjs [--connect ADDRESS] [--server-key KEY | --own-agent] [--id UUID] NODE=SHARE ...";
 
@@ -17,7 +17,7 @@ async function main() {
   const { options, shares } = given();
   const serverKey = options["own-agent"] ? ownAgentKey() : options["server-key"];
   const keys = serverKey ? keysFor(serverKey) : null;
-  const client = new Client(options.connect, { by: "steer.mjs", keys, answerSeconds: Number(options.answer) });
+  const client = new Client(options.connect ?? localAgent(), { by: "steer.mjs", keys, answerSeconds: Number(options.answer) });
   try {
     const { run } = await client.ask("snapshot-request", { columns: 0 });
     if (!run) throw new TrainctlError("no-run", "no run yet");
@@ -46,7 +46,7 @@ function given() {
   const { values, positionals } = parseArgs({
     allowPositionals: true,
     options: {
-      connect: { type: "string", default: process.env.TRAINCTL_CONNECT ?? "tcp://127.0.0.1:7474" },
+      connect: { type: "string", default: process.env.TRAINCTL_CONNECT },
       "server-key": { type: "string", default: process.env.TRAINCTL_SERVER_KEY },
       "own-agent": { type: "boolean", default: false }, // use this machine's agent and its key
       answer: { type: "string", default: "5" }, // seconds without an answer before a retry

@@ -1,6 +1,9 @@
 // A client for trainctl agents, based on docs/protocol.md: requests, and commands that can be repeated with their id.
 
 import { randomBytes, randomUUID } from "node:crypto";
+import { existsSync, readdirSync, readFileSync } from "node:fs";
+import { homedir, hostname, platform } from "node:os";
+import { join } from "node:path";
 import { decode, encode } from "@msgpack/msgpack";
 import { Dealer } from "zeromq";
 
@@ -15,6 +18,26 @@ export class TrainctlError extends Error {
   constructor(code, message, lead = null) {
     super(message);
     Object.assign(this, { code, lead, exitCode: EXIT_CODES[code] ?? 3 });
+  }
+}
+
+/** The address of the only agent that this user runs on this machine. Throws a TrainctlError. */
+export function localAgent() {
+  const state = platform() === "darwin" ? join(homedir(), "Library", "Application Support") : (process.env.XDG_STATE_HOME ?? join(homedir(), ".local", "state"));
+  const folder = join(process.env.TRAINCTL_STATE ?? join(state, "trainctl"), ".agents");
+  const files = existsSync(folder) ? readdirSync(folder).filter((name) => /^[^.].*\.json$/.test(name)) : [];
+  const agents = files.map((name) => JSON.parse(readFileSync(join(folder, name), "utf8"))).filter(({ host, pid }) => host === hostname() && runs(pid));
+  const clusters = new Set(agents.map(({ address, cluster }) => (cluster.length ? cluster.join() : address)));
+  if (clusters.size !== 1) throw new TrainctlError("unreachable", clusters.size ? "several agents run here: give --connect" : "no agent runs here: start one with trainctl-agent run");
+  return agents[0].address;
+}
+
+/** Whether a process of this user has this number. */
+function runs(pid) {
+  try {
+    return process.kill(pid, 0);
+  } catch {
+    return false;
   }
 }
 

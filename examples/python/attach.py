@@ -151,7 +151,7 @@ class Reporter:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a bigram model and show it in trainctl.")
     parser.add_argument("text", type=Path, help="text file to train on")
-    parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
+    parser.add_argument("--connect", help="the agent [the one on this machine]")
     parser.add_argument("--run", default=f"bigrams-{time.strftime('%Y%m%d-%H%M%S')}", help="run ID")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=64, help="number of byte pairs in each step")

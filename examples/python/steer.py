@@ -8,7 +8,6 @@ Exit codes are those of `trainctl send`: 0 applied, 2 usage, 3 rejected or faile
 """
 
 import argparse
-import os
 import sys
 import uuid
 from typing import Any
@@ -72,7 +71,7 @@ def outcome(reply: m.CommandReply) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Change the nodes' shares of the batch.")
-    parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
+    parser.add_argument("--connect", help="the agent [the one on this machine]")
     parser.add_argument("shares", nargs="+", metavar="NODE=SHARE")
     return parser.parse_args()
 

@@ -10,7 +10,6 @@ restarted, a new snapshot gives the run's step, and the steps in between come fr
 import argparse
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import AsyncIterator
 
@@ -77,7 +76,7 @@ def step_line(step: m.StepCommitted) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Follow a run.")
-    parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
+    parser.add_argument("--connect", help="the agent [the one on this machine]")
     parser.add_argument("--steps", type=int, default=0, help="stop after this many steps [never]")
     return parser.parse_args()
 

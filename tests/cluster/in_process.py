@@ -152,7 +152,7 @@ class InProcessCluster:
         self.agents = {
             node: InProcessAgent(
                 folder / "state", node, self.trainers, address=at, cluster=cluster,
-                options=dataclasses.replace(options, keys=folders.get(node), require_keys=node in folders),
+                options=dataclasses.replace(options, keys=folders.get(node), no_keys=node not in folders),
             )
             for node, at in addresses.items()
         }  # fmt: skip

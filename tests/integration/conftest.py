@@ -50,13 +50,17 @@ class AgentProcess:
     def directory(self) -> Path:
         return self.state / self.name
 
+    @property
+    def _uses_keys(self) -> bool:
+        return self._keys is not None or (self._cluster is not None and "key = " in self._cluster.read_text())
+
     def start(self) -> "AgentProcess":
         """Start, or start again on the same ports."""
         command = [self.python, "-m", "trainctl.node_agent.cli", "run", "--name", self.name]
         command += ["--listen", self.address] if self._cluster is None else ["--cluster", str(self._cluster)]
         if self.live_address is not None:
             command += ["--live", self.live_address]
-        command += ["--keys", "require"] if self._keys is not None else []
+        command += [] if self._uses_keys or self.python != sys.executable else ["--no-keys"]  # which 0.2.0 has not
         command += self.options
         env = {**os.environ, **self._environment}
         self.process = subprocess.Popen(

@@ -1,8 +1,15 @@
 """The command line against a real agent and its trainer; tests/tui/cli/test_live_run.py has what needs none."""
 
+import asyncio
+import contextlib
 import itertools
 import json
 import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +19,40 @@ import pytest
 import tomli_w
 from tests.cluster.run_files import FOREVER, NODE, TORCH, on_mlx
 from tests.integration.conftest import AgentProcess
+from tests.integration.support.sshd import LoopbackSshd
 from tests.tui.support.cli_calls import call, call_json, interrupt, started, wait_until
 from tests.waiting import HANG_SECONDS
 
+from trainctl.protocol import messages as m
+from trainctl.protocol.client.client import Client
 from trainctl.trainer.demo_assets import llama_config, make_model
+
+
+@pytest.mark.tier("test")
+@pytest.mark.needs("sshd")
+def test_an_agent_is_followed_through_sockets_that_ssh_forwards(tmp_path: Path) -> None:
+    """The lines of docs/training.md, "Over SSH": the first event comes live, from the second socket."""
+    state, near = tmp_path / "there", Path(tempfile.mkdtemp(dir="/tmp")) / "studio.sock"
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "studio", "--state", str(state)]
+    with LoopbackSshd(tmp_path) as sshd, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        there = json.loads(agent.stdout.readline())["listen"].removeprefix("ipc://")
+        forwards = ["-L", f"{near}:{there}", "-L", f"{near}.live:{there}.live"]
+        with subprocess.Popen(["ssh", "-F", str(sshd.config), "-N", *forwards, "there"]) as ssh:
+            try:
+                wait_until(Path(f"{near}.live").exists, "the forwarded sockets")
+                assert stat.S_IMODE(near.stat().st_mode) == 0o600
+                assert call_json("ls", "--connect", f"ipc://{near}")["runs"] == []
+
+                async def heard() -> str:
+                    async with Client(f"ipc://{near}") as client, contextlib.aclosing(client.attach(0)) as items:
+                        return await anext(item.node async for item in items if isinstance(item, m.Heartbeat))
+
+                assert asyncio.run(heard()) == "studio"
+            finally:
+                ssh.terminate()
+                agent.terminate()
+    shutil.rmtree(near.parent)
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ from tests.waiting import HANG_SECONDS, slowness
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.run_file import read
+from trainctl.protocol.record.paths import agent_address, node_directory, runtime_directory
 from trainctl.tui.demo import folder as demo_folder
 
 
@@ -205,13 +206,16 @@ def assert_gone_within(folder: Path, seconds: float) -> None:
     wait_until(lambda: not processes_of(folder), "the demo to end by itself", seconds)
 
 
-def test_a_port_that_is_taken_ends_the_start_with_the_agent_s_own_words(folder: Path) -> None:
+def test_a_socket_that_is_taken_ends_the_start_with_the_agent_s_own_words(folder: Path) -> None:
     session = demo_folder.Session.create(folder, keep=False)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    address = agent_address(node_directory("here", session.state))
+    path = runtime_directory(node_directory("here", session.state)) / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(path))
+        taken.listen()
         command = [COMMAND[0], "-m", "trainctl.tui.demo.supervisor", "--session", session.folder, "--assets", folder]
         with subprocess.Popen(
-            [*command, "--node", "here", "--listen", address],
+            [*command, "--node", "here"],
             env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         ) as supervisor:  # fmt: skip
             assert supervisor.stdout is not None
@@ -267,7 +271,7 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         assert terminal.is_clean()
     finally:
         terminal.close()
-    address = re.findall(r"trainctl send stop --connect (tcp://127\.0\.0\.1:\d+)", tail)[-1]
+    address = re.findall(r"trainctl send stop --connect (ipc://\S+)", tail)[-1]
     assert call_json("status", "--connect", address)["run"]["state"] == "running"
     assert call_json("send", "stop", "checkpoint=false", "--connect", address)["state"] == "applied"
     assert_gone_within(folder, 30)

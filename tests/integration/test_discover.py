@@ -17,7 +17,8 @@ def test_an_agent_that_advertises_itself_is_found(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
     file = tmp_path / "cluster.toml"
     file.write_text(f'advertise = true\n[nodes.loud]\naddress = "{address}"\n')
-    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "loud", "--cluster", str(file)]
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--no-keys", "--name", "loud"]
+    command += ["--cluster", str(file)]
     with subprocess.Popen([*command, "--state", str(tmp_path)], stdout=subprocess.PIPE) as agent:
         try:
             assert agent.stdout is not None and agent.stdout.readline()

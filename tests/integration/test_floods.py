@@ -14,6 +14,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.integration.support import rawzmtp
@@ -28,6 +29,7 @@ FRAMES = scale("frames")
 EVENTS = scale("events")
 IS_SOAK = is_soak()
 IDLE = 600
+VIEWERS = scale("connections of a viewer")
 HANDSHAKES = min(20_000, max(300, FRAMES // 10))
 HUGE = 300_000_000
 SOCKETS = {
@@ -170,6 +172,85 @@ def test_a_peer_that_promised_heartbeats_and_is_silent_is_dropped(narrow: Narrow
         while piece := made.recv(4096):
             said += piece
     assert b"\x04PONG" in said
+
+
+VIEWER = """
+    import sys, zmq
+    from pathlib import Path
+    from tools.protocol_docs import examples
+    from trainctl.protocol import messages as m
+    from trainctl.protocol.security.keys import KeyFolder
+    from trainctl.protocol.wire import codec, sockets
+
+    address, folder, server, count = sys.argv[1:]
+    context, own = zmq.Context(), KeyFolder(Path(folder)).user()
+    context.set(zmq.MAX_SOCKETS, 2048)
+    frames = [codec.encode(m.SnapshotRequest(rid=str(number), columns=120)) for number in range(40)]
+    frames += [codec.encode(m.FactsRequest(rid="facts")), bytes(60_000)]
+    made = []
+    for _ in range(int(count)):
+        socket = sockets.new_socket(context, zmq.DEALER)
+        sockets.secure_client(socket, own, server)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
+        socket.setsockopt(zmq.RCVHWM, 1)
+        socket.connect(address)
+        made.append(socket)
+    sent, is_full = 0, False
+    while True:
+        for socket in made:
+            try:
+                socket.send(frames[sent % len(frames)], zmq.DONTWAIT)
+                sent += 1
+            except zmq.Again:
+                pass
+        if sent > 40 * len(frames) and not is_full:
+            is_full = True
+            print(sent, flush=True)
+"""
+
+
+@pytest.mark.tier("test")
+@pytest.mark.timeout(900)
+def test_one_viewer_with_full_pipelines_keeps_no_operator_waiting(tmp_path: Path) -> None:
+    """It reads no answer, and has more connections than anyone needs."""
+    agent = Keyed(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINCTL_KEYS", str(tmp_path / "keys"))
+        agent.start()
+    try:
+        with agent.client() as operator:
+            for _ in range(20):
+                operator.facts()
+                operator.send("pause", {})
+            before = agent.peak_megabytes
+            flooding = python(VIEWER, agent.address, *agent.session_of("viewer"), str(VIEWERS))
+            try:
+                assert flooding.stdout is not None and flooding.stdout.readline(), "the pipelines are full"
+                seconds = []
+                for _ in range(50):
+                    begun = time.monotonic()
+                    assert operator.send("pause", {}).state == "rejected", "there is no run"
+                    operator.runs()
+                    seconds.append(time.monotonic() - begun)
+                    time.sleep(0.05)
+                begun = time.monotonic()
+                with agent.client() as new:
+                    new.runs()
+                served = time.monotonic() - begun
+            finally:
+                flooding.kill()
+                flooding.communicate()
+            agent.check()
+            peak = agent.peak_megabytes
+    finally:
+        agent.clean_up()
+    print(
+        f"\n{VIEWERS} connections of a viewer: a command is answered in {max(seconds):.3f} s at most, "
+        f"{sorted(seconds)[25]:.3f} s in the median, a new client in {served:.2f} s; "
+        f"peak of memory {before:.0f} -> {peak:.0f} MB"
+    )
+    assert max(*seconds, served) < slowness()
+    assert peak < 1.5 * before
 
 
 SUBSCRIBER = """

@@ -16,7 +16,7 @@ _MEANINGS = {
     "micro_batch": "samples per forward and backward pass",
     "ranks": "the ranks, ordered by number",
     "directory": "folder where the agent keeps the run's files",
-    "address": "address for requests to the agent, tcp://host:port",
+    "address": "address for requests to the agent, tcp://host:port or ipc:///path",
     "severity": "severity level",
     "pid": "the trainer's process ID",
     "backend": "the trainer's array library: torch or mlx; a guest may use a different one",

@@ -54,11 +54,12 @@ from trainctl.node_agent.work.work_lead import WorkLead
 from trainctl.node_agent.work.worker_host import WorkerHost
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import names
+from trainctl.protocol.config.addresses import live_beside
 from trainctl.protocol.config.alert_rules import AlertHooks
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.paths import node_directory, runs_directory, runtime_directory
+from trainctl.protocol.record.paths import agent_address, node_directory, runs_directory, runtime_directory
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
 
@@ -80,7 +81,7 @@ class Options:
     metrics: ListenAddress | None = None  # where Prometheus is served
     advertise: bool = False  # on the local network
     keys: KeyFolder | None = None  # this machine's; None: the default folder's
-    require_keys: bool = False  # on loopback too; off it, or where the cluster file names one, they are anyway
+    no_keys: bool = False  # over TCP on loopback too, so that every user of the machine may connect
     drain_on_term: bool = False  # SIGTERM has this node's rank leave its run first
     grace_seconds: float = GRACE_SECONDS  # for that
     spot_notice: tuple[str, ...] = ()  # command whose exit status 0 has this node's rank leave its run; empty: none
@@ -93,10 +94,11 @@ class Agent:
     """
 
     def __init__(
-        self, node: str, listen: str, live: str | None = None, state_root: Path | None = None,
+        self, node: str, listen: str | None = None, live: str | None = None, state_root: Path | None = None,
         cluster: Cluster = Cluster(), options: Options = Options(),  # noqa: B008  frozen
     ) -> None:  # fmt: skip
-        """Raises InvalidInputError for what can't be had, and then nothing is made."""
+        """`listen`: by default a Unix socket in the node's runtime folder. Raises InvalidInputError for what can't be
+        had, and then nothing is made."""
         if not re.fullmatch(names.NAME_PATTERN, node):
             raise InvalidInputError(
                 "--name", f"{node!r} is not a node name: use lower-case letters, digits, '.', '_' and '-'"
@@ -104,14 +106,16 @@ class Agent:
         if options.watches_parent:
             parent_watch.check()
         self._options = options
-        listen = bind.numeric(listen)
-        live = bind.numeric(live) if live is not None else bind.port_after(listen)
-        self._keys = options.keys or KeyFolder()
-        self._uses_keys = bind.needs_keys(node, listen, live, cluster, self._keys, required=options.require_keys)
-        self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self.directory = node_directory(node, state_root)
+        listen = bind.numeric(listen if listen is not None else agent_address(self.directory))
+        live = bind.numeric(live) if live is not None else live_beside(listen)
+        self._keys = options.keys or KeyFolder()
+        self._uses_keys = bind.needs_keys(node, listen, live, cluster, self._keys, no_keys=options.no_keys)
+        self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self._authenticator: Authenticator | None = None
         self._exporter: Exporter | None = None
+        self._runtime: Path | None = None
+        self._files, self._trainers = bind.SocketFiles(), bind.SocketFiles()
         self._stopping = asyncio.Event()
 
     # ------------------------------------------------------------ life
@@ -141,6 +145,7 @@ class Agent:
 
     def _bind(self) -> zmq.asyncio.Socket:
         """All that others can connect to; the socket for live messages."""
+        self._runtime = runtime_directory(self.directory)
         if self._uses_keys:
             self._authenticator = Authenticator(self._keys, self._cluster, self.node, self._audit)
             self._authenticator.open(self._context)
@@ -151,7 +156,10 @@ class Agent:
         self.address = bind.bind(self._control, self._wanted[0])
         live: zmq.asyncio.Socket = new_live_socket(self._context, self._authenticator)
         self.live_address = bind.bind(live, self._wanted[1])
-        self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
+        self._link = TrainerLink(self._context, self._runtime / "trainers.sock")
+        self._files.keep(self.address, lambda: self._control)
+        self._files.keep(self.live_address, lambda: self.publisher.socket)
+        self._trainers.keep(self._link.endpoint, lambda: self._link.socket)
         self._exporter = Exporter(self._options.metrics) if self._options.metrics is not None else None
         return live
 
@@ -195,10 +203,14 @@ class Agent:
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
         self._caffeinate = Caffeinate()
-        public = self._authenticator.pair.public if self._authenticator is not None else ""
-        self._advertisement = Advertisement(self.node, self.address, context.version, public)
+        self._advertisement = Advertisement(self.node, self.address, context.version, self.public_key)
         if self._exporter is not None:
             self._exporter.attend(self._query_context, self.publisher)
+
+    @property
+    def public_key(self) -> str:
+        """Its key as clients know it; empty: it uses none."""
+        return self._authenticator.pair.public if self._authenticator is not None else ""
 
     @property
     def metrics_url(self) -> str | None:
@@ -226,6 +238,10 @@ class Agent:
         if self._authenticator is not None:
             self._authenticator.close()
         self._context.destroy(linger=0)
+        self._files.remove()
+        if self._runtime is not None:
+            with contextlib.suppress(OSError):  # trainers of a run find the next agent by a file in it
+                self._runtime.rmdir()
         self._lock.close()
 
     @property
@@ -383,6 +399,8 @@ class Agent:
                 age = time.monotonic() - session.last_commit_monotonic
             beat = m.Heartbeat(node=self.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=lag_seconds)
             self.publisher.beat(beat)
+            self._files.look()
+            self._trainers.look()
             if self._exporter is not None:
                 self._exporter.look(lag_seconds)
 

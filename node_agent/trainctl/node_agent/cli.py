@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -15,14 +15,13 @@ from trainctl.node_agent.exporter.listen_address import EXAMPLE, ListenAddress, 
 from trainctl.node_agent.services import service_commands
 from trainctl.node_agent.services.model import GRACE_SECONDS
 from trainctl.node_agent.services.option_variables import SetByEnvironment
+from trainctl.protocol.client.local_agents import registered
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, read_default
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.large_imports import import_large
-from trainctl.protocol.machine.local_agents import registered
 from trainctl.protocol.machine.standard_streams import LossyStream, open_closed
-from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
 app = typer.Typer(
     name="trainctl-agent", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -55,12 +54,13 @@ def run(
     listen: Annotated[
         str | None,
         typer.Option(
-            help="Address for requests; port 0 picks a free one. Default: the cluster file's, or "
-            f"tcp://127.0.0.1:{DEFAULT_PORT}."
+            help="Address for requests: ipc:///path, or tcp://host:port, which needs keys; port 0 picks a free one. "
+            "Default: the cluster file's, or a Unix socket that only this user can open."
         ),
     ] = None,
     live: Annotated[
-        str | None, typer.Option(help="Address for live messages. Default: the port after --listen's.")
+        str | None,
+        typer.Option(help="Address for live messages. Default: the port after --listen's, or its path with .live."),
     ] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for this machine's nodes and runs.")] = None,
     alert_command: Annotated[
@@ -82,13 +82,12 @@ def run(
     advertise: Annotated[
         bool, typer.Option("--advertise", help="Announce this agent on the local network (multicast DNS).")
     ] = False,
-    keys: Annotated[
-        Literal["auto", "require"],
+    no_keys: Annotated[
+        bool,
         typer.Option(
-            help="Whether to require keys. auto: off loopback, or if the cluster file has this node's key; "
-            "require: always."
+            "--no-keys", help="Listen on loopback TCP without keys: every user of this machine becomes an operator."
         ),
-    ] = "auto",
+    ] = False,
     parent_watch: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed and no run is active.")
     ] = False,
@@ -121,15 +120,15 @@ def run(
     sys.stdout, sys.stderr = LossyStream(sys.stdout), LossyStream(sys.stderr)
     node = name or node_name()
     nodes = _cluster_of(node, cluster)
-    if listen is None:
-        listen = nodes.nodes[node].address if nodes.nodes else f"tcp://127.0.0.1:{DEFAULT_PORT}"
+    if listen is None and nodes.nodes:
+        listen = nodes.nodes[node].address
     hooks = _hooks(nodes, alert_command, alert_webhook)
     at = _metrics_address(node, nodes, metrics, anyone=metrics_for_anyone)
     advertise = advertise or nodes.advertise
     asyncio.run(
         _serve(
             node, listen, live, state, nodes, hooks, at, parent_watch=parent_watch, advertise=advertise,
-            require_keys=keys == "require", stall_seconds=exit_if_stalled, drain_on_term=drain_on_term,
+            no_keys=no_keys, stall_seconds=exit_if_stalled, drain_on_term=drain_on_term,
             grace_seconds=grace, spot_notice=_words(spot_notice_command, "--spot-notice-command"),
         )
     )  # fmt: skip
@@ -177,8 +176,8 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 
 async def _serve(
-    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
-    metrics: ListenAddress | None, *, parent_watch: bool, advertise: bool, require_keys: bool, stall_seconds: float,
+    name: str, listen: str | None, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
+    metrics: ListenAddress | None, *, parent_watch: bool, advertise: bool, no_keys: bool, stall_seconds: float,
     drain_on_term: bool, grace_seconds: float, spot_notice: tuple[str, ...],
 ) -> None:  # fmt: skip
     import_large("trainctl.node_agent.agent")
@@ -190,12 +189,12 @@ async def _serve(
     set_title("agent", name)
     bind.allow_open_files()
     options = Options(
-        parent_watch, hooks, metrics, advertise, require_keys=require_keys, drain_on_term=drain_on_term,
+        parent_watch, hooks, metrics, advertise, no_keys=no_keys, drain_on_term=drain_on_term,
         grace_seconds=grace_seconds, spot_notice=spot_notice,
     )  # fmt: skip
     known = [entry.address for entry in cluster.nodes.values()]
     async with Agent(name, listen, live, state, cluster, options) as agent, at_work(agent, stall_seconds):
-        with registered(name, agent.address, known):
+        with registered(name, agent.address, known, agent.public_key):
             _say_bound(name, agent.address, agent.live_address, agent.metrics_url)
             await agent.serve()
 
@@ -205,7 +204,7 @@ def _say_bound(name: str, listen: str, live: str, metrics: str | None = None) ->
     print(json.dumps(said | ({"metrics": metrics} if metrics is not None else {})), flush=True)
 
 
-@app.command(short_help="Play a recorded run as a cluster on loopback.")
+@app.command(short_help="Play a recorded run as a cluster on this machine.")
 def play(
     recording: Annotated[
         Path | None,
@@ -236,7 +235,12 @@ def play(
         Path | None,
         typer.Option(help="Run directory (default: a temporary one). If it has a record, its run is continued."),
     ] = None,
-    listen: Annotated[str, typer.Option(help="Address for requests to the first node.")] = "tcp://127.0.0.1:0",
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="Address for requests to the first node. Default: a Unix socket that only this user can open."
+        ),
+    ] = None,
     metrics: Annotated[
         str, typer.Option(help="Serve the first node's Prometheus metrics at IP-ADDRESS:PORT on loopback.")
     ] = "",
@@ -244,7 +248,7 @@ def play(
         bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed.")
     ] = False,
 ) -> None:
-    """Play a recorded run as a cluster on loopback, with scripted faults. The cluster refuses commands."""
+    """Play a recorded run as a cluster on this machine, with scripted faults. The cluster refuses commands."""
     from trainctl.node_agent.replay import format as recordings
     from trainctl.node_agent.replay.player import Pace, Player, passing_folder
     from trainctl.protocol.machine.process_title import set_title

@@ -44,6 +44,12 @@ class Narrow(AgentProcess):
         assert self.process is not None
         return psutil.Process(self.process.pid).memory_info().rss / 1e6
 
+    @property
+    def peak_megabytes(self) -> float:
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text("ascii")
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1000
+
 
 def warmed(agent: Narrow) -> Iterator[Narrow]:
     """A started agent, narrowed once what it needs for answers is loaded, and ended after the tests that share it."""

@@ -2,12 +2,11 @@
 
 import itertools
 import os
+import socket
 from collections.abc import Iterator
 
-from trainctl.tui.demo.folder import are_free
-
 PORTS = range(20_000, 32_000, 2)
-"""Not those that demos choose among: one of an agent that a test has killed looks free to them."""
+"""Below the ports that systems give to outgoing connections."""
 WORKERS = 8
 """Of so many ranges of ports each test worker has one."""
 
@@ -24,7 +23,16 @@ def _free_ports() -> Iterator[int]:
     ports = PORTS[worker::WORKERS]
     start = os.getpid() % len(ports)
     rotated = [*ports[start:], *ports[:start]]
-    return (port for port in itertools.cycle(rotated) if are_free(port, port + 1))
+    return (port for port in itertools.cycle(rotated) if _are_free(port, port + 1))
+
+
+def _are_free(*ports: int) -> bool:
+    try:
+        for port in ports:
+            socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 FREE_PORTS = _free_ports()

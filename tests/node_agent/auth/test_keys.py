@@ -15,6 +15,7 @@ from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, until
 from tools.protocol_docs import examples
 
 from trainctl.node_agent.agent import Agent
+from trainctl.node_agent.auth.authenticator import MOST_ARRIVALS, MOST_CONNECTIONS
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.client import make_command
@@ -325,8 +326,46 @@ def test_agents_speak_by_keys(guarded: Guarded, tmp_path: Path) -> None:
             until(lambda: peer().state == "connected", 20, "the other agent again")
 
 
-def test_off_loopback_nothing_starts_without_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_key_has_only_its_share_of_connections_and_others_come_in_once_some_go(guarded: Guarded) -> None:
+    context: Any = zmq.Context()
+    pair = guarded.person("eve", "viewer").user()
+    waiting = []
+    for number in range(2 * MOST_CONNECTIONS):
+        socket = sockets.new_socket(context, zmq.DEALER)
+        sockets.secure_client(socket, pair, guarded.keys.agent().public)
+        socket.setsockopt(zmq.IMMEDIATE, 0)
+        socket.connect(guarded.agent.address)
+        socket.send(codec.encode(m.RunsRequest(rid=str(number))))
+        waiting.append(socket)
+
+    def answered() -> list[Any]:
+        return [socket for socket in waiting if socket.poll(0)]
+
+    try:
+        until(
+            lambda: len(answered()) >= MOST_CONNECTIONS,
+            30,
+            "the connections of its share",
+            progress=lambda: len(answered()),
+        )
+        with guarded.client("anna") as operator:
+            for _ in range(20):
+                operator.runs()
+        first = answered()
+        assert len(first) <= MOST_CONNECTIONS + MOST_ARRIVALS
+        for socket in first:
+            waiting.remove(socket)
+            socket.close(linger=0)
+        until(lambda: len(answered()) == len(waiting), 30, "the others", progress=lambda: len(answered()))
+    finally:
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.5:7474", "tcp://127.0.0.1:7474"])
+def test_tcp_needs_keys_on_loopback_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("TRAINCTL_KEYS", str(tmp_path / "none"))
-    with pytest.raises(InvalidInputError, match="trainctl keys new; trainctl keys authorize"):
-        Agent("box", "tcp://10.0.0.5:7474", state_root=tmp_path)
+    with pytest.raises(InvalidInputError, match=r"TCP needs keys: .*trainctl keys new"):
+        Agent("box", address, state_root=tmp_path)
+    with pytest.raises(InvalidInputError, match="TCP needs keys"):
+        Agent("box", live=address, state_root=tmp_path)
     assert list(tmp_path.iterdir()) == []

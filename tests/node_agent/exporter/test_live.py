@@ -91,13 +91,11 @@ def test_promtool_finds_nothing_to_blame(played: Played) -> None:
 
 
 async def test_an_agent_serves_itself_and_leaves_nothing_open(tmp_path: Path) -> None:
-    async with Agent("a", "tcp://127.0.0.1:0", state_root=tmp_path, options=Options(metrics=LOOPBACK)) as agent:
+    async with Agent("a", state_root=tmp_path, options=Options(metrics=LOOPBACK)) as agent:
         assert agent.metrics_url is not None
         text = await asyncio.to_thread(get, agent.metrics_url)
         taken = urllib.parse.urlsplit(agent.metrics_url).port or 0
-        other = Agent(
-            "b", "tcp://127.0.0.1:0", state_root=tmp_path, options=Options(metrics=ListenAddress("127.0.0.1", taken))
-        )
+        other = Agent("b", state_root=tmp_path, options=Options(metrics=ListenAddress("127.0.0.1", taken)))
         with pytest.raises(InvalidInputError, match=f"--metrics: cannot listen at 127.0.0.1:{taken}"):
             await other.__aenter__()
     assert 'trainctl_agent_info{boot="' in text

@@ -201,7 +201,7 @@ def test_a_service_of_the_machine_is_where_its_manager_looks(managers: Managers,
 
 
 def test_the_installed_command_runs_from_anywhere(managers: Managers, typed: Typed, tmp_path: Path) -> None:
-    typed("install", "--name", "studio", "--listen", "tcp://127.0.0.1:0", manager="launchd")
+    typed("install", "--name", "studio", manager="launchd")
     words = plistlib.loads(managers.plist.read_bytes())["ProgramArguments"]
     few = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ENVIRONMENT["PYTHONPATH"]}
     with subprocess.Popen(words, cwd="/", env=few, stdout=subprocess.PIPE, text=True) as agent:
@@ -210,4 +210,4 @@ def test_the_installed_command_runs_from_anywhere(managers: Managers, typed: Typ
         agent.terminate()
         assert agent.wait(HANG_SECONDS) == 0
     log = (managers.home / ".local/state/trainctl/studio/logs/agent.log").read_text()
-    assert " INFO started: studio at tcp://127.0.0.1:" in log and " INFO stopped: studio at " in log
+    assert " INFO started: studio at ipc:///" in log and " INFO stopped: studio at " in log

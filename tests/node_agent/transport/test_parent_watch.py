@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
-COMMAND = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "here", "--listen", "tcp://127.0.0.1:0"]
+COMMAND = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "here"]
 
 
 def test_without_a_run_it_leaves_when_it_is_let_go(tmp_path: Path) -> None:

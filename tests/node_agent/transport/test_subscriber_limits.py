@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.integration.support import rawzmtp
 from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
+from trainctl.node_agent.transport.bind import bind
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.node_agent.transport.subscriber_limits import MOST_BYTES, MOST_SAID
 from trainctl.protocol.wire import sockets
@@ -21,9 +23,9 @@ EVENT: Any = examples.EXAMPLES["published by an agent"]["event"]
 class Place:
     """A publisher and where it is."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, address: str) -> None:
         bound = sockets.new_socket(context, zmq.XPUB)
-        self.address = f"tcp://127.0.0.1:{bound.bind_to_random_port('tcp://127.0.0.1')}"
+        self.address = bind(bound, address)
         self.publisher = Publisher(bound, "b" * 16)
 
     def publish_until(self, done: Any) -> None:
@@ -57,10 +59,10 @@ class Place:
         return False
 
 
-@pytest.fixture
-def place() -> Iterator[Place]:
+@pytest.fixture(params=["tcp", "ipc"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     context: Any = zmq.Context()
-    yield Place(context)
+    yield Place(context, "tcp://127.0.0.1:0" if request.param == "tcp" else f"ipc://{tmp_path}/live")
     context.destroy(linger=0)
 
 
@@ -80,3 +82,18 @@ def test_who_says_too_much_is_hung_up_on(place: Place, said: list[bytes]) -> Non
 def test_who_names_a_few_topics_is_not(place: Place) -> None:
     assert not place.hangs_up_on(*(b"\1%d" % number for number in range(MOST_SAID - 1)))
     assert not place.hangs_up_on(b"\1" + b"x" * (MOST_BYTES - 1))
+
+
+def test_who_comes_again_and_again_is_not_taken_for_one(place: Place) -> None:
+    for _ in range(MOST_SAID + 2):
+        with rawzmtp.shaken(place.address, b"SUB") as made:
+            made.sendall(rawzmtp.framed(b"\1") + rawzmtp.framed(b"\1run"))
+            made.settimeout(0.01)
+            place.publish_until(lambda made=made: _hears(made))
+
+
+def _hears(made: socket.socket) -> bool:
+    try:
+        return bool(made.recv(65536))
+    except TimeoutError:
+        return False

@@ -37,7 +37,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 OF_KIND = {
-    zmq.ROUTER: {zmq.HANDSHAKE_IVL: 1000, zmq.MAXMSGSIZE: 64 * 1024, zmq.RCVHWM: 32},
+    zmq.ROUTER: {zmq.HANDSHAKE_IVL: 1000, zmq.MAXMSGSIZE: 64 * 1024, zmq.RCVHWM: 8},
     zmq.XPUB: {zmq.HANDSHAKE_IVL: 1000, zmq.SNDHWM: 1000},
     zmq.DEALER: {zmq.HANDSHAKE_IVL: 2000, zmq.MAXMSGSIZE: 1024 * 1024, zmq.IMMEDIATE: 1},
     zmq.SUB: {zmq.HANDSHAKE_IVL: 2000, zmq.RCVHWM: 10_000, zmq.TCP_KEEPALIVE_IDLE: 2, zmq.TCP_KEEPALIVE_INTVL: 1},

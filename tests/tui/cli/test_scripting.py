@@ -28,7 +28,6 @@ EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.tier("all")  # it starts many processes
 NODES = ("studio", "mbp")
 SAMPLES = 24
-WRITTEN_ADDRESS = "tcp://127.0.0.1:7474"
 NODE_STEER = ("node", str(EXAMPLES / "nodejs" / "steer.mjs"))
 PYTHON_STEER = (sys.executable, str(EXAMPLES / "python" / "steer.py"))
 STEERS = [
@@ -86,12 +85,12 @@ def studio(tmp_path: Path, run_config: Any) -> Iterator[Studio]:
 def test_what_the_page_says_of_the_python_client_is_so(studio: Studio) -> None:
     page = ROOT / "docs" / "scripting.md"
     text = re.sub(r"^```.*$", "", page.read_text("utf-8"), flags=re.MULTILINE)
-    text = text.replace(WRITTEN_ADDRESS, studio.lead.address)
     parsed = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     assert len(parsed.examples) > 20
     said: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    failed, _ = runner.run(parsed, out=said.append)
+    with patch.dict(os.environ, {"TRAINCTL_CONNECT": studio.lead.address}):
+        failed, _ = runner.run(parsed, out=said.append)
     assert failed == 0, "".join(said)
 
 

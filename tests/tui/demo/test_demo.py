@@ -1,7 +1,6 @@
 """The demo's own decisions: when it is over, what it leaves, what it says, and which folders it drops."""
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -119,22 +118,11 @@ def test_which_ranks_a_demo_has(
     assert list(found.items()) == list(ranks.items())
 
 
-def test_a_demo_s_cluster_file_names_every_agent_at_a_port_of_its_own(tmp_path: Path) -> None:
+def test_a_demo_s_cluster_file_names_every_agent_at_a_socket_of_its_own(tmp_path: Path) -> None:
     session = folder.Session.create(tmp_path, keep=False)
-    given = session.write_cluster(("torch-a", "torch-b", "mlx-c"), "tcp://127.0.0.1:0")
+    given = session.write_cluster(("torch-a", "torch-b", "mlx-c"))
     assert {node: entry.address for node, entry in cluster_file.read(session.cluster_file).nodes.items()} == given
-    assert session.write_cluster(("torch-a", "torch-b"), "tcp://127.0.0.1:7777")["torch-a"] == "tcp://127.0.0.1:7777"
-
-
-def test_an_agent_s_ports_are_both_free_and_never_those_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as one_after:
-        first, after = (server.getsockname()[1] for server in (taken, one_after))
-        spare = folder.free_ports(1)
-        monkeypatch.setattr(folder, "AGENT_PORTS", [first, *spare, after - 1])
-        assert folder.free_ports(1) == spare
-        with pytest.raises(OSError, match="2 pairs of free loopback ports, but only 1 were found"):
-            folder.free_ports(2)
-    assert 1024 < spare[0] < 32768 - 1
+    assert len(set(given.values())) == 3
 
 
 @pytest.mark.parametrize("objective", ["pretrain", "sft", "dpo", "qlora"])

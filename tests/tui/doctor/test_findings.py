@@ -91,7 +91,7 @@ FOREIGN_FILE = m.FileFacts(path=f"{KEYS}/agent.toml", mode=0o600, is_own=False)
         ("warn", {"libraries": {}}, ("neither torch nor mlx", "pip install")),
         ("fail", {"namesakes": ("trainctl 99.0",)}, ("trainctl 99.0", "another project's", "pip uninstall trainctl ")),
         ("fail", {"namesakes": ("trainctl-client 0.2.0",)}, ("pip uninstall trainctl-client there",)),
-        ("fail", {"key_files": ()}, ("the agent serves only loopback", "trainctl keys new")),
+        ("fail", {"key_files": ()}, ("which TCP needs", "trainctl keys new")),
         ("fail", {"key_files": (OTHERS_FILE,)}, ("other users can access", "(mode 0644)", "chmod 600")),
         ("fail", {"key_files": (FOREIGN_FILE,)}, ("belongs to another user", "chown")),
         ("fail", {"disk_free_bytes": 3 * GB}, ("3 GB of 2,000 GB free", "remove old run directories")),

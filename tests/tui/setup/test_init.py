@@ -15,10 +15,10 @@ from tests.trainer.support.chat_model import write_rows
 from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
+from trainctl.protocol.client import local_agents
 from trainctl.protocol.config import presets, run_file
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine import local_agents
 from trainctl.tui.setup import init_files, init_probe, init_values, init_work, new_files
 from trainctl.tui.setup.init_files import Answers
 from trainctl.tui.setup.init_probe import Interface, Model, ThisMachine
@@ -61,7 +61,7 @@ def written(folder: Path, *more: str | Path) -> dict[str, Any]:
 
 def test_what_it_writes_passes_check(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "etc" / "cluster.toml"))
-    found = call_json(*words(inputs), "--steps", "40")
+    found = call_json(*words(inputs), "--steps", "40", "--address", "tcp://127.0.0.1:7474")
     assert found["written"] == [str(inputs / "run.toml"), str(inputs / "etc" / "cluster.toml")]
     assert call("check", inputs / "run.toml").returncode == 0
     run = tomllib.loads((inputs / "run.toml").read_text())
@@ -70,6 +70,12 @@ def test_what_it_writes_passes_check(inputs: Path, monkeypatch: pytest.MonkeyPat
     assert "examples/run.toml" in (inputs / "run.toml").read_text()
     assert "examples/cluster.toml" in (inputs / "etc" / "cluster.toml").read_text()
     assert {file.name for file in inputs.iterdir()} == {"My Model", "data", "run.toml", "etc"}, "drafts were left"
+
+
+def test_an_agent_on_a_unix_socket_needs_no_cluster_file(inputs: Path) -> None:
+    assert call_json(*words(inputs))["written"] == [str(inputs / "run.toml")]
+    assert not (inputs / "cluster.toml").exists()
+    assert call("check", inputs / "run.toml").returncode == 0
 
 
 def test_a_file_that_is_there_is_named_and_left(inputs: Path) -> None:

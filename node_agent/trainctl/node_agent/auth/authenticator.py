@@ -2,6 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -22,6 +26,56 @@ from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
 
 DOMAINS = (REQUESTS, LIVE)
+
+
+MOST_CONNECTIONS = 32
+"""Most connections of one key to the socket for requests that may have spoken; further ones are let in later."""
+MOST_ARRIVALS, ARRIVALS_PER_SECOND = 16, 20.0
+"""Connections of one key to one socket that are let in at once, and further ones each second."""
+SILENT_SECONDS, HANG_UP_SECONDS = 60.0, 5.0
+"""A connection that has said nothing for so long is hung up on, by a look every few seconds; a client connects again by
+itself."""
+
+
+HOLD_SECONDS = 0.8
+"""How long a connection waits that is turned away for now: its socket tries again 0.2 s later, and each try costs."""
+MOST_TOGETHER = 64
+"""Most connections that are let in, or turned away, before others have a turn."""
+
+
+class _Patience(zmq.auth.base.Authenticator):
+    """Turns away for now (RFC 27, status 300) whoever connects too often, whose socket then tries again by itself; a
+    refusal for good (400) would count as one of its key."""
+
+    def __init__(self, context: Any, is_early: Callable[[], bool]) -> None:
+        super().__init__(context)
+        self._is_early = is_early
+        self._envelope: list[bytes] = []
+
+    def start(self) -> None:
+        """Listen on a ROUTER, which may answer later than it takes the next question."""
+        self.zap_socket = self.context.socket(zmq.ROUTER, socket_class=zmq.Socket)
+        self.zap_socket.linger = 1
+        self.zap_socket.bind("inproc://zeromq.zap.01")
+
+    async def handle_zap_message(self, msg: list[bytes]) -> None:
+        self._envelope, asked = msg[:2], msg[2:]
+        await super().handle_zap_message(asked)
+
+    def _send_zap_reply(
+        self, request_id: bytes, status_code: bytes, status_text: bytes, user_id: str = "anonymous"
+    ) -> None:
+        reply = [*self._envelope, zmq.auth.base.VERSION, request_id]
+        if status_code == b"400" and self._is_early():
+            reply += [b"300", b"too many connections of this key", b"", b""]
+            asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send, reply)
+        else:
+            self._send([*reply, status_code, status_text, user_id.encode() if status_code == b"200" else b"", b""])
+
+    def _send(self, reply: list[bytes]) -> None:
+        if self.zap_socket is not None:
+            with contextlib.suppress(zmq.ZMQError):  # who asked has gone
+                self.zap_socket.send_multipart(reply, zmq.DONTWAIT)
 
 
 class _Arrivals:
@@ -50,13 +104,16 @@ class Authenticator:
         self._callers = {domain: Callers() for domain in DOMAINS}
         self._logs: dict[str, ConnectionLog] = {}
         self._from = ""  # address of the client that is being authenticated
+        self._is_early = False  # it may come in later
+        self._hang_up_at = 0.0
+        self._arrivals: dict[tuple[str, str], tuple[float, float]] = {}  # by domain and key: how many, counted when
         self._listeners, self._revoked = self.access.listeners, self.access.revoked
 
     # ------------------------------------------------------------ connections
 
     def open(self, context: Any) -> None:
         """Answer for all sockets of `context`; before any of them is bound."""
-        self._authenticator = zmq.auth.base.Authenticator(context)
+        self._authenticator = _Patience(context, lambda: self._is_early)
         for domain in DOMAINS:
             self._authenticator.configure_curve_callback(domain, self)
         self._authenticator.start()
@@ -73,16 +130,21 @@ class Authenticator:
         while True:
             await asyncio.sleep(0)  # others have a turn, however many come
             await poller.poll()
-            asked = self._authenticator.zap_socket.recv_multipart()
-            self._from = asked[3].decode("utf-8", "replace") if len(asked) > 3 else ""
-            await self._authenticator.handle_zap_message(asked)
+            self.look()
+            with contextlib.suppress(zmq.Again):
+                for _ in range(MOST_TOGETHER):
+                    asked = self._authenticator.zap_socket.recv_multipart(zmq.DONTWAIT)
+                    self._from = asked[5].decode("utf-8", "replace") if len(asked) > 5 else ""
+                    await self._authenticator.handle_zap_message(asked)
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether a key may connect: the authenticator's question. An exception here would end it."""
+        self._is_early = False
         try:
             public = key.decode("ascii")
             if self.access.lets_in(domain, public):
-                return True
+                self._is_early = not self._has_room(domain, public)
+                return not self._is_early
             rights = self.access.find(public)
             why = self.access.problem or (
                 "its key is not authorised" if rights is None else f"the role {rights.role} may not"
@@ -93,11 +155,21 @@ class Authenticator:
                 self._audit.note(Subject("", "", f"connect {domain}", f"{type(error).__name__}: {error}", self._from))
         return False
 
-    def watch(self, context: Any, socket: Any, domain: str) -> None:
+    def _has_room(self, domain: str, public: str) -> bool:
+        """Whether one more connection of a key is let in; if so, it counts."""
+        now = time.monotonic()
+        count, at = self._arrivals.get((domain, public), (0.0, now))
+        count = max(0.0, count - (now - at) * ARRIVALS_PER_SECOND)
+        if count + 1 > MOST_ARRIVALS or self._callers[domain].of_key[public] >= MOST_CONNECTIONS:
+            return False
+        self._arrivals[domain, public] = count + 1, now
+        return True
+
+    def watch(self, context: Any, listening: Any, domain: str) -> None:
         """Take note of the connections to a socket, which is not bound yet, until `leave`."""
         self.leave(domain)
         callers = self._callers[domain] = Callers()
-        self._logs[domain] = ConnectionLog(context, socket, _Arrivals(callers, self._audit, domain))
+        self._logs[domain] = ConnectionLog(context, listening, _Arrivals(callers, self._audit, domain))
 
     def leave(self, domain: str) -> None:
         """A socket is about to be closed."""
@@ -108,6 +180,12 @@ class Authenticator:
         """Keep up with what happens to connections; call it often."""
         for log in self._logs.values():
             log.read()
+        now = time.monotonic()
+        if now > self._hang_up_at:
+            self._hang_up_at = now + HANG_UP_SECONDS
+            for descriptor in self._callers[REQUESTS].silent(now - SILENT_SECONDS):
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def settle(self) -> None:
         """Keep all that was refused until now, for later queries."""

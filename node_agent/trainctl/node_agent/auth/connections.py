@@ -7,6 +7,8 @@ alone, but as a caller: an identity and the number of the connection over which 
 import contextlib
 import dataclasses
 import secrets
+import time
+from collections import Counter
 from typing import Any, Protocol
 
 import zmq
@@ -34,27 +36,43 @@ hangs up before it has said that it has none."""
 @dataclasses.dataclass
 class _Connection:
     number: int  # from 1, never used again
+    opened_monotonic: float
     identity: bytes = b""  # empty: it hasn't spoken yet
     public: str = ""
 
 
 class Callers:
-    """Pure; belongs to one socket. Connections are distinguished by their descriptors, which the system uses again."""
+    """Belongs to one socket. Connections are distinguished by their descriptors, which the system uses again."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Connection] = {}  # by descriptor
         self._speakers: dict[bytes, _Connection] = {}  # by identity
+        self.of_key: Counter[str] = Counter()  # connections that have spoken
         self._last_number = 0
 
     def opened(self, descriptor: int) -> None:
         self.closed(descriptor)
         self._last_number += 1
-        self._open[descriptor] = _Connection(self._last_number)
+        self._open[descriptor] = _Connection(self._last_number, time.monotonic())
 
     def closed(self, descriptor: int) -> None:
         connection = self._open.pop(descriptor, None)
         if connection is not None:
             self._speakers.pop(connection.identity, None)
+            self._count(connection.public, -1)
+
+    def silent(self, before: float) -> list[int]:
+        """Descriptors of connections that were opened before a time (monotonic), and have never spoken."""
+        return [
+            descriptor
+            for descriptor, connection in self._open.items()
+            if not connection.identity and connection.opened_monotonic < before
+        ]
+
+    def _count(self, public: str, connections: int) -> None:
+        if public:
+            self.of_key[public] += connections
+            self.of_key += Counter()  # without those at 0
 
     def speak(self, identity: bytes, descriptor: int, public: str) -> bytes | None:
         """The caller that a message is of, None for one that chose its identity. What still comes from a connection
@@ -67,6 +85,9 @@ class Callers:
         if self._speakers.get(identity, connection) is not connection:
             return None
         self._speakers.pop(connection.identity, None)
+        if public != connection.public:
+            self._count(connection.public, -1)
+            self._count(public, 1)
         connection.identity, connection.public = identity, public
         self._speakers[identity] = connection
         return identity + connection.number.to_bytes(NUMBER_BYTES)

@@ -48,7 +48,7 @@ class LinkMeter:
         token = secrets.token_hex(16)
         async with Client(address, timeout_seconds=ANSWER_SECONDS, keys=keys, context=own.zmq_context) as client:
             port = (await client.ask(self._request(token), m.LinkReply)).port
-            received, trip = await asyncio.to_thread(_called, _host(address), port, token)
+            received, trip = await asyncio.to_thread(_called, addresses.host(address), port, token)
             sent = (await client.ask(self._request(token), m.LinkReply)).bytes_per_second
         if sent is None:
             raise RefusedError(f"the exchange with {peer} broke off")
@@ -66,7 +66,7 @@ class LinkMeter:
         if not self._role.is_idle:
             raise RefusedError(f"{self._context.node} takes part in a run")
         self._role.check_no_work()
-        server = _listening(_host(self._context.address))
+        server = _listening(addresses.host(self._context.address))
         self._token, self._port = request.token, server.getsockname()[1]
         self._role.is_calibrating = True  # no run starts meanwhile
         self._task = asyncio.create_task(_answered(server, request.token), name="link")
@@ -97,14 +97,6 @@ async def _answered(server: socket.socket, token: str) -> float | None:
                     connection.shutdown(socket.SHUT_RDWR)  # ends the thread if this was cancelled
     except (OSError, ValueError):
         return None
-
-
-def _host(address: str) -> str:
-    """Raises InvalidInputError for an agent that has no TCP address."""
-    host: str | None = addresses.split(address).hostname
-    if not host:
-        raise InvalidInputError(address, "a link is measured between agents with TCP addresses only")
-    return host
 
 
 def _listening(host: str) -> socket.socket:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import select
 from typing import Any, assert_never
 
 import zmq
@@ -9,7 +10,7 @@ import zmq
 from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.clients import queries
-from trainctl.node_agent.clients.fair_queue import FairQueue
+from trainctl.node_agent.clients.fair_queue import Asker, FairQueue, Limits
 from trainctl.node_agent.clients.query_source import QuerySource
 from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.guests.guest_runs import GuestRuns
@@ -22,8 +23,12 @@ from trainctl.protocol.wire import codec, sockets
 
 MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
 """Most requests of one client, and of all, that may be in progress or wait; further ones are refused."""
-AT_ONCE = 4
-"""Requests of one client that are answered at a time, so that other clients needn't wait for all of them."""
+MOST_BYTES = 16 * 1024 * 1024
+"""Most bytes of these requests together."""
+QUESTIONS = Limits(16, 2, 4, MOST_ASKED_BY_ALL, MOST_ASKED, MOST_BYTES)
+COMMANDS = Limits(1, 1, 1, MOST_ASKED_BY_ALL, MOST_ASKED, MOST_BYTES)
+LOOK_SECONDS = 0.02
+"""Seconds between looks at whether clients that read nothing read again."""
 
 
 class Replies:
@@ -38,12 +43,26 @@ class Replies:
         if identity is not None:
             await self.send(identity, reply)
 
+    async def refuse(self, identity: bytes, descriptor: int, refusal: m.Refusal | m.PeerRefusal) -> None:
+        """Say why a message is not taken, unless nobody reads that."""
+        if _has_room(descriptor):
+            await self.send(identity, refusal)
+
     async def send(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
         """To a connection of any client."""
         # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
         # the numbers.
         with contextlib.suppress(zmq.Again, zmq.ZMQError):
             await self._control.send_multipart([identity, codec.encode(reply)], zmq.DONTWAIT)
+
+
+def _has_room(descriptor: int) -> bool:
+    """Whether the system takes more for a connection; what it doesn't take waits in this process's memory."""
+    if descriptor < 0:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 class Router:
@@ -59,10 +78,11 @@ class Router:
         self._control, self._authenticator, self._replies = control, authenticator, replies
         self._lead, self._follower, self._redirects, self._source = lead, follower, redirects, source
         self._guests, self._work_lead, self._calibrations = guests, work_lead, calibrations
-        self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
         self._pending: set[asyncio.Task[None]] = set()
-        self._asked: FairQueue[m.Question] = FairQueue(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
-        self._ordered: FairQueue[m.Command] = FairQueue(1, MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._asked: FairQueue[m.Question] = FairQueue(QUESTIONS)
+        self._ordered: FairQueue[m.Command] = FairQueue(COMMANDS)
+        self._has_commands = asyncio.Event()
+        self._look: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ in
 
@@ -70,19 +90,19 @@ class Router:
         """Take what comes in; other agents' messages in their order."""
         while True:
             frames, sender = await sockets.receive_from(self._control)
-            identity = frames[0]
             try:
-                identity, request = self._admit(frames, sender)
+                asker, request = self._admit(frames, sender)
             except (ProtocolError, NotAuthorisedError) as error:
-                await self._replies.send(identity, _refusal(frames[-1], error))
+                await self._replies.refuse(frames[0], sender.descriptor, _refusal(frames[-1], error))
                 continue
             if isinstance(request, m.ToPeer):
-                await self._follower.receive(identity, request)
-            elif not self._enter(identity, request):
-                text = f"{MOST_ASKED} of your requests are unanswered: try again later"
-                await self._replies.reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
+                await self._follower.receive(asker.caller, request)
+            elif not self._enter(asker, request, len(frames[1])):
+                text = "too many requests of yours, or of all clients, are unanswered: try again later"
+                refusal = m.Refusal(rid=request.rid, code="busy", text=text)
+                await self._replies.refuse(frames[0], sender.descriptor, refusal)
 
-    def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[bytes, m.ClientRequest | m.ToPeer]:
+    def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[Asker, m.ClientRequest | m.ToPeer]:
         """Whom to answer, and the request in frames. Raises ProtocolError or NotAuthorisedError."""
         caller, rights = frames[0], None
         if self._authenticator is not None:
@@ -91,32 +111,39 @@ class Router:
             raise ProtocolError("a request must be one frame")
         request = codec.decode_control(frames[1])
         if self._authenticator is None or rights is None:
-            return caller, request
+            return Asker(caller, descriptor=sender.descriptor), request
+        asker = Asker(caller, sender.public, rights.role == "viewer", sender.descriptor)
         if isinstance(request, m.ToPeer):
             self._authenticator.check(sender.public, rights, request, self._follower.lead_of(request))
-            return caller, request
+            return asker, request
         self._authenticator.check(sender.public, rights, request, None)
-        return caller, self._authenticator.signed(rights, request)
+        return asker, self._authenticator.signed(rights, request)
 
-    def _enter(self, identity: bytes, request: m.ClientRequest) -> bool:
+    def _enter(self, asker: Asker, request: m.ClientRequest, size: int) -> bool:
         """Begin with a request now or when it is its client's turn; False if there is no room for it."""
         if isinstance(request, m.Command):
-            entered = self._ordered.enter(identity, request)
-            self._queue_command(identity)
-        else:
-            entered = self._asked.enter(identity, request)
-            self._begin_answers(identity)
+            self._has_commands.set()
+            return self._ordered.enter(asker, request, size)
+        entered = self._asked.enter(asker, request, size)
+        self._begin_answers()
         return entered
 
     # ------------------------------------------------------------ requests that only ask
 
-    def _begin_answers(self, identity: bytes) -> None:
-        while (request := self._asked.begin(identity)) is not None:
-            task = asyncio.create_task(self._answer_request(identity, request))
+    def _begin_answers(self) -> None:
+        """A client that reads no answers gets no more of them, which would wait for it in memory."""
+        while (begun := self._asked.begin(lambda asker: _has_room(asker.descriptor))) is not None:
+            task = asyncio.create_task(self._answer_request(*begun))
             self._pending.add(task)
             task.add_done_callback(self._pending.discard)
+        if self._asked.is_waiting and self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_again)
 
-    async def _answer_request(self, identity: bytes, request: m.Question) -> None:
+    def _look_again(self) -> None:
+        self._look = None
+        self._begin_answers()
+
+    async def _answer_request(self, asker: Asker, request: m.Question, size: int) -> None:
         try:
             if isinstance(request, m.GuestRequest):
                 reply: m.AgentReply = await self._guests.reply(request)
@@ -128,37 +155,35 @@ class Router:
                 reply = await queries.reply(request, self._source)
             else:
                 assert_never(request)
+            try:
+                await self._replies.reply(asker.caller, reply)
+            except ProtocolError as error:
+                await self._replies.reply(asker.caller, m.Refusal(rid=request.rid, code="busy", text=str(error)))
         finally:
-            self._asked.leave(identity)
-            self._begin_answers(identity)
-        try:
-            await self._replies.reply(identity, reply)
-        except ProtocolError as error:
-            await self._replies.reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
+            self._asked.leave(asker, size)
+            self._begin_answers()
 
     # ------------------------------------------------------------ commands
-
-    def _queue_command(self, identity: bytes) -> None:
-        """One of each client, so that their turns are one after another."""
-        command = self._ordered.begin(identity)
-        if command is not None:
-            self._commands.put_nowait((identity, command))
 
     async def serve_commands(self) -> None:
         """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
         while True:
             await asyncio.sleep(0)  # requests have a turn between commands that wait already
-            identity, command = await self._commands.get()
-            self._ordered.leave(identity)
-            self._queue_command(identity)
+            begun = self._ordered.begin(lambda _: True)
+            if begun is None:
+                self._has_commands.clear()
+                await self._has_commands.wait()
+                continue
+            asker, command, size = begun
+            self._ordered.leave(asker, size)
             redirect = self._redirects.of(command)
             if redirect is not None:
-                await self._replies.reply(identity, redirect)
+                await self._replies.reply(asker.caller, redirect)
                 continue
             try:
-                await self._lead.journal.take(identity, command)
+                await self._lead.journal.take(asker.caller, command)
             except RefusedError as error:
-                await self._replies.reply(identity, m.Refusal(rid=command.rid, code="busy", text=str(error)))
+                await self._replies.reply(asker.caller, m.Refusal(rid=command.rid, code="busy", text=str(error)))
 
 
 def _refusal(frame: bytes, error: ProtocolError | NotAuthorisedError) -> m.Refusal | m.PeerRefusal:

@@ -15,6 +15,7 @@ from trainctl.node_agent.clients.query_source import LiveRun
 from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.addresses import live_beside
 from trainctl.protocol.errors import ProtocolError, VersionError
 from trainctl.protocol.record.paths import RunPaths, state_root
 from trainctl.protocol.security.keys import default_folder
@@ -43,7 +44,7 @@ class PlayedAgent:
         """Binds both sockets. Raises InvalidInputError if `listen` can't be."""
         self.node, self._played, self._control, self._live = node, played, control, live
         self.address = bind.bind(control, listen)
-        self.live_address = bind.bind(live, "tcp://127.0.0.1:0")
+        self.live_address = bind.bind(live, live_beside(listen))
         self.publisher, self.presence = Publisher(live, boot), Presence()
         self.doctor = Doctor(node, default_folder(), state_root())
         self.mute = False
@@ -94,7 +95,7 @@ class PlayedAgent:
     # ------------------------------------------------------------ what the handlers see
 
     keys = None
-    """Played agents are on loopback only."""
+    """Played agents are on this machine only."""
 
     def policy_statuses(self, directory: Path) -> None:
         """A recording has no policies."""

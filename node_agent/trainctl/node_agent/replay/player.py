@@ -1,4 +1,4 @@
-"""Plays a recording as a cluster: an agent for each node on loopback, the steps at a chosen pace into a real record.
+"""Plays a recording as a cluster: an agent for each node, the steps at a chosen pace into a real record.
 
 There is no trainer behind it and it changes nothing. Every RunView it sends says that it is a recording.
 """
@@ -35,7 +35,7 @@ from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import log_format
-from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths, runtime_directory
 from trainctl.protocol.wire import sockets
 
 MOST_NODES = 64
@@ -55,13 +55,15 @@ class Player:
     """`async with` binds the agents; `serve` plays until `stop`, a signal, or its parent ends."""
 
     def __init__(
-        self, recording: Recording, folder: Path, nodes: int, pace: Pace, *, listen: str = "tcp://127.0.0.1:0",
+        self, recording: Recording, folder: Path, nodes: int, pace: Pace, *, listen: str | None = None,
         seed: int = 0, faults: bool = True, watches_parent: bool = False, metrics: ListenAddress | None = None,
     ) -> None:  # fmt: skip
-        """`folder` becomes the run directory, or is one whose record is continued. Raises InvalidInputError."""
+        """`folder` becomes the run directory, or is one whose record is continued. `listen`: of the first node; by
+        default a Unix socket, as of the others. Raises InvalidInputError."""
         if not 1 <= nodes <= MOST_NODES:
             raise InvalidInputError("--nodes", f"must be from 1 to {MOST_NODES}, not {nodes}")
-        addresses.check_bind(listen)
+        if listen is not None:
+            addresses.check_bind(listen, keys=False, no_keys=True)  # it shows a recording and obeys nobody
         if watches_parent:
             parent_watch.check()
         self.paths = RunPaths(folder.absolute())
@@ -83,6 +85,7 @@ class Player:
             for text in self._said(rank)[:-1]:
                 self._log(rank, time.time(), text)
         self._recorder = RunDb(self.paths, resumable=False)
+        self._runtime = runtime_directory(self.paths.directory)
         self._context, self._plain = zmq.asyncio.Context(), zmq.Context()
         for context in (self._context, self._plain):
             context.set(zmq.MAX_SOCKETS, 4096)
@@ -105,7 +108,7 @@ class Player:
     def _agent(self, number: int, node: str) -> PlayedAgent:
         control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
         live = sockets.new_socket(self._plain, zmq.XPUB)
-        listen = self._listen if number == 0 else "tcp://127.0.0.1:0"
+        listen = self._listen if number == 0 and self._listen else f"ipc://{self._runtime}/{node}.sock"
         return PlayedAgent(node, self, control, live, listen, secrets.token_hex(8), version("trainctl"))
 
     async def __aexit__(self, *_: object) -> None:
@@ -127,6 +130,8 @@ class Player:
         self._recorder.close()
         self._context.destroy(linger=0)
         self._plain.destroy(linger=0)
+        with contextlib.suppress(OSError):
+            self._runtime.rmdir()
 
     def stop(self) -> None:
         self._stopping.set()

@@ -70,7 +70,7 @@ def _check(node: str, values: dict[str, Any]) -> None:
         raise InvalidInputError("--leash", "a service has no standard input to watch; leave this option out")
     for name in ("listen", "live"):
         if values[name] is not None:
-            addresses.check_bind(values[name])
+            addresses.check_bind(values[name], keys=True)  # the agent looks for them when it starts
     if values["cluster"] is not None and node not in cluster_file.read(values["cluster"]).nodes:
         raise InvalidInputError("--name", f"no node {node!r} in {values['cluster']}")
 

@@ -22,11 +22,11 @@ import msgspec
 import psutil
 
 from trainctl.node_agent.services import launchd, manager, model, systemd
+from trainctl.protocol.client import local_agents
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.client.local_agents import LocalAgent
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.machine import local_agents
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, failed, judged
-from trainctl.protocol.machine.local_agents import LocalAgent
 from trainctl.protocol.machine.process_title import set_title
 
 NODE: Final = "selftest"
@@ -54,9 +54,8 @@ class ServiceTrial:
             self.file = folder / f"{self.name}.plist"
 
     def service(self) -> model.Service:
-        """An agent in the trial's folder, on free ports of loopback."""
+        """An agent in the trial's folder."""
         words: tuple[str, ...] = ("--name", NODE, "--state", str(self._folder / "state"))
-        words += ("--listen", "tcp://127.0.0.1:0", "--live", "tcp://127.0.0.1:0")
         variables = {name: os.environ[name] for name in _CARRIED if name in os.environ}
         variables["XDG_RUNTIME_DIR"] = str(self._runtime)
         return model.Service(

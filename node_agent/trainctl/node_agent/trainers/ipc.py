@@ -1,6 +1,5 @@
 """The local socket between an agent and the trainers it hosts."""
 
-import contextlib
 import time
 from collections import deque
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import zmq
 
 from trainctl.node_agent.trainers.oom_detection import Held
+from trainctl.node_agent.transport import bind
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.wire import codec, sockets
@@ -27,15 +27,13 @@ class TrainerLink:
         self._left: dict[tuple[str, int], deque[bytes]] = {}  # former connections, oldest first
         self._held: dict[tuple[str, int], Held] = {}
         self._writes: dict[tuple[str, int], tuple[int, int, float]] = {}  # step, bytes, when they last grew
-        self._socket = sockets.new_socket(context, zmq.ROUTER)
-        path.unlink(missing_ok=True)  # left by an agent that was killed; the agent's lock says there is no other
-        self._socket.bind(self.endpoint)
-        path.chmod(0o600)
+        self.socket = sockets.new_socket(context, zmq.ROUTER)
+        bind.bind(self.socket, self.endpoint)
 
     async def receive(self) -> tuple[m.FromTrainer | m.WorkAsk, bool] | None:
         """The next message, and whether a known rank speaks over a new connection; None: not of this protocol. Messages
         of connections that it has left may still come in between."""
-        frames = await sockets.receive(self._socket)
+        frames = await sockets.receive(self.socket)
         try:
             identity, frame = sockets.check_frames(frames, 2)
             message = codec.decode_answer(frame)
@@ -76,17 +74,15 @@ class TrainerLink:
         if identity is None:
             return False
         try:
-            await self._socket.send_multipart([identity, codec.encode(message)], zmq.DONTWAIT)
+            await self.socket.send_multipart([identity, codec.encode(message)], zmq.DONTWAIT)
         except zmq.ZMQError:
             return False
         return True
 
     def remove(self) -> None:
         """Close, and leave no socket file behind; only when no trainer is to find the next agent by it."""
-        self._socket.close(linger=0)
+        self.socket.close(linger=0)
         self._path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another file is in it: not ours to remove
-            self._path.parent.rmdir()
 
     def forget(self, run: str) -> None:
         self._peers = {key: identity for key, identity in self._peers.items() if key[0] != run}

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from trainctl.protocol.config import addresses
-from trainctl.protocol.errors import installing
+from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.machine import discovery
 
 LEAVE_SECONDS = 3.0
@@ -37,6 +37,9 @@ class Advertisement:
         from zeroconf import IPVersion, ServiceInfo, Zeroconf  # an extra, and 0.1 s
 
         parts = addresses.split(self._address)
+        if parts.scheme != "tcp":
+            problem = "other machines can't reach a Unix socket; listen on TCP, with keys"
+            raise InvalidInputError(self._address, problem)
         host = socket.gethostbyname(parts.hostname)
         everywhere = ipaddress.ip_address(host).is_unspecified
         own = _own_addresses() if everywhere else [host]

@@ -1,6 +1,6 @@
 """The same client for scripts without an event loop.
 
-with BlockingClient("tcp://127.0.0.1:7474") as client:
+with BlockingClient() as client:
     print(client.send("checkpoint", {}).step)
 """
 
@@ -34,7 +34,7 @@ class BlockingClient:
     """`Client` driven by an event loop of its own, which runs only inside the calls. Belongs to one thread."""
 
     def __init__(
-        self, address: str, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        self, address: str | None = None, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         keys: Keyring | None = None,
     ) -> None:  # fmt: skip
         """As `Client`."""

@@ -1,12 +1,13 @@
 """The asyncio client of an agent: requests, commands, and an attachment that never skips a live message.
 
-async with Client("tcp://127.0.0.1:7474") as client:
+async with Client() as client:
     reply = await client.send("set-lr", {"value": 1e-4})
     print(reply.state, reply.step)
 """
 
 import asyncio
 import contextlib
+import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -16,6 +17,7 @@ import zmq
 import zmq.asyncio
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.client import local_agents
 from trainctl.protocol.client.attached_runs import AttachedRuns, R
 from trainctl.protocol.client.live_queue import LiveQueue
 from trainctl.protocol.config import addresses
@@ -59,6 +61,11 @@ Attached = m.Snapshot | m.Live | m.Heartbeat | Connection
 """What an attachment yields."""
 
 
+def _address_here() -> str:
+    agents = local_agents.only()
+    return agents[0].address if agents else local_agents.default_address()
+
+
 def check_reply(reply: m.AgentReply, wanted: type[R]) -> R:
     """The reply as the type that was asked for. Raises RefusedError, NotAuthorisedError, VersionError or
     ProtocolError."""
@@ -84,19 +91,25 @@ class Client(AttachedRuns):
     """One agent, over one DEALER socket (and a SUB socket while attached). Belongs to one event loop."""
 
     def __init__(
-        self, address: str, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        self, address: str | None = None, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         keys: Keyring | None = None, context: zmq.asyncio.Context | None = None,
     ) -> None:  # fmt: skip
-        """`keys`: the program's keyring unless given. Off loopback nothing is said without keys. `context`: one to
-        share with other clients, whose owner ends it; each of its own would cost two threads."""
-        addresses.split(address)
-        self.address, self.by, self.timeout_seconds = address, by if by is not None else user_name(), timeout_seconds
+        """`address`: by default $TRAINCTL_CONNECT, or that of the only agent on this machine. `keys`: the program's
+        keyring unless given. Off loopback nothing is said without keys. `context`: one to share with other clients,
+        whose owner ends it; each of its own would cost two threads. Raises InvalidInputError."""
+        self.address = address or os.environ.get("TRAINCTL_CONNECT") or _address_here()
+        addresses.split(self.address)
+        self.by, self.timeout_seconds = by if by is not None else user_name(), timeout_seconds
         self.keys = keys or current()
         self._shared = context
         self._waiting: dict[str, asyncio.Queue[m.AgentReply | TrainctlError]] = {}
 
     async def __aenter__(self) -> Self:
         """Raises InvalidInputError for an agent whose key isn't known, and for a lack of own keys."""
+        if self.address.startswith("tcp:") and addresses.is_near(self.address):
+            for agent in (agent for cluster in local_agents.running() for agent in cluster):
+                if agent.address == self.address:
+                    self.keys.learn(self.address, agent.key or None)
         self._credentials = self.keys.credentials(self.address)
         self._context = self._shared or zmq.asyncio.Context()
         self._socket = sockets.new_socket(self._context, zmq.DEALER)
@@ -116,6 +129,12 @@ class Client(AttachedRuns):
         self._socket.close(linger=0)
         if self._shared is None:
             self._context.destroy(linger=0)
+
+    def live_address(self, node: m.NodeView) -> str:
+        """Where to hear what the agent publishes: beside the address of this client, if that is a forwarded one of a
+        Unix socket."""
+        is_forwarded = node.live_address.startswith("ipc:") and self.address != node.address
+        return addresses.live_beside(self.address) if is_forwarded else node.live_address
 
     # ------------------------------------------------------------ requests
 
@@ -327,7 +346,7 @@ class Client(AttachedRuns):
                 yield [Connection("silent", time.monotonic(), str(error))]
                 await asyncio.sleep(REFUSED_PAUSE_SECONDS)
                 continue
-            live = LiveQueue(self._context, snapshot.node.live_address, self._credentials)
+            live = LiveQueue(self._context, self.live_address(snapshot.node), self._credentials)
             try:
                 # Subscribed before this snapshot was asked for: what is published meanwhile waits in the queue.
                 snapshot = await self.snapshot(columns, run)

@@ -1,4 +1,4 @@
-"""How one agent is named to another: by its address, `tcp://host:port` or `ipc://path`, and by its public key. Pure."""
+"""How agents are named: by their addresses, `tcp://host:port` or `ipc:///path`, and by their public keys. Pure."""
 
 import ipaddress
 import re
@@ -20,32 +20,58 @@ def is_near(address: str) -> bool:
     return parts.scheme == "ipc" or is_loopback(parts.hostname or "")
 
 
-def check_bind(address: str, *, keys: bool = False) -> None:
-    """Refuse to listen without keys anywhere but on loopback or a local socket file, and on all interfaces at once.
-    Raises InvalidInputError."""
-    if not keys and not is_near(address):
-        raise InvalidInputError(
-            address, "an agent without keys can only listen on loopback; create a key and authorise a client: "
-            "trainctl keys new; trainctl keys authorize NAME KEY --role operator",
-        )  # fmt: skip
-    if split(address).hostname in ("*", "0.0.0.0", "::"):  # noqa: S104
-        raise InvalidInputError(address, "give the address that other machines connect to, such as tcp://10.0.0.5:7474")
+def check_bind(address: str, *, keys: bool, no_keys: bool = False) -> None:
+    """Refuse TCP without keys, which only `no_keys` allows, and only on loopback; and all interfaces at once. Raises
+    InvalidInputError."""
+    parts = split(address)
+    if parts.scheme == "ipc" or keys or (no_keys and is_near(address)):
+        if parts.hostname in ("*", "0.0.0.0", "::"):  # noqa: S104
+            problem = "give the address that other machines connect to, such as tcp://10.0.0.5:7474"
+            raise InvalidInputError(address, problem)
+        return
+    remedy = "create them with trainctl keys new and authorise clients with trainctl keys authorize NAME KEY"
+    if is_near(address):
+        remedy += (
+            "; or listen on a Unix socket, ipc:///PATH, as agents do without an address, which needs none; or admit "
+            "all users of this machine with --no-keys"
+        )
+    raise InvalidInputError(address, f"TCP needs keys: {remedy}")
 
 
 def split(address: str) -> Any:
-    """The parts of `tcp://host:port` or `ipc://path`. Raises InvalidInputError for anything else."""
+    """The parts of `tcp://host:port` or `ipc:///path`. Raises InvalidInputError for anything else."""
     parts = urlsplit(address)
-    if parts.scheme == "ipc" and (parts.path or parts.netloc):
-        return parts
+    if parts.scheme == "ipc" and not parts.netloc and len(parts.path) > 1:
+        return parts  # others have no file, so every user could connect: ipc://@name, ipc://*
     try:
         port = parts.port
     except ValueError:
         port = None
     if parts.scheme != "tcp" or not parts.hostname or port is None:
         raise InvalidInputError(
-            address or "address", "an address must be tcp://host:port, such as tcp://127.0.0.1:7474"
+            address or "address", "an address must be tcp://host:port, such as tcp://127.0.0.1:7474, or ipc:///path"
         )
     return parts
+
+
+def host(address: str) -> str:
+    """Return the host; 127.0.0.1 for a Unix socket. Raises InvalidInputError for what is no address."""
+    return split(address).hostname or "127.0.0.1"
+
+
+def socket_path(address: str) -> str | None:
+    """Return the file of a Unix socket, or None for a TCP address."""
+    return address.removeprefix("ipc://") if address.startswith("ipc:///") else None
+
+
+def live_beside(address: str) -> str:
+    """Return where an agent publishes that takes requests at `address`, unless it says otherwise: at the next port, or
+    at the file with `.live` after its name."""
+    parts = split(address)
+    if parts.scheme != "tcp":
+        return f"{address}.live"
+    name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"tcp://{name}:{parts.port + 1 if parts.port else 0}"
 
 
 def is_loopback(host: str) -> bool:

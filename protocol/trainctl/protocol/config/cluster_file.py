@@ -23,7 +23,7 @@ MOST_NODES = 1024
 class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One node."""
 
-    address: str  # tcp://host:port where its agent takes requests
+    address: str  # where its agent takes requests: tcp://host:port, or ipc:///path
     metrics: str = ""  # host:port where its agent serves Prometheus; empty: nowhere
     key: Key | None = None  # its agent's public key
     ssh: str = ""  # user@host by which ssh reaches it; empty: the host of its address
@@ -124,7 +124,9 @@ def check_growing(config: RunFile, cluster: Cluster, where: str) -> None:
     for node in nodes:
         entry = cluster.nodes.get(node)
         if entry is not None and not addresses.is_near(entry.address):
-            problem = f"a growing file is read on one machine, but {node} is at {entry.address}; use nodes on loopback"
+            problem = (
+                f"a growing file is read on one machine, but {node} is at {entry.address}; use nodes of one machine"
+            )
             raise InvalidInputError(f"{where}: data.growing", problem)
 
 

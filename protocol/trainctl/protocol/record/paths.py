@@ -30,14 +30,23 @@ def runs_directory(node_dir: Path) -> Path:
     return node_dir / "runs"
 
 
-def runtime_directory(node_dir: Path) -> Path:
-    """Return a short folder for this node's sockets (macOS allows 104 bytes of socket path), made 0700. Raises
-    InvalidInputError for one that others own or can enter."""
+def agent_address(node_dir: Path) -> str:
+    """Return where this node's agent listens unless an address is given: a Unix socket in its runtime folder."""
+    return f"ipc://{_runtime_path(node_dir)}/agent.sock"
+
+
+def _runtime_path(node_dir: Path) -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     if len(base) > 40 or not os.access(base, os.W_OK):
         base = "/tmp"  # noqa: S108  the sockets' own folder below is private
     digest = hashlib.sha256(str(node_dir.resolve()).encode()).hexdigest()[8:16]
-    folder = Path(base) / f"trainctl-{os.getuid()}-{digest}"
+    return Path(base) / f"trainctl-{os.getuid()}-{digest}"
+
+
+def runtime_directory(node_dir: Path) -> Path:
+    """Return a short folder for this node's sockets (macOS allows 104 bytes of socket path), made 0700. Raises
+    InvalidInputError for one that others own or can enter."""
+    folder = _runtime_path(node_dir)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     kept = folder.lstat()

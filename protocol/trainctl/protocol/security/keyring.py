@@ -1,7 +1,9 @@
 """Which keys a client shows to the agent at an address, and by which it knows that agent."""
 
+import contextlib
 import os
 import socket
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from trainctl.protocol.config import addresses, cluster_file
@@ -43,8 +45,10 @@ class Keyring:
 
     def credentials(self, address: str) -> Credentials | None:
         """What to speak to the agent at `address` with, None for one on loopback that is not known to have a key.
-        Raises InvalidInputError for one elsewhere whose key isn't known, and for a lack of own keys."""
-        host = addresses.split(address).hostname or ""
+        Raises InvalidInputError for one elsewhere whose key isn't known, for another user's socket, and for a lack of
+        own keys."""
+        host = addresses.host(address)
+        _check_owner(address)
         is_near = addresses.is_near(address)
         server = self._named(address)
         if server is None and address in self._learned:
@@ -71,6 +75,14 @@ class Keyring:
 
     def _own_agent(self, host: str) -> str | None:
         return self._folder.agent().public if is_own(host) and self._folder.has("agent") else None
+
+
+def _check_owner(address: str) -> None:
+    """Any user may have made the folder, under /tmp, in which this user's agent would listen."""
+    path = addresses.socket_path(address)
+    with contextlib.suppress(OSError):
+        if path is not None and os.getuid() and Path(path).stat().st_uid not in (0, os.getuid()):
+            raise InvalidInputError(address, "another user's agent listens there; connect to it over TCP, with a key")
 
 
 def is_own(host: str) -> bool:

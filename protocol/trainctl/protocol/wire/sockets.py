@@ -17,7 +17,7 @@ DEFAULT_PORT = 7474
 MAX_FRAMES = 8
 SUBSCRIPTION_BYTES = 512
 """Most bytes of a frame that a publisher accepts, a handshake or a subscription; each byte costs it about 50."""
-CONTROL_WAITING = 32
+CONTROL_WAITING = 8
 """Most messages of one connection that wait at an agent's socket for requests, at most 64 KiB each. Further ones wait
 on the sender's side."""
 SUBSCRIPTIONS_WAITING = 16

@@ -212,7 +212,7 @@ def _machine(look: NodeLook, address: str | None) -> str:
         return look.facts.boot
     if address is None or addresses.is_near(address):
         return boot_id() or "this machine"
-    return addresses.split(address).hostname or ""
+    return addresses.host(address)
 
 
 def _system_of(device: str) -> str:

@@ -25,7 +25,6 @@ from trainctl.tui.app import keymap
 from trainctl.tui.app.command_palette import PaletteProvider
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint, ProgressView
-from trainctl.tui.commands.targets import DEFAULT_ADDRESS
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.base import BaseScreen, StatusBar
 from trainctl.tui.state import view_state as md
@@ -70,7 +69,7 @@ class TrainctlApp(TerminalApp):
 
     def __init__(
         self, connect: Connect, *, clock: Clock | None = None, read_only: bool = False, glyphs: Glyphs | None = None,
-        pictures: Path | None = None, theme: str | None = None, address: str = DEFAULT_ADDRESS, bell: bool = True,
+        pictures: Path | None = None, theme: str | None = None, address: str = "", bell: bool = True,
         config: settings.Found | None = None, opens_runs: bool = False,
         first_keys: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> None:  # fmt: skip

@@ -46,7 +46,7 @@ def init(
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Address this machine's agent listens on [tcp://127.0.0.1:7474]."),
+        typer.Option(metavar="ADDRESS", help="Address this machine's agent listens on [its Unix socket]."),
     ] = None,
     run_file: Annotated[Path, typer.Option(metavar="FILE", help="Run file to write.")] = Path("run.toml"),
     cluster_file: Annotated[
@@ -57,8 +57,9 @@ def init(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Create a starter cluster.toml and run.toml. On a terminal, it asks for missing options. It never overwrites a
-    file. The run file passes `trainctl check`. On a terminal, it offers to download a model id that isn't in the cache.
+    """Create a starter run.toml, and with a TCP address also a cluster.toml. On a terminal, it asks for missing
+    options. It never overwrites a file. The run file passes `trainctl check`. On a terminal, it offers to download a
+    model id that isn't in the cache.
     """
     from trainctl.tui.setup import hub_download
     from trainctl.tui.setup import init_work as work

@@ -60,7 +60,7 @@ SUMMARIES = {
     "simulate": "Simulate a run over machines that a file describes.",
     "mirror": "Copy a run to TensorBoard or W&B, live or afterwards.",
     "config": "Print the full screen's effective settings.",
-    "init": "Create a starter cluster.toml and run.toml.",
+    "init": "Create a starter run.toml and cluster.toml.",
     "quantize": "Make a quantized copy of a model for QLoRA.",
     "doctor": "Check the cluster's machines and suggest fixes.",
     "calibrate": "Measure each node's fastest micro-batch and its parts.",

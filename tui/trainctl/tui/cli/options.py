@@ -22,8 +22,8 @@ def _checked_key(key: str | None) -> str | None:
 
 Connect = Annotated[str | None, typer.Option(
     "--connect", metavar="ADDRESS", show_default=False,
-    help="Address of the agent, tcp://host:port. Default: $TRAINCTL_CONNECT, or the agent on this machine, "
-    f"or {targets.DEFAULT_ADDRESS}.",
+    help="Address of the agent, tcp://host:port or ipc:///path. Default: $TRAINCTL_CONNECT, or the agent on this "
+    "machine.",
 )]  # fmt: skip
 ClusterFile = Annotated[Path | None, typer.Option(
     "--cluster", metavar="FILE", show_default=False,
@@ -57,7 +57,7 @@ def where(
     ctx: typer.Context, connect: str | None, cluster: Path | None, *, simulated: bool = False
 ) -> targets.Where:  # fmt: skip
     """The agents to ask. The first of these that is set wins: --connect (before or after the command), --cluster,
-    $TRAINCTL_CONNECT, the default cluster file, the only agent on this machine, the default address. `simulated`: also
+    $TRAINCTL_CONNECT, the default cluster file, the only agent on this machine. `simulated`: also
     nodes that are only described for `trainctl simulate`."""
     root = ctx.find_root().params
     given, file = connect or root.get("connect"), cluster or root.get("cluster")
@@ -68,7 +68,7 @@ def where(
     targets.use_keys(found if file is not None else None, root.get("server_key"))
     if found is not None:
         return targets.Where(found.addresses, found)
-    return targets.Where((given,)) if given else targets.on_this_machine(targets.DEFAULT_ADDRESS)
+    return targets.Where((given,)) if given else targets.on_this_machine()
 
 
 def share_server_key(given: Any, command: Any) -> None:

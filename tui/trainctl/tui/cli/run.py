@@ -131,7 +131,7 @@ def _start(
     args |= {"from_step": from_step} if from_step is not None else {}
     order = command.make_order("start-run", args, node=node, ttl_seconds=min(86400.0, max(60.0, timeout)))
     if not json:
-        start_agent.offer(at, targets.DEFAULT_ADDRESS, output.tell)
+        start_agent.offer(at, output.tell)
     with command_result.told(order, json=json):
         address = _asked(at, args, node)
         before = agent_call.call(address, lambda client: _as_it_was(client, resume)) if follow and resume else None

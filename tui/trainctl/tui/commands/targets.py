@@ -13,12 +13,6 @@ if TYPE_CHECKING:
     from trainctl.protocol.config.cluster_file import Cluster
 
 
-DEFAULT_ADDRESS = "tcp://127.0.0.1:7474"
-"""Where an agent listens by default: `sockets.DEFAULT_PORT`, without loading ZeroMQ to say so."""
-LISTENS_SECONDS = 1.0
-"""How long an address of this machine may take to take a connection."""
-
-
 class ClusterFile(NamedTuple):
     """A cluster file that was read."""
 
@@ -49,35 +43,14 @@ class Where(NamedTuple):
     cluster: ClusterFile | None = None
 
 
-def on_this_machine(default: str) -> Where:
+def on_this_machine() -> Where:
     """The only agent, or agents of one cluster, that this user runs here; the default address where there is none.
 
     Raises InvalidInputError that lists them where there are several.
     """
-    from trainctl.protocol.machine import local_agents
+    from trainctl.protocol.client import local_agents  # ZeroMQ: not for `--help`
 
-    found = local_agents.running()
-    known = {agent.address for agents in found for agent in agents}
-    named = [f"{', '.join(agent.node for agent in agents)} at {agents[0].address}" for agents in found]
-    if found and default not in known and listens(default):
-        named.append(f"another at {default}")
-    if len(named) > 1:
-        raise InvalidInputError(
-            "--connect", f"several agents run on this machine; choose one with --connect: {'; '.join(named)}"
-        )
-    return Where(tuple(agent.address for agent in found[0])) if found else Where((default,))
-
-
-def listens(address: str) -> bool:
-    """Whether anything takes connections at an address of this machine."""
-    import socket
-
-    host, port = address.removeprefix("tcp://").rsplit(":", 1)
-    try:
-        socket.create_connection((host, int(port)), LISTENS_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    return Where(tuple(agent.address for agent in local_agents.only()) or (local_agents.default_address(),))
 
 
 def cluster_file(path: Path | None, *, simulated: bool = False) -> ClusterFile | None:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
 from trainctl.protocol.config import env_policy
 from trainctl.tui.demo.folder import Session
@@ -29,13 +29,10 @@ class StartError(Exception):
 class AgentProcess:
     """One node's agent, started again on the same addresses whenever it ends unasked or hangs."""
 
-    def __init__(
-        self, session: Session, node: str, listen: str, log: Log, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, session: Session, node: str, log: Log, environment: Mapping[str, str] | None = None) -> None:
         """`environment`: the agent's; None: that of this process, without the options of this machine's agent."""
         self._session, self._node, self._log = session, node, log
         self._environment = env_policy.without_agent_options(os.environ if environment is None else environment)
-        self._addresses = ["--listen", listen, "--live", "tcp://127.0.0.1:0"]
         self._said = session.agent_log(node)
         self._process: asyncio.subprocess.Process | None = None
         self._live_address = ""  # where it publishes
@@ -47,7 +44,7 @@ class AgentProcess:
         where = ["--state", str(self._session.state), "--cluster", str(self._session.cluster_file)]
         with self._said.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *command, *self._addresses, *where,
+                *command, *where,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True,
                 pass_fds=self._session.lock_descriptors(), env=self._environment,
             )  # fmt: skip
@@ -62,7 +59,6 @@ class AgentProcess:
             text = self._said.read_text("utf-8", "replace") if self._said.is_file() else ""
             raise StartError(last_line(text) or f"{self._node}'s agent exited immediately")
         bound = json.loads(line)
-        self._addresses = ["--listen", bound["listen"], "--live", bound["live"]]
         self._live_address = bound["live"]
         address: str = bound["listen"]
         return address
@@ -122,11 +118,11 @@ class Agents:
     """All of a demo's, by node; the first is the one that the run is started at."""
 
     def __init__(
-        self, session: Session, addresses: dict[str, str], log: Log, environment: Mapping[str, str] | None = None
+        self, session: Session, nodes: Iterable[str], log: Log, environment: Mapping[str, str] | None = None
     ) -> None:
-        """`environment`: the agents'; None: that of this process."""
-        self.nodes = tuple(addresses)
-        self._all = [AgentProcess(session, node, address, log, environment) for node, address in addresses.items()]
+        """`nodes`: of the session's cluster file. `environment`: the agents'; None: that of this process."""
+        self.nodes = tuple(nodes)
+        self._all = [AgentProcess(session, node, log, environment) for node in self.nodes]
 
     @property
     def leaving(self) -> bool:

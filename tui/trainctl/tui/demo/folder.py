@@ -1,13 +1,9 @@
 """Where a demo keeps its things: the model and text that all demos share, and a folder a demo that is dropped later."""
 
 import contextlib
-import errno
 import fcntl
-import itertools
 import os
-import random
 import shutil
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +14,7 @@ import tomli_w
 
 from trainctl.protocol.config import run_file
 from trainctl.protocol.files.durable_files import write_file
+from trainctl.protocol.record.paths import agent_address, node_directory
 
 Objective = Literal["pretrain", "sft", "dpo", "qlora"]
 PREFIX = "demo-"
@@ -28,9 +25,6 @@ WARMUP_STEPS = 10
 EVALUATE_EVERY = 50
 MIN_AGE_SECONDS = 120.0
 """A younger folder is left alone: its supervisor may be about to take the lock, its trainer about to notice the end."""
-AGENT_PORTS = range(10_000, 20_000, 2)
-"""Below the ports that systems give to outgoing connections (from 32768 on Linux, 49152 on macOS): none of those can
-take a port before the agent binds it."""
 
 
 _DATA: Final[dict[Objective, str]] = {"pretrain": "data", "sft": "rows", "dpo": "pairs", "qlora": "rows"}
@@ -80,12 +74,13 @@ class Session:
     def agent_log(self, node: str) -> Path:
         return self.folder / f"agent-{node}.log"
 
-    def write_cluster(self, nodes: Sequence[str], first: str) -> dict[str, str]:
-        """Give each node an address, the first one `first` if its port is not 0, and write the cluster file."""
-        ports = iter(free_ports(len(nodes)))
-        chosen = {node: f"tcp://127.0.0.1:{port}" for node, port in zip(nodes, ports, strict=True)}
-        if not first.endswith(":0"):
-            chosen[nodes[0]] = first
+    def write_cluster(self, nodes: Sequence[str], runtime: Path | None = None) -> dict[str, str]:
+        """Give each node the address of a Unix socket, in `runtime` or where its agent has others, and write the
+        cluster file."""
+        chosen = {
+            node: f"ipc://{runtime}/{node}.sock" if runtime else agent_address(node_directory(node, self.state))
+            for node in nodes
+        }
         tables = {node: {"address": address} for node, address in chosen.items()}
         write_file(self.cluster_file, tomli_w.dumps({"nodes": tables}).encode())
         return chosen
@@ -112,30 +107,6 @@ class Session:
             except BlockingIOError:
                 return False
         return True
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback for agents: nothing uses them, nor the port after each, where an agent publishes.
-
-    Raises OSError if there are too few.
-    """
-    starts = random.sample(AGENT_PORTS, len(AGENT_PORTS))
-    found = list(itertools.islice((port for port in starts if are_free(port, port + 1)), count))
-    if len(found) < count:
-        raise OSError(
-            errno.EADDRINUSE, f"the demo needs {count} pairs of free loopback ports, but only {len(found)} were found"
-        )
-    return found
-
-
-def are_free(*ports: int) -> bool:
-    """Whether a server could listen on each of these ports of loopback now."""
-    for port in ports:
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            return False
-    return True
 
 
 def drop_ended(root: Path) -> None:

@@ -61,12 +61,12 @@ class Watch:
             await self.changed.wait()
 
 
-async def supervise(session: Session, assets: Path, objective: str, nodes: Sequence[str], listen: str) -> int:
+async def supervise(session: Session, assets: Path, objective: str, nodes: Sequence[str]) -> int:
     """The whole of a demo but its client; returns the exit status."""
     watch = Watch()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, _log, "the terminal was closed; the demo continues")
-    agents = Agents(session, session.write_cluster(nodes, listen), _log)
+    agents = Agents(session, session.write_cluster(nodes), _log)
     tasks = [asyncio.create_task(_until_nobody_watches(watch))]
     preparing = asyncio.create_task(_prepare(agents, assets, objective))
     # Until the run has begun there is nothing to save: being asked to end, or being left, just ends it.
@@ -191,11 +191,10 @@ def main() -> int:
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--objective", default="pretrain")
     parser.add_argument("--node", required=True, action="append", help="give it once for each node, the lead first")
-    parser.add_argument("--listen", default="tcp://127.0.0.1:0")
     given = parser.parse_args()
     set_title("demo supervisor", f"of {given.session.name}")
     with Session(given.session).locked() as session:
-        return asyncio.run(supervise(session, given.assets, given.objective, given.node, given.listen))
+        return asyncio.run(supervise(session, given.assets, given.objective, given.node))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def _unreached(look: Look, trouble: Trouble, here: m.Facts, subject: Subject, ad
 
 
 def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple[str, str]:
-    host = addresses.split(address).hostname or ""
+    host = addresses.host(address)
     match trouble.kind:
         case "refused":
             name = f" --name {look.name}" if look.name else ""
@@ -173,7 +173,7 @@ def _jaccl_node(name: str, facts: m.Facts, tables: Mapping[str, NodeTable]) -> J
 
 def _likely(look: Look, facts: m.Facts) -> str:
     """The interface that has the address of its agent."""
-    host = addresses.split(look.address).hostname
+    host = addresses.host(look.address)
     return next(
         (one.name for one in facts.interfaces for address in one.addresses if address.split("/")[0] == host), ""
     )

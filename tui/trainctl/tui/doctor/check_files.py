@@ -88,7 +88,7 @@ def _fix(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
         return f"on that machine, run: hf download {other.path}"
     if source is None or source.node == other.node:
         return "copy it to that machine, or give its path there in [nodes.X] model_path, data_path or held_out_path"
-    hosts = {look.name: addresses.split(look.address).hostname or "" for look in scene.looks}
+    hosts = {look.name: addresses.host(look.address) for look in scene.looks}
     host = hosts.get(source.node, source.node)
     path, target = (_copied(one.path) for one in (source, other))
     place = path if host == hosts.get(other.node) or addresses.is_loopback(host) else f"{host}:{path}"

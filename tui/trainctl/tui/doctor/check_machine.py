@@ -48,10 +48,13 @@ def _installation(look: Look, facts: m.Facts) -> Iterator[Finding]:
 
 def _keys(look: Look, facts: m.Facts) -> Iterator[Finding]:
     if not facts.key_files:
-        if addresses.is_near(look.address):
-            yield Finding("ok", look.name, "keys", "no keys; loopback needs none")
+        if addresses.socket_path(look.address) is not None:
+            yield Finding("ok", look.name, "keys", "no keys; a Unix socket needs none")
+        elif addresses.is_near(look.address):
+            yield Finding("warn", look.name, "keys", "no keys: every user of that machine is an operator of its agent",
+                          "start it without --listen and --no-keys, or run trainctl keys new there")  # fmt: skip
         else:
-            yield Finding("fail", look.name, "keys", f"no keys in {facts.keys_folder}: the agent serves only loopback",
+            yield Finding("fail", look.name, "keys", f"no keys in {facts.keys_folder}, which TCP needs",
                           "run trainctl keys new on that machine")  # fmt: skip
         return
     wrong = list(_wrong_modes(look.name, facts))

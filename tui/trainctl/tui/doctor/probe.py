@@ -61,7 +61,7 @@ async def look(name: str, address: str, here: m.Facts) -> Look:
         return Look(name, address, trouble=trouble)
     try:
         async with Client(address, timeout_seconds=ANSWER_SECONDS) as client:
-            live_address = (await client.snapshot(0)).node.live_address
+            live_address = client.live_address((await client.snapshot(0)).node)
             asked = [await ask_round(client) for _ in range(ROUNDS)]
     except TrainctlError as error:
         return Look(name, address, trouble=_trouble(error))
@@ -82,7 +82,7 @@ async def ask_round(client: Client) -> tuple[Round, m.Facts]:
 
 def _is_here(address: str, answer: m.Facts, here: m.Facts) -> bool:
     """A loopback address may be a port forwarded to another machine."""
-    host = addresses.split(address).hostname or ""
+    host = addresses.host(address)
     own = {text.split("/")[0] for one in here.interfaces for text in one.addresses}
     alike = (answer.system, answer.release, answer.machine, answer.memory_total_bytes)
     return (addresses.is_loopback(host) or host in own) and alike == (
@@ -91,13 +91,14 @@ def _is_here(address: str, answer: m.Facts, here: m.Facts) -> bool:
 
 
 async def try_port(address: str) -> Trouble | None:
-    """Whether a TCP connection can be made, and if not, why."""
-    parts = addresses.split(address)
-    if parts.scheme != "tcp":
-        return None
+    """Whether a connection can be made, and if not, why."""
+    parts, path = addresses.split(address), addresses.socket_path(address)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            if path is not None:
+                _, writer = await asyncio.open_unix_connection(path)
+            else:
+                _, writer = await asyncio.open_connection(parts.hostname, parts.port)
     except TimeoutError:
         return Trouble("timeout", f"no answer within {CONNECT_SECONDS:g} s")
     except OSError as error:
@@ -107,7 +108,7 @@ async def try_port(address: str) -> Trouble | None:
 
 
 def _of_errno(error: OSError) -> Trouble:
-    if error.errno == errno.ECONNREFUSED or isinstance(error, ConnectionRefusedError):
+    if isinstance(error, ConnectionRefusedError | FileNotFoundError):
         return Trouble("refused", "connection refused")
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
         return Trouble("no-route", error.strerror or "no route to host")

@@ -6,7 +6,7 @@ from trainctl.tui.doctor.check_files import of_disks, of_files
 from trainctl.tui.doctor.check_machine import of_compile, of_machine
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Look
 
-HERE, NO_AGENT = "this machine", "tcp://127.0.0.1:0"
+HERE, NO_AGENT = "this machine", "ipc:///-"
 
 
 def findings(scene: ClusterFacts) -> tuple[Finding, ...]:

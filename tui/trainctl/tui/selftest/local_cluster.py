@@ -1,4 +1,4 @@
-"""Two agents of one cluster on loopback in a temporary home, and runs on them."""
+"""Two agents of one cluster in a temporary home, and runs on them."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ class LocalCluster:
     def __init__(self, home: TemporaryHome) -> None:
         self._session = Session(home.folder / "cluster")
         self._session.folder.mkdir(exist_ok=True)
-        addresses = self._session.write_cluster(NODES, "tcp://127.0.0.1:0")
+        addresses = self._session.write_cluster(NODES, home.runtime)
         self._agents = Agents(self._session, addresses, lambda _: None, home.environment)
         self._keys = Keyring(KeyFolder(home.folder / "keys"), Cluster())
         for address in addresses.values():

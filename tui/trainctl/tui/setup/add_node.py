@@ -130,9 +130,10 @@ def _pair(wanted: AddNodeOptions, machine: RemoteMachine, file: Path, known: clu
         addresses.split(address)
     if addresses.is_near(here_address) and not addresses.is_near(there_address):
         raise InvalidInputError(
-            f"{file}: nodes.{here}.address", f"{here_address} is a loopback address, so {there} can't reach this "
-            f"machine at it. It sees this machine at {machine.address_here}: use {_address(machine.address_here)}",
-        )  # fmt: skip
+            f"{file}: nodes.{here}.address",
+            f"{there} can't reach this machine at {here_address}; it sees it at {machine.address_here}: use "
+            f"{_address(machine.address_here)}",
+        )
     return Pair(file, known, here, here_address, there, there_address)
 
 
@@ -182,7 +183,7 @@ def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> 
     old = pair.known.nodes.get(pair.there)
     if old is not None and old.key is None:
         said.append(f"{pair.file} lists {pair.there} without its key: add key = '{key}' to that file yourself")
-    host = addresses.split(pair.there_address).hostname or ""
+    host = addresses.host(pair.there_address)
     found = [
         (one.name, ipaddress.ip_interface(address))
         for one in tested.facts.interfaces

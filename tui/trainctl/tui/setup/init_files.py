@@ -128,7 +128,7 @@ def cluster_text(tables: Mapping[str, Any]) -> str:
 def cluster_tables(answers: Answers, machine: ThisMachine, key: str | None) -> dict[str, Any]:
     """This machine alone; off loopback with the network that it is in, as one over which gradients may travel."""
     entry = {"address": answers.address} | ({"key": key} if key else {})
-    interface = machine.interface_of(addresses.split(answers.address).hostname or "")
+    interface = machine.interface_of(addresses.host(answers.address))
     trusted = {} if interface is None or interface.is_loopback else {"trusted_networks": [interface.network]}
     return trusted | {"nodes": {machine.node: entry}}
 
@@ -149,5 +149,5 @@ def remarks(model: Model, machine: ThisMachine, adapter: AdapterKind = "full") -
 
 
 def _interface_name(address: str, machine: ThisMachine) -> str:
-    found = machine.interface_of(addresses.split(address).hostname or "")
+    found = machine.interface_of(addresses.host(address))
     return "" if found is None or found.is_loopback else found.name

@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from trainctl.protocol.client import local_agents
+from trainctl.protocol.client.local_agents import LocalAgent
 from trainctl.protocol.config import data_files, families, names
 from trainctl.protocol.config.input_checks import PAIR_FIELDS
 from trainctl.protocol.config.model_facts import ModelFacts, context_limit, read_facts, weight_files
 from trainctl.protocol.config.presets import Preset, preset_of
 from trainctl.protocol.config.run_tables import ComputeDtype, DataKind
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine import local_agents, nvidia
-from trainctl.protocol.machine.local_agents import LocalAgent
+from trainctl.protocol.machine import nvidia
 
 BACKENDS = ("torch", "mlx")
 _BYTES_OF_DTYPE = {"float32": 4, "float64": 8}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from trainctl.protocol.client import local_agents
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.config.data_files import is_glob
@@ -13,7 +14,6 @@ from trainctl.protocol.config.objectives import sample_unit, sequences_of
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
-from trainctl.protocol.wire import sockets
 from trainctl.tui.commands import targets
 from trainctl.tui.setup import data_preview, init_files, init_probe, init_values, new_files
 from trainctl.tui.setup.init_files import Answers
@@ -54,8 +54,8 @@ class Done(NamedTuple):
 
 
 def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | None) -> Done:
-    """Write both files, or only the run file where the default cluster file already exists. Raises InvalidInputError,
-    and then leaves no file."""
+    """Write both files, or only the run file where the default cluster file already exists, or isn't needed: programs
+    find an agent on a Unix socket without one. Raises InvalidInputError, and then leaves no file."""
     target = cluster_file or cluster.default_path()
     kept = target if cluster_file is None and target.is_file() else None
     new_files.check_free([run_file] if kept else [run_file, target])
@@ -67,13 +67,14 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
         answers = _measured(answers, model, machine)
     texts = {run_file: init_files.run_text(answers, model, machine, run_file)}
     key = _own_key(answers.address)
-    if kept is None:
+    is_alone = addresses.socket_path(answers.address) is not None
+    if kept is None and (cluster_file is not None or not is_alone):
         texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, key))
     with new_files.drafts(texts) as drafts:
-        _check(drafts, run_file, kept or target)
+        _check(drafts, run_file, kept or (target if target in drafts else None))
     remarks = init_files.remarks(model, machine, answers.adapter)
-    if key is None and not addresses.is_near(answers.address):
-        remarks.append("an agent needs keys to serve more than loopback: create them with trainctl keys new")
+    if key is None and not is_alone:
+        remarks.append("an agent needs keys to listen on TCP: create them with trainctl keys new")
     if kept is not None:
         remarks.append(f"{kept} already exists and is kept")
     return Done(tuple(texts), kept, tuple(remarks))
@@ -93,9 +94,9 @@ def _measured(answers: Answers, model: Model, machine: ThisMachine) -> Answers:
 
 
 def _own_key(address: str) -> str | None:
-    """This machine's agent's public key, if it has been made and is needed: not on loopback."""
+    """This machine's agent's public key, if it has been made and is needed: not on a Unix socket."""
     folder = keys.KeyFolder()
-    return folder.agent().public if folder.has("agent") and not addresses.is_near(address) else None
+    return folder.agent().public if folder.has("agent") and addresses.socket_path(address) is None else None
 
 
 def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster: bool) -> Answers:
@@ -120,7 +121,7 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     unit = sample_unit(objective).capitalize()
     question = f"{unit} per step across all nodes, or auto for about {init_values.STEP_TOKENS:,} tokens"
     batch = given.batch if given.batch is not None else _asked(None, question, "auto", ask, _batch)
-    address, usual = given.address, f"tcp://127.0.0.1:{sockets.DEFAULT_PORT}"
+    address, usual = given.address, local_agents.default_address()
     if len(machine.agents) == 1:
         usual = machine.agents[0].address
     if address is None and not has_cluster:
@@ -218,15 +219,15 @@ def _address_question(machine: ThisMachine) -> str:
 
 
 def _check_address(address: str, machine: ThisMachine) -> None:
-    host = addresses.split(address).hostname or ""
+    host = addresses.host(address)
     if not addresses.is_loopback(host) and machine.interface_of(host) is None:
         there = ", ".join(one.address for one in machine.interfaces)
         raise InvalidInputError("--address", f"{host} is not an address of this machine; its addresses are {there}")
 
 
-def _check(drafts: dict[Path, Path], run_file: Path, cluster_file: Path) -> None:
+def _check(drafts: dict[Path, Path], run_file: Path, cluster_file: Path | None) -> None:
     """As `trainctl check` does, naming the files as they will be called."""
-    found = targets.cluster_file(drafts.get(cluster_file, cluster_file))
+    found = targets.cluster_file(drafts.get(cluster_file, cluster_file)) if cluster_file is not None else None
     try:
         targets.run_file(drafts[run_file], {}, local=True, cluster=found)
     except InvalidInputError as error:

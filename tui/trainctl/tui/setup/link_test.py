@@ -36,7 +36,7 @@ class Link(NamedTuple):
 def test(ssh: Ssh, python: str, address: str, ring: Keyring) -> Link:
     """Waits for the agent. Raises UnreachableError, NotAuthorisedError."""
     facts, trip_seconds = asyncio.run(_answers(address, ring))
-    host = addresses.split(address).hostname or ""
+    host = addresses.host(address)
     try:
         received, sent = _exchange(ssh, python, host)
     except (OSError, ValueError) as error:

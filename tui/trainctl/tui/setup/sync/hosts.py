@@ -37,7 +37,7 @@ def _is_own(entry: NodeEntry, own: Collection[str]) -> bool:
 
 
 def _host(entry: NodeEntry) -> str:
-    return addresses.split(entry.address).hostname or ""
+    return addresses.host(entry.address)
 
 
 def chosen(found: SyncHosts, only: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,9 @@ from typing import IO
 
 import msgspec
 
-from trainctl.protocol.record.paths import state_root
+from trainctl.protocol.config.names import node_name
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record.paths import agent_address, node_directory, state_root
 
 
 class LocalAgent(msgspec.Struct, frozen=True):
@@ -22,15 +24,16 @@ class LocalAgent(msgspec.Struct, frozen=True):
     pid: int
     host: str  # a home folder may be that of several machines
     cluster: tuple[str, ...] = ()
+    key: str = ""  # its public key; empty: it uses none
 
 
 @contextlib.contextmanager
-def registered(node: str, address: str, cluster: Sequence[str] = ()) -> Iterator[None]:
+def registered(node: str, address: str, cluster: Sequence[str] = (), key: str = "") -> Iterator[None]:
     """Can be found as long as this lasts; where no file can be kept, only by its address.
 
     The lock on the file tells that the agent lives, so a file that a killed one left is not taken for it.
     """
-    agent = LocalAgent(node, address, os.getpid(), socket.gethostname(), tuple(cluster))
+    agent = LocalAgent(node, address, os.getpid(), socket.gethostname(), tuple(cluster), key)
     folder = _folder()
     path, new = folder / f"{agent.host}-{agent.pid}.json", folder / f".{agent.host}-{agent.pid}"
     with contextlib.ExitStack() as held:
@@ -56,6 +59,23 @@ def running() -> list[list[LocalAgent]]:
     for cluster, agents in clusters.items():
         agents.sort(key=lambda agent: cluster.index(agent.address) if agent.address in cluster else len(cluster))
     return [*clusters.values()]
+
+
+def only() -> list[LocalAgent]:
+    """The only agent, or agents of one cluster, that run here; none where there is none. Raises InvalidInputError that
+    lists them where there are several."""
+    clusters = running()
+    if len(clusters) > 1:
+        named = "; ".join(f"{', '.join(one.node for one in agents)} at {agents[0].address}" for agents in clusters)
+        raise InvalidInputError(
+            "--connect", f"several agents run on this machine; choose one with --connect or $TRAINCTL_CONNECT: {named}"
+        )
+    return clusters[0] if clusters else []
+
+
+def default_address() -> str:
+    """Where the agent of this machine's usual node listens if it is given no address."""
+    return agent_address(node_directory(node_name()))
 
 
 def _folder() -> Path:

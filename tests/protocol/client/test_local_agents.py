@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from trainctl.protocol.machine import local_agents
-from trainctl.protocol.machine.local_agents import registered, running
+from trainctl.protocol.client import local_agents
+from trainctl.protocol.client.local_agents import registered, running
 
 HOLD = """
 import sys
-from trainctl.protocol.machine.local_agents import registered
+from trainctl.protocol.client.local_agents import registered
 with registered(sys.argv[1], sys.argv[2]):
     print("held", flush=True)
     sys.stdin.read()

@@ -1,0 +1,148 @@
+"""An agent's Unix sockets: found without an address, closed to other users, and bound again when their files go."""
+
+import asyncio
+import contextlib
+import functools
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.waiting import Patience
+
+from trainctl.node_agent.agent import Agent
+from trainctl.protocol import messages as m
+from trainctl.protocol.client.client import Client
+from trainctl.protocol.client.local_agents import registered
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.record.paths import agent_address, node_directory
+
+NOBODY = 65534
+PROBE = (
+    f"import os, socket, sys; os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); "
+    "socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+)
+
+
+@contextlib.asynccontextmanager
+async def running(agent: Agent) -> AsyncIterator[Agent]:
+    async with agent:
+        serving = asyncio.create_task(agent.serve())
+        yield agent
+        agent.stop()
+        await serving
+
+
+def sockets_of(agent: Agent) -> list[Path]:
+    return [Path(address.removeprefix("ipc://")) for address in (agent.address, agent.live_address)]
+
+
+async def test_without_an_address_it_serves_its_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)  # of a careless shell
+    try:
+        agent = Agent("box", state_root=tmp_path)
+        async with running(agent):
+            assert agent.address == agent_address(node_directory("box", tmp_path))
+            files = sockets_of(agent)
+            assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
+            assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700
+            with registered("box", agent.address):
+                async with Client() as client:
+                    assert (await client.facts()).node == "box"
+                    heard = (item async for item in client.attach() if isinstance(item, m.Heartbeat))
+                    assert (await anext(heard)).node == "box"
+    finally:
+        os.umask(before)
+    assert not files[0].parent.exists(), "it leaves nothing behind"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+async def test_another_user_cannot_connect_even_in_an_open_folder(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(0o755)
+    agent = Agent("box", f"ipc://{tmp_path}/box.sock", state_root=tmp_path)
+    async with running(agent):
+        for file in sockets_of(agent):
+            done = await asyncio.to_thread(
+                subprocess.run, [sys.executable, "-S", "-c", PROBE, file], capture_output=True, text=True, check=False
+            )
+            assert "PermissionError" in done.stderr
+
+
+async def test_sockets_whose_folder_goes_are_bound_again(tmp_path: Path) -> None:
+    async with running(Agent("box", state_root=tmp_path)) as agent:
+        folder = sockets_of(agent)[0].parent
+        files = {file.name for file in folder.iterdir()}
+        assert files == {"agent.sock", "agent.sock.live", "trainers.sock"}
+        shutil.rmtree(folder)
+        patience = Patience(30)
+        while not folder.exists() or {file.name for file in folder.iterdir()} != files:
+            assert not patience.is_over()
+            await asyncio.sleep(0.05)
+        assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+        async with Client(agent.address) as client:
+            assert (await client.facts()).node == "box"
+            heard = (item async for item in client.attach() if isinstance(item, m.Heartbeat))
+            assert (await anext(heard)).node == "box"
+
+
+async def test_what_is_there_is_never_taken_away(tmp_path: Path) -> None:
+    note = tmp_path / "thesis.txt"
+    note.write_text("mine")
+    with pytest.raises(InvalidInputError, match=r"thesis\.txt is a file"):
+        await Agent("box", f"ipc://{note}", state_root=tmp_path).__aenter__()
+    assert note.read_text() == "mine"
+    async with running(Agent("box", f"ipc://{tmp_path}/box.sock", state_root=tmp_path)) as agent:
+        with pytest.raises(InvalidInputError, match="in use, perhaps by another agent"):
+            await Agent("other", agent.address, state_root=tmp_path).__aenter__()
+        async with Client(agent.address) as client:
+            assert (await client.facts()).node == "box"
+
+
+async def test_a_socket_left_by_a_killed_agent_is_no_obstacle(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "box.sock"))
+    agent = Agent("box", f"ipc://{tmp_path}/box.sock", state_root=tmp_path)
+    async with running(agent), Client(f"ipc://{tmp_path}/box.sock") as client:
+        assert (await client.facts()).node == "box"
+
+
+async def test_a_forwarded_socket_brings_live_messages_from_beside_it(tmp_path: Path) -> None:
+    came: list[Path] = []
+
+    async def relay(to: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass bytes on between both ends, as `ssh -L` does."""
+        came.append(to)
+        there, back = await asyncio.open_unix_connection(to)
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    async with running(Agent("box", state_root=tmp_path)) as agent, contextlib.AsyncExitStack() as servers:
+        for path, to in zip(("near.sock", "near.sock.live"), sockets_of(agent), strict=True):
+            server = await asyncio.start_unix_server(functools.partial(relay, to), str(tmp_path / path))
+            await servers.enter_async_context(server)
+        async with Client(f"ipc://{tmp_path}/near.sock") as client:
+            heard = (item async for item in client.attach() if isinstance(item, m.Heartbeat))
+            assert (await anext(heard)).node == "box"
+            assert came == sockets_of(agent)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+async def test_a_socket_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    os.chown(path, NOBODY, NOBODY)
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    with pytest.raises(TrainctlError, match="another user's agent listens there"):
+        await Client(f"ipc://{path}").__aenter__()
