@@ -12,6 +12,7 @@ from trainctl.protocol import errors
 
 ERROR_CODES: tuple[tuple[type[errors.TrainctlError], str], ...] = (
     (errors.NotCachedError, "invalid-input"), (errors.SeveralInvalidError, "invalid-input"),
+    (errors.BusyError, "invalid-input"), (errors.DamagedError, "invalid-input"),
     (errors.InvalidInputError, "invalid-input"),
     (errors.RefusedError, "refused"), (errors.ExpiredError, "expired"),
     (errors.NotConnectedError, "unreachable"), (errors.UnreachableError, "unreachable"),
