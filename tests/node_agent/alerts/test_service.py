@@ -65,7 +65,15 @@ def _full_disk() -> m.HostReading:
 def made(tmp_path: Path) -> Any:
     (tmp_path / "run-1").mkdir()
     context = zmq.Context()
-    yield lambda: Agent(RunPaths(tmp_path / "run-1"), context)
+    agents: list[Agent] = []
+
+    def make() -> Agent:
+        agents.append(Agent(RunPaths(tmp_path / "run-1"), context))
+        return agents[-1]
+
+    yield make
+    for agent in agents:
+        agent.session.close()
     context.destroy(linger=0)
 
 

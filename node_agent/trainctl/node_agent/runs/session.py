@@ -187,7 +187,7 @@ class Session:
 
     def _publish(self, message: m.Live) -> None:
         """Now, or with what is being carried out."""
-        if self._announced or self._taker is asyncio.current_task():
+        if self._taker is not None or self._announced:
             self._announced.append(message)
         else:
             self._publisher.publish(message)

@@ -427,7 +427,7 @@ def _event_data(body: bytes | None, text: str) -> AnyEvent:
         return Notice(text)
     try:
         data: AnyEvent = _EVENT_DATA.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):
         return Notice(text)
     return data
 
