@@ -235,7 +235,8 @@ def old_run(
         durable = msgspec.structs.replace(durable, gap=gap)
         asked = durable.rollback
         skipped = _skips(durable, settings, _progress(state.step, durable).cursor, step)
-        starting, left = {}, tuple(at for at in durable.checkpoints if at <= step)
+        starting = {id: kept for id, kept in durable.carried.items() if kept.verb == "start-run" and starter is None}
+        left = tuple(at for at in durable.checkpoints if at <= step)
         if lost:
             left = (*left, step)
         if starter is not None:
