@@ -32,11 +32,12 @@ class AgentProcess:
 
     def __init__(
         self, folder: Path, name: str = NODE, cluster: Path | None = None, keys: Path | None = None,
-        environment: Mapping[str, str] | None = None, options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None, options: Sequence[str] = (), *, supervised: bool = False,
     ) -> None:  # fmt: skip
         """`keys`: a folder of keys that the agent is to use, on loopback too. `environment`: beside the test's own.
-        `options`: further ones of `trainctl-agent run`."""
+        `options`: further ones of `trainctl-agent run`. `supervised`: `process` is then that of its supervisor."""
         self.options, self.python = options, sys.executable
+        self._module = "trainctl.node_agent" if supervised else "trainctl.node_agent.cli"
         self._environment = {**(environment or {}), **({"TRAINCTL_KEYS": str(keys)} if keys is not None else {})}
         self.state, self.name, self._cluster, self._keys = folder, name, cluster, keys
         # Not port 0: while the agent is down, another process could be given a port that the system has chosen.
@@ -56,7 +57,7 @@ class AgentProcess:
 
     def start(self) -> "AgentProcess":
         """Start, or start again on the same ports."""
-        command = [self.python, "-m", "trainctl.node_agent.cli", "run", "--name", self.name]
+        command = [self.python, "-m", self._module, "run", "--name", self.name]
         command += ["--listen", self.address] if self._cluster is None else ["--cluster", str(self._cluster)]
         if self.live_address is not None:
             command += ["--live", self.live_address]

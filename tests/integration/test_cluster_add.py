@@ -87,7 +87,7 @@ def calls(pair: Pair) -> Calls:
     note = pair.sshd.home / "state" / "trainctl" / "away" / "detached.toml"
     process, before = remote_side.running(note), note.read_bytes()
     assert process is not None, "it was started by itself"
-    SHARED_PIDS.add(process.pid)
+    SHARED_PIDS.update(each.pid for each in (process, *process.children()))  # its supervisor, and the agent
     second = call_json(*pair.words(), **pair.env)
     return Calls(first, second, note.read_bytes() == before and process.is_running())
 

@@ -1,4 +1,4 @@
-"""A control group's memory limit put on a trainer in the middle of a run, and lifted again."""
+"""A control group's memory limit put on a trainer in the middle of a run, or in its first step, and lifted again."""
 
 import os
 from collections.abc import Iterator
@@ -13,6 +13,8 @@ from tests.lacking import memory_groups
 from tests.waiting import until
 
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.status_page import read_status
 from trainctl.trainer import demo_assets
 
 BATCH = MICRO = 8
@@ -35,6 +37,12 @@ def limit(group: Path, size: int) -> None:
     """In bytes; of version 1 or 2."""
     version_1 = group / "memory.limit_in_bytes"
     (version_1 if version_1.exists() else group / "memory.max").write_text(str(size))
+
+
+def used(group: Path) -> int:
+    """In bytes."""
+    version_1 = group / "memory.usage_in_bytes"
+    return int((version_1 if version_1.exists() else group / "memory.current").read_text())
 
 
 def micro(client: BlockingClient) -> int:
@@ -83,3 +91,38 @@ def test_the_micro_batch_shrinks_under_a_cap_and_grows_when_it_is_lifted(
         assert (step.step, step.cursor, step.samples) == (number, cursor + BATCH, BATCH)
         cursor = step.cursor
     assert {event.by for event in told if event.verb == "resize-batch"} == {"auto:micro-batch"}
+
+
+@pytest.mark.needs("cgroups")
+def test_a_lone_rank_that_the_kernel_kills_for_memory_in_its_first_step_tries_the_half(
+    agent: AgentProcess, tmp_path: Path, run_config: Any, group: Path
+) -> None:
+    shape = demo_assets.llama_config(hidden=128, layers=3, heads=2, intermediate=256)
+    demo_assets.make_model(tmp_path / "model", shape, seed=1)
+    demo_assets.make_text(tmp_path / "text")
+    config = run_config(
+        run__steps=4, model__path=str(tmp_path / "model"), data__path=str(tmp_path / "text"),
+        data__sequence_length=512, batch={"global": 16, "micro": 16},
+    )  # fmt: skip
+    assert agent.process is not None
+    (group / "cgroup.procs").write_text(str(agent.process.pid))  # its trainers are in it too
+    with agent.client() as client:
+        started = client.send("start-run", {"config": config}, wait="accepted")
+        assert started.state == "accepted", started.reason
+        run = until(lambda: client.snapshot(0).run, what="the run").run
+        pages = agent.run_paths(run).status_page(0)
+        (trainer,) = until(agent.trainer_pids, what="the trainer")
+        until(lambda: (page := read_status(pages)) and page.phase == "forward", what="the first step")
+        limit(group, used(group) + (1 << 20))
+        until(lambda: trainer not in agent.trainer_pids(), what="the kernel's kill")
+        limit(group, psutil.virtual_memory().total)
+        assert wait_for_end(client).state == "finished"
+        first = client.send("start-run", {"config": config}, id=started.id)
+        told = client.events(run, limit=500).events
+        steps = all_steps(client, run)
+    halved = [event.text for event in told if event.verb == "resize-batch"]
+    assert len(halved) == 1 and "16 → 8 (out of memory, the kernel killed it for memory" in halved[0], halved
+    assert (first.state, first.step) == ("applied", 1)
+    assert [(step.step, step.cursor, step.samples) for step in steps] == [(n, 16 * n, 16) for n in range(1, 5)]
+    with RecordReader(agent.run_paths(run)) as reader:
+        assert [row.micro_batch for step in steps for row in reader.rank_steps(step.step)] == [8, 8, 8, 8]

@@ -25,17 +25,22 @@ class Cluster:
 
     def __init__(
         self, folder: Path, *, quorum: bool = False, environment: dict[str, dict[str, str]] | None = None,
-        options: Sequence[str] = (), python: str = sys.executable,
+        options: Sequence[str] = (), python: str = sys.executable, supervised: bool = False,
     ) -> None:  # fmt: skip
         """`environment`: variables by node, beside the test's own. `options`: the agents', beside the usual ones.
-        `python`: the interpreter that has their program."""
+        `python`: the interpreter that has their program. `supervised`: each agent has a supervisor."""
         self.file = folder / "cluster.toml"
         addresses = dict(zip(NODES, free_addresses(len(NODES)), strict=True))
         tables = "".join(f'[nodes.{node}]\naddress = "{at}"\n' for node, at in addresses.items())
         self.file.write_text(f"quorum = {str(quorum).lower()}\n{tables}")
         self.agents = {
             node: AgentProcess(
-                folder / "state", node, self.file, environment=(environment or {}).get(node), options=options
+                folder / "state",
+                node,
+                self.file,
+                environment=(environment or {}).get(node),
+                options=options,
+                supervised=supervised,
             )
             for node in NODES
         }

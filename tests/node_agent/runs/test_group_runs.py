@@ -55,6 +55,10 @@ def test_agents_killed_again_and_again_cost_no_step_and_no_trainer(group, config
     assert {node: group[node].trainers for node in NODES} == trainers
     assert after.generation > before.generation and after.state == "running"
     assert {event.by for event in events if event.kind == "agent"} >= {"beta", "gamma"}
+    (waited,) = (event for event in events if "waited for an agent" in event.text)
+    assert (
+        waited.text == f"after step {waited.step:,} the ranks waited for an agent to plan the next one, and go on now"
+    )
     seen = group.view("beta")
     assert (seen.run, seen.lead, seen.state) == (before.run, "alpha", "running")
     check_steps(group, before.run, 1, after.step)

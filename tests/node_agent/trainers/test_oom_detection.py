@@ -169,6 +169,16 @@ def test_a_run_that_goes_back_begins_with_the_half():
     assert share_edits.as_memory_allows(then, resized) == then
 
 
+def test_a_lone_rank_tries_the_half_in_its_first_step_too():
+    simulation = group("a", steps=400)
+    simulation.begin()
+    simulation.starve(simulation.ranks[0])
+    simulation.until(lambda: simulation.ended is not None)
+    assert simulation.conductor.progress.step == 0 and simulation.conductor.goes_back
+    kept = simulation.journal.settings
+    assert (kept.ranks[0].micro_batch, kept.ranks[0].halved_to) == (2, 2)
+
+
 HUNGRY = """
 import os, sys
 open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))

@@ -82,6 +82,22 @@ def test_another_node_s_agent_is_named_when_it_is_not_heard() -> None:
     assert "silent 40s" in texts(fleet_table.lines(lost, later, 160, UNICODE, total=False))[2], "so is its link"
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_while_the_lead_s_agent_is_silent_the_run_is_not_shown_as_running(columns: int) -> None:
+    def head(state: md.ViewState, seconds: float) -> str:
+        later = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + seconds)
+        return texts(header.lines(state, later, columns, UNICODE, rows=2))[0]
+
+    silent = reducer.apply(FLEET, Connection("silent", CLOCK.at_monotonic + 4, "no message"), CLOCK.at_monotonic)
+    assert "RUNNING" in head(FLEET, 0) and "WAITING" not in head(FLEET, 0)
+    assert "WAITING FOR studio's AGENT 12 s" in head(silent, 12) and "RUNNING" not in head(silent, 12)
+    assert "WAITING FOR studio's AGENT 2m 05s" in head(silent, 125)
+    assert FLEET.run is not None
+    for changes in ({"kind": "guest"}, {"lead": "mbp"}, {"state": "finished"}):
+        other = dataclasses.replace(silent, run=msgspec.structs.replace(FLEET.run, **changes))
+        assert "WAITING" not in head(other, 12) and "agent silent 12s" in head(other, 12)
+
+
 @given(st.tuples(*[st.floats(0, 10)] * 6), st.integers(1, 60), st.floats(0.01, 100))
 def test_a_phase_bar_is_never_longer_than_its_room(parts: tuple[float, ...], size: int, whole: float) -> None:
     bar = ln.plain(inline_bars.phase_bar(m.Phases(*parts), size, whole))

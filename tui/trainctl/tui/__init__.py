@@ -11,13 +11,13 @@ def main() -> int:
 
 def agent() -> int:
     """Run `trainctl-agent`."""
-    return _run("trainctl-agent", "trainctl.node_agent.cli")
+    return _run("trainctl-agent", "trainctl.node_agent.__main__")
 
 
 def _run(program: str, module: str) -> int:
     """Run a module's `main`; print the line that installs what it lacks."""
     try:
-        run = importlib.import_module(module).main
+        code: int = importlib.import_module(module).main()
     except ModuleNotFoundError as error:
         name = error.name or module
         if name.startswith("trainctl"):
@@ -26,5 +26,4 @@ def _run(program: str, module: str) -> int:
             remedy = "in a trainctl checkout, run: pip install '.[tui]'"
         print(f"{program}: {name} is not installed; {remedy}", file=sys.stderr)
         return 1
-    code: int = run()
     return code

@@ -177,6 +177,11 @@ class Conductor:
         return self._shutdown.goes_back
 
     @property
+    def has_halved(self) -> bool:
+        """Whether it has ended for lack of memory, and its last rank's micro-batch was halved."""
+        return self._shutdown.has_halved
+
+    @property
     def goes_back_by_command(self) -> bool:
         """Whether that is a rollback: no rank has failed."""
         return self.goes_back and self.durable.rollback is not None

@@ -51,9 +51,10 @@ class Failures:
         lost = not live and at is not None and self._state.settings.ranks[ended.rank].out in ("lost", "failed")
         again = self._restarts.starts_again_in_first_load(ended.rank)
         if at is None or at.ended or self._state.stage == "leaving" or not (spared or lost or again):
+            settings = self._state.settings
             if live and at is not None and not at.ended and self._state.stage != "leaving":
                 self._look_for_memory_death(ended)  # a run that goes back begins with it
-            self._shutdown.on_rank_ended(ended)
+            self._shutdown.on_rank_ended(ended, has_halved=self._state.settings is not settings)
             return
         self._look_for_memory_death(ended)
         if spared:

@@ -168,7 +168,9 @@ class Rendezvous:
         """All live ranks are there: form, or if they are in some generation, leave it first. Raises CannotGoOnError."""
         self._check_agreement(self.ready)
         if self._left_behind:
-            self._state.happen(e.Notice("reconnected to trainers that had continued on their own", "agent"), "warning")
+            step = self._state.progress.step
+            text = f"after step {step:,} the ranks waited for an agent to plan the next one, and go on now"
+            self._state.happen(e.Notice(text, "agent"), "warning")
             self.fence(now)
             return
         self._state.keep(members=tuple(self.live))

@@ -27,6 +27,7 @@ class Shutdown:
         self.final: Final | None = None
         self.reason = ""
         self.goes_back = False  # to a checkpoint, once its ranks are gone
+        self.has_halved = False  # the micro-batch of its last rank, which ran out of memory
 
     def leave(self, final: Final) -> None:
         """Nothing is under way any more, or nothing can continue."""
@@ -67,10 +68,11 @@ class Shutdown:
 
     def go_back(self, reason: str) -> None:
         """No one has the state: end, and resume from the newest checkpoint, unless it was stopping or had not begun.
-        It has begun if a rank is beyond the first step, even if the record has lost that."""
+        It has begun if a rank is beyond the first step, even if the record has lost that. One that has not begun tries
+        again with a smaller micro-batch."""
         durable = self._state.durable
         newest = max([self._state.progress.step, *(answer.last_step for answer in self._rendezvous.answers())])
-        if durable.mode == "stopping" or newest <= durable.first_step:
+        if durable.mode == "stopping" or (newest <= durable.first_step and not self.has_halved):
             self.fail(reason)
         elif self._state.stage != "leaving":
             self.reason, self.goes_back = reason, True
@@ -93,12 +95,14 @@ class Shutdown:
         self._state.end(id, "applied", self._state.progress.step, made=e.RunStateChanged("going back", "stopped"))
         self._end_open("the run was stopped before a step could apply it")
 
-    def on_rank_ended(self, ended: d.RankEnded) -> None:
-        """A rank left by order or by itself. Without a live rank the run ends; without a drained one it continues."""
+    def on_rank_ended(self, ended: d.RankEnded, *, has_halved: bool = False) -> None:
+        """A rank left by order or by itself. Without a live rank the run ends; without a drained one it continues.
+        `has_halved`: its micro-batch was, for it ran out of memory."""
         at = self._rendezvous.ranks.get(ended.rank)
         if at is None or at.ended:
             return
         at.ended, at.why = True, ended.why
+        self.has_halved = has_halved or self.has_halved
         if self._state.stage != "leaving":
             self._end_unasked(ended)
         if all(other.ended for other in self._rendezvous.ranks.values()):

@@ -61,8 +61,9 @@ class Recovery:
     def take(self, session: Session, reason: str) -> float | None:
         """When a run that has lost its last rank is due, by time.monotonic; None if it goes back no more."""
         self.reason = reason
-        if session.conductor.durable.rollback is not None:
-            self._backoff.forget()  # a rollback is no failure
+        conductor = session.conductor
+        if conductor.durable.rollback is not None or conductor.has_halved:
+            self._backoff.forget()  # a rollback is no failure, and smaller micro-batches come to an end
         due = self._backoff.take(session.run, session.conductor.progress.step)
         if due is not None:
             self._context.db.set_run_state(session.run, "starting")

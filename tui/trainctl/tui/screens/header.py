@@ -99,7 +99,7 @@ def _progress(
     done = run.step / run.steps if run.steps else None
     made = [
         line(Piece(shorten(clean(run.name), max(columns // 4, 12), glyphs.ellipsis), "strong")),
-        line(Piece(run.state.upper(), STATE_ROLES.get(run.state, "text"))),
+        line(_state(state, run, clock)),
         line(Piece(f"{run.step:,}/{f.count(run.steps)}", "strong")),
         line(Piece(f.percent(done), "text")),
         _outlook(state, run, clock, columns, brief=brief),
@@ -113,9 +113,25 @@ def _progress(
     return made
 
 
+def _state(state: ViewState, run: m.RunView, clock: Clock) -> Piece:
+    """The run's state, or that its ranks wait for the lead's agent: without plans they make no step."""
+    silent = _lead_silent(state, run, clock)
+    if silent is None:
+        return Piece(run.state.upper(), STATE_ROLES.get(run.state, "text"))
+    seconds = f"{silent:.0f} s" if silent < 60 else f.duration(silent)
+    return Piece(f"WAITING FOR {clean(run.lead)}'s AGENT {seconds}", "warning")
+
+
+def _lead_silent(state: ViewState, run: m.RunView, clock: Clock) -> float | None:
+    """Seconds since the agent whose plans the ranks wait for was heard; None while it is, and for a guest's loop, which
+    waits for none."""
+    leads = state.node is not None and state.node.node == run.lead
+    return state.silent_for(clock.monotonic()) if state.active and leads and run.kind == "hosted" else None
+
+
 def _corner(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
     """The right end of the first line: who isn't heard, who leads, and what the screen is."""
-    silent = connection_piece(state, clock)
+    silent = connection_piece(state, clock) if _lead_silent(state, run, clock) is None else ()
     alone = silent and (columns < 100 or state.silent_for(clock.monotonic()) is not None)
     place = () if alone else _place(run, columns, glyphs)
     return groups([silent, alerts_piece(state), place, line(Piece(badge, "warning"))], columns // 2)

@@ -38,7 +38,7 @@ def start() -> tuple["subprocess.Popen[bytes]", Path]:
 
     log = node_directory(node_name()) / "logs" / "started.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run"]
+    command = [sys.executable, "-m", "trainctl.node_agent", "run"]
     with log.open("wb") as said:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
@@ -46,7 +46,7 @@ def start() -> tuple["subprocess.Popen[bytes]", Path]:
     deadline = time.monotonic() + START_SECONDS
     while not local_agents.running():
         if process.poll() is not None or time.monotonic() >= deadline:
-            process.kill()
+            process.terminate()
             lines = log.read_text("utf-8", "replace").strip().splitlines()
             raise RefusedError(f"the agent didn't start: {lines[-1] if lines else 'it printed nothing'} (see {log})")
         time.sleep(LOOK_SECONDS)

@@ -1,0 +1,140 @@
+"""`trainctl-agent run` by hand: its supervisor starts a killed agent again where it was, and its run goes on."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.cluster.run_files import FOREVER, NODES, on
+from tests.cluster.waits import wait_for_end, wait_for_step
+from tests.conftest import SHARED_PIDS
+from tests.integration.conftest import AgentProcess, keep_processes
+from tests.integration.support.clusters import Cluster
+from tests.tiers import scale
+from tests.waiting import HANG_SECONDS, slowness, until
+
+from trainctl.node_agent.__main__ import STEADY_SECONDS
+from trainctl.protocol.record.reader import RecordReader
+
+KILLS = scale("lead agent kills")
+NEXT_STEP_SECONDS = 3.0
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[AgentProcess]:
+    process = AgentProcess(tmp_path / "state", supervised=True)
+    yield process
+    process.clean_up()
+
+
+def agent_of(process: "subprocess.Popen[str] | None") -> psutil.Process:
+    """The agent that a supervisor runs now."""
+    assert process is not None
+
+    def find() -> psutil.Process | None:
+        return next((child for child in psutil.Process(process.pid).children() if child.is_running()), None)
+
+    found: psutil.Process = until(find, what="the supervisor's agent")
+    return found
+
+
+@pytest.mark.tier("test")
+def test_a_killed_agent_is_started_again_where_it_was_and_sigterm_ends_both(supervised: AgentProcess) -> None:
+    process = supervised.start().process
+    assert process is not None and process.stdout is not None
+    supervisor, agent = psutil.Process(process.pid), agent_of(process)
+    assert supervisor.cmdline()[0].strip() == f"trainctl: agent supervisor of {supervised.name}"
+    assert supervisor.net_connections() == []
+    agent.kill()
+    again = json.loads(process.stdout.readline())
+    assert (again["listen"], again["live"]) == (supervised.address, supervised.live_address)
+    assert again["pid"] != agent.pid
+    with supervised.client() as client:
+        assert client.snapshot(0).run is None
+    assert supervised.terminate() == 0
+    assert not psutil.pid_exists(again["pid"])
+
+
+def test_an_agent_that_was_asked_to_end_is_not_started_again(supervised: AgentProcess) -> None:
+    process = supervised.start().process
+    agent_of(process).terminate()
+    assert process is not None and process.wait(HANG_SECONDS) == 0
+
+
+def test_a_signal_to_the_whole_group_reaches_the_agent_once(tmp_path: Path, run_config) -> None:
+    """A second SIGTERM would end the agent before its rank has left."""
+    agent = AgentProcess(tmp_path / "state", options=["--drain-on-term", "--grace", "3600"], supervised=True).start()
+    with agent.client() as client:
+        started = client.send("start-run", {"config": run_config(run__steps=FOREVER)})
+        step = wait_for_step(client, 3).run.step  # type: ignore[union-attr]
+    assert agent.process is not None and started.run is not None
+    assert os.getpgid(agent_of(agent.process).pid) != os.getpgid(agent.process.pid)
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.process.wait(HANG_SECONDS) == 0
+    saved = [int(path.name.removeprefix("step-")) for path in agent.run_paths(started.run).checkpoints.iterdir()]
+    assert max(saved) >= step
+    agent.clean_up()
+
+
+def test_an_agent_that_cannot_start_is_not_tried_again(supervised: AgentProcess, tmp_path: Path) -> None:
+    supervised.start()
+    other = AgentProcess(tmp_path / "other", supervised=True)
+    other.address = supervised.address
+    with pytest.raises(AssertionError, match=r"trainctl-agent: .* in use"):
+        other.start()
+    assert other.process is not None and other.process.wait(HANG_SECONDS) == 2
+    other.kill()
+
+
+@pytest.mark.timeout(3600)
+def test_after_kill_9_of_the_lead_s_agent_the_next_step_comes_within_three_seconds(tmp_path: Path, run_config) -> None:
+    cluster = Cluster(tmp_path, supervised=True)
+    try:
+        config = run_config(run__steps=FOREVER, nodes=on(*NODES), group={"first_shares": "even"})
+        with cluster.client() as client:
+            run = client.send("start-run", {"config": config}).run
+            wait_for_step(client, 3)
+        assert run is not None
+        trainers = cluster.trainers()
+        waits = [wait_after_kill(cluster, run) for _ in range(KILLS)]
+        assert cluster.trainers() == trainers
+        with cluster.client() as client:
+            client.send("stop", {"checkpoint": False})
+            assert wait_for_end(client).state == "stopped"
+        with RecordReader(cluster.run_paths(NODES[0], run)) as reader:
+            steps = [row.step for row in reader.steps(limit=100_000)[0]]
+        assert steps == [*range(1, len(steps) + 1)]
+    finally:
+        cluster.stop()
+    print(f"\n{KILLS} kills: median {statistics.median(waits):.2f} s, worst {max(waits):.2f} s, load {slowness():.1f}")
+    assert max(waits) <= NEXT_STEP_SECONDS * slowness()
+
+
+def wait_after_kill(cluster: Cluster, run: str) -> float:
+    """Kill the lead's agent. Return the seconds until the first step that was planned by the next one."""
+    agent = agent_of(cluster[NODES[0]].process)
+    # Its successor comes at once. Linux counts the seconds since its start from a whole second.
+    time.sleep(max(0.0, agent.create_time() + STEADY_SECONDS + 1.0 - time.time()))
+    at = time.time()
+    agent.kill()
+    agent.wait()
+    with RecordReader(cluster.run_paths(NODES[0], run)) as reader:
+        last = reader.last_step()
+        assert last is not None
+
+        def later() -> list[float]:
+            rows, _ = reader.steps(last.step - 1)
+            return [row.committed_at for row in rows if row.generation > last.generation]
+
+        first = min(until(later, what="a step after the kill"))
+    with cluster.client() as client:
+        wait_for_step(client, last.step + 3)
+    SHARED_PIDS.add(agent_of(cluster[NODES[0]].process).pid)
+    keep_processes()
+    return first - at
