@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shlex
 import sys
+import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -125,7 +127,8 @@ def run(
     hooks = _hooks(nodes, alert_command, alert_webhook)
     at = _metrics_address(node, nodes, metrics, anyone=metrics_for_anyone)
     advertise = advertise or nodes.advertise
-    asyncio.run(
+    # Not asyncio.run(), which waits for the loop's threads.
+    asyncio.Runner().run(
         _serve(
             node, listen, live, state, nodes, hooks, at, parent_watch=parent_watch, advertise=advertise,
             no_keys=no_keys, stall_seconds=exit_if_stalled, drain_on_term=drain_on_term,
@@ -301,7 +304,21 @@ def main() -> None:
         code = _refused(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    sys.exit(code if isinstance(code, int) else 0)
+    _leave(code if isinstance(code, int) else 0)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process. Its threads end with it, wherever they are: one may read a file of many GB, or wait for a disk.
+
+    They may: what they write is whole at every moment, or is removed by the next agent, as after `kill -9`.
+    """
+    if threading.active_count() == 1:
+        sys.exit(status)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # the reader may have gone
+            stream.flush()
+    os._exit(status)
 
 
 def _refused(text: str, exit_code: int) -> int:

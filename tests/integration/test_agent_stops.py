@@ -1,0 +1,120 @@
+"""SIGTERM to an agent in the middle of long work: it ends within three seconds, and nothing is left half-done."""
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.cluster.waits import wait_for_end
+from tests.integration.conftest import AgentProcess
+from tests.tui.support.cli_calls import started
+from tests.waiting import slowness, until
+
+from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.record.checkpoints import MANIFEST_NAME, read_manifest
+
+STOP_SECONDS = 3.0
+LONG_BYTES = 60 * 10**9
+"""Size of a file that takes minutes to read, nearly all of it a hole."""
+
+
+def make_long(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(LONG_BYTES)
+
+
+def reads(agent: AgentProcess, path: Path) -> bool:
+    """Whether the agent has the file open."""
+    assert agent.process is not None
+    return any(file.path == str(path) for file in psutil.Process(agent.process.pid).open_files())
+
+
+def ends_in_time(agent: AgentProcess) -> None:
+    at = time.monotonic()
+    assert agent.terminate() == 0
+    seconds = time.monotonic() - at
+    print(f"\n{seconds:.2f} s at a load of {slowness():.1f} per core")
+    assert seconds <= STOP_SECONDS * slowness()
+
+
+@pytest.fixture
+def trained(agent: AgentProcess, run_config: Callable[..., dict[str, Any]]) -> str:
+    """The id of a run with a checkpoint of its last step."""
+    with agent.client() as client:
+        run = client.send("start-run", {"config": run_config(run__steps=4, checkpoint={"at_end": True})}).run
+        assert run is not None and wait_for_end(client).state == "finished"
+    until(lambda: not agent.trainer_pids(), what="the trainer's end")
+    return run
+
+
+@pytest.fixture
+def asking(agent: AgentProcess) -> Iterator[Callable[[Callable[[BlockingClient], object]], None]]:
+    """Ask the agent something in a thread: it ends before it answers."""
+    threads: list[threading.Thread] = []
+
+    def ask(question: Callable[[BlockingClient], object]) -> None:
+        with contextlib.suppress(TrainctlError), agent.client(timeout_seconds=30) as client:
+            question(client)
+
+    def start(question: Callable[[BlockingClient], object]) -> None:
+        threads.append(threading.Thread(target=ask, args=[question]))
+        threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.join()
+
+
+def test_while_it_checks_a_checkpoint(agent: AgentProcess, trained: str, asking: Any) -> None:
+    folder = agent.run_paths(trained).checkpoint(4)
+    name = next(iter(read_manifest(folder).files))
+    make_long(folder / name)
+    manifest = json.loads((folder / MANIFEST_NAME).read_text())
+    manifest["files"][name]["size_bytes"] = LONG_BYTES
+    (folder / MANIFEST_NAME).write_text(json.dumps(manifest))
+    asking(lambda client: client.send("start-run", {"resume": trained}))
+    until(lambda: reads(agent, folder / name), what="the check")
+    ends_in_time(agent)
+    agent.start()
+    assert [path.name for path in (agent.directory / "runs").iterdir()] == [trained]
+
+
+def test_while_it_hashes_data(agent: AgentProcess, trained: str, run_config: Any, asking: Any) -> None:
+    data = Path(run_config()["data"]["path"])
+    file = data if data.is_file() else next(path for path in sorted(data.rglob("*")) if path.is_file())
+    size = file.stat().st_size
+    make_long(file)
+    try:
+        asking(lambda client: client._run(client._client.digests("data", str(data))))
+        until(lambda: reads(agent, file), what="the hash")
+        ends_in_time(agent)
+    finally:
+        os.truncate(file, size)
+
+
+def test_while_it_calibrates(agent: AgentProcess, run_config: Any) -> None:
+    with agent.client() as client:
+        client._run(client._client.calibration("calibration-abcd", run_config()))
+    assert agent.process is not None
+    children = until(lambda: psutil.Process(agent.process.pid).children(recursive=True), what="the measuring process")  # type: ignore[union-attr]
+    ends_in_time(agent)
+    assert not psutil.wait_procs(children, timeout=10 * slowness())[1]
+    assert not [*agent.directory.glob("calibration-*")]
+
+
+def test_while_it_scores(agent: AgentProcess, trained: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{n} is", "completion": " a number"}) + "\n" for n in range(20_000)))
+    with started("score", trained, str(rows), "--connect", agent.address, "--output", str(tmp_path / "out")) as scoring:
+        until(agent.trainer_pids, what="the worker")
+        ends_in_time(agent)
+        scoring.terminate()
+    until(lambda: not agent.trainer_pids(), what="the worker's end")
+    assert not (tmp_path / "out").exists()
