@@ -30,15 +30,7 @@ from trainctl.node_agent.planning.durable import (
     Settings,
     Skipped,
 )
-from trainctl.node_agent.records.keys import (
-    ALERTS_KEY,
-    DURABLE_KEY,
-    ETA_KEY,
-    NODE_TIMES_KEY,
-    VIEW_KEY,
-    decoded,
-    settings_key,
-)
+from trainctl.node_agent.records.keys import DURABLE_KEY, decoded, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb, add_rank_records
 from trainctl.node_agent.runs import checkpoint_source, preflight, unstarted
 from trainctl.node_agent.runs.branching import Fork
@@ -56,7 +48,7 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import checkpoints, salvage
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_reading, open_for_writing
+from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_reading, open_for_writing, refusing_damage
 
 CHECKED_BYTES = 1 << 28
 """Most bytes of a record that is searched for damage before it is used: SQLite reads some 500 MB/s."""
@@ -141,7 +133,8 @@ def make_usable(paths: RunPaths) -> str:
         open_for_writing(paths.record, RUN_SCHEMA).close()
         with closing(open_for_reading(paths.record)) as connection:
             is_sound = paths.record.stat().st_size > CHECKED_BYTES or salvage.is_sound(connection)
-        _read(paths)
+            with refusing_damage(paths.record):
+                is_sound = is_sound and not _undecodable(paths, connection)
     except DamagedError:
         is_sound = False
     return "" if is_sound else _make_again(paths)
@@ -548,13 +541,21 @@ def _make_again(paths: RunPaths) -> str:
 
 def _salvaged(paths: RunPaths, connection: sqlite3.Connection) -> None:
     add_rank_records(paths, connection)
+    for key in _undecodable(paths, connection):
+        connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+
+
+def _undecodable(paths: RunPaths, connection: sqlite3.Connection) -> list[str]:
+    """Keys of the conductor's values that aren't what it wrote."""
+    found = []
     for key, value in connection.execute("SELECT key, value FROM meta").fetchall():
-        kind = {DURABLE_KEY: Durable}.get(key, Settings if key.startswith(settings_key(0)[:-1]) else None)
+        is_settings = key.startswith(settings_key(0)[:-1])
         try:
-            decoded(value, kind or object, paths.record)
-        except InvalidInputError:
-            if kind is not None or key in (ETA_KEY, NODE_TIMES_KEY, VIEW_KEY, ALERTS_KEY):
-                connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+            if is_settings or key == DURABLE_KEY:
+                decoded(value, Settings if is_settings else Durable, paths.record)
+        except DamagedError:
+            found.append(key)
+    return found
 
 
 def _keep(recorder: RunDb, durable: Durable) -> None:

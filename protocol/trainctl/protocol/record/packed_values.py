@@ -22,8 +22,9 @@ def pack(values: Mapping[int, float]) -> tuple[bytes, bytes]:
 
 
 def unpack(present: bytes, body: bytes) -> dict[int, float]:
-    """What was packed."""
-    return dict(zip(_ids(present), struct.unpack(f"<{len(body) // 8}d", body), strict=True))
+    """Return what was packed, or of a damaged record what can be read of it."""
+    count = len(body) // 8
+    return dict(zip(_ids(present), struct.unpack(f"<{count}d", body[: 8 * count]), strict=False))
 
 
 def values_of(number: int, rows: Iterable[tuple[int, bytes, bytes]]) -> Iterator[tuple[int, float]]:

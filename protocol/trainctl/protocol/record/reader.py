@@ -222,7 +222,8 @@ class RecordReader:
             {"first": first, "last": last, "rank": rank},
         )
         for step, of, *packed in rows:
-            found[step, of] = {names[number]: value for number, value in unpack(*packed).items()}
+            values = unpack(*packed).items()
+            found[step, of] = {names[number]: value for number, value in values if number in names}
         return found
 
     def events(self, after_id: int = 0, limit: int = 200, newest: bool = False) -> tuple[tuple[m.Event, ...], bool]:

@@ -204,7 +204,7 @@ def _named_buckets(
     for rank in ranks:
         for step, present, body in connection.execute(NAMED_VALUES, (rank, low, high)):
             for number, value in unpack(present, body).items():
-                if is_finite(value):
+                if is_finite(value) and number in names:
                     found.setdefault((number, rank, step // size), []).append(value)
     for (number, rank, bucket), values in found.items():
         spread = min(values), max(values), sum(values) / len(values), values[-1]
