@@ -60,7 +60,7 @@ def asking(agent: AgentProcess) -> Iterator[Callable[[Callable[[BlockingClient],
     threads: list[threading.Thread] = []
 
     def ask(question: Callable[[BlockingClient], object]) -> None:
-        with contextlib.suppress(TrainctlError), agent.client(timeout_seconds=30) as client:
+        with contextlib.suppress(TrainctlError), agent.client(timeout_seconds=10) as client:
             question(client)
 
     def start(question: Callable[[BlockingClient], object]) -> None:

@@ -14,13 +14,19 @@ from typing import IO, Protocol
 from trainctl.node_agent.services import agent_log
 from trainctl.node_agent.services.agent_log import log
 from trainctl.node_agent.services.sd_notify import Notifier, from_environment
-from trainctl.node_agent.services.watchdog import Watchdog
+from trainctl.node_agent.services.watchdog import EXIT_STATUS, Watchdog
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol.errors import TrainctlError
 
 BEAT_SECONDS = 1.0
 _BEATS = 4
 """Least number of beats within one limit."""
+
+
+class InternalError(TrainctlError):
+    """A fault in the agent's own code, after which its supervisor starts it again."""
+
+    exit_code = EXIT_STATUS
 
 
 class Working(Protocol):
@@ -52,7 +58,7 @@ async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
             log.exception("ended by an internal error")
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
-            raise TrainctlError(
+            raise InternalError(
                 f"internal error in the agent: {text}; see {agent_log.path(agent.directory)}"
             ) from error
         log.info("stopped: %s", agent.doing)
