@@ -172,6 +172,7 @@ def test_an_evaluation_comes_with_a_step_and_other_names_with_fields_are_refused
     for wrong in (step(3, values={"loss": 1.0}), step(3, m.GuestPart(0, values={"eval_loss": 1.0}))):
         with pytest.raises(InvalidInputError, match="leave it out"):
             life.steps(step(4), wrong)
+    life.guests.live[0].recorder.flush()
     with RecordReader(RunPaths(life.folder / "runs" / "a")) as reader:
         assert [(one.step, one.loss) for one in reader.evaluations()] == [(2, 3.5)]
         assert len(reader.steps(0, 10)[0]) == 2

@@ -598,4 +598,5 @@ def source_of(nodes: int = 1, **view: Any) -> Recorded:
 
 def app_of(source: Recorded, clock: FrozenClock = CLOCK, glyphs: Glyphs = UNICODE, **options: Any) -> TrainctlApp:
     """The program over a recorded agent, with everything that could vary held still."""
+    options = {"address": "tcp://127.0.0.1:7474", **options}
     return TrainctlApp(lambda: source, clock=clock, glyphs=glyphs, theme="night", **options)

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -63,6 +64,19 @@ class Sheet:
         return [step for step, _, _ in self.points]
 
 
+class Written(DirectorySource):
+    """A run directory that is read once all that a test has given is written."""
+
+    def __init__(self, folder: Path, recorder: RunDb) -> None:
+        super().__init__(folder)
+        self._recorder = recorder
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name != "close":
+            self._recorder.flush()
+        return super().__getattribute__(name)
+
+
 class Growing:
     """A run directory whose record a test writes, and a mirror of it that follows."""
 
@@ -70,7 +84,7 @@ class Growing:
         self.folder = folder / "run-1"
         self.folder.mkdir()
         self.recorder = RunDb(RunPaths(self.folder), resumable=False)
-        self.source = DirectorySource(self.folder)
+        self.source = Written(self.folder, self.recorder)
         self.now = 1000.0
 
     def commit(self, first: int, last: int, generation: m.Generation = records.FIRST, loss: float = 2.5) -> None:
