@@ -67,7 +67,7 @@ def test_the_screen_survives_its_agent(running, tmp_path):
     try:
         terminal.wait_for(r"RUNNING")
         agent.kill()
-        terminal.wait_for(r"(?i)silent|no message|no answer")
+        terminal.wait_for(r"(?i)silent|no message|no answer|WAITING FOR box.s AGENT")
         terminal.keys("?")
         terminal.wait_for(r"the rank's own speed")
         terminal.keys("Escape")
