@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.model_facts import stored_tensors
 from trainctl.protocol.config.quantization import Quantization
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.common.errors import first_line
@@ -110,6 +111,10 @@ class MlxFiles(TensorFiles):
     def as_stored(self, tensors: Mapping[str, Any], model: Path) -> Mapping[str, Any]:
         if stacked := sorted(name for name, tensor in tensors.items() if ".experts." in name and tensor.ndim > 2):
             problem = f"{stacked[0]!r} holds all experts of a layer, which only transformers can take apart"
+            raise InvalidInputError("--to", f"{problem}; {installing('torch')}, or export where torch is installed")
+        stored = stored_tensors(model)
+        if stored and (renamed := sorted(tensors.keys() - stored.keys())):
+            problem = f"{renamed[0]!r} isn't a weight's name in {model}, and only transformers knows what it is there"
             raise InvalidInputError("--to", f"{problem}; {installing('torch')}, or export where torch is installed")
         return tensors
 
