@@ -154,6 +154,7 @@ def _programs(*names: str) -> Need:
 
 NEEDS = {
     "linux": Need(lambda: sys.platform == "linux"),
+    "root": Need(lambda: os.geteuid() == 0),
     "git": _programs("git"),
     "ps": _programs("ps"),
     "tmux": _programs("tmux"),

@@ -31,7 +31,7 @@ def make_long(path: Path) -> None:
 
 
 def reads(agent: AgentProcess, path: Path) -> bool:
-    """Whether the agent has the file open."""
+    """Return whether the agent has the file open."""
     assert agent.process is not None
     return any(file.path == str(path) for file in psutil.Process(agent.process.pid).open_files())
 

@@ -58,16 +58,22 @@ def values(client: BlockingClient, run: str, name: str) -> list[float]:
     return [*series.mean]
 
 
-@pytest.mark.needs("cgroups")
-def test_the_micro_batch_shrinks_under_a_cap_and_grows_when_it_is_lifted(
-    agent: AgentProcess, tmp_path: Path, run_config: Any, group: Path
-) -> None:
+@pytest.fixture
+def assets(tmp_path: Path) -> dict[str, Any]:
+    """Fields of a run file, with a model whose activations take memory."""
     shape = demo_assets.llama_config(hidden=128, layers=3, heads=2, intermediate=256)
     demo_assets.make_model(tmp_path / "model", shape, seed=1)
     demo_assets.make_text(tmp_path / "text")
+    found = {"model__path": str(tmp_path / "model"), "data__path": str(tmp_path / "text")}
+    return {**found, "data__sequence_length": 512}
+
+
+@pytest.mark.needs("cgroups")
+def test_the_micro_batch_shrinks_under_a_cap_and_grows_when_it_is_lifted(
+    agent: AgentProcess, assets: dict[str, Any], run_config: Any, group: Path
+) -> None:
     config = run_config(
-        run__steps=100_000, model__path=str(tmp_path / "model"), data__path=str(tmp_path / "text"),
-        data__sequence_length=512, batch={"global": BATCH, "micro": MICRO},
+        run__steps=100_000, **assets, batch={"global": BATCH, "micro": MICRO},
         policy={"micro-batch": {"up": "on", "window": 3, "barred_steps": 5}},
     )  # fmt: skip
     with agent.client() as client:
@@ -95,14 +101,10 @@ def test_the_micro_batch_shrinks_under_a_cap_and_grows_when_it_is_lifted(
 
 @pytest.mark.needs("cgroups")
 def test_a_lone_rank_that_the_kernel_kills_for_memory_in_its_first_step_tries_the_half(
-    agent: AgentProcess, tmp_path: Path, run_config: Any, group: Path
+    agent: AgentProcess, assets: dict[str, Any], run_config: Any, group: Path
 ) -> None:
-    shape = demo_assets.llama_config(hidden=128, layers=3, heads=2, intermediate=256)
-    demo_assets.make_model(tmp_path / "model", shape, seed=1)
-    demo_assets.make_text(tmp_path / "text")
     config = run_config(
-        run__steps=4, model__path=str(tmp_path / "model"), data__path=str(tmp_path / "text"),
-        data__sequence_length=512, batch={"global": 16, "micro": 16},
+        run__steps=4, **assets, batch={"global": 16, "micro": 16},
     )  # fmt: skip
     assert agent.process is not None
     (group / "cgroup.procs").write_text(str(agent.process.pid))  # its trainers are in it too

@@ -94,7 +94,7 @@ def test_a_program_without_its_extra_prints_the_line_that_installs_it(bare: Venv
 
 
 def test_pip_upgrades_0_2_0_to_a_program_that_works(wheel: Path, tmp_path: Path) -> None:
-    """As docs/install.md has it: the second package of 0.2.0 goes first."""
+    """The second package of 0.2.0 goes first, by docs/install.md."""
     venv = old_release(tmp_path)
     venv.pip("uninstall", "--yes", "trainctl-client")
     venv.install("--no-index", "--no-deps", wheel)

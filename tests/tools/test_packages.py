@@ -20,7 +20,7 @@ from trainctl.tui.setup import wheel
 
 
 class Built(NamedTuple):
-    """What was built of the checkout."""
+    """The archives that were built of the checkout."""
 
     wheel: Path
     sdist: Path

@@ -365,7 +365,7 @@ class Agent:
 
     @property
     def _problem(self) -> str | None:
-        """What is wrong with this node's databases."""
+        """Return a line on what is wrong with each of this node's databases."""
         led, followed = self._lead.session, self._follower.followed
         records = [part.recorder for part in (led, followed, *self._guests.live) if part is not None]
         found = (self._db.problem, self._lead.awaits, *(record.problem for record in records))

@@ -108,7 +108,7 @@ def test_a_run_with_a_damaged_record_is_taken_up_and_can_be_read(node, tmp_path,
 
 
 def read(paths: RunPaths, *, whole: bool = False) -> None:
-    """What clients ask for; a damaged record may refuse it in a line."""
+    """Ask for all that clients ask for; a damaged record may refuse it in a line."""
     try:
         with RecordReader(paths) as reader:
             reader.last_step()

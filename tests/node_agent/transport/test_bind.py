@@ -61,7 +61,7 @@ async def test_without_an_address_it_serves_its_user_alone(tmp_path: Path) -> No
     assert not files[0].parent.exists(), "it leaves nothing behind"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+@pytest.mark.needs("root")  # to be another user
 async def test_another_user_cannot_connect_even_in_an_open_folder(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents[:-2]):
         folder.chmod(0o755)
@@ -137,7 +137,7 @@ async def test_a_forwarded_socket_brings_live_messages_from_beside_it(tmp_path: 
             assert came == sockets_of(agent)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+@pytest.mark.needs("root")  # to give a file away
 async def test_a_socket_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "other.sock"
     with socket.socket(socket.AF_UNIX) as left:

@@ -41,7 +41,7 @@ NOT_IN_MLX = {
     "hunyuan_v1_moe": "mlx-lm can't open", "jamba": "mlx-lm can't open",
     "deepseek_v3 lora mlx": "mlx-lm can't open",  # which folds a matrix of attention into others
 }  # fmt: skip
-"""What is said of families that mlx-lm computes otherwise or can't open, some only in one form."""
+"""Words about families that mlx-lm computes otherwise or can't open, some only in one form."""
 UNLIKE_IN_MLX = ("gemma", "starcoder2")
 """Families of which mlx-lm computes other logits, as is reported."""
 

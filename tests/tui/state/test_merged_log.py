@@ -86,7 +86,7 @@ def test_a_log_is_begun_at_a_whole_line_and_a_new_file_at_its_start() -> None:
     assert texts(tail) == ["whole"]
     tail = read(tail, 0, "", offset=10, size=10)
     assert tail.next_offset(0) == 0
-    assert texts(read(tail, 0, at(3, "anew"))) == ["whole", "anew"]
+    assert texts(read(tail, 0, at(3, "again"))) == ["whole", "again"]
 
 
 def test_what_grows_faster_than_it_is_read_is_left_out_and_said() -> None:

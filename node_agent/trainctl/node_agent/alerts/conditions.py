@@ -63,7 +63,7 @@ def disk(reading: m.HostReading, table: AlertsTable) -> list[Finding]:
 
 
 def record(node: str, problem: str | None) -> Finding:
-    """What is wrong with the databases of a machine."""
+    """The faults of a machine's databases."""
     facts = ("runs continue; what can't be written waits in memory",)
     return Finding("record", problem is not None, problem is None, lambda: Said(problem or "", facts), node)
 

@@ -143,7 +143,7 @@ class Evaluator:
         ]
 
     def record(self, node: str, problem: str | None, now: float) -> None:
-        """What is wrong with this machine's databases, a few times a second."""
+        """Take the faults of this machine's databases, a few times a second."""
         self._judge([conditions.record(node, problem)], now)
 
     def lead_silent(self, node: str, lead: str, silent_seconds: float, now: float, at: float) -> list[Change]:

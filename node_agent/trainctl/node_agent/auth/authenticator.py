@@ -156,7 +156,7 @@ class Authenticator:
         return False
 
     def _has_room(self, domain: str, public: str) -> bool:
-        """Whether one more connection of a key is let in; if so, it counts."""
+        """Return whether one more connection of a key is let in; if so, it counts."""
         now = time.monotonic()
         count, at = self._arrivals.get((domain, public), (0.0, now))
         count = max(0.0, count - (now - at) * ARRIVALS_PER_SECOND)

@@ -42,7 +42,7 @@ class FairQueue(Generic[R]):
         self._bytes: Counter[Any] = Counter()
 
     def enter(self, asker: Asker, request: R, size: int) -> bool:
-        """Whether there is room for a request of so many bytes; then it waits for its turn."""
+        """Take a request of so many bytes, to wait for its turn; return False if there is no room."""
         limits, shares = self._limits, {"all": 1.0, "viewers": 0.75, asker.key: 0.5}
         if self._held[asker.caller] >= limits.most_of_caller:
             return False
@@ -57,7 +57,7 @@ class FairQueue(Generic[R]):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether any request waits for its turn."""
+        """Return whether any request waits for its turn."""
         return any(self._waiting.values())
 
     def begin(self, may: Callable[[Asker], bool]) -> tuple[Asker, R, int] | None:

@@ -57,7 +57,7 @@ class Replies:
 
 
 def _has_room(descriptor: int) -> bool:
-    """Whether the system takes more for a connection; what it doesn't take waits in this process's memory."""
+    """Return whether the system takes more for a connection; what it doesn't take waits in this process's memory."""
     if descriptor < 0:
         return True
     poll = select.poll()

@@ -178,7 +178,7 @@ class Conductor:
 
     @property
     def has_halved(self) -> bool:
-        """Whether it has ended for lack of memory, and its last rank's micro-batch was halved."""
+        """Return whether it has ended for lack of memory, after its last rank's micro-batch was halved."""
         return self._shutdown.has_halved
 
     @property

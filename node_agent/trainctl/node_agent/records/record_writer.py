@@ -161,7 +161,7 @@ class RecordWriter:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits in memory."""
+        """Return whether something waits in memory."""
         return self._settled < self._given
 
     @property
@@ -271,16 +271,11 @@ class RecordWriter:
         if not part:
             return
         connection = self._connection
-        try:
-            set_durable(connection, any(durable for _, durable in part) or self._ends_monotonic is not None)
+        set_durable(connection, any(durable for _, durable in part) or self._ends_monotonic is not None)
+        with connection:  # commits, or rolls back
             connection.execute("BEGIN IMMEDIATE")
             for write, _ in part:
                 write(connection)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
 
     def _write_each(self, part: Sequence[tuple[Write, bool]]) -> None:
         """One of these writes is wrong, or stumbles over what it finds, and is left out. SQLite's errors of a wrong

@@ -263,12 +263,12 @@ class RunDb:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits in memory."""
+        """Return whether something waits in memory."""
         return self._writer.is_behind
 
     @property
     def is_refused(self) -> bool:
-        """Whether what waits in memory can't be written for now."""
+        """Return whether what waits in memory can't be written for now."""
         return self._writer.refusal is not None
 
     def highest_generation(self) -> m.Generation | None:
@@ -343,7 +343,7 @@ class RunDb:
         return plan
 
     def _read(self, read: Callable[[RecordReader], T]) -> T:
-        """What `read` finds in the record, which is made again if it is damaged."""
+        """Return what `read` finds in the record, which is made again if it is damaged."""
         self.flush()
         try:
             with RecordReader(self._paths) as reader:

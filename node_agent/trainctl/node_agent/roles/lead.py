@@ -209,7 +209,7 @@ class Lead:
 
     @property
     def awaits(self) -> str | None:
-        """What a run that is to be taken up waits for."""
+        """Return what a run that is to be taken up waits for."""
         return self._awaited.problem if self._awaited is not None else None
 
     async def take_over(self, known: KnownRun, term: int, before: str) -> int:

@@ -50,7 +50,7 @@ class RunCosts:
 
 
 def kept_times(recorder: RunDb) -> cost.Times:
-    """What the record keeps of who took part. A cost is no reason not to lead a run: what can't be read is counted
+    """Return who took part, by the record. A cost is no reason not to lead a run: what can't be read is counted
     again."""
     text = recorder.meta(NODE_TIMES_KEY)
     try:

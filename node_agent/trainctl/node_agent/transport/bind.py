@@ -122,8 +122,8 @@ class SocketFiles:
 
 
 def needs_keys(node: str, listen: str, live: str, cluster: Cluster, folder: KeyFolder, *, no_keys: bool) -> bool:
-    """Whether an agent that listens at these addresses uses keys: over TCP unless `no_keys`, and where the cluster file
-    names a key for it. Raises InvalidInputError for an address that can't be listened on so."""
+    """Return whether an agent that listens at these addresses uses keys: over TCP unless `no_keys`, and where the
+    cluster file names a key for it. Raises InvalidInputError for an address that can't be listened on so."""
     entry = cluster.nodes.get(node)
     named = entry is not None and entry.key is not None
     if named and no_keys:

@@ -409,7 +409,7 @@ def _check_backends(config: RunFile, where: str) -> None:
 
 
 def _check_samples(config: RunFile, where: str) -> None:
-    """Whether the node that answers can apply what the model's generation_config.json says."""
+    """Raise InvalidInputError if no node that may answer can apply the model's generation_config.json."""
     node = config.samples.node
     backends = {config.nodes[node].backend} if node in config.nodes else {one.backend for one in config.nodes.values()}
     if config.samples.use_generation_config and backends == {"mlx"}:

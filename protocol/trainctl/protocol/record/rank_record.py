@@ -110,7 +110,8 @@ class MetricsWriter:
         return True
 
     def _is_solved(self, error: sqlite3.Error) -> bool:
-        """Whether the record could be made again, if it is damaged or was deleted: once until a group is written."""
+        """Make the record again if it is damaged or was deleted, once until a group is written; return whether that
+        worked."""
         if self._was_made_again or not isinstance(refusal(self._path, error), DamagedError):
             return False
         self._was_made_again = True

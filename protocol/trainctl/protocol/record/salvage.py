@@ -12,7 +12,7 @@ from trainctl.protocol.files.durable_files import sync
 from trainctl.protocol.record.schema import UNREADABLE, open_for_writing, tables_of
 
 _LOGS: Final = ("", "-wal", "-shm")
-"""What SQLite adds to the name of a database for its other files."""
+"""Suffixes that SQLite adds to a database's name for its other files."""
 _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     "INTEGER": int,
     "REAL": (int, float, str),  # NOT_GIVEN stands for a number that wasn't given
@@ -103,7 +103,7 @@ def _fits(column: tuple[Any, ...], value: Any) -> bool:
 
 
 def is_sound(connection: sqlite3.Connection) -> bool:
-    """Whether SQLite finds nothing wrong with a database. It reads all of it."""
+    """Return whether SQLite finds nothing wrong with a database. It reads all of it."""
     with contextlib.suppress(*UNREADABLE):
         return bool(connection.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
     return False

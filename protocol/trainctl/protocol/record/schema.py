@@ -178,7 +178,7 @@ def tables_of(schema: str) -> tuple[str, ...]:
 
 
 def _is_complete(connection: sqlite3.Connection, schema: str) -> bool:
-    """Whether nothing has to be written before the database can be used."""
+    """Return whether nothing has to be written before the database can be used."""
     (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
     names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -234,7 +234,7 @@ def refusal(path: Path, error: Exception) -> InvalidInputError:
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether an error of a database is another process's lock."""
+    """Return whether an error of a database is another process's lock."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 

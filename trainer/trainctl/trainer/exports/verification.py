@@ -246,7 +246,7 @@ def _merged_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
 
 
 def _merged_mlx_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
-    """As `_merged_torch_model`, of a base that isn't quantized."""
+    """Return the merged model on MLX, of a base that isn't quantized."""
     import mlx.core as mx
 
     from trainctl.trainer.backends.mlx_model import flat, read_model

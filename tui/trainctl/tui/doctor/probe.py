@@ -91,7 +91,7 @@ def _is_here(address: str, answer: m.Facts, here: m.Facts) -> bool:
 
 
 async def try_port(address: str) -> Trouble | None:
-    """Whether a connection can be made, and if not, why."""
+    """Return why a connection can't be made, if it can't."""
     parts, path = addresses.split(address), addresses.socket_path(address)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):

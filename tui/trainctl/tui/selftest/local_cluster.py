@@ -71,15 +71,13 @@ class LocalCluster:
 
     async def __aenter__(self) -> Self:
         """Raises StartError if an agent doesn't start."""
-        self._stack.push_async_callback(self._agents.end)
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._agents.end)
             address = await self._agents.start()
             client = Client(address, by="selftest", timeout_seconds=_ANSWER_SECONDS, keys=self._keys)
-            self.client = await self._stack.enter_async_context(client)
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        self._stack.push_async_callback(self.stop_run)
+            self.client = await stack.enter_async_context(client)
+            stack.push_async_callback(self.stop_run)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -67,10 +67,13 @@ class SharedParts:
     async def once(self, name: str, make: Any) -> Any:
         """What `await make()` gave the first time; two checks may judge the same run."""
         if name not in self._found:
-            try:
+            async with contextlib.AsyncExitStack() as undo:
+                undo.push_async_callback(self._drop_cluster)
                 self._found[name] = await make()
-            except BaseException:
-                with contextlib.suppress(TrainctlError, OSError):
-                    await self.end_cluster()  # whatever state it is in, the next check doesn't get it
-                raise
+                undo.pop_all()
         return self._found[name]
+
+    async def _drop_cluster(self) -> None:
+        """End the cluster, whatever state it is in, so that the next check doesn't get it."""
+        with contextlib.suppress(TrainctlError, OSError):
+            await self.end_cluster()

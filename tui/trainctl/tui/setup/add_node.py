@@ -83,7 +83,7 @@ def add(wanted: AddNodeOptions, file: Path, known: cluster_file.Cluster, say: Sa
         joined = _called(ssh, python, "join", _join_words(pair))
         done("keys there", bool(joined["changed"]), ", ".join(joined["changed"]) or "already exchanged")
         restarts = restarts or any(not one.startswith("authorised") for one in joined["changed"])
-        started = _called(ssh, python, "start", {"name": pair.there, "anew": restarts})
+        started = _called(ssh, python, "start", {"name": pair.there, "restart": restarts})
         done("start", started["changed"], _start_text(started))
         ring = Keyring(nodes=known)
         ring.learn(pair.there_address, joined["key"])

@@ -91,20 +91,20 @@ def _trust(file: Path, networks: list[str]) -> list[str]:
 def start(given: dict[str, Any]) -> dict[str, Any]:
     """Have the agent run: as the user's service where there is a manager of services, else by itself.
 
-    `given`: name, anew (whether one that runs must start again, for it has old settings). Raises TrainctlError.
+    `given`: name, restart (whether one that runs must start again, for it has old settings). Raises TrainctlError.
     """
     agent = Path(sys.executable).with_name("trainctl-agent")
     words = ["install", "--user", "--name", given["name"], "--json"]
-    if given["anew"]:
+    if given["restart"]:
         _call(agent, ["uninstall", "--user", "--json"])
     status, said = _call(agent, words)
     if status == 0:
-        changed, remarks = bool(said.get("changed", True)) or given["anew"], said.get("remarks", [])
+        changed, remarks = bool(said.get("changed", True)) or given["restart"], said.get("remarks", [])
         return {"how": "service", "changed": changed, "why": "", "remarks": remarks}
     if status != NO_MANAGER:  # what was begun would start a second agent some day
         _call(agent, ["uninstall", "--user", "--json"])
     why = said.get("error", {}).get("text", "") or "no service manager"
-    changed = _start_detached(agent, given["name"], restart=given["anew"])
+    changed = _start_detached(agent, given["name"], restart=given["restart"])
     return {"how": "detached", "changed": changed, "why": why, "remarks": []}
 
 

@@ -119,18 +119,21 @@ def _call(command: Sequence[str], errors: IO[bytes], report: Callable[[TransferP
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment
     ) as process:
         assert process.stdout is not None
-        try:
+        with contextlib.ExitStack() as interrupted:
+            interrupted.callback(_end, process)
             for line in _lines(process.stdout):
                 if (progress := progress_of(line)) is not None:
                     report(progress)
                 sent = sent_of(line) or sent
-        except BaseException:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_INTERRUPTED_SECONDS)
-            process.kill()
-            raise
+            interrupted.pop_all()
     return process.returncode, sent
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_INTERRUPTED_SECONDS)
+    process.kill()
 
 
 def _lines(stream: IO[bytes]) -> Iterable[str]:
