@@ -7,7 +7,7 @@ all that the next agent has, as after kill -9.
 import asyncio
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import zmq
 from tests.node_agent.support.records import drop
@@ -53,6 +53,16 @@ class Mortal:
         done = self._connection.execute(sql, *values)
         self._life.spend()
         return done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        if kind is None:
+            self._life.spend()
+        self._connection.__exit__(kind, *error)  # commits, or rolls back what a killed process had not committed
+        if kind is None:
+            self._life.spend()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
