@@ -138,10 +138,9 @@ def main() -> int:
     if sys.argv[1:2] == ["run"] and not has_service_manager(os.environ, os.getpid(), os.getppid()):
         set_title("agent supervisor")
         return Supervisor(sys.argv[1:]).run()
-    from trainctl.node_agent.cli import main as run_without
+    from trainctl.node_agent import cli
 
-    run_without()
-    return 0
+    cli.leave(cli.main())
 
 
 if __name__ == "__main__":

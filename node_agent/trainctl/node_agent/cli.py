@@ -293,8 +293,8 @@ def record(
 service_commands.register(app)
 
 
-def main() -> None:
-    """Entry point: an expected error prints one line and sets the exit code."""
+def main() -> int:
+    """Run the command and return its exit status; an expected error prints one line."""
     open_closed()
     try:
         code = typer.main.get_command(app).main(prog_name="trainctl-agent", standalone_mode=False)
@@ -304,10 +304,10 @@ def main() -> None:
         code = _refused(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    _leave(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
-def _leave(status: int) -> NoReturn:
+def leave(status: int) -> NoReturn:
     """End the process. Its threads end with it, wherever they are: one may read a file of many GB, or wait for a disk.
 
     They may: what they write is whole at every moment, or is removed by the next agent, as after `kill -9`.
@@ -327,4 +327,4 @@ def _refused(text: str, exit_code: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    leave(main())

@@ -44,10 +44,9 @@ class Typed:
         """Exit code, standard output and standard error."""
         words = (words[0], "--user", "--manager", manager, *words[1:])
         self._monkeypatch.setattr(sys, "argv", ["trainctl-agent", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+        status = cli.main()
         out, err = self._capsys.readouterr()
-        return int(ended.value.code or 0), out, err
+        return status, out, err
 
     def json(self, *words: str, manager: str = "systemd", status: int = 0) -> dict[str, Any]:
         code, out, err = self(*words, "--json", manager=manager)
