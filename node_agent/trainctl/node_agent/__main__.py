@@ -140,7 +140,7 @@ def main() -> int:
         return Supervisor(sys.argv[1:]).run()
     from trainctl.node_agent import cli
 
-    cli.leave(cli.main())
+    return cli.leave(cli.main())
 
 
 if __name__ == "__main__":

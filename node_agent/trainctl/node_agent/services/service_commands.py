@@ -4,7 +4,6 @@ import contextlib
 import json as json_text
 import os
 import pwd
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -236,4 +235,4 @@ def _told(json: bool) -> Iterator[None]:
             raise
         code = next((code for kind, code in _CODES if isinstance(error, kind)), "failed")
         print(json_text.dumps({"ok": False, "error": {"code": code, "text": str(error)}}))
-        sys.exit(error.exit_code)
+        raise typer.Exit(error.exit_code) from None
