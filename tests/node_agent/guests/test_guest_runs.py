@@ -1,5 +1,6 @@
 """Attached runs without a socket: silence, limits, and what the record of one says."""
 
+import asyncio
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,10 @@ class Life:
         )
 
     def steps(self, *steps: m.GuestStep, run: str = "a") -> m.RunKept:
-        return self.guests.take(m.RunSteps(rid="r", run=run, steps=steps))
+        kept = self.guests.take(m.RunSteps(rid="r", run=run, steps=steps))
+        if (guest := self.guests.find(run)) is not None:
+            asyncio.run(guest.recorder.settled())
+        return kept
 
     def state(self, run: str = "a") -> tuple[str, str]:
         known = self.db.known_run(run)
