@@ -11,11 +11,13 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.cluster.waits import wait_for_end
+from tests.cluster.run_files import FOREVER
+from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess
 from tests.tui.support.cli_calls import started
 from tests.waiting import slowness, until
 
+from trainctl.protocol import messages
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.record.checkpoints import MANIFEST_NAME, read_manifest
@@ -118,3 +120,63 @@ def test_while_it_scores(agent: AgentProcess, trained: str, tmp_path: Path) -> N
         scoring.terminate()
     until(lambda: not agent.trainer_pids(), what="the worker's end")
     assert not (tmp_path / "out").exists()
+
+
+def test_while_it_exports(agent: AgentProcess, tmp_path: Path) -> None:
+    rank = messages.GuestRank(0)
+    steps = [
+        messages.GuestStep(step=step, committed_at=1e9 + step, step_seconds=1.0, loss=2.0, values={"user:reward": 1.0})
+        for step in range(1, 40_001)
+    ]
+    with agent.client() as client:
+        client.attach_run("long-1", "long", (rank,))
+        for first in range(0, len(steps), 1000):
+            client.run_steps("long-1", steps[first : first + 1000])
+    with (tmp_path / "table.csv").open("w+") as table:
+        words = ("export", "long-1", "--what", "metrics", "--connect", agent.address)
+        with started(*words, stdout=table) as exporting:
+            until(lambda: os.fstat(table.fileno()).st_size, what="the first rows")
+            ends_in_time(agent)
+            exporting.wait()
+            assert exporting.stderr is not None
+            said = exporting.stderr.readlines()
+        table.seek(0)
+        is_whole = sum(1 for _ in table) > len(steps)
+    assert exporting.returncode == (0 if is_whole else 5), said
+    assert len(said) == (0 if is_whole else 1), said
+    agent.start()
+    with agent.client() as client:
+        assert client.run_steps("long-1", steps[-1:]).step == len(steps)
+
+
+@pytest.fixture
+def copying_agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    """An agent whose trainers copy checkpoints by a command that waits until the file `go` is there."""
+    script = tmp_path / "copy.sh"
+    script.write_text(
+        f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; touch {tmp_path}/done"
+    )
+    environment = {"TRAINCTL_COPY_COMMAND": f"sh {script}"}
+    process = AgentProcess(tmp_path / "state", environment=environment).start()
+    yield process
+    (tmp_path / "go").touch()
+    process.clean_up()
+
+
+def test_while_a_checkpoint_is_copied(copying_agent: AgentProcess, tmp_path: Path, run_config: Any) -> None:
+    agent, config = copying_agent, run_config(run__steps=FOREVER, checkpoint={"copy_to": "command"})
+    with agent.client() as client:
+        client.send("start-run", {"config": config})
+        wait_for_step(client, 1)
+        assert client.send("checkpoint", {}).state == "applied"
+        until((tmp_path / "begun").exists, what="the copy")
+        ends_in_time(agent)
+    assert not (tmp_path / "done").exists()
+    (tmp_path / "go").touch()
+    until((tmp_path / "done").exists, what="the copy's end, without the agent")
+    agent.start()
+    with agent.client() as client:
+        until(lambda: any("copied" in event.text for event in client.events(limit=100).events), what="its event")
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+    until(lambda: not agent.trainer_pids(), what="the trainer's end")
