@@ -153,6 +153,33 @@ def test_a_node_consents_to_one_claimant_a_term_also_after_a_restart(tmp_path: P
         assert db.term == 5
 
 
+def test_a_consent_outlives_a_database_that_is_destroyed_under_it(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    with AgentDb(path) as db:
+        db.consent(2, "beta", "run-1")
+        db.saw(m.Generation(1, 3))
+        for file in (path, path.with_name("agent.db-wal")):
+            file.write_bytes(b"nothing of SQLite" * 1000)
+        db._connection.execute("PRAGMA shrink_memory")  # what it has read by now it would not read again
+        db.set_run_state("run-1", "running")
+        assert not db.may_have_forgotten_consent
+    with AgentDb(path) as db:
+        assert (db.consented_term("run-1"), db.generation) == (2, m.Generation(1, 3))
+        assert [*tmp_path.glob("agent.db.damaged-*")]
+
+
+def test_a_database_that_was_destroyed_while_no_agent_ran_says_that_it_may_have_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    with AgentDb(path) as db:
+        assert not db.may_have_forgotten_consent
+        db.consent(2, "beta", "run-1")
+    path.write_bytes(b"nothing of SQLite" * 1000)
+    with AgentDb(path) as db:
+        assert db.may_have_forgotten_consent
+        assert db.consent(3, "gamma", "run-1") == "gamma"
+        assert not db.may_have_forgotten_consent
+
+
 def test_what_another_node_s_lead_tells_of_commands_is_kept_and_ends_them_once(db: AgentDb) -> None:
     db.accept(command(), digest_of(command()), 1000.0)
     own = db.find(ID)

@@ -9,6 +9,7 @@ read of it and from the folders of the runs.
 import contextlib
 import hashlib
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +48,8 @@ RETRY_SECONDS = 0.1
 """Seconds until what was refused is tried again."""
 SAID_SECONDS = 5.0
 """Seconds for which `problem` says that the database was made again."""
+FORGOTTEN_SECONDS = 30.0
+"""Twice the seconds that a claim takes with all its tries (roles/election.py)."""
 _CONSENT = "REPLACE INTO meta VALUES ('consent', ?)"
 _LATE_EVENTS = "REPLACE INTO meta VALUES ('late_events', ?)"
 
@@ -109,9 +112,11 @@ class AgentDb:
         self._late: list[tuple[str, Sequence[Any]]] = []
         self._refusal = self._said = ""
         self.is_busy = False
-        self._retry_monotonic = self._said_until = self._made_monotonic = 0.0
+        self._retry_monotonic = self._said_until = 0.0
+        self._made_monotonic = -math.inf
         self._generation: m.Generation | None = None
         self._consent: tuple[int, str, str] | None = None
+        self._late_events = ""
         was_there = path.exists()
         try:
             self._open()
@@ -122,6 +127,8 @@ class AgentDb:
                 with self._transaction():
                     complete(self._connection)
                 self._learn()
+                if self.runs():
+                    self._made_monotonic = time.monotonic()
 
     def _open(self) -> None:
         """Raises InvalidInputError if the file cannot be used, DamagedError also if any row can't be read."""
@@ -143,7 +150,7 @@ class AgentDb:
         generation = _generation(kept["generation"]) if "generation" in kept else None
         self._generation = max(filter(None, (generation, self._generation)), default=None)
         self._consent = _consent(kept["consent"]) if "consent" in kept else self._consent
-        self._late_events: str = kept.get("late_events", "")
+        self._late_events = kept.get("late_events", self._late_events)
 
     def _make_again(self) -> None:
         """Raises InvalidInputError."""
@@ -156,9 +163,27 @@ class AgentDb:
         aside = salvage.rebuild(self._path, AGENT_SCHEMA, complete)
         self._made_monotonic = time.monotonic()
         self._open()
+        self._keep_again()
         where = f"moved to {aside.name}" if aside is not None else "its file is gone"
         self._said = f"{self._path}: was damaged; {where}, and made again from it and from the runs' folders"
         self._said_until = time.monotonic() + SAID_SECONDS
+
+    def _keep_again(self) -> None:
+        """Write what memory, or the highest generation of the runs' folders, adds to a database that was made again."""
+        if self._generation is not None:
+            self._write_or_keep(_GENERATION, (f"{self._generation.term}.{self._generation.n}",))
+        if self._consent is not None:
+            self._write_or_keep(_CONSENT, (" ".join(map(str, self._consent)),))
+        if self._late_events:
+            self._write_or_keep(_LATE_EVENTS, (self._late_events,))
+
+    @property
+    def may_have_forgotten_consent(self) -> bool:
+        """Return whether the database was made again within the last FORGOTTEN_SECONDS without a consent that may have been in it.
+
+        Until then, a claim to which this node has consented has been carried out or given up, and its term is known.
+        """
+        return self._consent is None and time.monotonic() < self._made_monotonic + FORGOTTEN_SECONDS
 
     @property
     def problem(self) -> str | None:

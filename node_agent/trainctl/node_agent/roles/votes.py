@@ -94,6 +94,8 @@ class Votes:
         term = self.term_of(claim.run)
         if not claim.term or claim.term < term or claim.term == term != self._db.consented_term(claim.run):
             return f"{self._node} has seen term {term}"
+        if self._db.may_have_forgotten_consent:
+            return f"{self._node} lost its database just now, and may have agreed to another node; try again in 30 s"
         given = self._db.consent(claim.term, claimant, claim.run)
         return "" if given == claimant else f"{self._node} has agreed to {given}"
 
