@@ -179,7 +179,7 @@ class AgentDb:
 
     @property
     def may_have_forgotten_consent(self) -> bool:
-        """Return whether the database was made again within the last FORGOTTEN_SECONDS without a consent that may have been in it.
+        """Return whether the database was made again within FORGOTTEN_SECONDS, and may have held a consent.
 
         Until then, a claim to which this node has consented has been carried out or given up, and its term is known.
         """
