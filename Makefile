@@ -15,7 +15,7 @@ demo: $(VENV)/.ready
 
 # The quick tier (tests/tiers.py): it needs nothing but Python and make.
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -n $(or $(WORKERS),logical) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(or $(WORKERS),auto) $(PYTEST_ARGS)
 
 # All that judges a change. These tests mostly wait for real processes, so four workers are worth it on two cores.
 test-all: $(VENV)/.ready-dev $(NODEJS)
