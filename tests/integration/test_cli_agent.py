@@ -85,15 +85,14 @@ def test_a_run_is_started_shown_watched_counted_and_stopped(
         with urllib.request.urlopen(agent.metrics_url, timeout=HANG_SECONDS) as reply:
             return str(reply.read().decode())
 
-    wait_until(lambda: 'role="trainer"' in scraped(), "the trainer's memory")
-    text = scraped()
-    for line in (
+    lines = (
+        r'trainctl_agent_process_memory_bytes\{.*role="trainer".*\} .*',
         r'trainctl_steps_total\{run="tiny-.*"\} [1-9].*',
         rf'trainctl_rank_phase_seconds_total\{{node="{NODE}",phase="backward",rank="0",run="tiny-.*"\}} [0-9.e+-]+',
         rf'trainctl_agent_event_loop_lag_seconds\{{node="{NODE}"\}} [0-9.e+-]+',
         r'trainctl_run_state\{run="tiny-.*",state="running"\} 1.0',
-    ):
-        assert re.search(f"^{line}$", text, re.MULTILINE), line
+    )
+    wait_until(lambda: all(re.search(f"^{line}$", text, re.M) for text in [scraped()] for line in lines), "its figures")
     assert call("send", "stop", "checkpoint=false", *at).returncode == 0
     wait_until(lambda: call_json("status", *at)["run"]["state"] == "stopped", "the run to stop")
 

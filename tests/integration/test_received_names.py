@@ -118,12 +118,12 @@ class Scene:
     def others(self) -> dict[str, bytes]:
         """All files but those of runs and of separate work, and what those hold that is not the agent's. What the agent
         itself keeps of requests is in its database and log."""
-        own = self.state / "box"
-        kept = {
-            str(path.relative_to(self.root)): b"" if path.is_symlink() or not path.is_file() else path.read_bytes()
-            for path in self.root.rglob("*")
-            if not path.is_relative_to(own) and path.parent != self.canary
-        }
+        own, kept = self.state / "box", dict[str, bytes]()
+        for folder, folders, files in os.walk(self.root):
+            folders[:] = [name for name in folders if Path(folder, name) not in (own, self.canary)]
+            for path in (Path(folder, name) for name in (*folders, *files)):
+                is_link = path.is_symlink() or not path.is_file()
+                kept[str(path.relative_to(self.root))] = b"" if is_link else path.read_bytes()
         return kept | {f"own {path.name}": b"" for path in own.iterdir() if not path.name.startswith("agent.")}
 
     def secrets(self) -> tuple[bytes, ...]:

@@ -37,9 +37,8 @@ def write_cache(folder):
             for begin in range(0, samples, at_once):
                 file.write(one.tobytes() * min(at_once, samples - begin))
     (np.arange(samples + 1, dtype="<i8") * SAMPLE_TOKENS).tofile(folder / "offsets.bin")
-    (folder / "cache.json").write_text(
-        json.dumps({"dtype": "<u2", "digest": "large", "files": [], "has_end": True}), "utf-8"
-    )
+    notes = {"dtype": "<u2", "digest": "large", "files": [], "has_end": True, "prompt_end": 0, "remarks": {}}
+    (folder / "cache.json").write_text(json.dumps(notes), "utf-8")
     return samples
 
 

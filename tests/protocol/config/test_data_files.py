@@ -37,6 +37,18 @@ def test_a_folder_linked_into_itself_is_refused(tmp_path: Path) -> None:
             data_files(path, "rows")
 
 
+@pytest.mark.parametrize("pattern", ["", "*.jsonl"])
+def test_a_link_to_nothing_or_to_a_device_is_refused_and_never_skipped(pattern: str, tmp_path: Path) -> None:
+    touch(tmp_path, "a.jsonl")
+    (tmp_path / "notes.txt").symlink_to(tmp_path / "gone")  # it would not be read
+    assert data_files(tmp_path / pattern, "rows") == [tmp_path / "a.jsonl"]
+    for target in (tmp_path / "gone", Path("/dev/zero")):
+        (tmp_path / "b.jsonl").symlink_to(target)
+        with pytest.raises(InvalidInputError, match=r"b\.jsonl.*is not a regular file"):
+            data_files(tmp_path / pattern, "rows")
+        (tmp_path / "b.jsonl").unlink()
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.tsv", "a.jsonl.gz", "a.jsonl.zst", "a.arrow"])
 def test_other_forms_of_rows_are_refused_with_the_line_that_converts_them(name: str, tmp_path: Path) -> None:
     touch(tmp_path, name)

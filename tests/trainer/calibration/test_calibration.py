@@ -3,6 +3,7 @@
 `make test` calibrates smaller models for less time than `make soak`.
 """
 
+import contextlib
 import re
 import resource
 import signal
@@ -125,6 +126,12 @@ def limit_memory(process):
     resource.prlimit(process.pid, resource.RLIMIT_DATA, (int(held[1]) * 1024 + (40 << 20), hard))
 
 
+def is_calibration(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):  # it may have ended
+        return "calibration a" in " ".join(process.cmdline())
+    return False
+
+
 @pytest.mark.tier("all")
 @pytest.mark.needs("linux")
 @pytest.mark.parametrize(("end", "model"), [(kill, "small"), (limit_memory, "wide")])
@@ -135,7 +142,7 @@ def test_what_runs_out_of_memory_is_left_out_and_the_rest_is_measured(folder, en
         said.append(text)
         if text.startswith("micro-batch 2:") and "ended" not in said:
             said.append("ended")
-            (child,) = (one for one in psutil.Process().children() if "calibration a" in " ".join(one.cmdline()))
+            (child,) = (one for one in psutil.Process().children() if is_calibration(one))
             end(child)
 
     for _ in range(3):  # on a busy machine, a large pass may hold its memory already when the limit is set

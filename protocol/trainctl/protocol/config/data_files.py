@@ -29,10 +29,15 @@ _SAVED_DATASET = "load_from_disk('{path}')"
 
 def data_files(path: Path, kind: DataKind) -> list[Path]:
     """Return the files that data of a kind are read from, in order: a folder's or a glob's by their suffix, or the file
-    itself. Raises InvalidInputError for a folder that is linked into itself."""
+    itself. Raises InvalidInputError for a folder that is linked into itself, and for a link to nothing, a device or the
+    like among the files."""
     if not path.is_dir() and not is_glob(path):
         return [path]
-    return [file for file in _files(path) if file.suffix.lower() in SUFFIXES[kind]]
+    files = [file for file in _files(path) if file.suffix.lower() in SUFFIXES[kind]]
+    for file in files:
+        if not file.is_file():
+            raise InvalidInputError(str(file), "is not a regular file; remove it, or restore what it links to")
+    return files
 
 
 def hidden_files(path: Path, kind: DataKind) -> int:
@@ -88,7 +93,7 @@ def _files(path: Path) -> list[Path]:
             for _ in _walk(glob_root(path), ()):
                 pass  # a loop of links is refused before it is followed
         matches = glob.glob(str(path), recursive=True)  # noqa: PTH207  as a shell, without hidden files
-        candidates = (file for match in matches if (file := Path(match)).is_file())
+        candidates = (file for match in matches if not (file := Path(match)).is_dir())
     by_place: dict[Path, Path] = {}
     for file in sorted(candidates):
         by_place.setdefault(file.resolve(), file)
@@ -104,7 +109,7 @@ def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
             continue
         if entry.is_dir():
             yield from _walk(entry, (*above, place))
-        elif entry.is_file():
+        else:
             yield entry
 
 
