@@ -93,17 +93,29 @@ $(NODEJS): examples/nodejs/package-lock.json
 	elif npm ci --prefix examples/nodejs --ignore-scripts --no-audit --no-fund --silent; then cp $< $@; \
 	else echo "make: npm could not fetch what the Node.js example needs: it is not tested" >&2; fi
 
+# PyTorch's build: cpu, cu128 and so on; default is the package index's own, which includes CUDA on Linux. A machine
+# without an NVIDIA driver takes the one for CPUs, if PyTorch's index can be reached.
+ifeq ($(shell uname -s)$(wildcard /proc/driver/nvidia/version /dev/dxg),Linux)
+TORCH ?= cpu
+endif
+TORCH ?= default
+SIZE_cpu := 0.5 GB to download and 2 GB on disk, without CUDA. For CUDA, run make TORCH=default
+SIZE_default := on Linux 3 GB to download and 8 GB on disk, with CUDA. Without CUDA, make TORCH=cpu is 0.5 and 2 GB
+TORCH_PACKAGE := install -c constraints.txt --index-url https://download.pytorch.org/whl/$(TORCH) torch
+
 # By uv where it is installed, else by pip. What they say is in $(VENV)/setup.log; standard output is the demo's. Running
 # it again continues where it was interrupted.
 PACKAGES = install -c constraints.txt -e '.[$(1)]'
 define install
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON to a Python 3.11 or newer" >&2; exit 2; }
 	@mkdir -p $(VENV)
-	@echo "setup: installing trainctl[$(1)] into $(VENV); follow it in $(VENV)/setup.log. PyTorch for Linux includes CUDA:" \
-	  "3 GB to download and 8 GB on disk, unless a CPU-only PyTorch (0.2 GB) is already in $(VENV)" >&2
-	@{ if command -v uv; then { [ -x $(BIN)/pip ] || uv venv --allow-existing --seed --python $(PYTHON) $(VENV); } \
-	    && uv pip $(PACKAGES) --python $(BIN)/python; \
-	  else { [ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV); } && $(BIN)/python -m pip --no-input $(PACKAGES); fi; \
+	@echo "setup: installing trainctl[$(1)] into $(VENV); follow it in $(VENV)/setup.log:" \
+	  "$(SIZE_$(TORCH))" >&2
+	@{ if command -v uv; then [ -x $(BIN)/pip ] || uv venv --allow-existing --seed --python $(PYTHON) $(VENV); \
+	  else [ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV); fi; \
+	  [ $(TORCH) = default ] || $(BIN)/python -c 'import torch' 2> /dev/null \
+	    || $(BIN)/python -m pip --no-input --retries 1 --timeout 10 $(TORCH_PACKAGE) || echo "no PyTorch for $(TORCH) there"; \
+	  if command -v uv; then uv pip $(PACKAGES) --python $(BIN)/python; else $(BIN)/python -m pip --no-input $(PACKAGES); fi; \
 	} > $(VENV)/setup.log 2>&1 || { tail -n 15 $(VENV)/setup.log >&2; echo "setup: failed; fix the problem and run the" \
 	  "same command again, or run make clean first" >&2; exit 1; }
 	@touch $@
