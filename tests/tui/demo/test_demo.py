@@ -60,7 +60,8 @@ def test_an_agent_that_never_says_a_word_is_waited_for_as_long_as_a_start_may_ta
 
 
 def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:
-    old = [folder.Session(tmp_path / f"demo-{name}") for name in ("over", "kept", "live", "young")]
+    names = ("1-over", "kept", "live", "young", "2-over", "3-over", "4-over")
+    old = [folder.Session(tmp_path / f"demo-{name}") for name in names]
     for session in old:
         session.folder.mkdir()
         (session.folder / "demo.lock").touch()
@@ -73,7 +74,8 @@ def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:
         os.utime(old[2].folder / "demo.lock", (0, 0))
         folder.drop_ended(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"demo-kept", "demo-live", "demo-young", "demo-foreign", "model"}
+    others = {"demo-kept", "demo-live", "demo-young", "demo-foreign", "model"}
+    assert left == others | {"demo-2-over", "demo-3-over", "demo-4-over"}
 
 
 def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

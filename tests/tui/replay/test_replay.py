@@ -175,6 +175,24 @@ def test_a_run_is_found_by_its_path_and_by_its_id(directory: Path, tmp_path: Pat
             run_lookup.find(given, root)
 
 
+def test_a_run_is_meant_by_its_id_its_beginning_its_name_or_as_the_last() -> None:
+    runs = ["fine-20261128-101010-aaaa", "fine-20261129-101010-bbbb", "fine-2-20261127-101010-cccc"]
+    meant = {runs[0]: 0, "last": 2, "fine": 1, "fine-2": 2, "fine-20261128": 0, "fine-2-2026": 2}
+    for given, index in meant.items():
+        assert run_lookup.match(given, runs, "") == runs[index]
+    for given, words in (("fi", "several runs begin like that"), ("x", "there is none"), ("", "there is none")):
+        with pytest.raises(InvalidInputError, match=words):
+            run_lookup.match(given, runs, "there is none")
+
+
+def test_the_last_run_of_a_demo_is_found(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(run_lookup, "default_folder", lambda: tmp_path / "demos")
+    copy = tmp_path / "demos" / "demo-1" / "state" / "studio" / "runs" / directory.name
+    shutil.copytree(directory, copy)
+    assert run_lookup.find("last") == run_lookup.find("demo-1") == copy
+
+
 @pytest.mark.parametrize("place", ["runs/demo-1", "other", "link/demo-1", "runs/../runs", "", "."])
 def test_an_agent_leads_to_no_other_directory(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

@@ -39,7 +39,12 @@ Config = Annotated[
         "--config", metavar="FILE", help="Settings file for the full screen. Default: the user's config.toml."
     ),
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run on this machine.")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run directory, or a run on this machine: its id, the beginning or name of it, or last."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON; with --follow, one object per line.")]
 Run = Annotated[str | None, typer.Option("--run", help="Run id. Default: the active run, or the newest.")]

@@ -1,17 +1,23 @@
-"""Run directories on this machine: by their path, or by the run's id in any node's folder."""
+"""Run directories on this machine: by their path, or by a run's id, the beginning of it, or its name."""
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.paths import RunPaths, runs_directory, state_root
+from trainctl.protocol.record.paths import RunPaths, state_root
 from trainctl.protocol.security import received_names
 from trainctl.tui.cli import agent_call
 from trainctl.tui.cli.options import address_of
+from trainctl.tui.demo.folder import default_folder
+
+LAST: Final = "last"
+"""Stands for the newest run."""
 
 
 def find(given: str, root: Path | None = None) -> Path:
@@ -26,12 +32,45 @@ def find(given: str, root: Path | None = None) -> Path:
     if "/" in given:
         raise InvalidInputError(given, "no such run directory: check the path")
     folder = root or state_root()
-    found = [runs_directory(node) / given for node in _nodes(folder)]
-    there = [run for run in found if RunPaths(run).record.is_file()]
-    if not there:
-        raise InvalidInputError(given, f"no such run directory, and no run with that id in {folder}")
-    # Of several nodes of this machine, the one that conducted it has the most in its record.
-    return max(there, key=lambda run: RunPaths(run).record.stat().st_size)
+    here = runs_in(folder) | (demo_runs() if root is None else {})
+    return here[match(given, [*here], f"no such run directory, and no run with that id in {folder}")]
+
+
+def match(given: str, runs: Sequence[str], lacking: str) -> str:
+    """Return the id that is meant among `runs`, oldest first: the same one, `last`, the newest of that name, or the
+    only one that begins like it. Raises InvalidInputError, with `lacking` if there is none."""
+    if given in runs:
+        return given
+    if given == LAST and runs:
+        return runs[-1]
+    named = [run for run in runs if run.rsplit("-", 3)[0] == given]  # NAME-DATE-TIME-LETTERS
+    begin = [run for run in runs if given and run.startswith(given)]
+    if named or len(begin) == 1:
+        return (named or begin)[-1]
+    if begin:
+        raise InvalidInputError(given, f"several runs begin like that: {', '.join(begin[-5:])}; give more of its id")
+    raise InvalidInputError(given, lacking)
+
+
+def runs_in(folder: Path) -> dict[str, Path]:
+    """Return the directories of the runs of all nodes' folders in `folder` by their ids, the oldest first.
+
+    Of several nodes of this machine, the one that led a run has the most in its record.
+    """
+    sizes: dict[str, tuple[float, int, Path]] = {}
+    for record in folder.glob("*/runs/*/record.db"):
+        with contextlib.suppress(OSError):
+            size, run_file = record.stat().st_size, RunPaths(record.parent).run_file
+            known = sizes.get(record.parent.name)
+            if known is None or size > known[1]:
+                begun = (run_file if run_file.exists() else record).stat().st_mtime
+                sizes[record.parent.name] = begun, size, record.parent
+    return {run: path for run, (_, _, path) in sorted(sizes.items(), key=lambda item: (item[1][0], item[0]))}
+
+
+def demo_runs() -> dict[str, Path]:
+    """Return the runs of the user's newest demos."""
+    return {run: path for state in default_folder().glob("demo-*/state") for run, path in runs_in(state).items()}
 
 
 def find_here(given: str) -> Path | None:
@@ -66,10 +105,3 @@ def directory_of(row: m.RunSummary) -> Path | None:
     Raises InvalidInputError for a link."""
     path = Path(row.directory)
     return received_names.below(path.parent, row.run) if path.is_absolute() and path.name == row.run else None
-
-
-def _nodes(folder: Path) -> list[Path]:
-    try:
-        return sorted(node for node in folder.iterdir() if node.is_dir())
-    except OSError:
-        return []

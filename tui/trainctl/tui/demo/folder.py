@@ -23,6 +23,8 @@ SAMPLES_PER_STEP = 24
 MICRO_BATCH = 8
 WARMUP_STEPS = 10
 EVALUATE_EVERY = 50
+KEPT_DEMOS = 3
+"""Demos that are over whose records stay, for `trainctl replay` and the like."""
 MIN_AGE_SECONDS = 120.0
 """A younger folder is left alone: its supervisor may be about to take the lock, its trainer about to notice the end."""
 
@@ -110,10 +112,15 @@ class Session:
 
 
 def drop_ended(root: Path) -> None:
-    """Remove the folders of demos that are over."""
-    for folder in sorted(root.glob(f"{PREFIX}*")) if root.is_dir() else ():
-        if folder.is_dir() and not folder.is_symlink() and Session(folder).is_droppable(time.time()):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove the folders of demos that are over, but the newest KEPT_DEMOS."""
+    folders = sorted(root.glob(f"{PREFIX}*")) if root.is_dir() else []
+    ended = [
+        folder
+        for folder in folders
+        if folder.is_dir() and not folder.is_symlink() and Session(folder).is_droppable(time.time())
+    ]
+    for folder in ended[:-KEPT_DEMOS]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_config(
