@@ -216,7 +216,7 @@ def test_caffeinate_is_there_as_long_as_the_trainer_and_once(notes: Path) -> Non
             wake.keep([trainer.pid])
             held = wake.held[trainer.pid]
             assert held is not None
-            wait_for(notes.exists)
+            wait_for(lambda: notes.exists() and notes.read_text().endswith("\n"))
             assert notes.read_text() == f"-i -w {trainer.pid}\n"
             assert os.getsid(held.pid) == held.pid != os.getsid(0)  # what ends the agent doesn't end it
         finally:

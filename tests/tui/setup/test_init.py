@@ -116,7 +116,8 @@ def test_on_a_terminal_only_what_is_missing_is_asked(inputs: Path) -> None:
 
     def ask(question: str, default: str) -> str:
         asked.append(question)
-        return next((answer for begin, answer in answers.items() if question.startswith(begin)), default)
+        line = question.splitlines()[-1]  # below what was wrong
+        return next((answer for begin, answer in answers.items() if line.startswith(begin)), default)
 
     given = init_work.Given(model=inputs / "My Model", name="first")
     found = init_work.answered(given, MAC, ask, has_cluster=False)
@@ -198,6 +199,20 @@ def test_the_kind_of_data_shows_in_its_files(tmp_path: Path, files: dict[str, st
         assert init_probe.data_kind(tmp_path / ("d/*" if first == "d" else "a.*")) == kind
     with pytest.raises(InvalidInputError, match=r"\*\.md matches no \*\.txt, "):
         init_probe.data_kind(tmp_path / "*.md")
+
+
+def test_a_wrong_answer_is_asked_for_again_and_paths_go_nowhere_up(inputs: Path) -> None:
+    asked: list[str] = []
+    answers = iter(["nowhere", str(inputs / ".." / inputs.name / "data"), "many", "30"])
+
+    def ask(question: str, default: str) -> str:
+        asked.append(question)
+        return next(answers) if question.splitlines()[-1].startswith(("Data", "Steps")) else default
+
+    given = init_work.Given(model=inputs / "My Model", name="x", address="tcp://10.0.7.1:7474")
+    found = init_work.answered(given, MAC, ask, has_cluster=False)
+    assert (found.data, found.steps) == (inputs / "data", 30)
+    assert sum("no such file or folder" in question for question in asked) == 1
 
 
 def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(inputs: Path) -> None:

@@ -12,7 +12,7 @@ from trainctl.protocol.config.data_files import is_glob
 from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_folder
 from trainctl.protocol.config.objectives import sample_unit, sequences_of
 from trainctl.protocol.config.run_tables import DataKind
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, NotCachedError
 from trainctl.protocol.security import keys
 from trainctl.tui.commands import targets
 from trainctl.tui.setup import data_preview, init_files, init_probe, init_values, new_files
@@ -26,6 +26,8 @@ T = TypeVar("T")
 PREFERENCES: tuple[Objective, ...] = ("dpo", "orpo")
 ADAPTERS: tuple[AdapterKind, ...] = ("full", "lora", "rslora")
 OBJECTIVES: tuple[Objective, ...] = ("pretrain", "sft", "dpo", "orpo")
+MAX_TRIES = 3
+"""Answers to a question until a wrong one ends the program."""
 LENGTH_STEP = 64
 """Tokens to whose multiple a sequence length is rounded up."""
 MOST_TOKENS = 32_768
@@ -101,10 +103,11 @@ def _own_key(address: str) -> str | None:
 
 def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster: bool) -> Answers:
     """What is given, what is asked for, and defaults for the rest. Raises InvalidInputError naming the option."""
-    model = _model(given.model, ask)
+    question = "Model: a Hugging Face folder, or an id such as Qwen/Qwen3-0.6B"
+    model = _path(given.model, "--model", question, ask, _model)
     found = init_probe.model(model_folder(str(model)))  # before more is asked
     question = "Data: text (*.txt) or rows (*.jsonl, *.parquet), a file or a folder"
-    data = _existing(_path(given.data, "--data", question, ask), "--data")
+    data = _path(given.data, "--data", question, ask, _data)
     kind = init_probe.data_kind(data)
     has_pairs = kind == "rows" and init_probe.has_pairs(data)
     if found.encodes_prompts:
@@ -125,9 +128,8 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     if len(machine.agents) == 1:
         usual = machine.agents[0].address
     if address is None and not has_cluster:
-        address = _asked(None, _address_question(machine), usual, ask, str)
-    address = address or usual
-    _check_address(address, machine)
+        address = _asked(None, _address_question(machine), usual, ask, lambda text: _checked_address(text, machine))
+    address = _checked_address(address or usual, machine)
     return Answers(model, data, name, address, steps, batch, kind, adapter, objective)
 
 
@@ -162,33 +164,53 @@ def _objective(given: Objective | None, kind: DataKind, has_pairs: bool, ask: As
     return _asked(given, question, "sft", ask, _choice("--objective", OBJECTIVES))
 
 
-def _model(given: Path | None, ask: Ask | None) -> Path:
-    """A folder, or the id of a model in the Hugging Face cache as it is. Raises NotCachedError if it isn't there."""
-    option = "--model"
-    found = _path(given, option, "Model: a Hugging Face folder, or an id such as Qwen/Qwen3-0.6B", ask)
-    if not found.exists() and is_hub_id(str(found)):
-        check_cached(str(found), option)
-        return found
-    return _existing(found, option)
+def _model(path: Path) -> Path:
+    """Return a folder, or the id of a model in the Hugging Face cache as it is. Raises NotCachedError if it isn't
+    there."""
+    if not path.exists() and is_hub_id(str(path)):
+        check_cached(str(path), "--model")
+        return path
+    return _existing(path, "--model")
 
 
-def _path(given: Path | None, option: str, question: str, ask: Ask | None) -> Path:
+def _data(path: Path) -> Path:
+    data = _existing(path, "--data")
+    init_probe.data_kind(data)
+    return data
+
+
+def _path(given: Path | None, option: str, question: str, ask: Ask | None, check: Callable[[Path], Path]) -> Path:
+    """Return a path that is given or asked for, once `check` accepts it."""
     if given is None and ask is None:
         raise InvalidInputError(option, "is required without a terminal to ask on")
-    return (given if given is not None else Path(ask(question, ""))).expanduser()  # type: ignore[misc]
+    if given is not None:
+        return check(given.expanduser())
+    return _asked(None, question, "", ask, lambda text: check(Path(text).expanduser()))
 
 
-def _existing(found: Path, option: str) -> Path:
-    found = found.absolute()
-    if not found.exists() and not is_glob(found):
-        raise InvalidInputError(option, f"no such file or folder: {found}")
-    return found
+def _existing(path: Path, option: str) -> Path:
+    path = path.resolve() if ".." in path.parts else path.absolute()
+    if not path.exists() and not is_glob(path):
+        raise InvalidInputError(option, f"no such file or folder: {path}")
+    return path
 
 
 def _asked(given: T | None, question: str, default: str, ask: Ask | None, read: Callable[[str], T]) -> T:
+    """Return what is given, or what `read` makes of the answer. After a wrong answer the question is asked again, below
+    what was wrong."""
     if given is not None:
         return given
-    return read(default if ask is None else ask(question, default))
+    if ask is None:
+        return read(default)
+    problem = ""
+    for _ in range(MAX_TRIES - 1):
+        try:
+            return read(ask(problem + question, default))
+        except NotCachedError:
+            raise
+        except InvalidInputError as error:
+            problem = f"{error}\n"
+    return read(ask(problem + question, default))
 
 
 def _choice(option: str, choices: tuple[T, ...]) -> Callable[[str], T]:
@@ -218,11 +240,12 @@ def _address_question(machine: ThisMachine) -> str:
     return f"Address for this machine's agent, one of {there}"
 
 
-def _check_address(address: str, machine: ThisMachine) -> None:
+def _checked_address(address: str, machine: ThisMachine) -> str:
     host = addresses.host(address)
     if not addresses.is_loopback(host) and machine.interface_of(host) is None:
         there = ", ".join(one.address for one in machine.interfaces)
         raise InvalidInputError("--address", f"{host} is not an address of this machine; its addresses are {there}")
+    return address
 
 
 def _check(drafts: dict[Path, Path], run_file: Path, cluster_file: Path | None) -> None:
