@@ -50,7 +50,7 @@ def test_a_leaving_trainer_has_time_as_long_as_its_checkpoint_makes_progress(tmp
 
     async def main() -> rank_ports.LocalRank:
         context = zmq.asyncio.Context()
-        link = TrainerLink(context, tmp_path / "trainers.sock")
+        link = TrainerLink(context, lambda: tmp_path)
         words = [codec.encode(each).hex() for each in said]
         host.start(paths, 0, [sys.executable, "-c", WRITING, link.endpoint, *words], ENVIRONMENT)
         port = rank_ports.LocalRank(host, link, paths, "a", 0)
@@ -77,7 +77,7 @@ def test_how_a_trainer_ended_is_known_however_late_its_shim_writes_it(tmp_path, 
     with contextlib.ExitStack() as held:
         context = zmq.asyncio.Context()
         held.callback(context.destroy, linger=0)
-        link = TrainerLink(context, tmp_path / "trainers.sock")
+        link = TrainerLink(context, lambda: tmp_path)
         held.callback(link.remove)
         port = rank_ports.LocalRank(host, link, paths, "a", 0)
         for limit, how in ((HANG_SECONDS, "was ended by signal 9"), (0.5, "is gone")):

@@ -25,6 +25,7 @@ from trainctl.protocol.record.status_page import read_status
 LEAVE_SECONDS = 60.0
 """Seconds after which a leaving trainer counts as hung, from the order or from the last progress of the checkpoint that
 it still writes."""
+_ENDPOINT = "--endpoint"
 
 
 class Ending(NamedTuple):
@@ -73,7 +74,7 @@ class LocalRank:
         argv = [
             sys.executable, "-m", "trainctl.trainer", "--run-directory", str(self._paths.directory),
             "--run", self._paths.directory.name, "--node", self._node, "--rank", str(self._rank),
-            "--endpoint", self._link.endpoint,
+            _ENDPOINT, self._link.endpoint,
         ]  # fmt: skip
         if resume_from is not None:
             argv += ["--resume-from", str(resume_from)]
@@ -111,6 +112,8 @@ class LocalRank:
                 self._end()
             if hosted.pid is not None:
                 self._kills.look(hosted.pid)
+            if _ENDPOINT in hosted.command[:-1]:
+                self._link.serve_at(hosted.command[hosted.command.index(_ENDPOINT) + 1])
             self._status_due = float("inf")
             return Look(hosted.pid)
         status = self._supervisor.exit_status(self._paths, self._rank)
