@@ -86,6 +86,9 @@ async def from_record(paths: RunPaths, read: Callable[[RecordReader], T]) -> T:
 
 
 def kept_view(reader: RecordReader) -> m.RunView | None:
-    text = reader.meta(VIEW_KEY)
+    """Return a run as its record last showed it, in the folder where it is now."""
+    if (text := reader.meta(VIEW_KEY)) is None:
+        return None
     with refusing_damage(reader.path, msgspec.DecodeError):
-        return msgspec.json.decode(text, type=m.RunView) if text is not None else None
+        view = msgspec.json.decode(text, type=m.RunView)
+    return msgspec.structs.replace(view, directory=str(reader.path.parent))

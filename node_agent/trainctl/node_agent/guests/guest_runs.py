@@ -64,7 +64,7 @@ class GuestRun:
             raise InvalidInputError("run", f"{paths.record} does not name its run: attach the run again")
         seen = (self.recorder.highest_generation(), known.generation if known is not None else None)
         generation = max((one for one in seen if one is not None), default=shown.generation)
-        self.view = msgspec.structs.replace(shown, generation=generation)
+        self.view = msgspec.structs.replace(shown, generation=generation, directory=str(paths.directory))
         self.heard_monotonic = clock()
         self._readings: deque[m.HostReading] = deque(maxlen=READINGS_KEPT)
         self._statistics = StepStatistics(self.recorder.newest_steps(STATISTICS_STEPS))
@@ -290,9 +290,7 @@ class GuestRuns:
         )
         if known is None:
             try:
-                self._db.add_run(
-                    request.run, request.name, paths.directory, request.started_at, "running", request.kind
-                )  # fmt: skip
+                self._db.add_run(request.run, request.name, request.started_at, "running", request.kind)
             except RefusedError:
                 guest.recorder.close()
                 raise

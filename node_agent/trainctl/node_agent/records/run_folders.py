@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from trainctl.node_agent.planning.durable import Durable
+from trainctl.node_agent.records.agent_db import run_column
 from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY, VIEW_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -60,7 +61,7 @@ def _add_run(node: str, paths: RunPaths, connection: sqlite3.Connection) -> None
     if not name:
         return  # no folder of a run
     state, reason = _state(view, events)
-    row = (run, name, str(paths.directory), started_at, state, reason, view.kind if view is not None else "hosted")
+    row = (run, name, run_column(run), started_at, state, reason, view.kind if view is not None else "hosted")
     connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     if view is not None and view.kind == "hosted" and view.lead != node:
         rank = next((rank.rank for rank in view.ranks if rank.node == node), -1)

@@ -97,7 +97,7 @@ class Launch:
         ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}
         try:
             await self._host(run, ranks, config, durable.generation, Source(), call_off="starting")
-            self._db.add_run(run, config.run.name, opening.paths.directory, time.time())
+            self._db.add_run(run, config.run.name, time.time())
         except (InvalidInputError, RefusedError):
             opening.recorder.close()
             shutil.rmtree(opening.paths.directory, ignore_errors=True)
