@@ -169,9 +169,9 @@ class SocketFiles:
         """Leave no file behind, once the sockets are closed, as ZeroMQ does, and no empty folder of the node's own."""
         for address, file in self._files.items():
             with contextlib.suppress(InvalidInputError, OSError):
-                if file.path.exists():
+                if not file.is_own:  # nobody else binds there: this agent has the node's lock
                     _check_free(file.path, address)
-                    file.path.unlink()
+                file.path.unlink()
             if file.is_own:
                 with contextlib.suppress(OSError):  # trainers of a run find the next agent by a file in it
                     file.path.parent.rmdir()
