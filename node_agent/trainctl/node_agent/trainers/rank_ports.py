@@ -68,9 +68,11 @@ class LocalRank:
         self._leave_due = self._status_due = float("inf")  # by time.monotonic
         self._kills, self._was_killed = OomKills(), False  # by this agent
         self._seen = Look()
+        self._resume_from: Path | None = None  # until it is given its first plan
 
     def start(self, resume_from: Path | None) -> None:
         """Raises RefusedError if no process can be started."""
+        self._resume_from = resume_from
         argv = [
             sys.executable, "-m", "trainctl.trainer", "--run-directory", str(self._paths.directory),
             "--run", self._paths.directory.name, "--node", self._node, "--rank", str(self._rank),
@@ -95,6 +97,8 @@ class LocalRank:
         """Whether the trainer was there to take it."""
         if isinstance(order, m.Leave):
             self._leave_due = min(self._leave_due, time.monotonic() + LEAVE_SECONDS)
+        elif isinstance(order, m.StepPlan):
+            self._resume_from = None
         return await self._link.send(self._rank, order)
 
     def look(self) -> Look:
@@ -164,15 +168,19 @@ class LocalRank:
             self._leave_due = time.monotonic()
 
     async def start_again(self) -> None:
-        """Have a trainer, if none lives; it takes part in nothing before it is given the group's state. Raises
-        RefusedError if no process can be started."""
+        """Have a trainer, if none lives. Before the rank's first plan it starts as the last one did; later without a
+        checkpoint, for it takes part in nothing before it is given the group's state. Raises RefusedError if no process
+        can be started."""
         try:
             found = self._supervisor.find(self._paths, self._rank)
         except OSError as error:
             raise RefusedError(f"rank {self._rank}: {error}") from None
         if found is None:
             self._leave_due = float("inf")
-            self.start(None)
+            is_there = (
+                self._resume_from is not None and self._resume_from.exists()
+            )  # others may have gone on without it
+            self.start(self._resume_from if is_there else None)
 
     async def kill(self) -> None:
         """It hangs, and would obey no order: what it was doing is written to its log first."""
