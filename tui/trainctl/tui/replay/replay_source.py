@@ -229,6 +229,9 @@ class ReplaySource:
         found = [one for one in self._reader.held_out_pairs(m.MAX_COUNT) if one.step <= self.head.step]
         return m.Pairs(rid="", run=self._view.run, evaluations=tuple(found[-limit:]))
 
+    async def follow_run(self, run: str) -> bool:
+        return False
+
     async def traces(self, run: str | None = None) -> m.Traces:
         """Those up to the place."""
         found = self._reader.newest_events(64, self._shown_to, kind="profile")
