@@ -28,6 +28,7 @@ from trainctl.protocol.record.downsampling import (
     pieces,
     series_query,
     spans,
+    standing,
 )
 from trainctl.protocol.record.packed_values import unpack, values_of
 from trainctl.protocol.record.paths import RunPaths
@@ -302,9 +303,12 @@ class RecordReader:
         read = (_stored(body, m.KeptPairs) for body, _ in reversed(rows))
         return tuple(one.pairs for one in read if one is not None)
 
-    def evaluations(self) -> tuple[Evaluation, ...]:
-        """The newest evaluation of each step, ascending."""
-        rows = self._rows("SELECT step, max(at), loss, weight, seconds FROM evaluations GROUP BY step ORDER BY step")
+    def evaluations(self, *, undone: bool = False) -> tuple[Evaluation, ...]:
+        """The newest evaluation of each step, ascending; with `undone` also of steps that were retracted since."""
+        stands = "" if undone else f"WHERE {standing('evaluations')}"
+        rows = self._rows(
+            f"SELECT step, max(at), loss, weight, seconds FROM evaluations {stands} GROUP BY step ORDER BY step"  # noqa: S608
+        )
         of = self._evaluation_values()
         return tuple(
             Evaluation(step, at, _number(loss), weight, seconds, of.get((step, at), {}))
