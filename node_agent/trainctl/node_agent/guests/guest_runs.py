@@ -14,7 +14,6 @@ import msgspec
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.guests import guest_rows
 from trainctl.node_agent.records.agent_db import AgentDb, KnownRun
-from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
@@ -22,7 +21,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths, runs_directory
-from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
 from trainctl.protocol.security import received_names
 
 MOST_GUESTS = 16

@@ -10,7 +10,7 @@ import msgspec
 
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.records.agent_db import run_column
-from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY, VIEW_KEY
+from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
@@ -47,8 +47,8 @@ def _add_run(node: str, paths: RunPaths, connection: sqlite3.Connection) -> None
     generations = []
     with contextlib.suppress(TrainctlError), RecordReader(paths) as reader:
         metas = reader.metas()
-        with contextlib.suppress(msgspec.MsgspecError, KeyError):
-            view = msgspec.json.decode(metas[VIEW_KEY], type=m.RunView)
+        with contextlib.suppress(msgspec.MsgspecError):
+            view = reader.view()
         with contextlib.suppress(msgspec.MsgspecError, KeyError):
             durable = msgspec.json.decode(metas[DURABLE_KEY], type=Durable)
         with contextlib.suppress(ValueError, TypeError, KeyError):
