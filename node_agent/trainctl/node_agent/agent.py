@@ -305,7 +305,7 @@ class Agent:
     async def _in_one_precision(self, config: RunFile) -> RunFile:
         """As a run of all its nodes would have it. Raises InvalidInputError."""
         config = preflight.with_nodes(config, self.node, tuple(self._cluster.nodes))
-        resolved, _ = await self._lead.launch.in_one_precision(config)
+        resolved, _ = await self._lead.launch.resolved(config)
         return resolved
 
     async def _guard(self) -> None:

@@ -89,7 +89,8 @@ class LocalRank:
         """Return the node's table and its process's environment."""
         try:
             table = run_file.read(self._paths.run_file).nodes.get(self._node, NodeTable())
-            return table, env_policy.of_trainers(os.environ, table.env, f"nodes.{self._node}.env")
+            where = f"nodes.{self._node}.env"
+            return table, env_policy.of_trainers(os.environ, table.env, where, threads=table.threads)
         except InvalidInputError as error:
             raise RefusedError(f"rank {self._rank} cannot be started: {error}") from None
 
