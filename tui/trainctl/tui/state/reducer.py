@@ -14,7 +14,6 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.protocol.record.rollups import OF_EVALUATIONS
 from trainctl.tui.state import series as s
 from trainctl.tui.state import stragglers
 from trainctl.tui.state.plan_changes import changed_step
@@ -22,6 +21,7 @@ from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, Se
 from trainctl.tui.text import compile_times
 
 MAX_EVENTS, MAX_SAMPLES = 500, 200
+_OF_EVALUATIONS = m.EVALUATED | {"eval_loss", "perplexity"}
 MAX_SERIES = 256
 RECENT_STEPS = 512
 """Steps of full resolution kept beside the whole run's windows."""
@@ -236,7 +236,7 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
 def _without_undone(state: ViewState, step: int) -> ViewState:
     """The state without evaluations of later steps: the run has gone back, and no other point takes their place until
     the next evaluation."""
-    of_evaluations = {key: key[0] in OF_EVALUATIONS or key[0] == "perplexity" for key in state.windows}
+    of_evaluations = {key: key[0] in _OF_EVALUATIONS for key in state.windows}
     windows = {key: s.head(window, step) for key, window in state.windows.items() if of_evaluations[key]}
     recent = {key: s.head(window, step) for key, window in state.recent.items() if of_evaluations.get(key)}
     return replace(
