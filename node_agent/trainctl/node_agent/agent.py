@@ -7,7 +7,7 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
@@ -114,14 +114,16 @@ class Agent:
         self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self._authenticator: Authenticator | None = None
         self._exporter: Exporter | None = None
-        self._runtime: Path | None = None
-        self._files, self._trainers = bind.SocketFiles(), bind.SocketFiles()
+        self._runtime = partial(runtime_directory, self.directory)
+        self._files = bind.SocketFiles(self._runtime)
         self._stopping = asyncio.Event()
+        self.looks: list[Callable[[str], None]] = []
+        """Called every second with the address at which this agent can be reached now."""
 
     # ------------------------------------------------------------ life
 
     async def __aenter__(self) -> "Agent":
-        self._lock = bind.lock(self.directory)
+        self._lock = bind.FolderLock(self.directory)
         runs = runs_directory(self.directory)
         self._db = AgentDb(self.directory / "agent.db", partial(run_folders.add_runs, self.node, runs))
         self._context = zmq.asyncio.Context()
@@ -145,7 +147,6 @@ class Agent:
 
     def _bind(self) -> zmq.asyncio.Socket:
         """All that others can connect to; the socket for live messages."""
-        self._runtime = runtime_directory(self.directory)
         if self._uses_keys:
             self._authenticator = Authenticator(self._keys, self._cluster, self.node, self._audit)
             self._authenticator.open(self._context)
@@ -156,10 +157,9 @@ class Agent:
         self.address = bind.bind(self._control, self._wanted[0])
         live: zmq.asyncio.Socket = new_live_socket(self._context, self._authenticator)
         self.live_address = bind.bind(live, self._wanted[1])
-        self._link = TrainerLink(self._context, self._runtime / "trainers.sock")
+        self._link = TrainerLink(self._context, self._runtime)
         self._files.keep(self.address, lambda: self._control)
         self._files.keep(self.live_address, lambda: self.publisher.socket)
-        self._trainers.keep(self._link.endpoint, lambda: self._link.socket)
         self._exporter = Exporter(self._options.metrics) if self._options.metrics is not None else None
         return live
 
@@ -239,9 +239,6 @@ class Agent:
             self._authenticator.close()
         self._context.destroy(linger=0)
         self._files.remove()
-        if self._runtime is not None:
-            with contextlib.suppress(OSError):  # trainers of a run find the next agent by a file in it
-                self._runtime.rmdir()
         self._lock.close()
 
     @property
@@ -308,7 +305,7 @@ class Agent:
     async def _in_one_precision(self, config: RunFile) -> RunFile:
         """As a run of all its nodes would have it. Raises InvalidInputError."""
         config = preflight.with_nodes(config, self.node, tuple(self._cluster.nodes))
-        resolved, _ = await self._lead.launch.in_one_precision(config)
+        resolved, _ = await self._lead.launch.resolved(config)
         return resolved
 
     async def _guard(self) -> None:
@@ -399,10 +396,18 @@ class Agent:
                 age = time.monotonic() - session.last_commit_monotonic
             beat = m.Heartbeat(node=self.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=lag_seconds)
             self.publisher.beat(beat)
-            self._files.look()
-            self._trainers.look()
+            self._look_at_files()
             if self._exporter is not None:
                 self._exporter.look(lag_seconds)
+
+    def _look_at_files(self) -> None:
+        """Make again what was made at the start and is gone since."""
+        self._lock.look()
+        self._files.look()
+        self._link.files.look()
+        self._query_context.doctor.lost_sockets = tuple(self._files.gone + self._link.files.gone)
+        for look in self.looks:
+            look(self._files.current(self.address))
 
     def _read_host(self, at: float) -> m.HostReading:
         of_a_run = self._lead.session or self._follower.followed

@@ -197,7 +197,8 @@ async def _serve(
     )  # fmt: skip
     known = [entry.address for entry in cluster.nodes.values()]
     async with Agent(name, listen, live, state, cluster, options) as agent, at_work(agent, stall_seconds):
-        with registered(name, agent.address, known, agent.public_key):
+        with registered(name, agent.address, known, agent.public_key) as registration:
+            agent.looks.append(registration.look)
             _say_bound(name, agent.address, agent.live_address, agent.metrics_url)
             await agent.serve()
 

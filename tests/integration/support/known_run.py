@@ -32,5 +32,5 @@ def make_known(node: Path, run: str, run_file: str) -> RunPaths:
     paths.run_file.write_text(run_file)
     RunDb(paths).close()
     with AgentDb(node / "agent.db") as db:
-        db.add_run(run, run, paths.directory, 1.0, "finished")
+        db.add_run(run, run, 1.0, "finished")
     return paths

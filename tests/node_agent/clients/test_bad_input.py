@@ -164,7 +164,7 @@ def damaged(tmp_path) -> Iterator[BlockingAgent]:
     whole = record.read_bytes()
     record.write_bytes(whole[:4096] + b"\xee" * (len(whole) - 4096))
     with AgentDb(folder / "agent.db") as ledger:
-        ledger.add_run("old", "demo", record.parent, 1000.0, state="finished")
+        ledger.add_run("old", "demo", 1000.0, state="finished")
     with blocking_cluster(tmp_path, (NODE,)) as cluster:
         yield cluster[NODE]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class Life:
         self.open()
 
     def open(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         self.db = AgentDb(self.folder / "agent.db")
         self.guests = GuestRuns("box", self.folder, self.db, self.published.append, lambda: self.now)
 
@@ -60,6 +62,29 @@ def life(tmp_path: Path) -> Iterator[Life]:
     made = Life(tmp_path)
     yield made
     made.close()
+
+
+def test_a_run_goes_on_where_its_node_s_folder_is_now(tmp_path: Path) -> None:
+    """As it does after `mv`, and in each of two after `cp -r`; 0.2.0 wrote the folder's absolute path."""
+    first = Life(tmp_path / "a")
+    first.attach()
+    first.steps(step(1), step(2), step(3))
+    first.db._connection.execute("UPDATE runs SET directory = ?", (str(tmp_path / "a" / "runs" / "a"),))
+    first.close()
+    (tmp_path / "a").rename(tmp_path / "b")
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    for folder, last in ((tmp_path / "b", 4), (tmp_path / "c", 5)):
+        life = Life(folder)
+        assert [known.directory for known in life.db.runs()] == [folder / "runs" / "a"]
+        life.guests.take_up(life.db.runs()[0])
+        kept = life.attach()
+        assert (kept.step, kept.directory) == (3, str(folder / "runs" / "a"))
+        assert life.steps(*map(step, range(4, last + 1))).step == last
+        assert life.guests.live[0].view.directory == str(folder / "runs" / "a")
+        life.close()
+        with RecordReader(RunPaths(folder / "runs" / "a")) as reader:
+            assert reader.last_step() is not None and reader.last_step().step == last  # type: ignore[union-attr]
+    assert not (tmp_path / "a").exists()
 
 
 def evaluated(life: Life) -> tuple[float | None, int | None]:
@@ -154,6 +179,7 @@ def test_after_a_retraction_no_step_falls_on_a_retracted_row(life: Life) -> None
     life.guests.take(m.EndRun(rid="r", run="a", state="failed", reason="out of memory"))
     assert life.attach().step == 5
     assert life.steps(*(step(number, loss=1.0) for number in range(6, 9))).step == 8
+    assert life.guests.live[0].recorder.flush()
     with RecordReader(RunPaths(life.folder / "runs" / "a")) as reader:
         assert [kept.loss for kept in reader.steps(0, 20)[0]] == [9.0] * 5 + [1.0] * 3
 

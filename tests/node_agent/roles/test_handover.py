@@ -1,6 +1,7 @@
 """A lead that hands its run over: what it passes on, and when it takes it back."""
 
 import time
+from pathlib import Path
 
 import pytest
 import zmq
@@ -181,3 +182,26 @@ def test_a_lead_that_was_started_again_does_not_take_back_what_another_leads(led
         view = wait_for_step(client, client.snapshot(0).run.step + 3).run
         assert view.lead == "beta"
         until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} == {"run"}, 60, "both ranks")
+
+
+def test_each_node_shows_an_ended_run_as_its_lead_did(led_by_alpha):
+    """Also the one that led it before and took part until the end: with all ranks, shares and the learning rate."""
+    cluster, run = led_by_alpha, led_by_alpha.view("alpha").run
+    assert promote(cluster, "beta", through="alpha").state == "applied"
+    with cluster.client("beta") as client:
+        wait_for_step(client, client.snapshot(0).run.step + 3)
+        assert client.send("stop", {"checkpoint": False}).state == "applied"
+        ended = wait_for_end(client)
+
+    def shown(node: str) -> tuple[object, ...]:
+        with cluster.client(node) as client:
+            view = client.snapshot(0, run).run
+        ranks = [(rank.node, rank.share, rank.micro_batch, rank.backend) for rank in view.ranks]
+        return view.state, view.lead, view.step, view.learning_rate, ranks, Path(view.directory).parents[1].name
+
+    whole = shown("beta")
+    assert whole[:3] == ("stopped", "beta", ended.step) and [rank[:2] for rank in whole[4]] == [
+        ("alpha", 6),
+        ("beta", 6),
+    ]
+    until(lambda: shown("alpha") == (*whole[:-1], "alpha"), 30, "the same on alpha")

@@ -19,7 +19,7 @@ from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages.events import RunBranched
-from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths, runs_directory
 
 ID = "8b7c6d5e-0000-4000-8000-000000000001"
 BRANCHED = m.LateEvent("run-1", 1005.5, "anna", "info", 6, RunBranched("run-1", 6, "run-2", "forge"))
@@ -37,9 +37,9 @@ class World:
         self.db, self.published, self.idle = db, list[m.Event](), Idle()
         self._guests = GuestRuns("studio", folder, db, lambda _: None)
         self.late_notes = self.late_notes_of()
-        self.paths = RunPaths(folder / "run-1")
-        self.paths.directory.mkdir()
-        db.add_run("run-1", "tiny", self.paths.directory, 1000.0, "finished")
+        self.paths = RunPaths(runs_directory(folder) / "run-1")
+        self.paths.directory.mkdir(parents=True)
+        db.add_run("run-1", "tiny", 1000.0, "finished")
         with RunDb(self.paths) as recorder:
             recorder.plan(plan(7), 999.0)
             recorder.commit(step(7), [part(7)], 1000.0)

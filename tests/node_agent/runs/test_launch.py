@@ -46,13 +46,17 @@ def test_a_node_is_gone_if_none_of_its_trainers_lives(tmp_path: Path, node: str,
 
 
 class Link:
-    """A link to a node that has said what devices it has."""
+    """A link to a node that has said what devices it has, and which machine it is on."""
 
-    def __init__(self, *types: str) -> None:
-        self._types = types
+    def __init__(self, *types: str, machine: str = "other", cores: float = 2.0) -> None:
+        self._types, self._machine, self._cores = types, machine, cores
 
-    async def devices(self, seconds: float) -> tuple[m.DeviceTypes, ...]:
-        return (m.DeviceTypes("torch", "cuda:0", self._types),)
+    async def welcome(self, seconds: float) -> m.PeerWelcome:
+        devices = (m.DeviceTypes("torch", "cuda:0", self._types),)
+        return m.PeerWelcome(
+            link="l", node="b", boot="x", live_address="", version="0", devices=devices, machine=self._machine,
+            cores=self._cores,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -64,9 +68,20 @@ async def test_the_lead_asks_all_nodes_what_they_compute_in(monkeypatch, theirs,
     context: Any = SimpleNamespace(db=None, node="a")
     peers: Any = SimpleNamespace(links={"b": Link(*theirs), "elsewhere": Link()})
     wanted = config(4, model={"path": "/model", "dtype": "auto"}, nodes={"a": {}, "b": {}})
-    found, why = await Launch(context, peers, lambda run: None).in_one_precision(wanted)
+    found, why = await Launch(context, peers, lambda run: None).resolved(wanted)
     assert found.model.dtype == chosen
-    assert chosen in why
+    assert len(why) == 1 and chosen in why[0]
+
+
+async def test_nodes_of_one_machine_are_given_a_part_of_its_cores(monkeypatch):
+    monkeypatch.setattr(launch, "boot_id", lambda: "here")
+    monkeypatch.setattr(launch, "usable_cores", lambda: 8.0)
+    context: Any = SimpleNamespace(db=None, node="a")
+    peers: Any = SimpleNamespace(links={"b": Link(machine="here", cores=8.0), "c": Link()})
+    wanted = config(4, nodes={"a": {}, "b": {}, "c": {}})
+    found, why = await Launch(context, peers, lambda run: None).resolved(wanted)
+    assert {node: table.threads for node, table in found.nodes.items()} == {"a": 4, "b": 4, "c": 0}
+    assert why == ("a, b share 8 cores: 4 threads for each",)
 
 
 class Starting:

@@ -128,6 +128,17 @@ def test_ranks_that_outlive_an_agent_are_probed_unless_they_were_or_know_no_prob
     assert resumed(paths, 4).conductor.durable.probed == ()
 
 
+def test_an_evaluation_of_a_step_that_is_undone_is_not_the_newest_any_more(paths: RunPaths) -> None:
+    with restore.RunDb(paths) as recorder:
+        recorder.evaluation(2, 3000.0, 2.5, 10.0, 0.1, {"eval/kl": 0.25})
+        recorder.evaluation(4, 3001.0, 1.5, 10.0, 0.1, {"eval/kl": 0.5})
+    keep(paths, eval_loss=1.5, eval_step=4, eval_values={"eval/kl": 0.5})
+    back = resumed(paths, 3).conductor.durable
+    assert (back.eval_step, back.eval_loss, back.eval_values) == (2, 2.5, {"eval/kl": 0.25})
+    none = resumed(paths, 1).conductor.durable
+    assert (none.eval_step, none.eval_loss, none.eval_values) == (None, None, {})
+
+
 def test_the_time_between_the_loss_of_agent_and_trainers_and_the_resume_is_nobody_s(paths: RunPaths) -> None:
     with restore.RunDb(paths) as recorder:
         last = recorder.last_state().step

@@ -6,11 +6,10 @@ from typing import get_args
 import pytest
 from tests.node_agent.support.scenarios import events_of, simulate, steps_of
 
-from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.simulate.outcome import outcome
 from trainctl.protocol.batch.split import ShareCost, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
-from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
 from trainctl.tui.export.rows import What, of_record
 
 THREE = {name: {"samples_per_second": rate} for name, rate in (("a", 8.0), ("b", 4.0), ("c", 2.0))}

@@ -27,7 +27,7 @@ from trainctl.node_agent.trainers.rank_ports import Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
 
@@ -114,7 +114,7 @@ class JournaledAgent:
     """Agents of one node, one after another, and the ranks that outlive them."""
 
     def __init__(self, folder: Path, ranks: int, seed: int, steps: int = 100_000) -> None:
-        self.paths, self._ledger_path = RunPaths(folder / RUN), folder / "agent.db"
+        self.paths, self._ledger_path = RunPaths(runs_directory(folder) / RUN), folder / "agent.db"
         self.chance, self.loop = random.Random(seed), asyncio.new_event_loop()
         self.context = zmq.Context()
         self.world = SimWorld(seed)
@@ -130,12 +130,12 @@ class JournaledAgent:
             rank.load()
 
     def _guests(self) -> GuestRuns:
-        return GuestRuns("a", self.paths.directory.parent, self.db, lambda _: None)
+        return GuestRuns("a", self._ledger_path.parent, self.db, lambda _: None)
 
     def _begin(self, opening: restore.Opening | None, *, add: bool = False) -> None:
         self.db = AgentDb(self._ledger_path)
         if add:
-            self.db.add_run(RUN, RUN, self.paths.directory, 0.0)
+            self.db.add_run(RUN, RUN, 0.0)
         self.journal = CommandJournal(self.db, self._answer, self, self._handlers(), self._guests())
         if opening is None:
             open_ids = frozenset(row.id for row in self.db.open_commands())

@@ -57,7 +57,7 @@ def test_a_bare_sigkill_is_no_lack_of_memory(status, kills, held, is_memory):
 def test_the_last_step_tells_what_a_trainer_took_and_no_lighter_plan_after_it(tmp_path):
     async def peaks(*told: tuple[m.PlanKind, int]) -> list[int | None]:
         context = zmq.asyncio.Context()
-        link = TrainerLink(context, tmp_path / "trainers.sock")
+        link = TrainerLink(context, lambda: tmp_path)
         trainer = context.socket(zmq.DEALER)
         trainer.connect(link.endpoint)
         seen = []
@@ -246,7 +246,7 @@ def test_a_trainer_that_the_kernel_kills_for_memory_is_told_from_one_that_is_kil
 
     async def main() -> rank_ports.Ending:
         context = zmq.asyncio.Context()
-        link = TrainerLink(context, tmp_path / "trainers.sock")
+        link = TrainerLink(context, lambda: tmp_path)
         host.start(paths, 0, [sys.executable, "-c", HUNGRY, str(cap), str(gate)], ENVIRONMENT)
         port = rank_ports.LocalRank(host, link, paths, "a", 0)
         wait_for(lambda: "in" in host.log_tail(paths, 0, 5))

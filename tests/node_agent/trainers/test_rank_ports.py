@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 import zmq
 import zmq.asyncio
+from tests.integration.support.known_run import run_file
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
+from tests.node_agent.support.records import plan
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.trainers import ipc, rank_ports
@@ -50,7 +52,7 @@ def test_a_leaving_trainer_has_time_as_long_as_its_checkpoint_makes_progress(tmp
 
     async def main() -> rank_ports.LocalRank:
         context = zmq.asyncio.Context()
-        link = TrainerLink(context, tmp_path / "trainers.sock")
+        link = TrainerLink(context, lambda: tmp_path)
         words = [codec.encode(each).hex() for each in said]
         host.start(paths, 0, [sys.executable, "-c", WRITING, link.endpoint, *words], ENVIRONMENT)
         port = rank_ports.LocalRank(host, link, paths, "a", 0)
@@ -77,7 +79,7 @@ def test_how_a_trainer_ended_is_known_however_late_its_shim_writes_it(tmp_path, 
     with contextlib.ExitStack() as held:
         context = zmq.asyncio.Context()
         held.callback(context.destroy, linger=0)
-        link = TrainerLink(context, tmp_path / "trainers.sock")
+        link = TrainerLink(context, lambda: tmp_path)
         held.callback(link.remove)
         port = rank_ports.LocalRank(host, link, paths, "a", 0)
         for limit, how in ((HANG_SECONDS, "was ended by signal 9"), (0.5, "is gone")):
@@ -94,3 +96,31 @@ def test_how_a_trainer_ended_is_known_however_late_its_shim_writes_it(tmp_path, 
             assert wait_for(lambda: port.look().ending).why == how
             os.kill(trainer.keeper_pid, signal.SIGCONT)
             wait_for(lambda: host.exit_status(paths, 0) is not None)
+
+
+def test_before_its_first_plan_a_rank_starts_again_from_the_run_s_checkpoint_and_later_of_no_step(tmp_path):
+    paths, host = RunPaths(tmp_path / "run-1"), TrainerSupervisor()
+    paths.checkpoint(3).mkdir(parents=True)
+    paths.run_file.write_text(run_file(tmp_path, nodes='[nodes.a]\nbackend = "torch"\n'))
+
+    async def main() -> list[bool]:
+        context, resumes = zmq.asyncio.Context(), []
+        link = TrainerLink(context, lambda: tmp_path)
+        port = rank_ports.LocalRank(host, link, paths, "a", 0)
+        port.start(paths.checkpoint(3))
+        for order in (None, None, plan(4)):
+            if order is not None:
+                await port.tell(order)
+            trainer = wait_for(lambda: found if (found := host.find(paths, 0)) and found.pid else None)
+            resumes.append("--resume-from" in trainer.command)
+            os.kill(trainer.pid, signal.SIGKILL)
+            wait_for(lambda: port.look().ending)
+            await port.start_again()
+        trainer = wait_for(lambda: found if (found := host.find(paths, 0)) and found.pid else None)
+        os.kill(trainer.pid, signal.SIGKILL)
+        wait_for(lambda: port.look().ending)
+        link.remove()
+        context.destroy(linger=0)
+        return [*resumes, "--resume-from" in trainer.command]
+
+    assert asyncio.run(main()) == [True, True, True, False]

@@ -16,6 +16,7 @@ import pytest
 from tests.waiting import Patience
 
 from trainctl.node_agent.agent import Agent
+from trainctl.node_agent.transport import bind
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.client.local_agents import registered
@@ -89,6 +90,15 @@ async def test_sockets_whose_folder_goes_are_bound_again(tmp_path: Path) -> None
             assert (await client.facts()).node == "box"
             heard = (item async for item in client.attach() if isinstance(item, m.Heartbeat))
             assert (await anext(heard)).node == "box"
+
+
+def test_a_node_s_folder_is_one_agent_s_and_names_it_even_after_its_lock_was_deleted(tmp_path: Path) -> None:
+    with contextlib.closing(bind.FolderLock(tmp_path)) as lock:
+        (tmp_path / "agent.lock").unlink()
+        lock.look()
+        with pytest.raises(InvalidInputError, match=f"another agent of this node is running \\(pid {os.getpid()} on "):
+            bind.FolderLock(tmp_path)
+    bind.FolderLock(tmp_path).close()
 
 
 async def test_what_is_there_is_never_taken_away(tmp_path: Path) -> None:

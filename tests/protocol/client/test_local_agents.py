@@ -47,6 +47,17 @@ def test_an_agent_is_found_as_long_as_it_is_registered(folder: Path) -> None:
     assert running() == [] and list(folder.iterdir()) == []
 
 
+def test_a_file_that_is_gone_is_written_again_with_the_agent_s_address_of_now(folder: Path) -> None:
+    with registered("a", "ipc:///run/a.sock") as registration:
+        for path in folder.glob("*.json"):
+            path.unlink()
+        registration.look("ipc:///run/a.sock")
+        assert addresses() == [["ipc:///run/a.sock"]]
+        registration.look("ipc:///tmp/a.sock")
+        assert addresses() == [["ipc:///tmp/a.sock"]]
+    assert running() == [] and list(folder.iterdir()) == []
+
+
 def test_a_killed_one_s_file_counts_for_nothing_and_goes_with_the_next(folder: Path) -> None:
     with hold("b", "tcp://127.0.0.1:2") as other:
         other.send_signal(signal.SIGKILL)

@@ -135,7 +135,7 @@ def test_a_zoom_covers_its_span_once_and_reads_few_rows(first: int, length: int,
 
 @pytest.fixture
 def small(tmp_path: Path) -> RunPaths:
-    """Four steps: 3 was retracted and done again, 2 has no finite loss; three events; three evaluations."""
+    """Four steps: 3 was retracted and done again, 2 has no finite loss; three events; four evaluations, one undone."""
     paths = RunPaths(tmp_path / "run-1")
     paths.directory.mkdir()
     connection = open_for_writing(paths.record, RUN_SCHEMA)
@@ -156,7 +156,8 @@ def small(tmp_path: Path) -> RunPaths:
           (3, 1002.0, 'run', 'info', 'auto', 'ended', 4, 1, 2, NULL, NULL, NULL, NULL, NULL, NULL,
            NULL);
         INSERT INTO evaluations VALUES (0, 999.0, 6.0, 10.0, 0.1), (2, 1003.0, 4.5, 10.0, 0.1),
-          (2, 1002.0, 4.0, 10.0, 0.1);
+          (2, 1002.0, 4.0, 10.0, 0.1), (3, 1003.5, 9.0, 10.0, 0.1);
+        INSERT INTO evaluation_values VALUES ('eval/kl', 2, 1003.0, 0.5), ('eval/kl', 3, 1003.5, 0.75);
         INSERT INTO meta VALUES ('name', 'demo');
     """)
     connection.close()
@@ -207,6 +208,8 @@ def test_events_are_paged_from_either_end_and_the_newest_evaluation_of_a_step_co
             step=2, generation=m.Generation(1, 1), command="id", verb="resize-batch", outcome="applied",
         )  # fmt: skip
         assert [(one.step, one.loss) for one in reader.evaluations()] == [(0, 6.0), (2, 4.5)]
+        assert [one.step for one in reader.evaluations(undone=True)] == [0, 2, 3]
+        assert reader.series("eval_loss").steps == (0, 2) and reader.series("eval/kl").steps == (2,)
         series = reader.series("eval_loss")
         assert series.steps == (0, 2) and series.last == (6.0, 4.5)
         assert reader.series("eval_loss", columns=1).mean == (5.25,)

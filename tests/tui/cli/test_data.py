@@ -9,6 +9,7 @@ from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.run_file import read
+from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.trainer import demo_assets
 from trainctl.trainer.common.reference_cache import write_notes
@@ -58,6 +59,14 @@ def test_a_growing_file_is_read_on_one_machine(run_file: Path, tmp_path: Path) -
     cluster.write_text(f"[nodes.far]\n{far}\n[nodes.near]\n{near}\n", "utf-8")
     done = call("check", run_file, "--set", "data.growing=true", "--cluster", cluster)
     assert_one_line(done, 2, "data.growing: a growing file is read on one machine, but far is at tcp://192.0.2.7:7474")
+
+
+def test_check_says_how_ranks_on_this_machine_share_its_cores(run_file: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    nodes = "".join(f'[nodes.{node}]\naddress = "ipc://{tmp_path}/{node}.sock"\n' for node in ("one", "two"))
+    cluster.write_text(nodes, "utf-8")
+    done = call("check", run_file, "--cluster", cluster)
+    assert f"one, two share {usable_cores():g} cores: " in done.stdout, done.stderr
 
 
 def test_data_of_a_glob_are_read_in_order(run_file: Path) -> None:

@@ -89,6 +89,7 @@ FOREIGN_FILE = m.FileFacts(path=f"{KEYS}/agent.toml", mode=0o600, is_own=False)
     [
         ("fail", {"python": "3.10.4"}, ("Python 3.10.4", "too old")),
         ("warn", {"libraries": {}}, ("neither torch nor mlx", "pip install")),
+        ("warn", {"lost_sockets": ("/run/user/7/trainctl-7-ab/agent.sock",)}, ("/run/user/7", "enable-linger")),
         ("fail", {"namesakes": ("trainctl 99.0",)}, ("trainctl 99.0", "another project's", "pip uninstall trainctl ")),
         ("fail", {"namesakes": ("trainctl-client 0.2.0",)}, ("pip uninstall trainctl-client there",)),
         ("fail", {"key_files": ()}, ("which TCP needs", "trainctl keys new")),

@@ -34,7 +34,7 @@ def agent(tmp_path: Path) -> Iterator[BlockingAgent]:
         eval_values=(("eval/kl", 0.25), ("eval/entropy", 3.5)),
     )  # fmt: skip
     with AgentDb(tmp_path / "state" / NODE / "agent.db") as db:
-        db.add_run("run-1", "demo", paths.directory, 1000.0, "finished")
+        db.add_run("run-1", "demo", 1000.0, "finished")
     with RunDb(paths) as recorder:
         recorder.set_meta("view", msgspec.json.encode(view).decode())
         for number in NUMBERS:

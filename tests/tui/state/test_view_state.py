@@ -102,6 +102,17 @@ def test_a_run_that_starts_takes_the_screen_and_one_that_ended_does_not() -> Non
     assert taken.last_step is None
 
 
+def test_a_run_that_goes_back_loses_the_points_of_undone_evaluations() -> None:
+    state = opened()
+    found = {"eval_loss": 2.0, "eval_step": 118, "eval_values": (("eval/kl", 0.25),)}
+    state = reducer.apply(state, msgspec.structs.replace(VIEW, seq=1, **found), 5000.0)
+    assert (state.window("eval_loss").first[-1], state.window("eval/kl").first[-1]) == (118, 118)
+    steps = len(state.window("loss"))
+    state = reducer.apply(state, msgspec.structs.replace(VIEW, seq=2, step=100, eval_loss=None, eval_step=None), 5001.0)
+    assert not len(state.window("eval/kl")) and all(state.window("eval_loss").first <= 100)
+    assert len(state.window("loss")) == steps
+
+
 def test_an_evaluation_in_the_run_view_becomes_a_point_once() -> None:
     state = opened()
     before = len(state.window("eval_loss"))

@@ -556,6 +556,9 @@ class Recorded:
     async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
         return m.Pairs(rid="r", run=run, evaluations=self.known_pairs)
 
+    async def follow_run(self, run: str) -> bool:
+        return False
+
     async def traces(self, run: str | None = None) -> m.Traces:
         return m.Traces(rid="r", run=run, profiles=self.known_step_profiles)
 

@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
     with Control(who, arguments.endpoint, progress, status) as control:
         config, is_new = checked_run_file(paths, who.node), arguments.resume_from is None
         if is_new:
-            calibrate_at_start(paths, who, _saying(progress, status, control), control.take_preflight)
+            calibrate_at_start(paths, who, _saying(status, control), control.take_preflight)
             control.detail = ""
         import_library(config, who.node, WHERE)
         trainer = load_trainer(who, paths, progress, status, control, standby, is_new=is_new)
@@ -65,14 +65,13 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
         trainer.serve()
 
 
-def _saying(progress: Progress, status: StatusWriter, control: Control) -> Callable[[str], None]:
+def _saying(status: StatusWriter, control: Control) -> Callable[[str], None]:
     """Shows how far the calibration is, a sign of life, and ends this process with it if the rank is to leave."""
 
     def say(text: str) -> None:
         status.show("starting")
         control.detail = f"calibrating: {text}"
-        if progress.leaving or control.is_orphaned:
-            raise SystemExit(0)
+        control.leave_if_asked()
 
     return say
 

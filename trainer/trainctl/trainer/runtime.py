@@ -96,7 +96,7 @@ class Trainer:
     def resume(self, folder: Path | None) -> None:
         """Stand where the checkpoint in `folder` stood, or at the beginning. Raises InvalidInputError if it doesn't
         fit."""
-        self._saver.resume(folder, _ended_by(self._progress, self._status, self._control))
+        self._saver.resume(folder, _ended_by(self._status, self._control))
 
     def announce(self) -> m.Ready:
         """Tell the agent what has been loaded; heartbeats repeat it from here on."""
@@ -159,6 +159,7 @@ class Trainer:
             case Orphaned(seconds=seconds):
                 log.warning("the agent has been gone for %.0f s: writing a checkpoint, then exiting", seconds)
                 self.checkpointer.write_last(self._progress.last_step)
+                log.info("leaving: the agent has been gone for %.0f s", seconds)
                 return False
             case Broken(error=error):
                 raise error
@@ -354,7 +355,7 @@ def load_trainer(
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     model_files = file_digests.model_digests(Path(config.model.path))
     if is_new and control.preflight is None and _wants_preflight(config, paths, who.rank):
-        look = _ended_by(progress, status, control)
+        look = _ended_by(status, control)
         control.take_preflight(preflight.preflight(who, config, backend, dataset, model_files, look))
     if wants_reference(config):
         assert isinstance(dataset, Dataset), "pairs are whole files"
@@ -400,21 +401,20 @@ def _open_growing(
         of = f"{now.following:,} of the first {config.data.chunk_samples:,} samples"
         control.detail = f"waiting for data: {of} in {Path(config.data.path).name}"
 
-    look = _ended_by(progress, status, control)
+    look = _ended_by(status, control)
     report = _tokenizing(status, control)
     growing = open_growing(config, caches, where, report, look, first, told=told, failed=control.fail)
     _log_end(growing.now.chunks[0], config)
     return growing
 
 
-def _ended_by(progress: Progress, status: StatusWriter, control: Control) -> Look:
+def _ended_by(status: StatusWriter, control: Control) -> Look:
     """What a wait for data looks for before there is anything to save. It counts as progress, so that the trainer isn't
     taken for hung."""
 
     def look() -> None:
         status.show("starting")
-        if progress.leaving or control.is_orphaned:
-            raise SystemExit(0)
+        control.leave_if_asked()
 
     return look
 
@@ -454,7 +454,7 @@ def _tokenizing(status: StatusWriter, control: Control) -> Report:
 
 def _computing_reference(status: StatusWriter, control: Control, progress: Progress) -> Report:
     """Shows how far the reference's log-probabilities are computed, and looks whether they are still wanted."""
-    look = _ended_by(progress, status, control)
+    look = _ended_by(status, control)
     show = _shown(
         status, control, lambda done, whole: f"computing the reference, {done / max(1, whole):.0%} of {whole:,} pairs"
     )

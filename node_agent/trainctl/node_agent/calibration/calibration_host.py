@@ -263,7 +263,7 @@ class CalibrationHost:
 
 async def _started(arguments: Sequence[str], table: NodeTable, folder: Path, errors: int) -> Process:
     """With the environment and priority of a trainer; its temporary files are in `folder`."""
-    env = env_policy.of_trainers(os.environ, table.env) | {"TMPDIR": str(folder)}
+    env = env_policy.of_trainers(os.environ, table.env, threads=table.threads) | {"TMPDIR": str(folder)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "trainctl.trainer.calibration", *arguments, stdin=PIPE, stdout=PIPE, stderr=errors,
         env=env, limit=LINE_BYTES,

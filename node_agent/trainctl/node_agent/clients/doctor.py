@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.data_files import data_files, lacks_files
@@ -41,6 +43,7 @@ class Doctor:
         """`run_files` returns the run files of this node's runs, newest first."""
         self._node, self._keys_folder, self._state_folder = node, keys_folder, state_folder
         self._run_files = run_files
+        self.lost_sockets: tuple[str, ...] = ()
         self._named: dict[tuple[str, int, int, int], frozenset[_Named]] = {}  # by run file, as it was when it was read
         self._made: dict[_Stamp, asyncio.Task[FileDigests]] = {}
         self._one_at_a_time = asyncio.Lock()  # two readers make one disk slower than either
@@ -53,7 +56,8 @@ class Doctor:
     async def facts(self, request: m.FactsRequest) -> m.Facts:
         devices = await _apart(read_devices)
         folders = self._keys_folder, self._state_folder
-        return await _apart(lambda: facts.gather(self._node, *folders, rid=request.rid, devices=devices))
+        gathered = await _apart(lambda: facts.gather(self._node, *folders, rid=request.rid, devices=devices))
+        return msgspec.structs.replace(gathered, lost_sockets=self.lost_sockets)
 
     async def digests(self, request: m.DigestsRequest) -> m.Digests:
         """Only of what a run file here names: nothing else is looked at."""

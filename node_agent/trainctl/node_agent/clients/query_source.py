@@ -9,7 +9,6 @@ import msgspec
 
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.node_agent.clients.presence import Presence
-from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
@@ -86,6 +85,6 @@ async def from_record(paths: RunPaths, read: Callable[[RecordReader], T]) -> T:
 
 
 def kept_view(reader: RecordReader) -> m.RunView | None:
-    text = reader.meta(VIEW_KEY)
+    """Return a run as its record last showed it, in the folder where it is now."""
     with refusing_damage(reader.path, msgspec.DecodeError):
-        return msgspec.json.decode(text, type=m.RunView) if text is not None else None
+        return reader.view()

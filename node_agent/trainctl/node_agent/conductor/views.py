@@ -44,7 +44,8 @@ def rank_view(
         micro_batch=setting.micro_in_force, why=_why(conductor, rank, state, away),
         backend=ready.backend if ready else None, device=ready.device if ready else None, pid=pid,
         compute=ready.compute if ready else None, passes=_passes(conductor, rank), micro_set=setting.micro_batch,
-        micro_most=conductor.most_micro(rank) if setting.auto_micro else None,
+        micro_most=conductor.most_micro(rank) if setting.auto_micro else None, machine=ready.machine if ready else "",
+        cores=ready.cores if ready else 0.0,
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ import msgspec
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.guests import guest_rows
 from trainctl.node_agent.records.agent_db import AgentDb, KnownRun
-from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
@@ -22,7 +21,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths, runs_directory
-from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
 from trainctl.protocol.security import received_names
 
 MOST_GUESTS = 16
@@ -64,7 +63,7 @@ class GuestRun:
             raise InvalidInputError("run", f"{paths.record} does not name its run: attach the run again")
         seen = (self.recorder.highest_generation(), known.generation if known is not None else None)
         generation = max((one for one in seen if one is not None), default=shown.generation)
-        self.view = msgspec.structs.replace(shown, generation=generation)
+        self.view = msgspec.structs.replace(shown, generation=generation, directory=str(paths.directory))
         self.heard_monotonic = clock()
         self._readings: deque[m.HostReading] = deque(maxlen=READINGS_KEPT)
         self._statistics = StepStatistics(self.recorder.newest_steps(STATISTICS_STEPS))
@@ -290,9 +289,7 @@ class GuestRuns:
         )
         if known is None:
             try:
-                self._db.add_run(
-                    request.run, request.name, paths.directory, request.started_at, "running", request.kind
-                )  # fmt: skip
+                self._db.add_run(request.run, request.name, request.started_at, "running", request.kind)
             except RefusedError:
                 guest.recorder.close()
                 raise

@@ -23,6 +23,7 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import BusyError, DamagedError, InvalidInputError, RefusedError
 from trainctl.protocol.record import salvage
+from trainctl.protocol.record.paths import runs_directory
 from trainctl.protocol.record.schema import AGENT_SCHEMA, UNREADABLE, open_for_writing, refusing_damage
 
 T = TypeVar("T")
@@ -244,11 +245,10 @@ class AgentDb:
         return tuple(_command(row) for row in rows)
 
     def add_run(
-        self, run: str, name: str, directory: Path, started_at: float, state: m.RunState = "starting",
-        kind: m.RunKind = "hosted",
-    ) -> None:  # fmt: skip
+        self, run: str, name: str, started_at: float, state: m.RunState = "starting", kind: m.RunKind = "hosted"
+    ) -> None:
         """Raises RefusedError if it cannot be kept, and then it must not be started."""
-        row = (run, name, str(directory), started_at, state, kind)
+        row = (run, name, run_column(run), started_at, state, kind)
         if not self._write_now(
             "run not kept", "INSERT INTO runs VALUES (?, ?, ?, ?, ?, '', ?) ON CONFLICT DO NOTHING", row
         ):
@@ -340,9 +340,10 @@ class AgentDb:
         """Newest first."""
         self.retry()
         rows = self._rows(
-            "SELECT run, name, directory, started_at, state, reason, kind FROM runs ORDER BY started_at DESC, run DESC"
+            "SELECT run, name, started_at, state, reason, kind FROM runs ORDER BY started_at DESC, run DESC"
         )
-        return tuple(KnownRun(run, name, Path(folder), *rest) for run, name, folder, *rest in rows)
+        folder = runs_directory(self._path.parent)
+        return tuple(KnownRun(run, name, folder / run, *rest) for run, name, *rest in rows)
 
     @property
     def generation(self) -> m.Generation | None:
@@ -458,6 +459,12 @@ class AgentDb:
         with self._connection:  # commits, or rolls back
             self._connection.execute("BEGIN IMMEDIATE")
             yield
+
+
+def run_column(run: str) -> str:
+    """Return what the column `directory` has of a run. Its folder is never found by it: 0.2.0 wrote absolute paths, and
+    the node's folder may have been moved or copied since."""
+    return str(runs_directory(Path()) / run)
 
 
 def _inode(path: Path) -> int | None:

@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from trainctl.protocol.errors import DamagedError
+from trainctl.protocol.record.reader import VIEW_KEY
 from trainctl.protocol.record.schema import VALUES_FROM
 
 T = TypeVar("T")
@@ -18,7 +19,7 @@ NODE_TIMES_KEY = "node-times"
 """Key of the time that each node took part, which its cost is made from."""
 ETA_KEY = "eta"
 """Key of what was measured for the time left."""
-VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY = "view", "generation", "handed-over"
+GENERATION_KEY, HANDED_OVER_KEY = "generation", "handed-over"
 EVENTS_KEY = "events-reserved"
 """Key of the highest id that an event may have had, by the disk: one that a power cut took is never given again."""
 OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY, EVENTS_KEY, VALUES_FROM})

@@ -141,7 +141,7 @@ def state(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
     for key, value in reader.metas().items():
         if key not in OWN_KEYS:
             yield m.KeptValue(key=key, value=value)
-    for made in reader.evaluations():
+    for made in reader.evaluations(undone=True):
         if made.step >= after_step:
             yield m.KeptEvaluation(
                 step=made.step, at=made.at, loss=made.loss, weight=made.weight, seconds=made.seconds,

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from trainctl.node_agent.planning.durable import Durable
-from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY, VIEW_KEY
+from trainctl.node_agent.records.agent_db import run_column
+from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
@@ -46,8 +47,8 @@ def _add_run(node: str, paths: RunPaths, connection: sqlite3.Connection) -> None
     generations = []
     with contextlib.suppress(TrainctlError), RecordReader(paths) as reader:
         metas = reader.metas()
-        with contextlib.suppress(msgspec.MsgspecError, KeyError):
-            view = msgspec.json.decode(metas[VIEW_KEY], type=m.RunView)
+        with contextlib.suppress(msgspec.MsgspecError):
+            view = reader.view()
         with contextlib.suppress(msgspec.MsgspecError, KeyError):
             durable = msgspec.json.decode(metas[DURABLE_KEY], type=Durable)
         with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -60,7 +61,7 @@ def _add_run(node: str, paths: RunPaths, connection: sqlite3.Connection) -> None
     if not name:
         return  # no folder of a run
     state, reason = _state(view, events)
-    row = (run, name, str(paths.directory), started_at, state, reason, view.kind if view is not None else "hosted")
+    row = (run, name, run_column(run), started_at, state, reason, view.kind if view is not None else "hosted")
     connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     if view is not None and view.kind == "hosted" and view.lead != node:
         rank = next((rank.rank for rank in view.ranks if rank.node == node), -1)

@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
-from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.replay import format as r
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
@@ -26,12 +23,11 @@ def of_run(directory: Path) -> r.Recording:
     """Raises InvalidInputError if there is no record, it has no step, or too many."""
     paths = RunPaths(directory)
     with RecordReader(paths) as reader:
-        text = reader.meta(VIEW_KEY)
+        view = reader.view()
         steps, more = reader.steps(limit=MOST_STEPS)
-        if text is None or not steps or more:
+        if view is None or not steps or more:
             problem = f"has over {MOST_STEPS:,} steps" if more else "has no steps"
             raise InvalidInputError(str(directory), f"{problem}: it cannot be recorded")
-        view = msgspec.json.decode(text, type=m.RunView)
         parts = [reader.rank_steps(step.step) for step in steps]
         held = tuple((found.step, round(found.loss, 5)) for found in reader.evaluations())
         events = tuple(event for event in _all_events(reader) if not _is_end(event, steps[-1].step))

@@ -22,7 +22,6 @@ from trainctl.node_agent.clients.query_source import LiveRun
 from trainctl.node_agent.conductor.views import same_but_progress
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import ListenAddress
-from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.replay import readings as played_machine
 from trainctl.node_agent.replay.agent import PlayedAgent
@@ -36,6 +35,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths, runtime_directory
+from trainctl.protocol.record.reader import VIEW_KEY
 from trainctl.protocol.wire import sockets
 
 MOST_NODES = 64

@@ -11,7 +11,7 @@ from trainctl.node_agent.conductor.views import same_but_progress
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.records import replication
 from trainctl.node_agent.records.agent_db import FollowedRun
-from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY, decoded
+from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY, HANDED_OVER_KEY, decoded
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.trainers.rank_ports import Ending, RankPort
 from trainctl.protocol import messages as m
@@ -19,6 +19,7 @@ from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import VIEW_KEY
 from trainctl.protocol.record.schema import refusing_damage
 
 RECLAIM_SECONDS = 10.0

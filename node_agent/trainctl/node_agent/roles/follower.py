@@ -25,7 +25,9 @@ from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.node_agent.transport.sequencing import SILENT_AFTER_SECONDS, Order
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
+from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.protocol.machine.devices import read_devices
+from trainctl.protocol.machine.shim import boot_id
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.security import received_names
 
@@ -129,7 +131,8 @@ class Follower:
         welcome = m.PeerWelcome(
             link=hello.link, node=self._node, boot=self._context.boot, live_address=self._context.live_address,
             version=self._context.version, generation=self._db.generation, ranks=ranks,
-            devices=await asyncio.to_thread(read_devices), leaving=self._role.leaving,
+            devices=await asyncio.to_thread(read_devices), leaving=self._role.leaving, machine=boot_id(),
+            cores=usable_cores(),
         )  # fmt: skip
         await self._links.greet(identity, hello, welcome)
         if over is not None:

@@ -104,7 +104,7 @@ class RankHosting:
             if recorder.meta(HANDED_OVER_KEY):
                 recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # the node that asks for a rank leads the run
             if is_new:
-                self._db.add_run(known.run, config.run.name, paths.directory, time.time())
+                self._db.add_run(known.run, config.run.name, time.time())
             self._db.follow(known)
             followed = self._followed(known, config, paths, recorder, time.time())
             followed.port.start(checkpoint)

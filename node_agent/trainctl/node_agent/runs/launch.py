@@ -19,10 +19,13 @@ from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
 from trainctl.node_agent.transport.peer_link import REACH_SECONDS, PeerLink
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.core_sharing import Machine, share_cores
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.config.cluster_file import check_growing
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.protocol.machine.devices import read_devices, resolve
+from trainctl.protocol.machine.shim import boot_id
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
@@ -88,7 +91,7 @@ class Launch:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         config = preflight.with_nodes(config, self._context.node, tuple(self._context.cluster.nodes))
         check_growing(config, self._context.cluster, "config")
-        config, precision = await self.in_one_precision(config)
+        config, resolved = await self.resolved(config)
         opening = await asyncio.to_thread(
             restore.new_run, config, self._context.node, self._context.directory, command.id, command.by,
             max(1, self._db.term), self._context.placement, fork,
@@ -97,25 +100,28 @@ class Launch:
         ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}
         try:
             await self._host(run, ranks, config, durable.generation, Source(), call_off="starting")
-            self._db.add_run(run, config.run.name, opening.paths.directory, time.time())
+            self._db.add_run(run, config.run.name, time.time())
         except (InvalidInputError, RefusedError):
             opening.recorder.close()
             shutil.rmtree(opening.paths.directory, ignore_errors=True)
             raise
         finally:
             unstarted.unmark(opening.paths.directory)
-        return opening._replace(notices=(*opening.notices, precision)) if precision else opening
+        return opening._replace(notices=(*opening.notices, *resolved))
 
-    async def in_one_precision(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, str]:
-        """With the data type that suits all nodes of the run file in place of "auto", and why it is that one. Raises
-        InvalidInputError."""
-        if config.model.dtype != "auto":
-            return config, ""
+    async def resolved(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, tuple[str, ...]]:
+        """Return the run file with what depends on its nodes' machines, and why: the data type that suits all of them
+        where it is "auto", and the threads of those that share a machine. Raises InvalidInputError."""
         links = {node: self._peers.links[node] for node in config.nodes if node in self._peers.links}
-        found = await asyncio.gather(*(link.devices(REACH_SECONDS) for link in links.values()))
-        devices = dict(zip(links, found, strict=True))
+        found = await asyncio.gather(*(link.welcome(REACH_SECONDS) for link in links.values()))
+        welcomes = {node: welcome for node, welcome in zip(links, found, strict=True) if welcome is not None}
+        devices = {node: welcome.devices for node, welcome in welcomes.items()}
         devices[self._context.node] = await asyncio.to_thread(read_devices)
-        return resolve(config, devices, "config")
+        machines = {node: Machine(welcome.machine, welcome.cores) for node, welcome in welcomes.items()}
+        machines[self._context.node] = Machine(boot_id(), usable_cores())
+        config, precision = resolve(config, devices, "config")
+        config, shares = share_cores(config, machines)
+        return config, (*((precision,) if precision else ()), *shares)
 
     async def old(
         self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = (),

@@ -247,6 +247,7 @@ def old_run(
         checkpoints.supersede(paths.checkpoints, step)
         state = recorder.last_state()
         durable = msgspec.structs.replace(durable, gap=gap)
+        made = state.evaluation  # the newest of those that are not undone
         asked = durable.rollback
         skipped = _skips(durable, settings, _progress(state.step, durable).cursor, step)
         carried, left = {}, tuple(at for at in durable.checkpoints if at <= step)
@@ -262,7 +263,8 @@ def old_run(
             policies=_policies_at(paths, config, durable.policies, step), rollback=None, skipped=skipped,
             departed=tuple(rank for rank in durable.departed if rank not in settings.live),
             checkpoints=left, written=max(left, default=min(durable.written, step)), went_back=generation,
-            resumed=checkpoint_source.setups_of(paths, durable, step),
+            resumed=checkpoint_source.setups_of(paths, durable, step), eval_loss=made and made.loss,
+            eval_step=made and made.step, eval_values=dict(made.values) if made else {},
         )  # fmt: skip
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state.step, durable))

@@ -15,7 +15,7 @@ from trainctl.node_agent.conductor import rows, views
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.readings.step_readings import NewestReadings, StepReadings
-from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
+from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.compared_parts import Links, compared, links
@@ -30,6 +30,7 @@ from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import LEAD_VIEW_KEY, VIEW_KEY
 
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 """An agent that has not looked for this many seconds was stopped itself, and then needs this many to receive what it
@@ -412,7 +413,9 @@ class Session:
             self._publisher.publish(self.view.without_passes_of(before))
 
     def _keep_view(self) -> None:
-        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view).decode(), own=True)
+        text = msgspec.json.encode(self.view).decode()
+        self.recorder.set_meta(VIEW_KEY, text, own=True)
+        self.recorder.set_meta(LEAD_VIEW_KEY, text)
 
     def close(self) -> None:
         """Of what waits for its turn, commands still end; the record takes nothing any more."""

@@ -8,7 +8,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.durable import Durable
-from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
+from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.runs.compared_parts import Links, compared, links
 from trainctl.node_agent.runs.run_costs import RunCosts
 from trainctl.node_agent.runs.run_eta import RunEta
@@ -21,6 +21,7 @@ from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepSta
 from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import VIEW_KEY
 
 STARTED_AT = 1767225600.0
 """When every simulation begins, in Unix seconds: 1 January 2026, so that the same seed gives the same record."""

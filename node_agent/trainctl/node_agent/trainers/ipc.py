@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,26 @@ seconds."""
 class TrainerLink:
     """A ROUTER on a socket file; a trainer is addressed by (run, rank) once it has spoken."""
 
-    def __init__(self, context: Any, path: Path) -> None:
-        self._path, self.endpoint = path, f"ipc://{path}"
+    def __init__(self, context: Any, folder: Callable[[], Path]) -> None:
+        """`folder` returns where the node's sockets belong now."""
+        self.files = bind.SocketFiles(folder)
+        self._first = f"ipc://{folder() / 'trainers.sock'}"
         self._peers: dict[tuple[str, int], bytes] = {}
         self._left: dict[tuple[str, int], deque[bytes]] = {}  # former connections, oldest first
         self._held: dict[tuple[str, int], Held] = {}
         self._writes: dict[tuple[str, int], tuple[int, int, float]] = {}  # step, bytes, when they last grew
         self.socket = sockets.new_socket(context, zmq.ROUTER)
-        bind.bind(self.socket, self.endpoint)
+        bind.bind(self.socket, self._first)
+        self.files.keep(self._first, lambda: self.socket)
+
+    @property
+    def endpoint(self) -> str:
+        """Where trainers that start now find it."""
+        return self.files.current(self._first)
+
+    def serve_at(self, endpoint: str) -> None:
+        """Also be there, for trainers that look for their agent at another agent's file."""
+        self.files.add(endpoint, lambda: self.socket)
 
     async def receive(self) -> tuple[m.FromTrainer | m.WorkAsk, bool] | None:
         """The next message, and whether a known rank speaks over a new connection; None: not of this protocol. Messages
@@ -82,7 +95,7 @@ class TrainerLink:
     def remove(self) -> None:
         """Close, and leave no socket file behind; only when no trainer is to find the next agent by it."""
         self.socket.close(linger=0)
-        self._path.unlink(missing_ok=True)
+        self.files.remove()
 
     def forget(self, run: str) -> None:
         self._peers = {key: identity for key, identity in self._peers.items() if key[0] != run}

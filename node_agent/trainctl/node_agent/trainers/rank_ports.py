@@ -25,6 +25,7 @@ from trainctl.protocol.record.status_page import read_status
 LEAVE_SECONDS = 60.0
 """Seconds after which a leaving trainer counts as hung, from the order or from the last progress of the checkpoint that
 it still writes."""
+_ENDPOINT = "--endpoint"
 
 
 class Ending(NamedTuple):
@@ -67,13 +68,15 @@ class LocalRank:
         self._leave_due = self._status_due = float("inf")  # by time.monotonic
         self._kills, self._was_killed = OomKills(), False  # by this agent
         self._seen = Look()
+        self._resume_from: Path | None = None  # until it is given its first plan
 
     def start(self, resume_from: Path | None) -> None:
         """Raises RefusedError if no process can be started."""
+        self._resume_from = resume_from
         argv = [
             sys.executable, "-m", "trainctl.trainer", "--run-directory", str(self._paths.directory),
             "--run", self._paths.directory.name, "--node", self._node, "--rank", str(self._rank),
-            "--endpoint", self._link.endpoint,
+            _ENDPOINT, self._link.endpoint,
         ]  # fmt: skip
         if resume_from is not None:
             argv += ["--resume-from", str(resume_from)]
@@ -86,7 +89,8 @@ class LocalRank:
         """Return the node's table and its process's environment."""
         try:
             table = run_file.read(self._paths.run_file).nodes.get(self._node, NodeTable())
-            return table, env_policy.of_trainers(os.environ, table.env, f"nodes.{self._node}.env")
+            where = f"nodes.{self._node}.env"
+            return table, env_policy.of_trainers(os.environ, table.env, where, threads=table.threads)
         except InvalidInputError as error:
             raise RefusedError(f"rank {self._rank} cannot be started: {error}") from None
 
@@ -94,6 +98,8 @@ class LocalRank:
         """Whether the trainer was there to take it."""
         if isinstance(order, m.Leave):
             self._leave_due = min(self._leave_due, time.monotonic() + LEAVE_SECONDS)
+        elif isinstance(order, m.StepPlan):
+            self._resume_from = None
         return await self._link.send(self._rank, order)
 
     def look(self) -> Look:
@@ -111,6 +117,8 @@ class LocalRank:
                 self._end()
             if hosted.pid is not None:
                 self._kills.look(hosted.pid)
+            if _ENDPOINT in hosted.command[:-1]:
+                self._link.serve_at(hosted.command[hosted.command.index(_ENDPOINT) + 1])
             self._status_due = float("inf")
             return Look(hosted.pid)
         status = self._supervisor.exit_status(self._paths, self._rank)
@@ -161,15 +169,19 @@ class LocalRank:
             self._leave_due = time.monotonic()
 
     async def start_again(self) -> None:
-        """Have a trainer, if none lives; it takes part in nothing before it is given the group's state. Raises
-        RefusedError if no process can be started."""
+        """Have a trainer, if none lives. Before the rank's first plan it starts as the last one did; later without a
+        checkpoint, for it takes part in nothing before it is given the group's state. Raises RefusedError if no process
+        can be started."""
         try:
             found = self._supervisor.find(self._paths, self._rank)
         except OSError as error:
             raise RefusedError(f"rank {self._rank}: {error}") from None
         if found is None:
             self._leave_due = float("inf")
-            self.start(None)
+            is_there = (
+                self._resume_from is not None and self._resume_from.exists()
+            )  # others may have gone on without it
+            self.start(self._resume_from if is_there else None)
 
     async def kill(self) -> None:
         """It hangs, and would obey no order: what it was doing is written to its log first."""

@@ -8,7 +8,7 @@ import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import zmq
 
@@ -24,19 +24,43 @@ OPEN_MAX = 10_240
 """Open files that macOS allows where it refuses more, whatever its hard limit says."""
 
 
-def lock(directory: Path) -> Any:
-    """The node's folder is one agent's at a time. Raises InvalidInputError."""
-    try:
-        make_folder(directory)
-        handle = (directory / "agent.lock").open("w")
-    except OSError as error:
-        raise InvalidInputError(str(directory), f"the agent cannot use this folder: {error.strerror}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        handle.close()
-        raise InvalidInputError(str(directory), "another agent of this node is running") from None
-    return handle
+class FolderLock:
+    """The node's folder is one agent's at a time, by a lock on a file in it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises InvalidInputError."""
+        self._directory, self._path = directory, directory / "agent.lock"
+        self._handle = self._lock()
+
+    def _lock(self) -> IO[str]:
+        try:
+            make_folder(self._directory)
+            handle = self._path.open("a+")  # not emptied: another agent may be in it
+        except OSError as error:
+            problem = f"the agent cannot use this folder: {error.strerror}"
+            raise InvalidInputError(str(self._directory), problem) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            with handle:
+                handle.seek(0)
+                owner = f" ({words})" if (words := handle.read(200).strip()) else ""
+            problem = f"another agent of this node is running{owner}: stop it, or give this one another --state"
+            raise InvalidInputError(str(self._directory), problem) from None
+        handle.truncate(0)
+        handle.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+        handle.flush()
+        return handle
+
+    def look(self) -> None:
+        """Lock the file again where it is gone: a second agent would not notice this one."""
+        if self._directory.exists() and not self._path.exists():
+            with contextlib.suppress(InvalidInputError):
+                self._handle, left = self._lock(), self._handle
+                left.close()
+
+    def close(self) -> None:
+        self._handle.close()
 
 
 def allow_open_files() -> None:
@@ -66,6 +90,7 @@ def bind(bound_socket: Any, address: str) -> str:
     finally:
         if mask is not None:
             os.umask(mask)
+        bound_socket.get(zmq.EVENTS)  # to bind reads the wakeups of what has come: an asyncio socket looks again now
     bound: bytes = bound_socket.getsockopt(zmq.LAST_ENDPOINT)
     return bound.rstrip(b"\0").decode()
 
@@ -84,41 +109,81 @@ def _check_free(path: Path, address: str) -> None:
             raise InvalidInputError(address, f"cannot listen: {IN_USE}")
 
 
+class _SocketFile(NamedTuple):
+    path: Path
+    bound_socket: Callable[[], Any]
+    is_own: bool  # in the node's runtime folder, not where somebody asked for it
+
+
 class SocketFiles:
     """The Unix sockets of an agent, bound again where a file has gone, as those in /run/user do at a logout and old
-    ones in /tmp at a clean-up."""
+    ones in /tmp at a clean-up.
 
-    def __init__(self) -> None:
-        self._files: dict[str, tuple[Path, Callable[[], Any]]] = {}
-        self._unbound: set[str] = set()
+    A socket is bound again without being unbound: ZeroMQ would end the connections that came over it. As long as the
+    node's own folder can't be made again, its sockets are also bound in the one that `folder` returns instead.
+    """
+
+    def __init__(self, folder: Callable[[], Path]) -> None:
+        self._folder = folder
+        self._files: dict[str, _SocketFile] = {}
 
     def keep(self, address: str, bound_socket: Callable[[], Any]) -> None:
         """Look after the file of an address, which `bound_socket` finds the socket for; None: there is none now."""
         path = addresses.socket_path(address)
         if path is not None:
-            self._files[address] = Path(path), bound_socket
+            is_own = False
+            with contextlib.suppress(InvalidInputError, OSError):
+                is_own = Path(path).parent.name == self._folder().name
+            self._files[address] = _SocketFile(Path(path), bound_socket, is_own)
+
+    def add(self, address: str, bound_socket: Callable[[], Any]) -> None:
+        """Look after the file of another address of a socket that is bound already; a killed agent may have left it."""
+        if address not in self._files:
+            _is_bound(bound_socket(), address)
+            self.keep(address, bound_socket)
 
     def look(self) -> None:
         """Bind those that are gone; call it every second or so."""
-        for address, (path, find) in self._files.items():
-            if path.exists() or (bound_socket := find()) is None:
-                continue
-            if address not in self._unbound:  # ZeroMQ may remove the file with the old listener, later: bind next time
-                self._unbound.add(address)
-                with contextlib.suppress(zmq.ZMQError):
-                    bound_socket.unbind(address)
+        for address, file in [*self._files.items()]:
+            bound_socket = None if file.path.exists() else file.bound_socket()
+            if bound_socket is None or _is_bound(bound_socket, address) or not file.is_own:
                 continue
             with contextlib.suppress(InvalidInputError, OSError):
-                bind(bound_socket, address)
-                self._unbound.discard(address)
+                self.add(f"ipc://{self._folder() / file.path.name}", file.bound_socket)
+
+    def current(self, address: str) -> str:
+        """Return where a socket can be reached now: at its address, or in the folder that stands in for that one's."""
+        file = self._files.get(address)
+        if file is None or file.path.exists():
+            return address
+        beside = (at for at, other in self._files.items() if other.path.name == file.path.name and other.path.exists())
+        return next(beside, address)
+
+    @property
+    def gone(self) -> list[str]:
+        """The files that are gone and can't be made again yet."""
+        files = self._files.values()
+        return [str(file.path) for file in files if not file.path.exists() and file.bound_socket() is not None]
 
     def remove(self) -> None:
-        """Leave no file behind, once the sockets are closed, as ZeroMQ does."""
-        for address, (path, _) in self._files.items():
+        """Leave no file behind, once the sockets are closed, as ZeroMQ does, and no empty folder of the node's own."""
+        for address, file in self._files.items():
             with contextlib.suppress(InvalidInputError, OSError):
-                if path.exists():
-                    _check_free(path, address)
-                    path.unlink()
+                if not file.is_own:  # nobody else binds there: this agent has the node's lock
+                    _check_free(file.path, address)
+                file.path.unlink()
+            if file.is_own:
+                with contextlib.suppress(OSError):  # trainers of a run find the next agent by a file in it
+                    file.path.parent.rmdir()
+
+
+def _is_bound(bound_socket: Any, address: str) -> bool:
+    """Bind, and return whether that was possible."""
+    try:
+        bind(bound_socket, address)
+    except (InvalidInputError, OSError):
+        return False
+    return True
 
 
 def needs_keys(node: str, listen: str, live: str, cluster: Cluster, folder: KeyFolder, *, no_keys: bool) -> bool:

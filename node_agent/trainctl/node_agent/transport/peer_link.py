@@ -117,11 +117,10 @@ class PeerLink:
                 await self._welcomed.wait()
         return self._welcomed.is_set()
 
-    async def devices(self, seconds: float) -> tuple[m.DeviceTypes, ...]:
-        """The devices of its node; () if its agent can't be reached in time."""
+    async def welcome(self, seconds: float) -> m.PeerWelcome | None:
+        """What its agent has said of its node; None if it can't be reached in time."""
         await self.reached(seconds)
-        welcome = self.line.welcome
-        return welcome.devices if welcome is not None else ()
+        return self.line.welcome
 
     async def claim(
         self, term: int, hosted: m.HostedRank, seconds: float, *, resume: bool = False

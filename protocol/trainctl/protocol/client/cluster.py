@@ -62,7 +62,7 @@ class _Cluster:
         self._keys = keys
         self._context = zmq.asyncio.Context()
         self._is_active = False
-        self._term = 0  # of the run that was last seen to be led
+        self._run, self._term = "", 0  # that was last seen to be led
         self._old: list[asyncio.Task[None]] = []
 
     def watch(self, address: str) -> None:
@@ -108,7 +108,8 @@ class _Cluster:
             return []
         if is_main:
             self._is_active = self._is_active if view is None else view.state in m.ACTIVE_RUN_STATES
-            self._term = self._term if view is None else view.generation.term
+            if view is not None:
+                self._run, self._term = view.run, view.generation.term
             return [item]
         match item:
             case m.Snapshot():
@@ -135,7 +136,7 @@ class _Cluster:
         if address == self._main:
             found = [at for at, node in self.names.items() if node == view.lead] if not conducts else []
         else:
-            newer = view.generation.term > self._term  # another agent was promoted, the one before it may be gone
+            newer = view.run == self._run and view.generation.term > self._term  # promoted; the one before may be gone
             found = [address] if conducts and (newer or not self._is_active) else []
         if not found or found[0] == self._main:
             return False

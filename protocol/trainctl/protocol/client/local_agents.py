@@ -27,26 +27,48 @@ class LocalAgent(msgspec.Struct, frozen=True):
     key: str = ""  # its public key; empty: it uses none
 
 
-@contextlib.contextmanager
-def registered(node: str, address: str, cluster: Sequence[str] = (), key: str = "") -> Iterator[None]:
-    """Can be found as long as this lasts; where no file can be kept, only by its address.
+class Registration:
+    """The file of an agent that runs. The lock on it tells that the agent lives: a file that a killed one left is not
+    taken for it."""
 
-    The lock on the file tells that the agent lives, so a file that a killed one left is not taken for it.
-    """
-    agent = LocalAgent(node, address, os.getpid(), socket.gethostname(), tuple(cluster), key)
-    folder = _folder()
-    path, new = folder / f"{agent.host}-{agent.pid}.json", folder / f".{agent.host}-{agent.pid}"
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            _drop_left(folder, agent.host)
+    def __init__(self, agent: LocalAgent) -> None:
+        self._agent, self._file = agent, contextlib.ExitStack()
+        self._path = _folder() / f"{agent.host}-{agent.pid}.json"
+        self._write()
+
+    def look(self, address: str) -> None:
+        """Write it again if it is gone, or if the agent can be reached elsewhere now."""
+        if address != self._agent.address or not self._path.exists():
+            self._agent = msgspec.structs.replace(self._agent, address=address)
+            self._write()
+
+    def _write(self) -> None:
+        new, left = self._path.with_name(f".{self._path.stem}"), self._file
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_left(self._path.parent, self._agent.host)
             file = held.enter_context(new.open("wb"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.write(msgspec.json.encode(agent))
+            file.write(msgspec.json.encode(self._agent))
             file.flush()
-            new.rename(path)
-            held.callback(path.unlink, missing_ok=True)
-        yield
+            new.rename(self._path)
+            self._file = held.pop_all()
+            left.close()
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        self._file.close()
+
+
+@contextlib.contextmanager
+def registered(node: str, address: str, cluster: Sequence[str] = (), key: str = "") -> Iterator[Registration]:
+    """Can be found as long as this lasts; where no file can be kept, only by its address."""
+    registration = Registration(LocalAgent(node, address, os.getpid(), socket.gethostname(), tuple(cluster), key))
+    try:
+        yield registration
+    finally:
+        registration.end()
 
 
 def running() -> list[list[LocalAgent]]:

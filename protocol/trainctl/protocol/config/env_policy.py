@@ -48,6 +48,7 @@ ALLOWED = frozenset({
     "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_NET_GDR_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
 })  # fmt: skip
 """Variables that a run file may give a node's processes: none names a file, a program or a library."""
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ALLOWED_BY_OWNER = "TRAINCTL_ALLOWED_VARIABLES"
 """The agent's variable in which a machine's owner names more of them, separated by commas."""
 
@@ -78,13 +79,17 @@ def without_agent_options(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(AGENT_OPTIONS)}
 
 
-def of_trainers(environment: Mapping[str, str], wanted: Mapping[str, str], where: str = "env") -> dict[str, str]:
+def of_trainers(
+    environment: Mapping[str, str], wanted: Mapping[str, str], where: str = "env", *, threads: int = 0
+) -> dict[str, str]:
     """Return the environment of processes that train, score or calibrate: the agent's, with a run file's variables laid
-    over it. CUDA numbers devices as their driver and nvidia-smi do, so that readings and data types are those of the
-    same card. Raises InvalidInputError blaming `where` as `check_allowed` does."""
+    over it. `threads` (0: any number) is for matrix libraries whose number neither sets, such as that of MLX on a Linux
+    CPU. CUDA numbers devices as their driver and nvidia-smi do, so that readings and data types are those of the same
+    card. Raises InvalidInputError blaming `where` as `check_allowed` does."""
     check_allowed(wanted, environment, where)
     ours = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", DEVICE_ORDER: BY_BUS}
-    return {**without_agent_options(environment), **ours, **wanted}
+    shared = dict.fromkeys(_THREADS, str(threads)) if threads else {}
+    return {**shared, **without_agent_options(environment), **ours, **wanted}
 
 
 def check_name(name: str, where: str) -> None:

@@ -207,7 +207,7 @@ class NodeTable(_Table, frozen=True):
     micro: PositiveInt | Literal["auto"] | None = None  # auto: the fastest by the node's profile
     backend: Literal["auto", "torch", "mlx"] = "auto"
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu|mps|cuda(:\d+)?)$")] = "auto"
-    threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: the backend's default
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: all cores, or a part of them if nodes share a machine
     memory_limit_gb: Annotated[float, Meta(gt=0)] | None = None  # 10^9 bytes the trainer may take on its device
     model_path: PathText | None = None  # where this machine keeps the model, if not at model.path
     data_path: PathText | None = None  # where this machine keeps the data, if not at data.path

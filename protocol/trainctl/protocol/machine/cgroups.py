@@ -1,5 +1,6 @@
 """Control groups of processes on Linux: the folder of a process's group, of version 1 or 2 of the hierarchies."""
 
+import os
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -34,6 +35,12 @@ def cpu_quota(pid: int | str = "self", proc: Path = PROC) -> float | None:
     """Cores that a process's groups let it use, with all that is in them: the tightest limit; None without one."""
     folders = (folder for group in groups(pid, "cpu", proc) for folder in group.and_above)
     return min((quota for folder in folders if (quota := _quota(folder)) is not None), default=None)
+
+
+def usable_cores() -> float:
+    """Processors that this process and those it starts may use: by its affinity and by its groups' quota."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(float(found), cpu_quota() or float(found))
 
 
 def _quota(folder: Path) -> float | None:

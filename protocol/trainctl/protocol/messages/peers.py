@@ -136,6 +136,8 @@ class PeerWelcome(Message, tag="peer-welcome", frozen=True):
     ranks: tuple[HostedRank, ...] = ()
     devices: tuple[DeviceTypes, ...] = ()  # devices that it can compute on, each backend's default first
     leaving: str = ""  # why its ranks must leave the group, such as a shutdown; empty: they needn't
+    machine: str = ""  # identifies this boot of its machine: equal for agents of one machine; empty: unknown
+    cores: float = 0.0  # processors that its ranks may use; 0: unknown
 
 
 class PeerHosted(Message, tag="peer-hosted", frozen=True):

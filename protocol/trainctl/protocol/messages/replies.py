@@ -317,6 +317,7 @@ class Facts(Reply, tag="facts", frozen=True):
         None  # what torch.compile needs and isn't there, by kind of the machine's devices (cpu, cuda, mps)
     )
     namesakes: tuple[str, ...] = ()  # installed packages with trainctl's names that aren't this program, with versions
+    lost_sockets: tuple[str, ...] = ()  # the agent's Unix sockets whose files are gone and can't be made again yet
 
 
 class Digests(Reply, tag="digests", frozen=True):

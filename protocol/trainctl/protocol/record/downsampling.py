@@ -168,6 +168,15 @@ def _axis_query(metric: str) -> str:
     """  # noqa: S608  every part is a constant of this program; values are parameters
 
 
+def standing(table: str) -> str:
+    """Return a condition on the rows of a table with `step` and `at`: the step that they are about was not retracted
+    since. A step without any row, as 0, stands."""
+    made = f"committed_at <= {table}.at"
+    redone = f"SELECT 1 FROM steps s WHERE s.step = {table}.step AND NOT s.retracted AND s.{made}"  # noqa: S608
+    undone = f"SELECT 1 FROM steps r WHERE r.step = {table}.step AND r.retracted AND r.{made}"  # noqa: S608
+    return f"NOT (EXISTS ({undone}) AND NOT EXISTS ({redone}))"
+
+
 def _steps_query(metric: str) -> str:
     between = "BETWEEN :{piece}_first AND :{piece}_last"
     # max(at) alone makes SQLite take the other columns from its row: the newest of each step.
@@ -175,11 +184,13 @@ def _steps_query(metric: str) -> str:
         newest = f"SELECT step, drift, max(at) FROM drifts WHERE rank = :rank AND step {between} GROUP BY step"  # noqa: S608
         return f"SELECT step, drift AS value FROM ({newest})"  # noqa: S608
     if metric == EVALUATION_METRIC:
-        newest = f"SELECT step, loss, max(at) FROM evaluations WHERE step {between} GROUP BY step"  # noqa: S608
+        stands = f"step {between} AND {standing('evaluations')}"
+        newest = f"SELECT step, loss, max(at) FROM evaluations WHERE {stands} GROUP BY step"  # noqa: S608
         return f"SELECT step, loss AS value FROM ({newest})"  # noqa: S608
     if metric in EVALUATED:
-        newest = f"SELECT step, value, max(at) FROM evaluation_values WHERE metric = :metric AND step {between}"  # noqa: S608
-        return f"SELECT step, value FROM ({newest} GROUP BY step)"  # noqa: S608
+        stands = f"metric = :metric AND step {between} AND {standing('evaluation_values')}"
+        newest = f"SELECT step, value, max(at) FROM evaluation_values WHERE {stands} GROUP BY step"  # noqa: S608
+        return f"SELECT step, value FROM ({newest})"  # noqa: S608
     if metric in STEP_EXPRESSIONS:
         expression = STEP_EXPRESSIONS[metric]
         return f"SELECT step, {expression} AS value FROM steps WHERE NOT retracted AND step {between}"  # noqa: S608

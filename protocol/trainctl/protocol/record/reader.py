@@ -28,6 +28,7 @@ from trainctl.protocol.record.downsampling import (
     pieces,
     series_query,
     spans,
+    standing,
 )
 from trainctl.protocol.record.packed_values import unpack, values_of
 from trainctl.protocol.record.paths import RunPaths
@@ -44,6 +45,9 @@ from trainctl.protocol.record.rollups import (
 from trainctl.protocol.record.schema import ROLLUP_LEVELS, UNREADABLE, VALUES_FROM, open_for_reading, refusing_damage
 from trainctl.protocol.wire import codec
 
+LEAD_VIEW_KEY, VIEW_KEY = "lead-view", "view"
+"""Keys of the run as its lead last showed it, which all nodes keep, and as this node's agent knew it."""
+VIEW_KEYS = (LEAD_VIEW_KEY, VIEW_KEY)
 _Values = dict[tuple[int, int], dict[str, float]]
 """Metrics by name, for each step and rank."""
 K = TypeVar("K")
@@ -126,11 +130,21 @@ class RecordReader:
     @functools.cached_property
     def run(self) -> str:
         """The run's id, as its agent kept it: a copied directory may have any name. That name where nothing was."""
-        text = self.meta("view")
+        text = self.meta(VIEW_KEY)
         try:
             return (msgspec.json.decode(text, type=_OfRun).run if text else "") or self._folder
         except msgspec.MsgspecError:
             return self._folder
+
+    def view(self) -> m.RunView | None:
+        """The run as its lead kept it last, in each node's copy, in the folder where the record is now; as this node's
+        agent did if no lead has, or only of an older term. None where nothing was kept. Raises msgspec.MsgspecError for
+        a view of another version."""
+        kept = [msgspec.json.decode(text, type=m.RunView) for key in VIEW_KEYS if (text := self.meta(key)) is not None]
+        if not kept:
+            return None
+        newest = max(kept, key=lambda view: view.generation.term)  # the first of two that are equal
+        return msgspec.structs.replace(newest, directory=str(self.path.parent))
 
     def metas(self) -> dict[str, str]:
         """All that the writer keeps by a key."""
@@ -302,9 +316,12 @@ class RecordReader:
         read = (_stored(body, m.KeptPairs) for body, _ in reversed(rows))
         return tuple(one.pairs for one in read if one is not None)
 
-    def evaluations(self) -> tuple[Evaluation, ...]:
-        """The newest evaluation of each step, ascending."""
-        rows = self._rows("SELECT step, max(at), loss, weight, seconds FROM evaluations GROUP BY step ORDER BY step")
+    def evaluations(self, *, undone: bool = False) -> tuple[Evaluation, ...]:
+        """The newest evaluation of each step, ascending; with `undone` also of steps that were retracted since."""
+        stands = "" if undone else f"WHERE {standing('evaluations')}"
+        rows = self._rows(
+            f"SELECT step, max(at), loss, weight, seconds FROM evaluations {stands} GROUP BY step ORDER BY step"  # noqa: S608
+        )
         of = self._evaluation_values()
         return tuple(
             Evaluation(step, at, _number(loss), weight, seconds, of.get((step, at), {}))

@@ -10,6 +10,7 @@ from tests.protocol.support.diagnosed import causes, commands, first, healthy_fa
 
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.analysis.diagnosis.situation import Situation
+from trainctl.protocol.config.run_tables import NodeTable
 
 
 def slower(facts: DiagnosisFacts | None = None) -> DiagnosisFacts:
@@ -91,6 +92,25 @@ def test_other_programs_on_a_gpu_are_named_with_their_user(monkeypatch: pytest.M
     found = first(healthy_facts())
     assert (found.cause, found.severity) == ("gpu-shared", "info")
     assert found.evidence == ("blender (pid 4711, ada), 6.0 GB of device memory",)
+
+
+def test_ranks_that_share_a_machine_have_no_more_threads_than_it_has_cores() -> None:
+    def on_one_machine(threads: int, cores: float) -> DiagnosisFacts:
+        facts = healthy_facts()
+        assert facts.view is not None and facts.config is not None
+        ranks = tuple(
+            msgspec.structs.replace(rank, device="cpu", machine="boot", cores=cores) for rank in facts.view.ranks
+        )
+        nodes = {rank.node: NodeTable(threads=threads) for rank in ranks}
+        config = msgspec.structs.replace(facts.config, nodes=nodes)
+        return dataclasses.replace(facts, view=msgspec.structs.replace(facts.view, ranks=ranks), config=config)
+
+    count = len(healthy_facts().view.ranks)  # type: ignore[union-attr]
+    found = first(on_one_machine(0, 2.0 * count))
+    assert found.cause == "shared-cores"
+    assert commands(found) == ["trainctl run RUN.toml --set nodes.node-0.threads=2"]
+    for threads, cores in ((2, 2.0 * count), (1, 1.0)):
+        assert "shared-cores" not in causes(on_one_machine(threads, cores))
 
 
 def test_missing_readings_are_unknown_and_not_zero() -> None:

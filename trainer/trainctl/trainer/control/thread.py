@@ -118,11 +118,15 @@ class Control:
         """Whether the agent can't be reached now."""
         return self._away_since is not None
 
-    @property
-    def is_orphaned(self) -> bool:
-        """Whether the agent has been gone for longer than the run file allows."""
-        away_since = self._away_since
-        return away_since is not None and time.monotonic() - away_since >= self.orphan_seconds
+    def leave_if_asked(self) -> None:
+        """End this process, its last words in its log, if the rank is to leave or the agent has been gone for too long:
+        for waits before there is anything to save."""
+        away_since, reason = self._away_since, self._progress.leaving
+        if away_since is not None and (away := time.monotonic() - away_since) >= self.orphan_seconds:
+            reason = reason or f"the agent has been gone for {away:.0f} s"
+        if reason:
+            log.info("leaving: %s", reason)
+            raise SystemExit(0)
 
     def leave(self, reason: str) -> None:
         """Make the main thread leave as if the agent had asked for it; from any thread."""

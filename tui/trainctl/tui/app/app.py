@@ -283,17 +283,17 @@ class TrainctlApp(TerminalApp):
             self.paint()
 
     async def open_run(self, run: str) -> None:
-        """Shows a run on the Overview, from the record if it isn't the live one."""
+        """Shows a run on the Overview: the live one, another one by following its lead, or one from the record."""
+        snapshot = None
         if self.live.run is None or self.live.run.run != run:
             try:
-                snapshot = await self.feed.snapshot_of(run)
+                if not await self.feed.follow_run(run):
+                    snapshot = await self.feed.snapshot_of(run)
             except TrainctlError as error:
                 self.notify(str(error), severity="error", markup=False)
                 return
-            self.action_show("overview")
-            self.feed.show_beside(snapshot)
-        else:
-            self.action_show("overview")
+        self.action_show("overview")
+        self.feed.show_beside(snapshot)
         self.paint()
 
     def choose(self, by: int) -> None:

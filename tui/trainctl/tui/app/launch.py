@@ -89,14 +89,14 @@ def run_app(
     With `opens_runs`, the first screen is the list of runs. `say` makes the line that is printed at the end from what
     was last known and the address.
     """
-    ClusterSource(address, by=by)
+    source = ClusterSource(address, by=by)
     found = configuration(config)
     app = TrainctlApp(
-        lambda: ClusterSource(address, by=by), read_only=read_only or found.settings.read_only, address=address,
+        lambda: source, read_only=read_only or found.settings.read_only, address=address,
         opens_runs=opens_runs,
         first_keys=lambda: keymap.first_keys(found.settings.keys) if first_start.claim() else (), **options(found),
     )  # fmt: skip
-    return run(app, found, lambda: say(app.live, address))
+    return run(app, found, lambda: say(app.live, source.address))
 
 
 def options(found: settings.Found) -> dict[str, Any]:

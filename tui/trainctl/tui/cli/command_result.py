@@ -48,7 +48,7 @@ def send(address: str, order: command.Order, wait: command.Wait, timeout: float)
     """Send a command and return the last reply that `wait` asks for. The exceptions of `calls.send` are passed on."""
     answer_seconds = min(agent_call.ANSWER_SECONDS, timeout)
     return agent_call.call(
-        address, lambda client: command.send(client, order, wait, timeout), answer_seconds=answer_seconds
+        address, lambda client: command.send(client, order, wait, timeout, output.tell), answer_seconds=answer_seconds
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -10,10 +11,13 @@ import msgspec
 import typer
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.core_sharing import Machine, share_cores
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.objectives import sample_unit
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError, NotCachedError, RefusedError
+from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import CommandFailed, RunStateChanged
 from trainctl.tui.cli import agent_call, command_result, output
@@ -245,11 +249,20 @@ def check(
         f"{file}: no problems found; {config['run']['steps']:,} steps of {config['batch']['global']:,}"
         f" {sample_unit(parsed.objective.kind)}{ranks}"
     )
+    for line in _shared_cores(parsed, nodes, here):
+        output.say(line)
     for line in memory_report.report_lines(report) if report is not None else ():
         output.say(line)
     for node, reference in data.references.items():
         output.say(f"reference{f' on {node}' if node else ''}: {data_preview.reference_text(reference)}")
     return 0
+
+
+def _shared_cores(config: RunFile, nodes: Sequence[str], here: Sequence[str]) -> tuple[str, ...]:
+    """Return how ranks on this machine will divide its cores; nothing of one rank."""
+    tables = {node: config.nodes.get(node, NodeTable()) for node in nodes}
+    own = Machine("here", usable_cores())
+    return share_cores(msgspec.structs.replace(config, nodes=tables), dict.fromkeys(here, own))[1]
 
 
 @group.command()

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError
+from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages import verbs
 from trainctl.tui.state.lead_client import client_like
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
 
 Wait = Literal["applied", "accepted", "none"]
+LONG_SECONDS = 5.0
+"""Seconds after which the sender of an accepted command is told which step it waits for."""
 
 
 class Commanded(Protocol):
@@ -57,8 +59,10 @@ def replies(client: Commanded, order: Order) -> Any:
     return client.command(order.verb, dict(order.args), **order.options)
 
 
-async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: float) -> m.CommandReply:
-    """The last reply that `wait` asks for.
+async def send(
+    client: "Client", order: Order, wait: Wait, timeout_seconds: float, tell: Callable[[str], None] = lambda _: None
+) -> m.CommandReply:
+    """The last reply that `wait` asks for. `tell` is given a line if that takes long: which step it waits for.
 
     Raises ExpiredError when an accepted command hasn't ended within the timeout, UnreachableError when nothing answers.
     """
@@ -68,6 +72,7 @@ async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: floa
         first: m.CommandReply = await anext(told)
         if wait == "accepted" or first.state in m.FINAL_COMMAND_STATES:
             return first
+        telling = asyncio.create_task(_tell_wait(client, order, tell))
         try:
             async with asyncio.timeout(timeout_seconds):
                 last: m.CommandReply = await anext(told)
@@ -77,6 +82,24 @@ async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: floa
                 f"{order.verb}: accepted, but not applied within {timeout_seconds:g} s; repeat the call with --id "
                 f"{order.id} to get its outcome"
             ) from None
+        finally:
+            telling.cancel()
+
+
+async def _tell_wait(client: "Client", order: Order, tell: Callable[[str], None]) -> None:
+    await asyncio.sleep(LONG_SECONDS)
+    with contextlib.suppress(TrainctlError):
+        if words := step_under_way(await client.snapshot(0, order.run)):
+            tell(f"{order.verb}: accepted; {words}")
+
+
+def step_under_way(seen: m.Snapshot) -> str:
+    """Return which step a command of a running run waits for, and for how long that has been under way; empty where
+    none is known to be."""
+    if seen.run is None or seen.run.state != "running" or seen.last_step is None:
+        return ""
+    since = max(0.0, seen.at - seen.last_step.committed_at)
+    return f"it waits for step {seen.last_step.step + 1:,}, which has been under way for {since:.0f} s"
 
 
 async def _hand_over(client: "Client", order: Order) -> m.CommandReply:

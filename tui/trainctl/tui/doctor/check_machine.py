@@ -20,7 +20,7 @@ TIGHT_MEMORY = 0.8
 
 def of_machine(look: Look, facts: m.Facts) -> Iterator[Finding]:
     """All of one node."""
-    for check in (_installation, _keys, _disk, _memory, _files, _compiler, _power):
+    for check in (_installation, _keys, _sockets, _disk, _memory, _files, _compiler, _power):
         yield from check(look, facts)
 
 
@@ -73,6 +73,17 @@ def _wrong_modes(node: str, facts: m.Facts) -> Iterator[Finding]:
             yield Finding("fail", node, "keys", f"other users can access {file.path} (mode {file.mode:04o})",
                           f"chmod {'700' if folder else '600'} {shlex.quote(file.path)}, and create new keys if other "
                           f"people use that machine")  # fmt: skip
+
+
+def _sockets(look: Look, facts: m.Facts) -> Iterator[Finding]:
+    for path in facts.lost_sockets:
+        folder = path.rpartition("/")[0]
+        text = (
+            f"its socket {path} is gone, and its folder can't be made: programs that know only this path can't reach it"
+        )
+        yield Finding(
+            "warn", look.name, "socket", text, f"make {folder} possible again (log in, or loginctl enable-linger)"
+        )
 
 
 def _disk(look: Look, facts: m.Facts) -> Iterator[Finding]:

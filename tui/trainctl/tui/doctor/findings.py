@@ -10,7 +10,7 @@ from trainctl.protocol.config.run_tables import RunFile
 Level = Literal["ok", "warn", "fail"]
 Subject = Literal[
     "reach", "version", "clock", "keys", "port", "disk", "memory", "files", "interface", "environment", "compiler",
-    "power", "model", "data", "held-out data",
+    "power", "socket", "model", "data", "held-out data",
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from trainctl.protocol.client.cluster import Item
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES, Evaluation
 from trainctl.protocol.record.whole_run import WholeRunReader
 from trainctl.tui.replay.playhead import Playhead
@@ -39,7 +39,7 @@ class ReplaySource:
         self.paths = RunPaths(directory)
         self._reader = WholeRunReader(self.paths)
         last = self._reader.last_step()
-        if self._reader.meta("view") is None or last is None:
+        if self._reader.meta(VIEW_KEY) is None or last is None:
             self._reader.close()
             raise InvalidInputError(str(directory), "its record has no steps: nothing to replay")
         first = self._reader.steps(limit=1)[0][0]
@@ -55,7 +55,8 @@ class ReplaySource:
 
     def _read_view(self, first: int, last: int) -> m.RunView:
         """The run's newest view, with the ranks of all nodes."""
-        view = msgspec.json.decode(self._reader.meta("view") or "", type=m.RunView)
+        view = self._reader.view()
+        assert view is not None
         return _with_all_ranks(view, self._reader, (first, last))
 
     def close(self) -> None:
@@ -228,6 +229,9 @@ class ReplaySource:
         """Of the newest evaluations up to the place."""
         found = [one for one in self._reader.held_out_pairs(m.MAX_COUNT) if one.step <= self.head.step]
         return m.Pairs(rid="", run=self._view.run, evaluations=tuple(found[-limit:]))
+
+    async def follow_run(self, run: str) -> bool:
+        return False
 
     async def traces(self, run: str | None = None) -> m.Traces:
         """Those up to the place."""

@@ -48,7 +48,7 @@ def read_facts(paths: RunPaths) -> RunFacts:
         known = facts_of_record(reader, config_of(paths))
         view, last = known.view, reader.last_step()
         events = reader.all_events()
-        commits, evaluations = reader.commits(), reader.evaluations()
+        commits, evaluations = reader.commits(), reader.evaluations(undone=True)
         read_to = max([known.at, *(event.at for event in events), *(commit.committed_at for commit in commits[-1:])])
         rate = view.rate_metric if view is not None else "tokens_per_second"
         curves = {name: reader.series(name, columns=COLUMNS) for name in (*CURVES, rate, "run_tflops")}

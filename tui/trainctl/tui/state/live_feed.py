@@ -59,6 +59,10 @@ class LiveFeed:
             raise UnreachableError("no agent answers yet")
         return await self.client.snapshot(SNAPSHOT_COLUMNS, run)
 
+    async def follow_run(self, run: str) -> bool:
+        """Follow another active run's lead from here on; False if no agent leads it. Raises TrainctlError."""
+        return self.client is not None and await self.client.follow_run(run)
+
     async def reopen(self) -> None:
         """Ask the agent again for the run shown beside the one that is followed. Raises TrainctlError."""
         opened = self.opened

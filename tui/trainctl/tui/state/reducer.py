@@ -21,6 +21,7 @@ from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, Se
 from trainctl.tui.text import compile_times
 
 MAX_EVENTS, MAX_SAMPLES = 500, 200
+_OF_EVALUATIONS = m.EVALUATED | {"eval_loss", "perplexity"}
 MAX_SERIES = 256
 RECENT_STEPS = 512
 """Steps of full resolution kept beside the whole run's windows."""
@@ -219,6 +220,8 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
     if view.run != state.run.run:
         return state
     view = view.with_passes_of(state.run)
+    if view.step < state.run.step:
+        state = _without_undone(state, view.step)
     state = replace(state, run=view, tried=_tried_by(state, view))
     if view.eval_loss is not None and view.eval_step is not None:
         known = state.windows.get(("eval_loss", None))
@@ -228,6 +231,17 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
             values: dict[SeriesKey, float] = {(name, None): one for name, one in found.items() if one is not None}
             return _record(state, view.eval_step, values)
     return state
+
+
+def _without_undone(state: ViewState, step: int) -> ViewState:
+    """The state without evaluations of later steps: the run has gone back, and no other point takes their place until
+    the next evaluation."""
+    of_evaluations = {key: key[0] in _OF_EVALUATIONS for key in state.windows}
+    windows = {key: s.head(window, step) for key, window in state.windows.items() if of_evaluations[key]}
+    recent = {key: s.head(window, step) for key, window in state.recent.items() if of_evaluations.get(key)}
+    return replace(
+        state, windows=_set(state.windows, windows), recent=_set(state.recent, recent), values=object()
+    )  # fmt: skip
 
 
 def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:

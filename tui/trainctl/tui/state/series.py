@@ -221,6 +221,12 @@ def tail(window: Window, first_step: int) -> Window:
     return _like(window, [getattr(window, name)[place:] for name in _ARRAYS])
 
 
+def head(window: Window, last_step: int) -> Window:
+    """The part up to `last_step`; a bucket is kept when it begins there or earlier."""
+    place = int(np.searchsorted(window.first, last_step, side="right"))
+    return _like(window, [getattr(window, name)[:place] for name in _ARRAYS])
+
+
 def _like(window: Window, arrays: Iterable[Any], store: Store | None = None) -> Window:
     """Other buckets of the same size, with the same capacity; `arrays` in the order of the fields."""
     columns = dict(zip(_ARRAYS, arrays, strict=True))

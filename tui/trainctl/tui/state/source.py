@@ -8,9 +8,12 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol, Self
 
+import msgspec
+
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client
 from trainctl.protocol.client.cluster import Item, attach_cluster
+from trainctl.protocol.client.lead import all_runs
 from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableError
 from trainctl.protocol.messages.verbs import VERBS, Acknowledge, Mute, args_type
 
@@ -27,6 +30,9 @@ class Source(Protocol):
     async def history(
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
     ) -> m.History: ...
+
+    async def follow_run(self, run: str) -> bool:
+        """Follow the lead of another active run from here on; False, and nothing has changed, if none leads it."""
 
     async def runs(self) -> m.Runs: ...
 
@@ -57,6 +63,10 @@ class Source(Protocol):
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers: ...
 
 
+def _begun(row: m.RunSummary) -> float:
+    return row.started_at
+
+
 Connect = Callable[[], contextlib.AbstractAsyncContextManager[Source]]
 LOG_SECONDS = 3.0
 """How long a node's agent may take to give a part of a log."""
@@ -65,7 +75,8 @@ UNREACHED_SECONDS = 60.0
 
 
 class ClusterSource:
-    """The agents of a cluster, found from the address of any of them."""
+    """The agents of a cluster, found from the address of any of them. As a context it can be entered again, and then
+    follows what it followed last."""
 
     def __init__(self, address: str, *, by: str, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> None:
         """`timeout_seconds`: how long an agent may take to answer."""
@@ -80,6 +91,7 @@ class ClusterSource:
 
     async def __aenter__(self) -> Self:
         self._first = self._client = await self._clients.enter_async_context(self._client_of(self.address))
+        self._others = {}
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -90,8 +102,17 @@ class ClusterSource:
 
     async def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]:
         """(node, message) as `attach_cluster` gives them; requests go to the agent whose snapshot came last."""
-        async with contextlib.aclosing(attach_cluster(self.address, columns, by=self._by)) as items:
+        while True:
+            async with contextlib.aclosing(self._follow_from(self.address, columns)) as items:
+                async for node, item in items:
+                    yield node, item
+
+    async def _follow_from(self, address: str, columns: int) -> AsyncGenerator[tuple[str, Item], None]:
+        """The same until another address is to be followed from."""
+        async with contextlib.aclosing(attach_cluster(address, columns, by=self._by)) as items:
             async for node, item in items:
+                if self.address != address:
+                    return
                 if isinstance(item, m.Snapshot):
                     self._addresses |= {peer.node: peer.address for peer in item.peers}
                     self._main = item.node.node
@@ -147,8 +168,25 @@ class ClusterSource:
     ) -> m.History:
         return await self._client.history(run, metrics, first_step, last_step, columns)
 
+    async def follow_run(self, run: str) -> bool:
+        row = next((row for row in (await self.runs()).runs if row.run == run), None)
+        if row is None or row.kind != "hosted" or row.state not in m.ACTIVE_RUN_STATES or row.lead == self._main:
+            return False
+        self.address = self._addresses.get(row.lead, self.address)
+        return row.lead in self._addresses
+
     async def runs(self) -> m.Runs:
-        return await self._client.runs()
+        """The runs of all agents, each as its lead has it; those of an agent that doesn't answer are left out."""
+        own = await self._client.runs()
+        others = [address for node, address in self._addresses.items() if node != self._main]
+        if not others:
+            return own
+        elsewhere: tuple[m.RunSummary, ...] = ()
+        with contextlib.suppress(TrainctlError):
+            elsewhere = await all_runs(others)
+        rows = {row.run: row for row in own.runs}
+        rows |= {row.run: row for row in elsewhere if row.run not in rows or rows[row.run].lead != self._main}
+        return msgspec.structs.replace(own, runs=tuple(sorted(rows.values(), key=_begun, reverse=True)))
 
     async def works(self) -> m.Works:
         return await self._client.works()

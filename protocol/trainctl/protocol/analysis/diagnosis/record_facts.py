@@ -66,11 +66,9 @@ def _steps_read(ranks: int) -> int:
 
 def _view(reader: RecordReader) -> m.RunView | None:
     """As its agent kept it last; None of a version that this program can't read."""
-    text = reader.meta("view")
-    try:
-        return msgspec.json.decode(text, type=m.RunView) if text else None
-    except msgspec.MsgspecError:
-        return None
+    with contextlib.suppress(msgspec.MsgspecError):
+        return reader.view()
+    return None
 
 
 def _events(reader: RecordReader, until: float | None) -> tuple[m.Event, ...]:

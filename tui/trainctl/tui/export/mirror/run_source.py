@@ -38,9 +38,8 @@ class DirectorySource:
 
     def view(self) -> m.RunView | None:
         """As its agent kept it; None of a record that has none."""
-        text = self._reader.meta("view")
         try:
-            return msgspec.json.decode(text, type=m.RunView) if text is not None else None
+            return self._reader.view()
         except msgspec.MsgspecError as error:
             raise InvalidInputError(
                 str(self._reader.path), f"it was written by a different version of trainctl: {error}"

@@ -3,7 +3,7 @@
 A reading alone is no cause if the rank's passes are as fast as ever: pressure on a machine that ranks share is usual.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -11,6 +11,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
 
 SLOWER = 0.05
 """Part by which passes are slower than before, or than calibrated, for a reading to count as their cause."""
@@ -200,6 +201,29 @@ def _usual_data(s: Situation, rank: int) -> float:
 
 
 # ---------------------------------------------------------------- processor
+
+
+def shared_cores(s: Situation) -> Iterator[Verdict]:
+    """Ranks of one machine that have more threads than it has cores."""
+    views = s.facts.view.ranks if s.facts.view is not None else ()
+    on_cpu = [rank for rank in views if (rank.device or "").startswith("cpu") and rank.machine and rank.cores]
+    machines = {rank.machine: [other for other in on_cpu if other.machine == rank.machine] for rank in on_cpu}
+    if not machines or s.facts.config is None:
+        yield Unknown("ranks that compute on processors whose number is known")
+        return
+    for ranks in machines.values():
+        yield _shared(s.facts.config, ranks)
+
+
+def _shared(config: RunFile, ranks: Sequence[m.RankView]) -> Verdict:
+    cores = min(rank.cores for rank in ranks)
+    threads = {rank.node: config.nodes.get(rank.node, NodeTable()).threads or int(cores) for rank in ranks}
+    part, most = max(1, int(cores) // len(ranks)), max(threads, key=lambda node: threads[node])
+    said = f"{', '.join(f'{node} {count}' for node, count in threads.items())} threads on {cores:g} cores"
+    if sum(threads.values()) <= cores or threads[most] <= part:
+        return Clear(said, most)
+    return Found("ranks have more threads than their machine has cores", (said,), most,
+                 values={"node": most, "threads": part})  # fmt: skip
 
 
 def stolen_cpu(s: Situation) -> Iterator[Verdict]:

@@ -169,6 +169,11 @@ RULES: Final = (
         ),
     ),
     Rule(
+        "shared-cores", "Ranks use each other's cores", "ranks that compute on one machine's processors, with more "
+        "threads than it has cores", machine.shared_cores, (*_SPEED, "stolen-cpu"),
+        (Rung("give each of its ranks a part of the cores", _run("nodes.{node}.threads={threads}")),),
+    ),
+    Rule(
         "stolen-cpu", "Others take processor time", "steal 3 %, or CPU pressure (PSI) 25 % that has risen by 15 "
         "points or half way to 100 %, with passes 5 % slower than before; or steal 10 %", machine.stolen_cpu, _SPEED,
         (Rung("end other programs on {node}, or give its processors to it alone"), _REBALANCE, _DRAIN),

@@ -1,0 +1,81 @@
+"""A node's runtime folder that is deleted under a running agent, as logouts and clean-ups of /tmp do."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.run_files import NODE, on_mlx
+from tests.cluster.waits import wait_for_step
+from tests.integration.conftest import AgentProcess
+from tests.waiting import until
+
+from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.messages.events import RunStateChanged
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """What /run/user/UID is: short, and the folder of the agent's folder."""
+    folder = Path(tempfile.mkdtemp(prefix="a", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def agent(base: Path, tmp_path: Path) -> Iterator[AgentProcess]:
+    process = AgentProcess(tmp_path / "state", environment={"XDG_RUNTIME_DIR": str(base)}).start()
+    yield process
+    process.clean_up()
+
+
+def moves_on(client: BlockingClient, steps: int = 20) -> None:
+    run = client.snapshot(0).run
+    assert run is not None
+    wait_for_step(client, run.step + steps)
+
+
+def start_run(client: BlockingClient, config: dict[str, Any]) -> str:
+    client.send("start-run", {"config": config}, wait="accepted")
+    run = wait_for_step(client, 3).run
+    assert run is not None
+    return run.run
+
+
+def test_a_run_goes_on_without_the_folder_and_its_rank_is_started_again(
+    agent: AgentProcess, base: Path, run_config: Any
+) -> None:
+    with agent.client() as client:
+        start_run(client, run_config(run__steps=100_000, nodes=on_mlx(NODE)))
+        (socket,) = base.rglob("*.sock")
+        shutil.rmtree(base)
+        moves_on(client)
+        assert until(lambda: client.facts().lost_sockets, what="the agent to notice") == (str(socket),)
+        (pid,) = agent.trainer_pids()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: [other for other in agent.trainer_pids() if other != pid], what="the rank's next trainer")
+        moves_on(client)
+        base.mkdir(mode=0o700)
+        until(socket.exists, what="the socket")
+        until(lambda: client.facts().lost_sockets == (), what="the agent to notice")
+        agent.kill()
+        agent.start()  # its trainer looks for it in the folder that stood in
+        moves_on(client)
+        client.send("stop", {"checkpoint": False})
+
+
+def test_a_run_shows_the_last_words_of_a_trainer_that_its_agent_left(agent: AgentProcess, run_config: Any) -> None:
+    with agent.client() as client:
+        run = start_run(client, run_config(run__steps=100_000, run__orphan_seconds=2, nodes=on_mlx(NODE)))
+        agent.kill()
+        until(lambda: not agent.trainer_pids(), what="the trainer to leave")
+        agent.start()
+        moves_on(client)
+        events = [event.data for event in client.events(run, limit=50).events]
+        (why,) = [data.reason for data in events if isinstance(data, RunStateChanged) and data.after == "going back"]
+        assert why.startswith("rank 0 (box) exited with 0: leaving: the agent has been gone for")
+        client.send("stop", {"checkpoint": False})
