@@ -96,6 +96,13 @@ def test_a_profile_of_another_model_is_an_estimate(folder: Path) -> None:
     assert found["nodes"]["studio"]["calibrated_at"] is None
 
 
+def test_the_memory_limit_of_another_run_s_profile_is_not_this_run_s(folder: Path) -> None:
+    key = msgspec.structs.replace(profile_of().key, settings="with memory_limit_gb")
+    calibrate(folder, "studio", 20.0, beside=(), key=key, memory_cap_bytes=1, matmul=(MatmulRate("float32", 50.0),))
+    (alone,) = [plan for plan in call_json(*words(folder))["plans"] if plan["nodes"] == ["studio"]]
+    assert alone["fits"] and alone["can_run"]
+
+
 def test_nothing_is_known_and_the_first_line_says_what_to_do(folder: Path) -> None:
     done = call(*words(folder))
     assert done.returncode == 0, done.stderr

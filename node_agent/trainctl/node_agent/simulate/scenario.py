@@ -12,11 +12,12 @@ from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.simulate.device_model import DeviceSpec
 from trainctl.node_agent.simulate.link_model import SimulatedLinks
 from trainctl.node_agent.simulate.loss_model import LossModel
+from trainctl.protocol.advice.described_node import described_memory, described_profile
 from trainctl.protocol.batch import memory_model
 from trainctl.protocol.batch.against_profile import curve_of, step_factor
 from trainctl.protocol.batch.device_table import USED_PART, Device, device_named, no_such_device
 from trainctl.protocol.batch.flops import step_flops
-from trainctl.protocol.batch.memory_estimate import estimate_memory
+from trainctl.protocol.batch.memory_estimate import estimate_memory, estimated_line
 from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.calibration import profile_file
@@ -132,8 +133,10 @@ class _Maker:
         if step is None:
             step = (profile.optimizer_seconds or 0.0) if profile is not None else 0.0
         curve = self._curve(name, node, profile)
-        said = summary(profile) if profile is not None else None
-        return DeviceSpec(f"simulated {title}", curve, step, memory, cap, said)
+        reported = profile if profile is not None else described_profile(node, memory)
+        return DeviceSpec(
+            f"simulated {title}", curve, step, memory, cap, None if reported is None else summary(reported)
+        )
 
     def _curve(self, name: str, node: SimulatedNode, profile: DeviceProfile | None) -> PassCurve:
         if profile is not None:
@@ -171,24 +174,11 @@ class _Maker:
             found = memory_model.fit([(one.micro, one.peak_bytes) for one in profile.passes if one.peak_bytes])
         elif self._facts is not None:
             found = self._estimate(self._facts, node, table)
-        if node.model_gb is None and node.sample_gb is None:
-            return found
-        base, sample = found or MemoryModel(0.0, 0.0)
-        return MemoryModel(
-            base if node.model_gb is None else node.model_gb * 1e9,
-            sample if node.sample_gb is None else node.sample_gb * 1e9,
-        )
+        return described_memory(node, found)
 
     def _estimate(self, facts: ModelFacts, node: SimulatedNode, table: NodeTable) -> MemoryModel:
-        """The line through the estimates of two micro-batches."""
         placed = msgspec.structs.replace(table, device="cuda:0")
-        one, many = (
-            estimate_memory(
-                self._config, facts, msgspec.structs.replace(placed, micro=micro), node.backend, str(self._path)
-            ).total
-            for micro in (1, 17)
-        )
-        return MemoryModel(one - (many - one) / 16, (many - one) / 16)
+        return estimated_line(self._config, facts, placed, node.backend, str(self._path))
 
     def _cap(
         self, node: SimulatedNode, device: Device | None, profile: DeviceProfile | None, table: NodeTable

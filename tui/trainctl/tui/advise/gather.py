@@ -17,6 +17,7 @@ from trainctl.protocol.batch.device_table import device_of
 from trainctl.protocol.batch.eta import Schedule
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.batch.memory_estimate import MemoryEstimate
+from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.calibration.profile import DeviceProfile, summary
 from trainctl.protocol.calibration.profile_key import settings_digest
 from trainctl.protocol.config import addresses, run_file
@@ -67,10 +68,11 @@ def gather(
     found, notes = _statistics(file, names[0], overrides, config) if read_data else (None, ["the data were not read"])
     report = memory_report.report_of(config, names, str(file))
     estimates = report.nodes if report is not None else {}
+    lines = memory_report.memory_lines(config, model, names, str(file)) if estimates and model is not None else {}
     prices = {name: entry.price_per_hour for name, entry in entries.items()}
     nodes = tuple(
         msgspec.structs.replace(
-            _node(config, name, looks[name], at[name], digest, estimates.get(name)), price_per_hour=prices.get(name)
+            _node(config, name, looks[name], at[name], digest, lines.get(name)), price_per_hour=prices.get(name)
         )
         for name in names
     )
@@ -173,7 +175,7 @@ def _lead(names: Sequence[str], profiles: Sequence[DeviceProfile]) -> str:
 
 
 def _node(
-    config: RunFile, name: str, look: NodeLook, address: str | None, digest: str | None, memory: MemoryEstimate | None
+    config: RunFile, name: str, look: NodeLook, address: str | None, digest: str | None, memory: MemoryModel | None
 ) -> NodeFacts:
     table = config.nodes.get(name, NodeTable())
     fitting = [one for one in look.profiles if _fits(one, config, name, digest)]
@@ -185,7 +187,7 @@ def _node(
         name=name, profiles=tuple(fitting), other_profile=newest, device=device,
         machine=_machine(look, address), cores=look.facts.cpu_count if look.facts else None, threads=table.threads,
         cpu_quota=look.facts.cpu_quota if look.facts else None,
-        system=look.facts.system if look.facts else _system_of(device), cap_bytes=_cap(table, newest, look),
+        system=look.facts.system if look.facts else _system_of(device), cap_bytes=_cap(table, device, fitting, look),
         shared_bytes=_shared(device, look),
         backend=newest.key.backend if newest is not None else "" if table.backend == AUTO else table.backend,
         micro=config.batch.micro if table.micro is None else table.micro, share=table.share, memory=memory,
@@ -219,15 +221,18 @@ def _system_of(device: str) -> str:
     return "Darwin" if "apple" in device.lower() else ""
 
 
-def _cap(table: NodeTable, profile: DeviceProfile | None, look: NodeLook) -> int | None:
-    """Bytes that the node's rank may take: as set, as calibrated, of its GPU, or of its machine."""
+def _cap(table: NodeTable, device: str, fitting: Sequence[DeviceProfile], look: NodeLook) -> int | None:
+    """Bytes that the node's rank may take: as set, as calibrated with these settings, of its GPU, or of its machine.
+    Other profiles don't count: their settings may have limited it."""
     if table.memory_limit_gb is not None:
         return int(table.memory_limit_gb * 1e9)
-    if profile is not None and profile.memory_cap_bytes is not None:
-        return profile.memory_cap_bytes
+    if fitting and fitting[0].memory_cap_bytes is not None:
+        return fitting[0].memory_cap_bytes
     gpu = look.host.gpu_of(table.device) if look.host is not None else None
     if gpu is not None and gpu.memory_total_bytes and "apple" not in gpu.name.lower():
         return gpu.memory_total_bytes
+    if _has_own_memory(device):
+        return None  # its datasheet's, if that is known
     total = look.facts.memory_total_bytes if look.facts is not None else _memory_here(look)
     part = APPLE_PART if look.facts is not None and look.facts.system == "Darwin" else 1.0
     limits = [look.facts.memory_limit_bytes if look.facts is not None else None, int(part * total) if total else None]
@@ -236,9 +241,13 @@ def _cap(table: NodeTable, profile: DeviceProfile | None, look: NodeLook) -> int
 
 def _shared(device: str, look: NodeLook) -> int | None:
     """Bytes of a machine whose ranks compute in its main memory: on CPUs and Apple's GPUs."""
-    if "nvidia" in device.lower() or device.startswith("cuda"):
+    if _has_own_memory(device):
         return None
     return look.facts.memory_total_bytes if look.facts is not None else _memory_here(look)
+
+
+def _has_own_memory(device: str) -> bool:
+    return "nvidia" in device.lower() or device.startswith("cuda")
 
 
 def _memory_here(look: NodeLook) -> int | None:

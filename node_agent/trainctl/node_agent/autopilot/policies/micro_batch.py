@@ -26,8 +26,8 @@ from trainctl.node_agent.autopilot.policy import (
     percent,
     resize,
 )
-from trainctl.node_agent.planning.peak_memory import PREDICTED
 from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.peak import MOST_OF_CAP
 from trainctl.protocol.config.policies import MicroBatchTable
 
 FASTER = 1.02
@@ -192,8 +192,8 @@ def _within_cap(stepped: Stepped, rank: int, size: int, use: float, largest: int
     in proportion to the size: too high, since weights and optimizer state don't grow with it."""
     model, cap = stepped.memory_models.get(rank), stepped.reports[rank].values.get("memory_cap_bytes")
     if model is not None and cap:
-        return model.most(PREDICTED * cap, largest)
-    return int(size * PREDICTED / use)
+        return model.most(MOST_OF_CAP * cap, largest)
+    return int(size * MOST_OF_CAP / use)
 
 
 def _fastest(facts: RunFacts, stepped: Stepped, ranks: list[int], size: int, bound: int) -> tuple[int, float]:
