@@ -28,6 +28,7 @@ from trainctl.protocol.config.model_facts import ModelFacts, read_facts
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.config.simulated_nodes import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.devices import devices_named, resolve
 
 LINK_BYTES_PER_SECOND, LATENCY_SECONDS = 125e6, 2e-4
 """Of a link that nothing is said about: 1 Gbit/s and the round trip of a local network."""
@@ -57,6 +58,7 @@ def read(cluster_path: Path, run_path: Path, *, seed: int, steps: int | None, pa
         config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps))
     config = preflight.with_nodes(config, "", tuple(cluster.nodes))
     nodes = {rank: _simulated(cluster, name, cluster_path) for rank, name in enumerate(config.nodes)}
+    config = _resolved(config, nodes, run_path)
     facts = _facts(config, run_path)
     trained = parameters if parameters is not None else _trained(config, facts, run_path)
     maker = _Maker(config, facts, cluster_path)
@@ -71,6 +73,16 @@ def read(cluster_path: Path, run_path: Path, *, seed: int, steps: int | None, pa
 def _check(config: RunFile, path: Path) -> None:
     if config.data.growing:
         raise InvalidInputError(f"{path}: data.growing", "a simulated run has no data that grow: leave it out")
+
+
+def _resolved(config: RunFile, nodes: Mapping[int, SimulatedNode], path: Path) -> RunFile:
+    """Return the run file with the data type that agents would choose for "auto", if all nodes name their devices."""
+    named = {name: device_named(nodes[rank].device) for rank, name in enumerate(config.nodes)}
+    devices = {name: devices_named(device.title) for name, device in named.items() if device is not None}
+    try:
+        return resolve(config, devices, str(path))[0]
+    except InvalidInputError:
+        return config
 
 
 def _simulated(cluster: Cluster, name: str, path: Path) -> SimulatedNode:

@@ -22,7 +22,7 @@ from trainctl.protocol.messages.telemetry import (
     Sample,
     StepCommitted,
 )
-from trainctl.protocol.messages.trainer import FileDigest
+from trainctl.protocol.messages.trainer import DeviceTypes, FileDigest
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -317,6 +317,7 @@ class Facts(Reply, tag="facts", frozen=True):
         None  # what torch.compile needs and isn't there, by kind of the machine's devices (cpu, cuda, mps)
     )
     namesakes: tuple[str, ...] = ()  # installed packages with trainctl's names that aren't this program, with versions
+    devices: tuple[DeviceTypes, ...] = ()  # devices that it can compute on, each backend's default first
 
 
 class Digests(Reply, tag="digests", frozen=True):

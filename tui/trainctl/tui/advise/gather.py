@@ -13,7 +13,7 @@ from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, Planne
 from trainctl.protocol.advice.checklist import Check, checklist
 from trainctl.protocol.batch.against_profile import links_of
 from trainctl.protocol.batch.data_statistics import DataStatistics
-from trainctl.protocol.batch.device_table import device_of
+from trainctl.protocol.batch.device_table import device_named, device_of
 from trainctl.protocol.batch.eta import Schedule
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.batch.memory_estimate import MemoryEstimate
@@ -27,10 +27,13 @@ from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import AdapterTable, NodeTable, RunFile
+from trainctl.protocol.config.simulated_nodes import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.compilers import lacks_of
+from trainctl.protocol.machine.devices import AUTO_TYPES, devices_named, read_devices, resolve
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.shim import boot_id
+from trainctl.protocol.messages import DeviceTypes
 from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.advise.described_nodes import descriptions, with_described
 from trainctl.tui.advise.node_looks import NodeLook, look_at
@@ -63,6 +66,9 @@ def gather(
     at = {name: entries[name].address if name in entries else agent for name in names}
     real = {name: address for name, address in at.items() if name not in descriptions(cluster)}
     looks = dict.fromkeys(names, NodeLook()) | asyncio.run(look_at(real))
+    if cluster is None and not config.nodes and (facts := looks[names[0]].facts) is not None:  # the only agent's name
+        names, looks, at = [facts.node], {facts.node: looks[names[0]]}, {facts.node: agent}
+    given, config = config, _resolved(config, names, looks, descriptions(cluster), str(file))
     model = memory_report.facts_here(config, names, str(file))
     digest = _model_digest(config, names[0], looks)
     found, notes = _statistics(file, names[0], overrides, config) if read_data else (None, ["the data were not read"])
@@ -82,11 +88,11 @@ def gather(
     run = _run(file, config, model, next(iter(estimates.values()), None), found, lead)
     run = msgspec.structs.replace(run, currency=cluster.cluster.currency if cluster is not None else run.currency)
     run = _with_parameters(run, parameters)
-    facts = with_described(AdviceFacts(run=run, nodes=nodes, links=links), cluster)
+    advised = with_described(AdviceFacts(run=run, nodes=nodes, links=links), cluster)
     if model is None and parameters is None:
         notes.append(f"{config.model.path} isn't on this machine: sums, memory and estimates need its sizes")
     caches = run_file.cache_folder(config, names[0], node_directory(names[0]) / "data")
-    return Gathered(facts, checklist(config, facts, model.family if model else "", found, str(caches)), tuple(notes))
+    return Gathered(advised, checklist(given, advised, model.family if model else "", found, str(caches)), tuple(notes))
 
 
 def _names(config: RunFile, known: list[str] | None) -> list[str]:
@@ -96,6 +102,30 @@ def _names(config: RunFile, known: list[str] | None) -> list[str]:
     if known is not None and unknown:
         raise InvalidInputError(f"nodes.{unknown[0]}", f"not in the cluster file; its nodes are {', '.join(known)}")
     return [*config.nodes] or known or [node_name()]
+
+
+def _resolved(
+    config: RunFile, names: Sequence[str], looks: Mapping[str, NodeLook], described: Mapping[str, SimulatedNode],
+    where: str,
+) -> RunFile:  # fmt: skip
+    """Return the run file as an agent would start it: of these nodes, and with a data type in place of "auto" if the
+    devices of all are known."""
+    config = msgspec.structs.replace(config, nodes={name: config.nodes.get(name, NodeTable()) for name in names})
+    devices = {name: _devices(looks[name], described.get(name)) for name in names}
+    try:
+        return resolve(config, devices, where)[0]
+    except InvalidInputError:
+        return config
+
+
+def _devices(look: NodeLook, described: SimulatedNode | None) -> Sequence[DeviceTypes]:
+    """Return what its agent says, else this machine's, for a node that has its folder here."""
+    if described is not None:
+        device = device_named(described.device)
+        return () if device is None else devices_named(device.title)
+    if look.facts is not None and look.facts.devices:
+        return look.facts.devices
+    return read_devices() if look.profiles and look.facts is None else ()
 
 
 def _model_digest(config: RunFile, node: str, looks: Mapping[str, NodeLook]) -> str | None:
@@ -198,11 +228,13 @@ def _node(
 
 
 def _fits(profile: DeviceProfile, config: RunFile, node: str, digest: str | None) -> bool:
-    """Whether a profile is of this run, whatever versions of the libraries made it."""
+    """Whether a profile is of this run, whatever versions of the libraries made it. Where "auto" couldn't be resolved,
+    the profile says what it was when it was calibrated."""
     key = profile.key
+    types = (*AUTO_TYPES, "float32") if config.model.dtype == "auto" else (config.model.dtype,)
     return (
         key.sequence_length == config.data.sequence_length
-        and key.dtype == config.model.dtype
+        and key.dtype in types
         and key.settings == settings_digest(config, node)
         and digest in (None, key.model_digest)
     )

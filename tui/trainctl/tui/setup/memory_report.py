@@ -50,6 +50,8 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str, here: Sequence[
     """Of a run's nodes; `here`: those of them that are this machine. None if no node's model is on this machine, or it
     doesn't state its sizes. Raises InvalidInputError for adapters of layers that the model doesn't have."""
     names = tuple(nodes) or ("",)
+    if nodes:
+        config = msgspec.structs.replace(config, nodes={name: config.nodes.get(name, NodeTable()) for name in nodes})
     facts = facts_here(config, names, where)
     if facts is None or not facts.shapes:
         return None
