@@ -100,8 +100,12 @@ def test_a_plan_that_lacks_little_is_kept_with_a_smaller_micro_batch() -> None:
     assert found.answer is not None and (found.answer.nodes, found.answer.micro) == (("studio",), {"studio": 4})
     assert "nodes.studio.micro=4" in found.answer.notes[0]
     line = NodeFacts(
-        name="box", device="NVIDIA A100", micro=8, cap_bytes=7 * BILLION, memory=MemoryModel(4e9, 1e9),
-    )  # fmt: skip
+        name="box",
+        device="NVIDIA A100",
+        micro=8,
+        cap_bytes=7 * BILLION,
+        memory=MemoryModel(4e9, 1e9),
+    )
     run = run_of(flops=StepFlops(6 * BILLION, 0.0), dtype="bfloat16")
     estimated = plan_of(AdviceFacts(run=run, nodes=(line,)), ["box"], "alone")
     assert (estimated.micro, estimated.memory[0].needed_bytes, estimated.can_run) == ({"box": 2}, 6 * BILLION, True)

@@ -67,9 +67,13 @@ def fastest_within_cap(passes: Sequence[Pass], most: int, cap_bytes: float | Non
 
 
 def first_micro(
-    wanted: Wanted, passes: Sequence[Pass], global_batch: int, *, cap_bytes: float | None = None,
+    wanted: Wanted,
+    passes: Sequence[Pass],
+    global_batch: int,
+    *,
+    cap_bytes: float | None = None,
     share: int | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Return the micro-batch that a rank begins with: as the run file sets it (`wanted`), else by the passes of its
     profile, else a usual one. Agents, advice and simulations all begin with it. `share`: as the run file sets it."""
     if isinstance(wanted, int) or not passes:

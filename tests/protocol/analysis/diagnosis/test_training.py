@@ -92,10 +92,13 @@ def test_clipping_is_named_with_the_norm_and_a_jump_of_the_loss_goes_back_before
     assert found.cause == "unstable" and found.evidence[0].startswith("since step 136 up to 30, ")
     run = "trainctl run RUN.toml --set"
     assert commands(found) == [
-        "trainctl send rollback step=100 skip_batches=200", "trainctl send set-lr value=5e-05",
-        f"{run} optimizer.clip_norm=0.5", f"{run} optimizer.warmup_steps=136", f"{run} model.dtype=float32",
+        "trainctl send rollback step=100 skip_batches=200",
+        "trainctl send set-lr value=5e-05",
+        f"{run} optimizer.clip_norm=0.5",
+        f"{run} optimizer.warmup_steps=136",
+        f"{run} model.dtype=float32",
         "trainctl data preview RUN.toml",
-    ]  # fmt: skip
+    ]
     late = simulated.with_config(with_steps(healthy_facts(), jump), run={"steps": 300})
     assert not any("warmup" in command for command in commands(first(late))), "a warm-up is long over"
 

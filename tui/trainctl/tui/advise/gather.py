@@ -105,9 +105,12 @@ def _names(config: RunFile, known: list[str] | None) -> list[str]:
 
 
 def _resolved(
-    config: RunFile, names: Sequence[str], looks: Mapping[str, NodeLook], described: Mapping[str, SimulatedNode],
+    config: RunFile,
+    names: Sequence[str],
+    looks: Mapping[str, NodeLook],
+    described: Mapping[str, SimulatedNode],
     where: str,
-) -> RunFile:  # fmt: skip
+) -> RunFile:
     """Return the run file as an agent would start it: of these nodes, and with a data type in place of "auto" if the
     devices of all are known."""
     config = msgspec.structs.replace(config, nodes={name: config.nodes.get(name, NodeTable()) for name in names})
