@@ -53,9 +53,9 @@ def read(cluster_path: Path, run_path: Path, *, seed: int, steps: int | None, pa
     """Raises InvalidInputError by file and field."""
     cluster = cluster_file.read(cluster_path, simulated=True)
     config = run_file.read(run_path)
-    _check(config, run_path)
     if steps is not None:
-        config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps))
+        config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps, epochs=0.0))
+    _check(config, run_path)
     config = preflight.with_nodes(config, "", tuple(cluster.nodes))
     nodes = {rank: _simulated(cluster, name, cluster_path) for rank, name in enumerate(config.nodes)}
     config = _resolved(config, nodes, run_path)
@@ -71,6 +71,8 @@ def read(cluster_path: Path, run_path: Path, *, seed: int, steps: int | None, pa
 
 
 def _check(config: RunFile, path: Path) -> None:
+    if not config.run.steps:
+        raise InvalidInputError(f"{path}: run.epochs", "a simulated run reads no data: give --steps")
     if config.data.growing:
         raise InvalidInputError(f"{path}: data.growing", "a simulated run has no data that grow: leave it out")
 

@@ -69,6 +69,13 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     template: TemplateUse | None = None  # None: no conversations among the first rows
 
 
+def epoch_samples(found: DataStatistics) -> int:
+    """Return the samples of an epoch, as training counts them: packs are samples, held-out ones aren't."""
+    if found.packing != "none" and found.packs is not None:
+        return found.packs
+    return found.samples if found.held_out_path else found.samples - found.held_out
+
+
 def without_end(kind: DataKind) -> str:
     """What to warn of if texts and completions get no end token: the model doesn't learn where they end."""
     if kind == "text":

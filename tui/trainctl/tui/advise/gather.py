@@ -38,7 +38,7 @@ from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.advise.described_nodes import descriptions, with_described
 from trainctl.tui.advise.node_looks import NodeLook, look_at
 from trainctl.tui.commands.targets import ClusterFile
-from trainctl.tui.setup import data_preview, memory_report
+from trainctl.tui.setup import data_check, data_preview, memory_report
 
 CHECKPOINT_BYTES = 4 + 8
 """Bytes of a checkpoint for each trained parameter: float32 weights and two moments."""
@@ -60,7 +60,10 @@ def gather(
 ) -> Gathered:  # fmt: skip
     """Of a run file. `agent`: the address of the only agent, without a cluster. `parameters`: trained ones, if the
     model isn't here. Raises InvalidInputError by the field of the run file."""
+    overrides = data_check.with_steps(file, overrides) if read_data else overrides
     config = run_file.read(file, dict(overrides))
+    if not config.run.steps:
+        raise InvalidInputError(f"{file}: run.epochs", "its samples are counted with the data: leave out --no-data")
     entries = cluster.cluster.nodes if cluster is not None else {}
     names = _names(config, [*entries] if cluster is not None else None)
     at = {name: entries[name].address if name in entries else agent for name in names}

@@ -81,7 +81,7 @@ def bench_config(config: RunFile, node: str, steps: int) -> RunFile:
         calibration=calibration,
         nodes={node: table},
         evaluate=EvaluateTable(),
-        run=msgspec.structs.replace(config.run, steps=steps, orphan_seconds=ORPHAN_SECONDS),
+        run=msgspec.structs.replace(config.run, steps=steps, epochs=0.0, orphan_seconds=ORPHAN_SECONDS),
         checkpoint=CheckpointTable(at_end=False),
         samples=SamplesTable(),
     )

@@ -84,8 +84,9 @@ def bench(
     from trainctl.protocol.config.objectives import sample_unit
     from trainctl.tui.bench import bench_rows, bench_runs
     from trainctl.tui.commands import arguments, targets
+    from trainctl.tui.setup import data_check
 
-    overrides, settings = arguments.pairs(set_ or [], "--set"), bench_rows.grid(over or [])
+    overrides, settings = data_check.with_steps(file, arguments.pairs(set_ or [], "--set")), bench_rows.grid(over or [])
     config, found = bench_runs.readable(file, overrides, settings), targets.cluster_file(cluster)
     here = node or next(iter(targets.nodes_here(config)), "") or node_name()
     entry = found.cluster.nodes.get(here) if found is not None else None
