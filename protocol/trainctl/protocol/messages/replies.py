@@ -103,6 +103,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     cost: RunCost | None = None  # cost so far; None: none of its nodes has a price
     simulated: bool = False  # whether nothing was trained: ranks, times and losses are simulated
     branch: BranchPoint | None = None  # checkpoint of another run that it started from; None: it started at step 0
+    global_batch: Count | None = None  # samples of each step; None: unknown
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):

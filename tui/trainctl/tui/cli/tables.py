@@ -1,10 +1,11 @@
 """What subcommands say of runs, ranks, alerts, steps, events and replies: tables and lines, safe to show."""
 
 import textwrap
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.cost import CostFigures
+from trainctl.protocol.batch.cost import CostFigures, figures
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.tui.cli.output import arrowed, one_line
 from trainctl.tui.state import event_text, rank_speed
@@ -41,11 +42,19 @@ def runs_table(runs: Sequence[m.RunSummary]) -> str:
     rows = [
         (run.run, f"{run.state}{'?' if run.stale else ''}{' SIMULATED' if run.simulated else ''}",
          f"{run.step:,}/{fmt.count(run.steps)}",
-         fmt.loss(run.last_loss),
+         fmt.count(run.global_batch), fmt.loss(run.last_loss), _spent(run),
          run.lead or fmt.NA, date_and_time(run.started_at), run.directory)
         for run in runs
     ]  # fmt: skip
-    return table(("RUN", "STATE", "STEP", "LOSS", "LEAD", "STARTED", "DIRECTORY"), rows, right="STEP LOSS")
+    header = ("RUN", "STATE", "STEP", "BATCH", "LOSS", "COST", "LEAD", "STARTED", "DIRECTORY")
+    return table(header, rows, right="STEP BATCH LOSS COST")
+
+
+def _spent(run: m.RunSummary) -> str:
+    if run.cost is None:
+        return fmt.NA
+    found = figures(run.cost, time.time(), None, None)
+    return cost_line.amount(found, found.spent)
 
 
 def status_text(
@@ -291,7 +300,9 @@ def _training(run: m.RunView, last: m.StepCommitted | None) -> str:
 
 def _rate(step: m.StepCommitted, run: m.RunView | None) -> str:
     metric, unit = (run.rate_metric, run.rate_unit) if run is not None else ("tokens_per_second", "tokens/s")
-    return f"{fmt.rate(m.METRICS[metric].of(step))} {one_line(fmt.short_unit(unit))}"
+    samples = m.METRICS["samples_per_second"].of(step)
+    also = f", {samples:.3g} samples/s" if metric == "tokens_per_second" and samples is not None else ""
+    return f"{fmt.rate(m.METRICS[metric].of(step))} {one_line(fmt.short_unit(unit))}{also}"
 
 
 def _host_lines(host: m.HostReading | None) -> list[str]:
