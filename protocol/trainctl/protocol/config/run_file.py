@@ -310,8 +310,9 @@ COPY_COMMAND = "command"
 
 
 def is_rsync_target(copy_to: str) -> bool:
-    """Whether it is `HOST:FOLDER`, `USER@HOST:FOLDER` or `rsync://HOST/MODULE/FOLDER`, no path."""
-    return not copy_to.startswith("/") and ":" in copy_to
+    """Whether it is `HOST:FOLDER`, `USER@HOST:FOLDER` or `rsync://HOST/MODULE/FOLDER`, no path and no other URL."""
+    is_url = "://" in copy_to and not copy_to.startswith("rsync://")
+    return not copy_to.startswith("/") and ":" in copy_to and not is_url
 
 
 def _check_copies(config: RunFile, where: str) -> None:
@@ -319,6 +320,7 @@ def _check_copies(config: RunFile, where: str) -> None:
     is_known = to in ("", COPY_COMMAND) or to.startswith("/") or is_rsync_target(to)
     if not is_known or to.lstrip("[").startswith("-") or re.search(r"@\[*-", to):  # ssh would take it for an option
         problem = f'{to!r} must be an absolute path, an rsync target such as backup@host:runs, or "{COPY_COMMAND}"'
+        problem += ", which can copy to such a store" if "://" in to else ""
         raise InvalidInputError(f"{where}: checkpoint.copy_to", problem)
 
 

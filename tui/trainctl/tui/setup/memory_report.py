@@ -57,14 +57,15 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str, here: Sequence[
         return None
     slow = unsuited(config, {name: read_devices() for name in here})
     config = _in_one_type(config, here, where) if here else config
-    estimates, measured = {}, {}
+    estimates, measured, devices = {}, {}, set[str]()
     for name in names:
         placed, backend = _placed(config, name)
+        devices.add(placed.device)
         estimates[name] = estimate_memory(run_file.on_node(config, name), facts, placed, backend, where)
         found = recorded_runs.newest_like(config, name or node_name())
         if found is not None and found.peak_bytes is not None:
             measured[name] = found
-    return MemoryReport(facts.family, estimates, measured, (*fit_warnings(config, facts, where), *slow))
+    return MemoryReport(facts.family, estimates, measured, (*fit_warnings(config, facts, where, devices), *slow))
 
 
 def memory_lines(config: RunFile, facts: ModelFacts, nodes: Sequence[str], where: str) -> dict[str, MemoryModel]:
