@@ -109,9 +109,9 @@ class Deadlines:
     def compiles(self, rank: int) -> bool:
         """Return whether a rank's process is at its first plan of a kind, and compiles the model for it."""
         first, ready = self.first, self._rendezvous.ready.get(rank)
-        compute = ready.compute if ready is not None else None
-        is_first = first is not None and self.stalls.is_first(rank, first.plan.kind)
-        return is_first and first.plan.kind in COMPILING and compute is not None and compute.compile != "off"
+        if first is None or ready is None or ready.compute is None or ready.compute.compile == "off":
+            return False
+        return first.plan.kind in COMPILING and self.stalls.is_first(rank, first.plan.kind)
 
     @property
     def end_of_part(self) -> str:

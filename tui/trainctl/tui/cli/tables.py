@@ -85,6 +85,7 @@ def status_text(
         *_cost_lines(snapshot, [*_own_host(snapshot), *(hosts or {}).values()]),
         f"plan       {_plan(run)}global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
+        *_pass_lines(run.ranks),
         *_compute_lines(run.ranks),
         *_policy_lines(run.policies),
         *_skip_lines(run.skipped),
@@ -260,12 +261,23 @@ def _precision(compute: m.Compute | None) -> str:
     return compute.weights if compute.weights == "bf16-sr" else compute.dtype
 
 
+def _passes(rank: m.RankView) -> int:
+    """Return the passes in which a rank runs its share, and accumulates their gradients; 0: not known."""
+    return -(-rank.share // rank.micro_batch) if rank.micro_batch and rank.share else 0
+
+
+def _pass_lines(ranks: Sequence[m.RankView]) -> list[str]:
+    """Explain the column MICRO, where a step has several passes."""
+    several = [f"{one_line(rank.node)} {_passes(rank)} of {rank.micro_batch}" for rank in ranks if _passes(rank) > 1]
+    words = textwrap.wrap(", ".join(several), _COMPUTE_COLUMNS)
+    return [f"passes     a step accumulates gradients over passes: {words[0]}", *words[1:]] if words else []
+
+
 def _rank_row(
     rank: m.RankView, part: m.RankStep | None, waited: float | None, global_batch: int | None
 ) -> tuple[str, ...]:
     backend = " ".join(word for word in (rank.backend, rank.device, _precision(rank.compute)) if word)
-    accumulation = -(-rank.share // rank.micro_batch) if rank.micro_batch and rank.share else 0
-    micro = f"{rank.micro_batch}x{accumulation}" if accumulation else fmt.NA
+    micro = f"{rank.micro_batch}x{_passes(rank)}" if _passes(rank) else fmt.NA
     share = fmt.percent(rank.share / global_batch if global_batch and rank.share is not None else None)
     head = (str(rank.rank), rank.node, rank.state, fmt.count(rank.share), share, micro)
     out = rank.state in rank_speed.SILENT_STATES
