@@ -41,7 +41,7 @@ def test_a_person_reads_samples_without_their_control_characters_and_a_script_ge
 
 
 def test_epochs_are_counted_in_steps_by_the_data(run_file: Path) -> None:
-    """Of two rows in batches of two, each epoch is a step."""
+    """Two rows in batches of two: each epoch is a step."""
     done = call("check", run_file, "--set", "run.epochs=3")
     assert "no problems found; 3 steps of 2 samples, 3 epochs of 2\n" in done.stdout, done.stderr
     assert "9 steps of 2 samples, 9 epochs of 2\n" in call("check", run_file).stdout

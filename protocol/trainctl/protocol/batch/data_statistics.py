@@ -69,11 +69,11 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     template: TemplateUse | None = None  # None: no conversations among the first rows
 
 
-def epoch_samples(found: DataStatistics) -> int:
+def epoch_samples(data: DataStatistics) -> int:
     """Return the samples of an epoch, as training counts them: packs are samples, held-out ones aren't."""
-    if found.packing != "none" and found.packs is not None:
-        return found.packs
-    return found.samples if found.held_out_path else found.samples - found.held_out
+    if data.packing != "none" and data.packs is not None:
+        return data.packs
+    return data.samples if data.held_out_path else data.samples - data.held_out
 
 
 def without_end(kind: DataKind) -> str:

@@ -25,7 +25,7 @@ from trainctl.protocol.messages import DeviceTypes
 _CPU_FLAGS = ("avx512_bf16", "amx_bf16")
 """Of /proc/cpuinfo: torch's matrix library computes products in bfloat16 with these instructions."""
 AUTO_TYPES: Final = ("bfloat16", "float16")
-"""What "auto" stands for if all devices have it, the best first; else it is float32."""
+"""Types that "auto" stands for if all devices have it, the best first; else it is float32."""
 SYSCTL_SECONDS: Final = 2.0
 """Longest that macOS may take to say the name of its chip."""
 MLX_FOR_CUDA: Final = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")

@@ -71,7 +71,7 @@ def gather(
     looks = dict.fromkeys(names, NodeLook()) | asyncio.run(look_at(real))
     if cluster is None and not config.nodes and (facts := looks[names[0]].facts) is not None:  # the only agent's name
         names, looks, at = [facts.node], {facts.node: looks[names[0]]}, {facts.node: agent}
-    given, config = config, _resolved(config, names, looks, descriptions(cluster), str(file))
+    written, config = config, _resolved(config, names, looks, descriptions(cluster), str(file))
     model = memory_report.facts_here(config, names, str(file))
     digest = _model_digest(config, names[0], looks)
     found, notes = _statistics(file, names[0], overrides, config) if read_data else (None, ["the data were not read"])
@@ -95,7 +95,9 @@ def gather(
     if model is None and parameters is None:
         notes.append(f"{config.model.path} isn't on this machine: sums, memory and estimates need its sizes")
     caches = run_file.cache_folder(config, names[0], node_directory(names[0]) / "data")
-    return Gathered(advised, checklist(given, advised, model.family if model else "", found, str(caches)), tuple(notes))
+    return Gathered(
+        advised, checklist(written, advised, model.family if model else "", found, str(caches)), tuple(notes)
+    )
 
 
 def _names(config: RunFile, known: list[str] | None) -> list[str]:

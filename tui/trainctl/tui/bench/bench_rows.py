@@ -1,4 +1,4 @@
-"""What is benched: the combinations of settings, the run of each, and its figures as a row. Pure."""
+"""The combinations of settings that are benched, the run of each, and its figures as a row. Pure."""
 
 import itertools
 import statistics
@@ -56,13 +56,13 @@ def grid(words: Sequence[str]) -> list[dict[str, str]]:
     values: dict[str, list[str]] = {}
     for word in words:
         key, equals, text = word.partition("=")
-        found = [value.strip() for value in text.split(",")]
-        if not key or not equals or not all(found):
+        chosen = [value.strip() for value in text.split(",")]
+        if not key or not equals or not all(chosen):
             raise InvalidInputError("--over", f"{word!r} must be written as KEY=VALUE,VALUE, such as batch.micro=1,2,4")
         if key in values:
             raise InvalidInputError("--over", f"{key} is given twice: name all its values in one --over")
-        values[key] = found
-    rows = [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+        values[key] = chosen
+    rows = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
     if len(rows) > MOST_SETTINGS:
         raise InvalidInputError("--over", f"{len(rows)} combinations; give at most {MOST_SETTINGS}")
     return rows
@@ -100,11 +100,11 @@ def measured_row(
     parts = [*parts]
     compiled = {part.step for part in parts if part.values.get("compile_seconds")}
     first = steps[0].step + max(1, round(WARMING_PART * len(steps))) if steps else 0
-    steady = [one for one in steps if one.step >= first and one.step not in compiled and one.step_seconds > 0]
-    seconds = sum(one.step_seconds for one in steady)
+    steady = [step for step in steps if step.step >= first and step.step not in compiled and step.step_seconds > 0]
+    seconds = sum(step.step_seconds for step in steady)
     if not steady:
         return BenchRow(settings=dict(settings), problem="no step without compiling: give more --steps")
-    numbers = {one.step for one in steady}
+    numbers = {step.step for step in steady}
     counted = [part for part in parts if part.step in numbers]
     peaks = [peak for part in parts if (peak := m.peak_bytes(part.values)) is not None]
     mfus = [part.values["mfu"] for part in counted if "mfu" in part.values]
@@ -112,8 +112,8 @@ def measured_row(
         settings=dict(settings),
         steps=len(steady),
         note=_note(parts),
-        tokens_per_second=sum(one.tokens or 0 for one in steady) / seconds,
-        samples_per_second=sum(one.samples or 0 for one in steady) / seconds,
+        tokens_per_second=sum(step.tokens or 0 for step in steady) / seconds,
+        samples_per_second=sum(step.samples or 0 for step in steady) / seconds,
         step_seconds=seconds / len(steady),
         utilization=_utilization(readings, device),
         mfu=statistics.fmean(mfus) if mfus else None,
@@ -128,25 +128,25 @@ def _note(parts: Sequence[m.RankStep]) -> str:
 
 def _utilization(readings: Iterable[m.HostReading], device: str | None) -> float | None:
     """Return the mean use of the rank's device, by the machine's readings while it trained."""
-    found = []
+    percents = []
     for reading in readings:
         gpu = reading.gpu_of(device)
         used = reading.cpu_percent if (device or "").startswith("cpu") else gpu.utilization_percent if gpu else None
-        found += [used] if used is not None else []
-    return statistics.fmean(found) / 100 if found else None
+        percents += [used] if used is not None else []
+    return statistics.fmean(percents) / 100 if percents else None
 
 
 def compared(rows: Sequence[BenchRow], steps: int, price_per_hour: float | None) -> list[BenchRow]:
     """Return the rows with the time and cost of a whole run of so many steps, and each beside the first that was
     measured."""
     first = next((row.tokens_per_second for row in rows if row.tokens_per_second), None)
-    found = []
+    complete = []
     for row in rows:
         seconds = row.step_seconds * steps if row.step_seconds is not None else None
         cost = seconds * price_per_hour / HOUR_SECONDS if seconds is not None and price_per_hour is not None else None
         ratio = row.tokens_per_second / first if row.tokens_per_second and first else None
-        found.append(msgspec.structs.replace(row, seconds_to_end=seconds, cost=cost, against_first=ratio))
-    return found
+        complete.append(msgspec.structs.replace(row, seconds_to_end=seconds, cost=cost, against_first=ratio))
+    return complete
 
 
 def header(rows: Sequence[BenchRow], unit: str) -> tuple[str, ...]:

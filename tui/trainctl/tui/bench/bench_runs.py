@@ -32,7 +32,7 @@ def readable(file: Path, overrides: Mapping[str, str], settings: Sequence[dict[s
 
 
 class BenchPlan(NamedTuple):
-    """What is run."""
+    """The runs of a bench."""
 
     file: Path
     overrides: Mapping[str, str]  # of all runs
@@ -52,8 +52,8 @@ async def measured(plan: BenchPlan) -> AsyncIterator[BenchRow]:
                 for settings in plan.settings:
                     yield await _row(cluster, plan, settings)
     finally:
-        for made in (folder, runtime):
-            shutil.rmtree(made, ignore_errors=True)
+        for temporary in (folder, runtime):
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 async def _row(cluster: LocalCluster, plan: BenchPlan, settings: dict[str, str]) -> BenchRow:
@@ -73,5 +73,5 @@ def _read(view: m.RunView, settings: dict[str, str]) -> BenchRow:
         steps, _ = record.steps(limit=view.step)
         parts: Sequence[m.RankStep] = record.parts_between(1, view.step)
         began = steps[0].committed_at if steps else 0.0
-        readings = [one for one in record.newest_host_readings(MOST_READINGS) if one.read_at >= began]
+        readings = [reading for reading in record.newest_host_readings(MOST_READINGS) if reading.read_at >= began]
     return measured_row(settings, steps, parts, readings, device)

@@ -87,10 +87,10 @@ def bench(
     from trainctl.tui.setup import data_check
 
     overrides, settings = data_check.with_steps(file, arguments.pairs(set_ or [], "--set")), bench_rows.grid(over or [])
-    config, found = bench_runs.readable(file, overrides, settings), targets.cluster_file(cluster)
+    config, nodes = bench_runs.readable(file, overrides, settings), targets.cluster_file(cluster)
     here = node or next(iter(targets.nodes_here(config)), "") or node_name()
-    entry = found.cluster.nodes.get(here) if found is not None else None
-    currency = found.cluster.currency if found is not None else ""
+    entry = nodes.cluster.nodes.get(here) if nodes is not None else None
+    currency = nodes.cluster.currency if nodes is not None else ""
     if len(config.nodes) > 1:
         output.tell(f"the run has several nodes: {here} is measured alone, on this machine")
     plan = bench_runs.BenchPlan(file, overrides, settings, here, steps)

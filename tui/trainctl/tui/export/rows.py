@@ -26,7 +26,7 @@ def _column(metric: m.Metric) -> str:
 
 
 RATES = ("tokens_per_second", "samples_per_second")
-"""Of a step, by its duration."""
+"""Rates of a step, by its duration."""
 COLUMNS: dict[str, dict[str, type]] = {
     "steps": {
         "step": int, "generation": str, "committed_at": float, "loss": float, "weight": float, "samples": int,

@@ -71,12 +71,12 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str, here: Sequence[
 def memory_lines(config: RunFile, facts: ModelFacts, nodes: Sequence[str], where: str) -> dict[str, MemoryModel]:
     """Return what each node's rank holds by its micro-batch, outside a group. Raises InvalidInputError for adapters of
     layers that the model doesn't have."""
-    found = {}
+    lines = {}
     for name in nodes:
         placed, backend = _placed(config, name)
         alone = msgspec.structs.replace(run_file.on_node(config, name), nodes={})
-        found[name] = estimated_line(alone, facts, placed, backend, where)
-    return found
+        lines[name] = estimated_line(alone, facts, placed, backend, where)
+    return lines
 
 
 def _placed(config: RunFile, name: str) -> tuple[NodeTable, Literal["mlx", "torch"]]:

@@ -224,7 +224,7 @@ def _within_cap(stepped: Stepped, rank: int, size: int, use: float, largest: int
 
 
 def _has_curves(stepped: Stepped, ranks: list[int]) -> bool:
-    """Whether the seconds of a node's ranks are known at several micro-batches."""
+    """Return whether the seconds of a node's ranks are measured at several micro-batches."""
     models = [stepped.models.get(rank) for rank in ranks]
     return all(model is not None and not model.is_linear for model in models)
 
