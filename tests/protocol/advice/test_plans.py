@@ -86,7 +86,7 @@ def test_a_plan_that_memory_forbids_is_not_the_answer() -> None:
     assert alone.memory[0].spare_bytes == 10_000 - 11_000, "even with the smallest micro-batch"
     # A group also needs memory for the sum.
     facts = facts_of(RATES, ethernet(1), {"mbp": {"cap_bytes": GRADIENTS}})
-    assert plan(facts, "separate").fits and not plan(facts, "separate").notes
+    assert plan(facts, "separate").fits and not plan(facts, "separate").smaller
     assert plan(facts, "sync").fits is False
     nothing_fits = advise(facts_of(RATES, ethernet(1), {name: {"cap_bytes": 1} for name in RATES}))
     assert nothing_fits.answer is nothing_fits.independent is None
@@ -98,7 +98,7 @@ def test_a_plan_that_lacks_little_is_kept_with_a_smaller_micro_batch() -> None:
     facts = facts_of(RATES, ethernet(1), {"studio": {"cap_bytes": 17_900}})
     found = advise(facts)
     assert found.answer is not None and (found.answer.nodes, found.answer.micro) == (("studio",), {"studio": 4})
-    assert "nodes.studio.micro=4" in found.answer.notes[0]
+    assert found.answer.smaller == {"studio": 4}
     line = NodeFacts(
         name="box",
         device="NVIDIA A100",

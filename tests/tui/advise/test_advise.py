@@ -116,6 +116,14 @@ def test_the_memory_limit_of_another_run_s_profile_is_not_this_run_s(folder: Pat
     assert alone["fits"] and alone["can_run"]
 
 
+def test_a_micro_batch_that_does_not_fit_is_answered_with_one_that_does(folder: Path) -> None:
+    """108 MB with passes of 8, 104 with 4."""
+    calibrate(folder, "studio", 20.0, beside=(), memory_cap_bytes=106 * 10**6)
+    lines = call(*words(folder)).stdout.splitlines()
+    assert lines[0].startswith("Train on studio alone: 20.00 samples/s")
+    assert "--set nodes.studio.micro=4" in " ".join(lines[1:4])
+
+
 def test_nothing_is_known_and_the_first_line_says_what_to_do(folder: Path) -> None:
     done = call(*words(folder))
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """Predictions for a set of nodes in one mode: alone, in step, or each with work of its own. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -40,6 +40,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: float | None = None  # relative to the sum of the nodes' rates apart
     shares: Mapping[str, int] = {}  # samples of each node
     micro: Mapping[str, int] = {}  # micro-batch of each node
+    smaller: Mapping[str, int] = {}  # of these, those that memory made smaller than the run file's
     best_seconds: float | None = None
     expected_seconds: float | None = None
     worst_seconds: float | None = None
@@ -84,7 +85,7 @@ def plan_of(
     source: Source = "estimated" if any(speed.source == "estimated" for speed in speeds.values()) else "measured"
     base = Plan(
         nodes=tuple(names), mode=mode, source=source, memory=memory, shared_memory=shared, micro=micro,
-        notes=(*_notes(speeds), *_smaller(wanted, micro)),
+        notes=_notes(speeds), smaller={name: size for name, size in micro.items() if size < wanted[name]},
     )  # fmt: skip
     if mode == "sync":
         return _in_step(facts, base, speeds, batch, link or link_of(facts, names))
@@ -198,13 +199,6 @@ def _schedules(facts: AdviceFacts, step_seconds: float, names: Sequence[str]) ->
 def _unknown(facts: AdviceFacts, names: Sequence[str], speeds: Mapping[str, NodeSpeed]) -> tuple[str, ...]:
     missing = [facts.node(name) for name in names if name not in speeds]
     return tuple(f"{node.name} is unknown: {why_unknown(node, facts.run)}" for node in missing)
-
-
-def _smaller(wanted: Mapping[str, int], micro: Mapping[str, int]) -> Iterator[str]:
-    """Name what a run file has to set so that the plan fits."""
-    for name, size in micro.items():
-        if size < wanted[name]:
-            yield f"{name}: its memory is too small for micro-batch {wanted[name]}: set nodes.{name}.micro={size}"
 
 
 def _notes(speeds: Mapping[str, NodeSpeed]) -> tuple[str, ...]:

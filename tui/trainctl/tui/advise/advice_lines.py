@@ -42,6 +42,9 @@ def _answer(advice: Advice, run: PlannedRun) -> list[str]:
     how = "alone" if found.mode == "alone" else "in step"
     time = f"{duration(found.expected_seconds)} ({span(found.best_seconds, found.worst_seconds)})"
     lines = _wrapped(f"Train on {_listed(found.nodes)} {how}: {_rate(found)} {run.unit}/s, {time}.")
+    if found.smaller:
+        settings = " ".join(f"--set nodes.{name}.micro={size}" for name, size in found.smaller.items())
+        lines += ["Its memory is too small for the run file's micro-batch:", f"  trainctl run {run.file} {settings}"]
     apart = advice.independent
     if (
         apart is not None
