@@ -160,7 +160,6 @@ def by_curve(micro: int, use: float, memory: MemoryModel | None = None, **settin
         (4, 0.4, None, 8),  # no more than the peak in proportion allows
         (4, 0.4, MemoryModel(3.6e8, 1e7), 32),  # the model knows that most of it is there anyway
         (4, 0.4, MemoryModel(2e8, 5e7), 13),
-        (64, 0.1, None, None),  # never smaller, though that is faster
     ],
 )
 def test_where_the_curve_is_known_it_goes_to_what_is_faster_and_fits(micro, use, memory, after):
@@ -168,6 +167,16 @@ def test_where_the_curve_is_known_it_goes_to_what_is_faster_and_fits(micro, use,
     assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
     assert found is None or found.advise_only
     assert by_curve(micro, use, memory, up="off") is None
+
+
+@pytest.mark.parametrize("use", [0.1, 0.8])
+def test_past_the_peak_of_the_curve_it_goes_down_to_it(use: float) -> None:
+    """64 samples are 12 % slower than 32, whatever memory is left; what is 1 % faster stays."""
+    found = by_curve(64, use, up="off")
+    assert found is not None and found.args == verbs.ResizeBatch(micro=32) and not found.advise_only
+    assert "12 % faster than of 64" in found.reason
+    assert by_curve(64, use, least=40) is None, "40 and the rest of 24 are too little faster"
+    assert by_curve(32, 0.8) is None
 
 
 @pytest.mark.parametrize("death", [False, True])

@@ -51,6 +51,21 @@ def test_one_that_is_slow_and_gets_on_is_only_late():
     assert simulation.run().ended.state == "finished"
 
 
+@pytest.mark.parametrize(("mode", "state"), [("off", "late"), ("default", "run")])
+def test_a_first_step_that_compiles_is_not_late(mode, state):
+    simulation = group()
+    for rank in simulation.ranks.values():
+        rank.compute = m.Compute(dtype="float32", compile=mode)
+    simulation.begin().until(lambda: simulation.conductor.stage == "formed")
+    hang_in_its_part(simulation, 1)
+    for _ in range(60):
+        simulation.ranks[1].progress += 1
+        simulation.tick(1.0)
+        simulation.run()
+    seen = shown(simulation, 1)
+    assert seen.state == state and seen.why.startswith("compiling") == (state == "run")
+
+
 def test_where_all_hang_it_is_what_they_have_in_common_and_nobody_is_replaced():
     simulation = group().begin().until_step(4)
     hang_in_its_part(simulation, *simulation.ranks)

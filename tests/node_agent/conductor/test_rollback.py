@@ -30,6 +30,13 @@ def test_a_checkpoint_that_is_not_there_is_refused_and_those_there_are_named(at,
     assert simulation.conductor.state == "running"
 
 
+def test_while_a_run_starts_that_is_why() -> None:
+    simulation = Simulation(config(60, 12), durable(("a", "b"), 12)).begin()
+    end = simulation.ends[simulation.command("rollback", steps=1)]
+    assert (end.state, end.field) == ("rejected", "run")
+    assert end.reason.startswith("the run is starting and has no such checkpoint")
+
+
 @pytest.mark.parametrize(("args", "step"), [({"steps": 3}, 10), ({"steps": 4}, 5)])
 def test_all_ranks_leave_and_what_is_wanted_is_journaled(args, step: int) -> None:
     simulation = run()

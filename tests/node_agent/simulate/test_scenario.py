@@ -74,6 +74,9 @@ def test_a_known_device_is_estimated_from_its_datasheet_and_the_model(tmp_path):
     assert slow.curve.seconds(1000) / fast.curve.seconds(1000) == pytest.approx(989 / 312, rel=0.02)
     assert slow.memory is not None and slow.memory.base_bytes > 12 * found.parameters
     assert slow.cap_bytes == 80e9
+    auto = {"path": str(tmp_path / "model"), "dtype": "auto"}
+    mixed = read(tmp_path, {"a": {"device": "a100"}, "b": {"device": "t4"}}, parameters=None, model=auto)
+    assert mixed.config.model.dtype == "float16", "as agents of these devices would choose it for all"
     with pytest.raises(InvalidInputError, match=r'model\.dtype = "bfloat16"'):
         read(tmp_path, {"a": {"device": "a100"}}, parameters=None, model={"path": str(tmp_path / "model")})
 

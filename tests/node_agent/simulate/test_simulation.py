@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from tests.node_agent.support.scenarios import events_of, simulate, steps_of
+from tests.node_agent.support.scenarios import events_of, files, simulate, steps_of
 
+from trainctl.node_agent.simulate import scenario
 from trainctl.node_agent.simulate.outcome import outcome
+from trainctl.node_agent.simulate.simulation import Simulation
 from trainctl.protocol.batch.split import ShareCost, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
@@ -105,3 +107,14 @@ def test_a_faster_link_helps_by_what_the_sum_takes(tmp_path, gbit, efficiency):
     assert made["step_seconds"] == pytest.approx(6.0 + 6.4 / gbit, rel=0.01)
     assert made["efficiency"] == pytest.approx(6.0 / (6.0 + 6.4 / gbit), rel=0.02)
     assert (made["efficiency"] > efficiency) == (gbit > 1)
+
+
+def test_auto_begins_with_the_peak_of_the_described_passes_and_no_group_beats_its_nodes_apart(tmp_path):
+    passes = [[1, 0.1], [2, 0.11], [4, 0.12], [8, 0.5], [16, 2.0]]
+    nodes = {name: {"passes": passes, "link_gbit": 100.0, "noise": 0.0} for name in ("a", "b")}
+    cluster, run = files(tmp_path, nodes, 30, 32, "auto")
+    found = scenario.read(cluster, run, seed=0, steps=None, parameters=1000)
+    simulation = Simulation(found, tmp_path / "state")
+    result = outcome(found, simulation.play(), simulation.paths)
+    assert result["micro_batches"] == {"a": 4, "b": 4}
+    assert 0.9 < result["efficiency"] <= 1.0

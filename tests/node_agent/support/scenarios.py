@@ -14,7 +14,7 @@ PARAMETERS = 1_000_000
 
 
 def files(
-    folder: Path, nodes: dict[str, dict[str, Any]], steps: int, batch: int, micro: int = 2, **tables: Any
+    folder: Path, nodes: dict[str, dict[str, Any]], steps: int, batch: int, micro: int | str = 2, **tables: Any
 ) -> tuple[Path, Path]:
     """A cluster file and a run file."""
     cluster, run = folder / "cluster.toml", folder / "run.toml"

@@ -44,16 +44,21 @@ def test_a_described_device_is_taken_from_its_datasheet() -> None:
         assert found.samples_per_second == pytest.approx(0.4 * 65e12 / (512 * 6 * BILLION), rel=0.01)
 
 
-@pytest.mark.parametrize(("device", "micro"), [("rtx4090", 4), ("t4", 2), ("h100", 8)])
-def test_a_described_device_starts_from_its_preset_s_micro_batch_and_memory_is_compared(
-    device: str, micro: int
-) -> None:
-    node = described_node(NodeFacts(name="box"), SimulatedNode(device=device), None)
-    facts = AdviceFacts(run=run_of(flops=StepFlops(6 * BILLION, 0.0), dtype="float16"), nodes=(node,))
-    assert plan_of(facts, ["box"], "alone").micro == {"box": micro}
-    settings = SimulatedNode(samples_per_second=2.0, memory_gb=24.0, model_gb=20.0, sample_gb=1.5)
-    (fit,) = plan_of(alone(settings), ["box"], "alone").memory
-    assert (fit.needed_bytes, fit.cap_bytes, fit.fits) == (26 * BILLION, 24 * BILLION, False)
+def test_a_described_node_begins_as_an_agent_would_and_memory_is_compared() -> None:
+    """An agent knows no profile of a device that is only named; described passes are one, whose peak is 4."""
+    for settings, micro in (
+        (SimulatedNode(device="rtx4090"), 8),
+        (SimulatedNode(passes=((1, 1.0), (4, 1.0), (16, 8.0))), 4),
+    ):
+        node = described_node(NodeFacts(name="box"), settings, None)
+        facts = AdviceFacts(run=run_of(flops=StepFlops(6 * BILLION, 0.0), dtype="float16"), nodes=(node,))
+        assert plan_of(facts, ["box"], "alone").micro == {"box": micro}
+    for settings in (
+        SimulatedNode(samples_per_second=2.0, memory_gb=24.0, model_gb=20.0, sample_gb=5.0),
+        SimulatedNode(device="h100", memory_gb=24.0, model_gb=20.0, sample_gb=5.0),
+    ):
+        (fit,) = plan_of(alone(settings), ["box"], "alone").memory
+        assert (fit.needed_bytes, fit.cap_bytes, fit.fits) == (25 * BILLION, 24 * BILLION, False)
 
 
 def test_a_named_profile_gives_passes_and_link() -> None:

@@ -10,12 +10,15 @@ from trainctl.protocol.advice.advice import advise
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
 from trainctl.protocol.advice.group_links import HANDOVER_SECONDS, LOCAL_SUM_BYTES
 from trainctl.protocol.advice.link_table import ethernet
+from trainctl.protocol.advice.memory_fit import cap_of
 from trainctl.protocol.advice.node_speed import AGENT_SECONDS
 from trainctl.protocol.advice.plans import Plan, plan_of
 from trainctl.protocol.advice.scoring import ROW_SECONDS
 from trainctl.protocol.advice.what_if import batch_for
 from trainctl.protocol.batch.checkpoint_cost import COPY_BYTES_PER_SECOND
 from trainctl.protocol.batch.eta import Schedule
+from trainctl.protocol.batch.flops import StepFlops
+from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.calibration.profile import DiskRate, GridPoint, Pass
 
 RATES = {"studio": 1.95, "mbp": 1.03}
@@ -80,14 +83,51 @@ def test_a_plan_that_memory_forbids_is_not_the_answer() -> None:
     assert found.answer is not None and found.answer.nodes == ("mbp",)
     (alone,) = [one for one in found.plans if one.nodes == ("studio",)]
     assert alone.fits is False
-    assert alone.memory[0].spare_bytes == 10_000 - 18_000
+    assert alone.memory[0].spare_bytes == 10_000 - 11_000, "even with the smallest micro-batch"
     # A group also needs memory for the sum.
     facts = facts_of(RATES, ethernet(1), {"mbp": {"cap_bytes": GRADIENTS}})
-    assert plan(facts, "separate").fits
+    assert plan(facts, "separate").fits and not plan(facts, "separate").smaller
     assert plan(facts, "sync").fits is False
     nothing_fits = advise(facts_of(RATES, ethernet(1), {name: {"cap_bytes": 1} for name in RATES}))
     assert nothing_fits.answer is nothing_fits.independent is None
     assert "sharding" in nothing_fits.needs[0]
+
+
+def test_a_plan_that_lacks_little_is_kept_with_a_smaller_micro_batch() -> None:
+    """Nodes of 18,000 bytes with passes of 8, 14,000 with 4."""
+    facts = facts_of(RATES, ethernet(1), {"studio": {"cap_bytes": 17_900}})
+    found = advise(facts)
+    assert found.answer is not None and (found.answer.nodes, found.answer.micro) == (("studio",), {"studio": 4})
+    assert found.answer.smaller == {"studio": 4}
+    line = NodeFacts(
+        name="box",
+        device="NVIDIA A100",
+        micro=8,
+        cap_bytes=7 * BILLION,
+        memory=MemoryModel(4e9, 1e9),
+    )
+    run = run_of(flops=StepFlops(6 * BILLION, 0.0), dtype="bfloat16")
+    estimated = plan_of(AdviceFacts(run=run, nodes=(line,)), ["box"], "alone")
+    assert (estimated.micro, estimated.memory[0].needed_bytes, estimated.can_run) == ({"box": 2}, 6 * BILLION, True)
+
+
+def test_the_memory_limit_of_another_run_s_profile_does_not_count() -> None:
+    """Its settings may have had a limit of their own."""
+    profile = node_of("box", 2.0).profile
+    limited = msgspec.structs.replace(profile, memory_cap_bytes=1)
+    for device, cap in (("cpu", None), ("NVIDIA A100", 80 * BILLION)):
+        assert cap_of(NodeFacts(name="box", device=device, other_profile=limited)) == cap
+
+
+def test_an_unknown_speed_is_not_blamed_on_the_device_where_the_model_s_size_is_missing() -> None:
+    for fields, reason in (({}, "the model's sizes"), ({"flops": StepFlops(6 * BILLION, 0.0)}, "model.dtype")):
+        facts = AdviceFacts(run=run_of(**fields), nodes=(NodeFacts(name="box", device="NVIDIA A100"),))
+        assert reason in advise(facts).unknown["box"]
+
+
+def test_a_plan_names_its_nodes_without_a_price() -> None:
+    found = plan(facts_of(RATES, ethernet(10), {"studio": {"price_per_hour": 2.0}}), "sync")
+    assert found.cost and found.unpriced == ("mbp",)
 
 
 def test_a_node_without_a_profile_is_unknown_and_said_so() -> None:
@@ -178,6 +218,13 @@ def test_rows_are_scored_at_the_forward_rate_with_a_pause_between_slices() -> No
     scoring = advise(measured(facts, forward=tuple(Pass(micro, micro / 50.0) for micro in (1, 8, 16)))).scoring
     assert scoring is not None and scoring.source == "measured"
     assert scoring.rows_per_second == pytest.approx(2.0 / 2.1 / (1 / 50 + ROW_SECONDS))
+    # Estimated nodes by their own rates: an A100 and an H100, with a third of a training pass.
+    run = run_of(flops=StepFlops(6 * BILLION, 0.0), dtype="bfloat16")
+    bare = tuple(NodeFacts(name=name, device=f"NVIDIA {name.upper()}") for name in ("a100", "h100"))
+    rates = advise(AdviceFacts(run=run, nodes=bare)).scoring.nodes
+    rows = 3 * 0.4 * 312e12 / (512 * 6 * BILLION)
+    assert rates["a100"] == pytest.approx(2.0 / 2.1 * rows, rel=0.02)
+    assert rates["h100"] > 2 * rates["a100"]
 
 
 def test_links_are_assumed_where_none_was_measured() -> None:
@@ -198,12 +245,12 @@ def test_a_checkpoint_s_copy_counts_where_the_device_s_memory_is_the_host_s() ->
 
 def test_nodes_that_share_a_machines_memory_must_fit_together() -> None:
     """Each node alone fits in it, but not both."""
-    one = {"machine": "one", "shared_bytes": 30_000}
+    one = {"machine": "one", "shared_bytes": 21_000, "micro": 1}
     found = advise(facts_of(RATES, 1e9, {"studio": one, "mbp": one}, gradient_bytes=0))
     by_mode = {(found_plan.mode, found_plan.nodes): found_plan for found_plan in found.plans}
     assert by_mode["alone", ("studio",)].can_run
     assert by_mode["separate", ("studio", "mbp")].fits is False
-    assert by_mode["separate", ("studio", "mbp")].shared_memory[0].needed_bytes == 2 * 18_000
+    assert by_mode["separate", ("studio", "mbp")].shared_memory[0].needed_bytes == 2 * 11_000
     assert found.answer.mode == "alone"
     apart = advise(facts_of(RATES, 1e9, {"studio": one, "mbp": one | {"machine": "two"}}, gradient_bytes=0))
     assert all(found_plan.can_run for found_plan in apart.plans)

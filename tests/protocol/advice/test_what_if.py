@@ -11,6 +11,7 @@ from trainctl.protocol.advice.link_table import ethernet
 from trainctl.protocol.advice.model_sizes import size_ranges
 from trainctl.protocol.advice.plans import plan_of
 from trainctl.protocol.batch.flops import StepFlops
+from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.calibration.profile import MatmulRate, Pass
 
 RATES = {"studio": 1.95, "mbp": 1.03}
@@ -75,6 +76,9 @@ def test_the_reference_is_an_estimate_from_the_datasheet() -> None:
     compute = 48 / 8 * 512 * 6 * BILLION / (0.4 * 312e12)
     assert found.step_seconds == pytest.approx(compute + 2 * 7 / 8 * 4e9 / 300e9, rel=0.01)
     assert advise(facts_of(RATES, ethernet(1))).reference is None
+    # It has a micro-batch of its own, whatever the run's nodes have.
+    own = {"studio": {"memory": MemoryModel(60e9, 10e9)}}
+    assert advise(facts_of(RATES, ethernet(1), own, flops=StepFlops(6 * BILLION, 0.0))).reference.fits
 
 
 def test_a_node_without_a_fitting_profile_is_estimated_from_its_products() -> None:

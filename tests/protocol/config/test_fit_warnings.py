@@ -34,3 +34,24 @@ def test_what_rarely_does_what_is_meant() -> None:
         raw = good() | {"data": data, "objective": {"kind": objective}, "adapter": adapter}
         lines = fit_warnings(run_file.parse(raw), FACTS, "r.toml")
         assert [line[: len(said)] for line, said in zip(lines, says, strict=True)] == says
+
+
+def test_settings_that_change_nothing_beside_the_others_are_named_once() -> None:
+    idle: dict[str, Any] = {
+        "group": {"engine": "gloo", "links_per_peer": 2},
+        "data": {"path": "d", "sequence_length": 64, "prefetch": 0, "workers": 4},
+        "model": {"path": "m", "tf32": True},
+        "samples": {"every_steps": 5},
+        "checkpoint": {"keep_every": 10},
+        "nodes": {"a": {"device": "cpu"}, "b": {"device": "cpu"}},
+    }
+    found = fit_warnings(run_file.parse(good() | idle), FACTS, "r.toml", {"cpu"})
+    settings = ["group.links_per_peer", "data.workers", "model.tf32", "samples.every_steps", "checkpoint.keep_every"]
+    assert [line.partition(" has no effect: ")[0] for line in found] == settings
+    used = idle | {
+        "group": {"engine": "ring", "links_per_peer": 2},
+        "data": {"path": "d", "sequence_length": 64, "prefetch": 1, "workers": 4},
+        "samples": {"every_steps": 5, "prompts": ["a"]},
+        "checkpoint": {"keep_every": 10, "every_steps": 5},
+    }
+    assert fit_warnings(run_file.parse(good() | used), FACTS, "r.toml", {"cpu", "cuda:0"}) == ()

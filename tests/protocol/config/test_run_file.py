@@ -49,6 +49,22 @@ def test_the_least_there_can_be(path: Path) -> None:
     assert config.nodes["a"].share == 24
 
 
+def test_a_run_ends_by_steps_or_by_epochs(path: Path, problem: Problem) -> None:
+    raw = good()
+    assert "run.epochs: can't be combined with run.steps" in problem(with_value(raw, "run.epochs", 2.5))
+    del raw["run"]["steps"], raw["run"]["epochs"]
+    assert "run.steps: missing: give the number of steps, or run.epochs" in problem(raw)
+    raw = with_value(raw, "run.epochs", 2.5)
+    growing = raw | {"data": raw["data"] | {"growing": True, "kind": "rows", "held_out": 0.0}}
+    assert "data that grow have no epochs" in problem(growing)
+    path.write_text(tomli_w.dumps(raw))
+    config = run_file.read(path)
+    assert run_file.parse(run_file.to_dict(config)) == config
+    assert run_file.with_steps(config, 100).run.steps == 11, "2.5 x 100 samples in batches of 24"
+    assert run_file.with_steps(config, 100).run.epochs == 0.0
+    assert run_file.read(path, {"run.steps": "7"}).run.epochs == 0.0, "the last word counts"
+
+
 def test_an_agent_is_sent_what_differs_from_the_defaults() -> None:
     assert run_file.to_message(run_file.parse(good())) == good()
     raw = good() | {
@@ -123,6 +139,7 @@ def test_a_value_that_is_out_of_bounds_or_no_choice_is_named(path: Path, problem
         ("objective.label_smoothing", 0.5, " below 0.5"),
         ("checkpoint.copy_to", "[-oProxyCommand=sh]:y", "must be an absolute path, an rsync target"),
         ("checkpoint.copy_to", "x@[-oProxyCommand=sh]:y", "must be an absolute path, an rsync target"),
+        ("checkpoint.copy_to", "s3://bucket/runs", '"command", which can copy to such a store'),
         ("checkpoint.copy_to", "--rsh=sh:x", "must be an absolute path, an rsync target"),
         ("checkpoint.copy_to", "x@-oProxyCommand=sh:y", "must be an absolute path, an rsync target"),
         ("samples.prompts", [[{"role": "user"}]], "content"),
@@ -312,7 +329,8 @@ def test_the_example_run_file_leaves_nothing_out() -> None:
     tables = {field.name: field.type for field in msgspec.structs.fields(run_tables.RunFile)}
     shown = ("run", "model", "data", "batch", "optimizer", "checkpoint", "evaluate", "group", "adapter")
     for table, kind in [(raw[name], tables[name]) for name in shown] + [(raw["nodes"]["studio"], run_tables.NodeTable)]:
-        assert set(table) == {field.encode_name for field in msgspec.structs.fields(kind)}
+        left_out = {"epochs"} if kind is run_tables.RunTable else set()  # it stands in place of steps
+        assert set(table) | left_out == {field.encode_name for field in msgspec.structs.fields(kind)}
 
 
 def test_names_of_other_trainers_are_explained_by_fields_that_exist() -> None:

@@ -45,6 +45,8 @@ def test_all_ranks_compute_in_the_best_type_that_all_have() -> None:
         found, why = devices.resolve(config(tables), NODES, "config")
         assert found.model.dtype == dtype and says in why
         assert devices.resolve(found, {}, "config") == (found, "")
+    alone = devices.resolve(config({}), {"cpu": (DeviceTypes("torch", "cpu", ()),)}, "config")[0]
+    assert alone.model.dtype == "float32", "a run file without nodes is of those whose devices are known"
 
 
 def test_a_node_that_has_said_nothing_is_named_and_a_backend_that_it_lacks_has_no_device() -> None:

@@ -14,6 +14,7 @@ from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.profile import LinkRate, MatmulRate, Pass
 from trainctl.protocol.calibration.profile_key import settings_digest
 from trainctl.protocol.config import run_file
+from trainctl.protocol.machine.devices import resolve_alone
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import node_directory
 from trainctl.trainer import demo_assets
@@ -46,11 +47,11 @@ def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def calibrate(folder: Path, node: str, rate: float, **fields: Any) -> None:
+def calibrate(folder: Path, node: str, rate: float, dtype: str = "float32", **fields: Any) -> None:
     """Put a profile of this run into a node's folder."""
     config = run_file.read(folder / "run.toml")
     key = msgspec.structs.replace(
-        profile_of().key, model_digest=model_digests(folder / "model").whole, sequence_length=64, dtype="float32",
+        profile_of().key, model_digest=model_digests(folder / "model").whole, sequence_length=64, dtype=dtype,
         settings=settings_digest(config, node),
     )  # fmt: skip
     others = tuple(other for other in NODES if other != node)
@@ -77,6 +78,18 @@ def test_profiles_in_the_nodes_folders_are_enough(folder: Path) -> None:
     assert all(node["calibrated_at"] for node in found["nodes"].values())
 
 
+def test_a_profile_in_the_type_that_auto_resolves_to_is_of_this_run(folder: Path) -> None:
+    """As `init` writes it and `calibrate` measures it, without nodes in the run file."""
+    text = (folder / "run.toml").read_text().split("[nodes.")[0]
+    (folder / "run.toml").write_text(text.replace("[data]", 'dtype = "auto"\n\n[data]', 1))
+    config = run_file.read(folder / "run.toml")
+    assert config.model.dtype == "auto"
+    for node in NODES:
+        calibrate(folder, node, 20.0, dtype=resolve_alone(config, node, "run.toml").model.dtype)
+    plans = call_json(*words(folder))["plans"]
+    assert {plan["source"] for plan in plans if plan["mode"] == "separate"} == {"measured"}
+
+
 def test_a_node_without_a_profile_is_unknown(folder: Path) -> None:
     calibrate(folder, "studio", 20.0, beside=())
     done = call(*words(folder))
@@ -94,6 +107,21 @@ def test_a_profile_of_another_model_is_an_estimate(folder: Path) -> None:
     (alone,) = [plan for plan in found["plans"] if plan["nodes"] == ["studio"]]
     assert alone["source"] == "estimated"
     assert found["nodes"]["studio"]["calibrated_at"] is None
+
+
+def test_the_memory_limit_of_another_run_s_profile_is_not_this_run_s(folder: Path) -> None:
+    key = msgspec.structs.replace(profile_of().key, settings="with memory_limit_gb")
+    calibrate(folder, "studio", 20.0, beside=(), key=key, memory_cap_bytes=1, matmul=(MatmulRate("float32", 50.0),))
+    (alone,) = [plan for plan in call_json(*words(folder))["plans"] if plan["nodes"] == ["studio"]]
+    assert alone["fits"] and alone["can_run"]
+
+
+def test_a_micro_batch_that_does_not_fit_is_answered_with_one_that_does(folder: Path) -> None:
+    """108 MB with passes of 8, 104 with 4."""
+    calibrate(folder, "studio", 20.0, beside=(), memory_cap_bytes=106 * 10**6)
+    lines = call(*words(folder)).stdout.splitlines()
+    assert lines[0].startswith("Train on studio alone: 20.00 samples/s")
+    assert "--set nodes.studio.micro=4" in " ".join(lines[1:4])
 
 
 def test_nothing_is_known_and_the_first_line_says_what_to_do(folder: Path) -> None:

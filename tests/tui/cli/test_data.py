@@ -41,6 +41,16 @@ def test_a_person_reads_samples_without_their_control_characters_and_a_script_ge
     assert found["shown"][0]["tokens"][0] == ["2", False]
 
 
+def test_epochs_are_counted_in_steps_by_the_data(run_file: Path) -> None:
+    """Two rows in batches of two: each epoch is a step."""
+    done = call("check", run_file, "--set", "run.epochs=3")
+    assert "no problems found; 3 steps of 2 samples, 3 epochs of 2\n" in done.stdout, done.stderr
+    assert "9 steps of 2 samples, 9 epochs of 2\n" in call("check", run_file).stdout
+    found = call_json("check", run_file, "--set", "run.epochs=2.5")
+    assert (found["config"]["run"]["steps"], found["epoch_samples"]) == (3, 2)
+    assert_one_line(call("check", run_file, "--set", "run.epochs=1", "--set", "data.path=/none"), 2, "data.path")
+
+
 def test_a_growing_file_is_read_as_far_as_it_is_written(run_file: Path) -> None:
     with run_file.with_name("rows.jsonl").open("a") as file:
         file.write('{"text": "half a li')

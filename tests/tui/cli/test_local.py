@@ -222,7 +222,11 @@ def test_check_tells_everything_that_is_wrong_a_line_each(main: Main, run_file: 
 
 
 def test_check_says_that_a_run_file_is_in_order(main: Main, run_file: Path) -> None:
-    assert main("check", str(run_file)) == (0, f"{run_file}: no problems found; 10 steps of 4 samples\n", "")
+    assert main("check", str(run_file)) == (
+        0,
+        f"{run_file}: no problems found; 10 steps of 4 samples, 40 epochs of 1\n",
+        "",
+    )
     code, out, _ = main("check", str(run_file), "--set", "run.steps=20", "--json")
     assert code == 0
     assert json.loads(out)["config"]["run"]["steps"] == 20

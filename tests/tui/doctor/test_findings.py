@@ -49,6 +49,12 @@ def test_a_node_that_is_well_has_no_word_said_against_it() -> None:
     ]  # fmt: skip
 
 
+def test_a_switch_that_is_0_is_off() -> None:
+    for value, says in (("0", "leaves InfiniBand on in NCCL"), ("1", "turns off InfiniBand in NCCL")):
+        (found,) = [one for one in judged(look(environment={"NCCL_IB_DISABLE": value})) if one.subject == "environment"]
+        assert f"NCCL_IB_DISABLE={value}: {says}" in found.text
+
+
 CUDA_LACKS: dict[str, tuple[str, ...]] = {"cuda": ("triton", "C compiler"), "cpu": ()}
 
 

@@ -75,6 +75,8 @@ async def test_head_and_charts_have_the_run_s_own_unit() -> None:
 
 def test_the_command_line_has_the_run_s_own_unit() -> None:
     text = tables.status_text(msgspec.structs.replace(snapshot(PAIRS), last_step=LAST))
+    assert "\npasses     a step accumulates gradients over passes: torch-a 2 of 8, torch-b 2 of 8" in text
     assert " per pair" in text and "sample" not in text
     assert "0.40 s a step  60 pairs/s" in text and "average 40 pairs/s" in text
-    assert tables.step_line(LAST, PAIRS).endswith("60 pairs/s") and tables.step_line(LAST).endswith("7,620 tok/s")
+    assert tables.step_line(LAST, PAIRS).endswith("60 pairs/s")
+    assert tables.step_line(LAST).endswith("7,620 tok/s, 60 samples/s")

@@ -108,6 +108,7 @@ def test_a_figure_is_beyond_its_threshold_on_the_side_where_its_policy_acts() ->
     assert beyond(m.PolicyFigure("x", 1, 1, acts="at"))
     assert beyond(m.PolicyFigure("x", 0, 1, acts="below")) and not beyond(m.PolicyFigure("x", 1, 1, acts="below"))
     assert "not known yet" in policies_view.figure_words(m.PolicyFigure("best held-out loss", None))
+    assert policies_view.figure_words(m.PolicyFigure("x", 2, 1), "advise").endswith("advises above 1")
 
 
 def test_the_command_line_has_commands_and_their_effects_in_words_and_as_objects() -> None:

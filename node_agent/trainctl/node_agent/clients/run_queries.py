@@ -11,6 +11,8 @@ from trainctl.node_agent.clients.query_source import LiveRun, QuerySource, Unkno
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
 from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
@@ -111,26 +113,60 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
             view = kept_view(reader)
     except InvalidInputError:
         pass  # damaged, or its directory was moved away: the db's line is all there is
+    config = _config(Path(directory)) if view is None else None
     return m.RunSummary(
-        run=run, name=name, state=state, step=last.step if last else view.step if view else 0,
-        steps=view.steps if view else None, last_loss=_last_loss(last), started_at=started_at, directory=directory,
-        lead=view.lead if view else "", nodes=_nodes(view) if view else (),
-        last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",
+        run=run,
+        name=name,
+        state=state,
+        step=last.step if last else view.step if view else 0,
+        steps=view.steps if view else config.run.steps if config else None,
+        global_batch=view.global_batch if view else config.batch.global_ if config else None,
+        last_loss=_last_loss(last),
+        started_at=started_at,
+        directory=directory,
+        lead=view.lead if view else "",
+        nodes=_nodes(view) if view else (),
+        last_step_at=last.committed_at if last else None,
+        kind=view.kind if view else "hosted",
         rates=run_rates(msgspec.structs.replace(view, state=state), last) if view else None,
-        cost=_cost_of_record(view, state, last) if view else None, cursor=last.cursor if last else None,
-        simulated=view.simulated if view else False, branch=view.branch if view else None,
-    )  # fmt: skip
+        cost=_cost_of_record(view, state, last) if view else None,
+        cursor=last.cursor if last else None,
+        simulated=view.simulated if view else False,
+        branch=view.branch if view else None,
+    )
+
+
+def _config(directory: Path) -> RunFile | None:
+    """Return the run file of a run whose record has no view of it, or can't be read; None if that can't be either."""
+    try:
+        return run_file.read(RunPaths(directory).run_file)
+    except InvalidInputError:
+        return None
 
 
 def _live_summary(live: LiveRun) -> m.RunSummary:
     """The same of what the agent has in memory."""
     view, last = live.view, live.last_step
     return m.RunSummary(
-        run=view.run, name=view.name, state=view.state, step=view.step, steps=view.steps, last_loss=_last_loss(last),
-        started_at=view.started_at, directory=view.directory, lead=view.lead, nodes=_nodes(view),
-        last_step_at=last.committed_at if last else None, kind=view.kind, rates=run_rates(view, last),
-        cost=view.cost, cursor=last.cursor if last else None, simulated=view.simulated, branch=view.branch,
-    )  # fmt: skip
+        run=view.run,
+        name=view.name,
+        state=view.state,
+        step=view.step,
+        steps=view.steps,
+        last_loss=_last_loss(last),
+        started_at=view.started_at,
+        directory=view.directory,
+        lead=view.lead,
+        nodes=_nodes(view),
+        last_step_at=last.committed_at if last else None,
+        kind=view.kind,
+        rates=run_rates(view, last),
+        global_batch=view.global_batch,
+        cost=view.cost,
+        cursor=last.cursor if last else None,
+        simulated=view.simulated,
+        branch=view.branch,
+    )
 
 
 def _cost_of_record(view: m.RunView, state: m.RunState, last: m.StepCommitted | None) -> m.RunCost | None:

@@ -190,6 +190,8 @@ class Commands:
         found = [at for at in kept if at == latest or (args.step is None and at < latest)]
         if durable.mode == "stopping":
             self.refuse(command, "run", f"the run is {state}")
+        elif state == "starting" and not found:
+            self.refuse(command, "run", "the run is starting and has no such checkpoint: send it once it trains")
         elif not found:
             field = "step" if args.step is not None else "steps"
             back = f"{args.steps} step{'s' if args.steps != 1 else ''}"

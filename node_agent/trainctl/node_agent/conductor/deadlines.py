@@ -20,6 +20,8 @@ LEAST_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
 """The same for showing a part as late; without an expected time it is shown when it is reported."""
 NEVER_LATE = ("sync", "sample")
 """Kinds of plans that are not reported as slow: one has a deadline, the other takes as long as its answers are."""
+COMPILING = ("probe", "measure", "train", "evaluate")
+"""Kinds of plans whose first one in a process compiles the model, if the run file wants it compiled."""
 HUNG_PART = 0.5
 """Fraction of the time that makes a stall a hang after which it is shown as hung."""
 JOINS = 2.0
@@ -103,6 +105,13 @@ class Deadlines:
         part = PARTS[first.plan.kind].format(step=first.plan.step)
         why = f"{part} is taking long" + (f" (usually {_figures(usual)} s)" if usual else "")
         return dict.fromkeys(sorted(first.at_own_part(alone=self._is_alone)), why)
+
+    def compiles(self, rank: int) -> bool:
+        """Return whether a rank's process is at its first plan of a kind, and compiles the model for it."""
+        first, ready = self.first, self._rendezvous.ready.get(rank)
+        if first is None or ready is None or ready.compute is None or ready.compute.compile == "off":
+            return False
+        return first.plan.kind in COMPILING and self.stalls.is_first(rank, first.plan.kind)
 
     @property
     def end_of_part(self) -> str:

@@ -36,6 +36,8 @@ class Hangs:
         self._restarts, self._shutdown = restarts, shutdown
         self.late: dict[int, str] = {}
         """Why, of each rank that takes much longer over its part than is usual."""
+        self.compiling: set[int] = set()
+        """Ranks that take long over a first step, because they compile the model in it."""
         self.hung: dict[int, str] = {}
         """Why, of each rank that is heard from and has made no progress for long."""
         self._still: dict[int, float] = {}
@@ -44,7 +46,9 @@ class Hangs:
     def look(self, now: float) -> list[Hung]:
         """Ranks that have hung for so long that the others continue without them. None if no rank makes progress: then
         something shared, such as a disk, is the cause, and another process would hang as well."""
-        self.late, self._still = self._deadlines.late(now), self._deadlines.still(now)
+        late, self._still = self._deadlines.late(now), self._deadlines.still(now)
+        self.compiling = {rank for rank in late if self._deadlines.compiles(rank)}
+        self.late = {rank: why for rank, why in late.items() if rank not in self.compiling}
         still = {rank: part for rank, part in self._still.items() if part >= HUNG_PART}
         self.hung = {rank: f"no progress in {self._doing(rank)}" for rank in still}
         return [

@@ -57,6 +57,10 @@ class StallDetector:
         """A rank has done a plan of this kind."""
         self._done.add((rank, kind))
 
+    def is_first(self, rank: int, kind: str) -> bool:
+        """Return whether its process has done no plan of this kind yet."""
+        return (rank, kind) not in self._done
+
     def forget(self, rank: int) -> None:
         """Its process is to be another one."""
         self._of.pop(rank, None)
@@ -72,8 +76,7 @@ class StallDetector:
 
     def limit_seconds(self, rank: int, kind: str, usual_seconds: float, parameters: int) -> float:
         """From when on a stall at a plan of this kind is a hang. `usual_seconds`: of a step, 0 if not known."""
-        is_first = (rank, kind) not in self._done
-        least_seconds = self._least_seconds * (FIRST_TIMES if is_first else 1.0)
+        least_seconds = self._least_seconds * (FIRST_TIMES if self.is_first(rank, kind) else 1.0)
         write_seconds = WRITE_TIMES * estimates.write_seconds(parameters) if kind == "checkpoint" else 0.0
         return max(least_seconds, LONGEST_TIMES * max(usual_seconds, self._longest_seconds), write_seconds)
 

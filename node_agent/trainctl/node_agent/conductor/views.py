@@ -114,5 +114,7 @@ def _why(conductor: Conductor, rank: int, state: m.RankState, away: str) -> str:
             return conductor.reason
         case "starting":
             return conductor.ranks[rank].why if conductor.ranks[rank].ended else conductor.ranks[rank].loading
+        case "run" if rank in conductor.hangs.compiling:
+            return "compiling: the first time in a process takes longer"
         case "ready" | "run" | "paused" | "lost" | "rejoining" | "drained" | "done":
             return conductor.writing(rank)

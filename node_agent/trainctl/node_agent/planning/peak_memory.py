@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.memory_model import MemoryModel, fit
+from trainctl.protocol.calibration.peak import MOST_OF_CAP
 from trainctl.protocol.calibration.profile import ProfileSummary
 
 NEWEST = 4
 """Newest steps of one micro-batch whose median peak counts."""
 MOST_SIZES = 8
 """Micro-batches of a rank whose peaks are kept, the newest ones."""
-PREDICTED = 0.85
-"""Part of the cap that a micro-batch may be predicted to take, if it is chosen and not set."""
 LEAST_RISE = 0.1
 """Part by which the largest micro-batch must rise to count: peaks differ a little from step to step."""
 
@@ -103,7 +102,7 @@ class MemoryPeaks:
         tried, model, cap = self._tried.get(rank), self._model(rank), self._caps.get(rank)
         if tried is None or model is None or not cap:
             return tried
-        most, before = max(1, model.most(PREDICTED * cap, tried)), self._most.get(rank, 0)
+        most, before = max(1, model.most(MOST_OF_CAP * cap, tried)), self._most.get(rank, 0)
         if most < before or most >= (1 + LEAST_RISE) * before:
             self._most[rank] = most
         return self._most[rank]

@@ -4,14 +4,11 @@ import msgspec
 
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.share_edits import Edit
-from trainctl.protocol.calibration.peak import peak
+from trainctl.protocol.calibration.peak import fastest_within_cap
 from trainctl.protocol.config.micro_batches import is_auto, micro_of
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.messages import Ready
 from trainctl.protocol.messages import events as e
-
-MOST_OF_CAP = 0.85
-"""Part of the memory cap that the peak of the chosen micro-batch may take: the rest is for what training adds."""
 
 
 def fastest_micro(settings: Settings, config: RunFile, ready: Ready) -> Edit | None:
@@ -23,8 +20,7 @@ def fastest_micro(settings: Settings, config: RunFile, ready: Ready) -> Edit | N
     table = config.nodes.get(setting.node, NodeTable())
     if not is_auto(config, table) or setting.halved_to or setting.micro_batch != micro_of(config, table):
         return None
-    cap = None if ready.memory_cap_bytes is None else MOST_OF_CAP * ready.memory_cap_bytes
-    chosen = peak(ready.profile.passes, config.batch.global_, cap)
+    chosen = fastest_within_cap(ready.profile.passes, config.batch.global_, ready.memory_cap_bytes)
     if chosen.micro == setting.micro_batch:
         return None
     after = msgspec.structs.replace(setting, micro_batch=chosen.micro)

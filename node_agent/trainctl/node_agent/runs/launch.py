@@ -89,6 +89,9 @@ class Launch:
         self, config: run_tables.RunFile, command: m.Command, fork: branching.Fork | None = None
     ) -> restore.Opening:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
+        if not config.run.steps:
+            problem = "only the command line counts an epoch's samples: run it by trainctl run, or give run.steps"
+            raise InvalidInputError("config: run.epochs", problem)
         config = preflight.with_nodes(config, self._context.node, tuple(self._context.cluster.nodes))
         check_growing(config, self._context.cluster, "config")
         config, resolved = await self.resolved(config)

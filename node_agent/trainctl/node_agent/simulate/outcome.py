@@ -3,9 +3,9 @@
 import statistics
 from typing import Any
 
+from trainctl.node_agent.planning.durable import RankSetting
 from trainctl.node_agent.simulate.scenario import Scenario
 from trainctl.node_agent.simulate.simulation import SimulatedRun
-from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -22,8 +22,10 @@ def outcome(scenario: Scenario, played: SimulatedRun, paths: RunPaths) -> dict[s
     median = statistics.median([step.step_seconds for step in steps]) if steps else None
     batch, samples = conductor.durable.settings.global_batch, sum(step.samples for step in steps)
     rate = samples / sum(step.step_seconds for step in steps) if steps else None
-    alone = {scenario_node(scenario, rank): rate_alone(scenario, rank) for rank in scenario.devices}
     settings = conductor.durable.settings
+    alone = {
+        scenario_node(scenario, rank): rate_alone(scenario, rank, settings.ranks[rank]) for rank in scenario.devices
+    }
     return {
         "simulated": True, "run": paths.directory.name, "run_directory": str(paths.directory),
         "state": played.ended.state, "reason": played.ended.reason, "seed": scenario.seed,
@@ -46,11 +48,13 @@ def scenario_node(scenario: Scenario, rank: int) -> str:
     return [*scenario.config.nodes][rank]
 
 
-def rate_alone(scenario: Scenario, rank: int) -> float:
-    """Samples per second of one rank without a group, with the micro-batch of the run file."""
-    table, device = scenario.config.nodes[scenario_node(scenario, rank)], scenario.devices[rank]
-    batch = scenario.config.batch.global_
-    micro = micro_of(scenario.config, table)
-    while micro > 1 and device.out_of_memory(micro):
-        micro = (micro + 1) // 2
-    return batch / (device.curve.share_seconds(batch, min(micro, batch)) + device.step_seconds)
+def rate_alone(scenario: Scenario, rank: int, setting: RankSetting) -> float:
+    """Return the samples per second of one rank without a group, with the faster of the micro-batches that it ended
+    with and that its share left of it: what the group has, the rank alone could have too."""
+    device, batch = scenario.devices[rank], scenario.config.batch.global_
+    rates = []
+    for micro in {setting.micro_batch, setting.micro_in_force}:
+        while micro > 1 and device.out_of_memory(micro):
+            micro = (micro + 1) // 2
+        rates.append(batch / (device.curve.share_seconds(batch, min(micro, batch)) + device.step_seconds))
+    return max(rates)

@@ -12,11 +12,12 @@ from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.simulate.device_model import DeviceSpec
 from trainctl.node_agent.simulate.link_model import SimulatedLinks
 from trainctl.node_agent.simulate.loss_model import LossModel
+from trainctl.protocol.advice.described_node import described_memory, described_profile
 from trainctl.protocol.batch import memory_model
 from trainctl.protocol.batch.against_profile import curve_of, step_factor
 from trainctl.protocol.batch.device_table import USED_PART, Device, device_named, no_such_device
 from trainctl.protocol.batch.flops import step_flops
-from trainctl.protocol.batch.memory_estimate import estimate_memory
+from trainctl.protocol.batch.memory_estimate import estimate_memory, estimated_line
 from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.calibration import profile_file
@@ -27,6 +28,7 @@ from trainctl.protocol.config.model_facts import ModelFacts, read_facts
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.config.simulated_nodes import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.devices import devices_named, resolve
 
 LINK_BYTES_PER_SECOND, LATENCY_SECONDS = 125e6, 2e-4
 """Of a link that nothing is said about: 1 Gbit/s and the round trip of a local network."""
@@ -51,11 +53,12 @@ def read(cluster_path: Path, run_path: Path, *, seed: int, steps: int | None, pa
     """Raises InvalidInputError by file and field."""
     cluster = cluster_file.read(cluster_path, simulated=True)
     config = run_file.read(run_path)
-    _check(config, run_path)
     if steps is not None:
-        config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps))
+        config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps, epochs=0.0))
+    _check(config, run_path)
     config = preflight.with_nodes(config, "", tuple(cluster.nodes))
     nodes = {rank: _simulated(cluster, name, cluster_path) for rank, name in enumerate(config.nodes)}
+    config = _resolved(config, nodes, run_path)
     facts = _facts(config, run_path)
     trained = parameters if parameters is not None else _trained(config, facts, run_path)
     maker = _Maker(config, facts, cluster_path)
@@ -68,8 +71,20 @@ def read(cluster_path: Path, run_path: Path, *, seed: int, steps: int | None, pa
 
 
 def _check(config: RunFile, path: Path) -> None:
+    if not config.run.steps:
+        raise InvalidInputError(f"{path}: run.epochs", "a simulated run reads no data: give --steps")
     if config.data.growing:
         raise InvalidInputError(f"{path}: data.growing", "a simulated run has no data that grow: leave it out")
+
+
+def _resolved(config: RunFile, nodes: Mapping[int, SimulatedNode], path: Path) -> RunFile:
+    """Return the run file with the data type that agents would choose for "auto", if all nodes name their devices."""
+    named = {name: device_named(nodes[rank].device) for rank, name in enumerate(config.nodes)}
+    devices = {name: devices_named(device.title) for name, device in named.items() if device is not None}
+    try:
+        return resolve(config, devices, str(path))[0]
+    except InvalidInputError:
+        return config
 
 
 def _simulated(cluster: Cluster, name: str, path: Path) -> SimulatedNode:
@@ -132,8 +147,10 @@ class _Maker:
         if step is None:
             step = (profile.optimizer_seconds or 0.0) if profile is not None else 0.0
         curve = self._curve(name, node, profile)
-        said = summary(profile) if profile is not None else None
-        return DeviceSpec(f"simulated {title}", curve, step, memory, cap, said)
+        reported = profile if profile is not None else described_profile(node, memory)
+        return DeviceSpec(
+            f"simulated {title}", curve, step, memory, cap, None if reported is None else summary(reported)
+        )
 
     def _curve(self, name: str, node: SimulatedNode, profile: DeviceProfile | None) -> PassCurve:
         if profile is not None:
@@ -171,24 +188,11 @@ class _Maker:
             found = memory_model.fit([(one.micro, one.peak_bytes) for one in profile.passes if one.peak_bytes])
         elif self._facts is not None:
             found = self._estimate(self._facts, node, table)
-        if node.model_gb is None and node.sample_gb is None:
-            return found
-        base, sample = found or MemoryModel(0.0, 0.0)
-        return MemoryModel(
-            base if node.model_gb is None else node.model_gb * 1e9,
-            sample if node.sample_gb is None else node.sample_gb * 1e9,
-        )
+        return described_memory(node, found)
 
     def _estimate(self, facts: ModelFacts, node: SimulatedNode, table: NodeTable) -> MemoryModel:
-        """The line through the estimates of two micro-batches."""
         placed = msgspec.structs.replace(table, device="cuda:0")
-        one, many = (
-            estimate_memory(
-                self._config, facts, msgspec.structs.replace(placed, micro=micro), node.backend, str(self._path)
-            ).total
-            for micro in (1, 17)
-        )
-        return MemoryModel(one - (many - one) / 16, (many - one) / 16)
+        return estimated_line(self._config, facts, placed, node.backend, str(self._path))
 
     def _cap(
         self, node: SimulatedNode, device: Device | None, profile: DeviceProfile | None, table: NodeTable

@@ -11,6 +11,7 @@ from trainctl.protocol.advice.checklist import Check
 from trainctl.protocol.advice.environment import Variable, platform_of, variables_for
 from trainctl.protocol.advice.group_links import link_of
 from trainctl.protocol.advice.model_sizes import SizeRange, size_ranges
+from trainctl.protocol.advice.node_speed import why_unknown
 from trainctl.protocol.advice.plans import Plan, plan_of
 from trainctl.protocol.advice.reference_cluster import ReferenceCluster, reference_of
 from trainctl.protocol.advice.scoring import ScoringRate, scoring_rate
@@ -67,16 +68,10 @@ def advise(facts: AdviceFacts, checks: tuple[Check, ...] = ()) -> Advice:
         variables=variables_for({platform_of(node.system, node.device) for node in facts.nodes}),
         needs=tuple(_needs(facts, plans, sync)),
         unknown={
-            plan.nodes[0]: facts.node(plan.nodes[0]).problem or _without_profile(facts.node(plan.nodes[0]).device)
+            plan.nodes[0]: why_unknown(facts.node(plan.nodes[0]), facts.run)
             for plan in plans if plan.mode == "alone" and plan.source == "unknown"
         },
     )  # fmt: skip
-
-
-def _without_profile(device: str) -> str:
-    """Why a node without a profile has no estimate either."""
-    known = device_of(device)
-    return f"no profile, and {known.known_for if known is not None else 'its device is in no table'}"
 
 
 def _plans(facts: AdviceFacts) -> Iterator[Plan]:

@@ -7,7 +7,7 @@ import msgspec
 
 from trainctl.protocol.batch.eta import Schedule
 from trainctl.protocol.batch.flops import StepFlops
-from trainctl.protocol.batch.memory_estimate import MemoryEstimate
+from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate
 
 Source = Literal["measured", "estimated", "unknown"]
@@ -18,7 +18,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     profiles: tuple[DeviceProfile, ...] = ()  # of this run's model and settings, newest first
-    other_profile: DeviceProfile | None = None  # newest one of another model or other settings: for its device's rates
+    other_profile: DeviceProfile | None = None  # newest one of any model and settings: for its device's rates alone
     device: str = ""  # as its driver reports it
     machine: str = ""  # equal for nodes of one machine; empty: not known
     cores: int | None = None  # of its machine
@@ -30,7 +30,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     shared_bytes: int | None = None  # memory that all ranks of its machine share; None: it has its own, or not known
     micro: int | Literal["auto"] = "auto"  # as the run file sets it
     share: int | None = None  # samples that the run file gives it
-    memory: MemoryEstimate | None = None  # by the model's sizes; None: the model isn't known
+    memory: MemoryModel | None = None  # by the model's sizes, without the sum's buffer; None: the model isn't known
     price_per_hour: float | None = None
     watts: float | None = None  # while it trains
     compile_lacks: tuple[str, ...] | None = None  # what compiling for its device needs and isn't there; None: not known

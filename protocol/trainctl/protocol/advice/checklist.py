@@ -8,11 +8,11 @@ import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
 from trainctl.protocol.advice.environment import platform_of
-from trainctl.protocol.advice.memory_fit import fit_of
-from trainctl.protocol.advice.node_speed import MOST_OF_CAP, micro_of
+from trainctl.protocol.advice.memory_fit import cap_of, fit_of
+from trainctl.protocol.advice.node_speed import micro_of
 from trainctl.protocol.batch.data_statistics import DataStatistics
 from trainctl.protocol.batch.device_types import types_of_device
-from trainctl.protocol.calibration.peak import peak
+from trainctl.protocol.calibration.peak import fastest_within_cap
 from trainctl.protocol.config.families import ENCODER_DECODERS, TESTED
 from trainctl.protocol.config.presets import preset_of_device
 from trainctl.protocol.config.run_file import on_node
@@ -173,7 +173,9 @@ def _checkpointing(config: RunFile, facts: AdviceFacts) -> Check:
     fits = {node.name: _used_part(node, facts) for node in facts.nodes}
     known = {name: part for name, part in fits.items() if part is not None}
     if not known:
-        return Check("checkpointing", "unknown", f"{mode}; the nodes' memory isn't known")
+        has_caps = any(cap_of(node) is not None for node in facts.nodes)
+        lacking = "how much the run needs isn't known: calibrate it" if has_caps else "the nodes' memory isn't known"
+        return Check("checkpointing", "unknown", f"{mode}; {lacking}")
     worst = max(known, key=lambda name: known[name])
     text = f"{mode}; {worst} needs {known[worst]:.0%} of its memory"
     if mode != "all" and known[worst] > 1:
@@ -184,8 +186,7 @@ def _checkpointing(config: RunFile, facts: AdviceFacts) -> Check:
 
 
 def _used_part(node: NodeFacts, facts: AdviceFacts) -> float | None:
-    micro = micro_of(node, node.profile, facts.run.global_batch) if node.profile is not None else 1
-    fit = fit_of(node, facts.run, micro, in_group=len(facts.nodes) > 1)
+    fit = fit_of(node, facts.run, micro_of(node, node.profile, facts.run), in_group=len(facts.nodes) > 1)
     return fit.needed_bytes / fit.cap_bytes if fit.needed_bytes is not None and fit.cap_bytes else None
 
 
@@ -226,9 +227,8 @@ def _micro_batches(facts: AdviceFacts) -> Iterator[Check]:
             command = f"trainctl calibrate {facts.run.file} --node {node.name}"
             yield Check("micro-batch", "unknown", f"{node.name} isn't calibrated for this run", command)
             continue
-        now = micro_of(node, node.profile, facts.run.global_batch)
-        cap = node.cap_bytes if node.cap_bytes is not None else node.profile.memory_cap_bytes
-        best = peak(node.profile.passes, facts.run.global_batch, None if cap is None else MOST_OF_CAP * cap)
+        now = micro_of(node, node.profile, facts.run)
+        best = fastest_within_cap(node.profile.passes, facts.run.global_batch, cap_of(node))
         rate = next((one.rate for one in node.profile.passes if one.micro == now), None)
         if rate is None or best.micro == now or best.rate < (1 + LEAST_GAIN) * rate:
             known = (

@@ -6,6 +6,7 @@ import msgspec
 
 from trainctl.protocol.advice.advice_facts import NodeFacts
 from trainctl.protocol.batch.device_table import device_named, device_of, no_such_device
+from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate, Pass, ProfileKey
 from trainctl.protocol.config.simulated_nodes import SimulatedNode
 
@@ -18,7 +19,8 @@ DESCRIBED: Final = "as described for trainctl simulate"
 
 def described_node(node: NodeFacts, settings: SimulatedNode, given: DeviceProfile | None) -> NodeFacts:
     """A node of the run file with its description. `given`: the profile that the description names."""
-    profile = given if given is not None else _profile(settings)
+    memory = described_memory(settings, node.memory)
+    profile = given if given is not None else described_profile(settings, memory)
     named = device_named(settings.device) if settings.device else None
     device = given.key.device if given is not None else named.title if named is not None else ""
     known = device_of(device)
@@ -27,7 +29,7 @@ def described_node(node: NodeFacts, settings: SimulatedNode, given: DeviceProfil
     return msgspec.structs.replace(
         node, profiles=() if profile is None else (profile,), other_profile=given, device=device, cores=None,
         machine=f"simulated {node.name}", backend=settings.backend, cap_bytes=node.cap_bytes if cap is None else cap,
-        watts=known.watts if known is not None else None, described=DESCRIBED,
+        memory=memory, watts=known.watts if known is not None else None, described=DESCRIBED,
         problem=problem if profile is None and known is None else "",
     )  # fmt: skip
 
@@ -41,8 +43,21 @@ def described_link(settings: SimulatedNode, given: DeviceProfile | None, lead: s
     return LinkRate(lead, rate, rate, latency or None)
 
 
-def _profile(settings: SimulatedNode) -> DeviceProfile | None:
-    """Of described passes or a described rate; None for a device that is only named."""
+def described_memory(settings: SimulatedNode, estimate: MemoryModel | None) -> MemoryModel | None:
+    """Return what a described rank holds by its micro-batch: what the description says, and the estimate or the
+    profile's line for the rest. None if neither says anything."""
+    if settings.model_gb is None and settings.sample_gb is None:
+        return estimate
+    base, sample = estimate or MemoryModel(0.0, 0.0)
+    return MemoryModel(
+        base if settings.model_gb is None else settings.model_gb * 1e9,
+        sample if settings.sample_gb is None else settings.sample_gb * 1e9,
+    )
+
+
+def described_profile(settings: SimulatedNode, memory: MemoryModel | None) -> DeviceProfile | None:
+    """Return the profile that a calibration would make of described passes or of a described rate; None for a device
+    that is only named."""
     passes = settings.passes or _at(settings)
     if not passes:
         return None
@@ -50,16 +65,11 @@ def _profile(settings: SimulatedNode) -> DeviceProfile | None:
         device="simulated", model_digest="none", sequence_length=1, dtype="none", backend=settings.backend,
         backend_version="none", trainctl_version="none",
     )  # fmt: skip
-    made = tuple(Pass(micro, seconds, _peak(settings, micro)) for micro, seconds in passes)
-    return DeviceProfile(key=key, created_at=0.0, passes=made, optimizer_seconds=settings.step_seconds or None)
+    peaks = {micro: None if memory is None else int(memory.peak(micro)) for micro, _ in passes}
+    measured = tuple(Pass(micro, seconds, peaks[micro]) for micro, seconds in passes)
+    return DeviceProfile(key=key, created_at=0.0, passes=measured, optimizer_seconds=settings.step_seconds or None)
 
 
 def _at(settings: SimulatedNode) -> tuple[tuple[int, float], ...]:
     rate = settings.samples_per_second
     return () if rate is None else tuple((size, settings.pass_seconds + size / rate) for size in SIZES)
-
-
-def _peak(settings: SimulatedNode, micro: int) -> int | None:
-    if settings.model_gb is None:
-        return None
-    return int(1e9 * (settings.model_gb + micro * (settings.sample_gb or 0.0)))

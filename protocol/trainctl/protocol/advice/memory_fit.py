@@ -1,6 +1,7 @@
 """Whether a node's memory holds the run, and by how much: by measured peaks, else by the model's sizes. Pure."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -8,8 +9,8 @@ from trainctl.protocol.advice.advice_facts import NodeFacts, PlannedRun, Source
 from trainctl.protocol.batch import memory_model
 from trainctl.protocol.batch.device_table import device_of
 
-_SUM = "sum"
-"""Part of an estimate: the buffer in which a group sums gradients."""
+TOGETHER: Final = "+"
+"""Stands between the names of nodes that share their machine's memory; no node's name has it."""
 
 
 class MemoryFit(msgspec.Struct, frozen=True):
@@ -50,7 +51,7 @@ def shared_fits(nodes: Sequence[NodeFacts], fits: Sequence[MemoryFit]) -> tuple[
             by_machine.setdefault(node.machine, []).append((node, fit))
     return tuple(
         MemoryFit(
-            "+".join(node.name for node, _ in found), sum(fit.needed_bytes or 0 for _, fit in found),
+            TOGETHER.join(node.name for node, _ in found), sum(fit.needed_bytes or 0 for _, fit in found),
             min(node.shared_bytes or 0 for node, _ in found),
             "estimated" if any(fit.source == "estimated" for _, fit in found) else "measured",
         )
@@ -59,12 +60,13 @@ def shared_fits(nodes: Sequence[NodeFacts], fits: Sequence[MemoryFit]) -> tuple[
 
 
 def cap_of(node: NodeFacts) -> int | None:
-    """Bytes that the node's rank may take."""
+    """Bytes that the node's rank may take. A profile of other settings doesn't count: they may have limited it."""
     if node.cap_bytes is not None:
         return node.cap_bytes
-    known = next((one.memory_cap_bytes for one in (node.profile, node.other_profile) if one is not None), None)
+    if node.profile is not None and node.profile.memory_cap_bytes is not None:
+        return node.profile.memory_cap_bytes
     device = device_of(node.device)
-    return known if known is not None or device is None else device.memory_bytes
+    return None if device is None else device.memory_bytes
 
 
 def _needed(node: NodeFacts, micro: int) -> tuple[int | None, Source]:
@@ -79,4 +81,4 @@ def _needed(node: NodeFacts, micro: int) -> tuple[int | None, Source]:
         return int(model.peak(micro)), "measured"
     if node.memory is None:
         return None, "unknown"
-    return node.memory.total - node.memory.parts.get(_SUM, 0), "estimated"
+    return int(node.memory.peak(micro)), "estimated"

@@ -4,19 +4,17 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from trainctl.protocol.advice.advice_facts import NodeFacts, PlannedRun, Source
+from trainctl.protocol.advice.memory_fit import cap_of
 from trainctl.protocol.batch.against_profile import curve_of, step_factor
 from trainctl.protocol.batch.device_table import USED_PART, device_of
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.split import ShareCost
 from trainctl.protocol.batch.step_model import StepModel
-from trainctl.protocol.calibration.peak import peak
+from trainctl.protocol.calibration.peak import first_micro
 from trainctl.protocol.calibration.profile import DeviceProfile
-from trainctl.protocol.config.presets import preset_of_device
 
 ERRORS: Final[dict[Source, float]] = {"measured": 0.05, "estimated": 0.3, "unknown": 1.0}
 """Relative standard error of a predicted step."""
-MOST_OF_CAP: Final = 0.85
-"""Part of the memory cap that a micro-batch chosen from a profile may take."""
 AGENT_SECONDS: Final = 0.005
 """CPU that an agent takes for each step, from a rank that has all cores otherwise: 4 to 6 ms were measured."""
 
@@ -55,16 +53,16 @@ def speed_of(node: NodeFacts, run: PlannedRun, beside: Collection[str] = ()) -> 
     if rate is None:
         return None
     return NodeSpeed(
-        StepModel.linear(rate), _first_micro(node, run), "estimated", how, company=_company(node, (), beside)
+        StepModel.linear(rate), micro_of(node, None, run), "estimated", how, company=_company(node, (), beside)
     )
 
 
-def _first_micro(node: NodeFacts, run: PlannedRun) -> int:
-    """The micro-batch without a profile: as the run file sets it, or the device's preset, or 8."""
-    if isinstance(node.micro, int):
-        return node.micro
-    preset = preset_of_device(node.device)
-    return min((preset.micro if preset is not None else None) or 8, run.global_batch)
+def why_unknown(node: NodeFacts, run: PlannedRun) -> str:
+    """Return why a node has no speed, not even an estimated one."""
+    device = device_of(node.device)
+    if not run.sample_flops and (device is not None or node.other_profile is not None):
+        return "the model's sizes aren't known here, so its speed can't be estimated: run trainctl calibrate"
+    return node.problem or f"no profile, and {device.known_for if device is not None else 'its device is in no table'}"
 
 
 def agent_seconds(node: NodeFacts, sharing: Collection[NodeFacts]) -> float:
@@ -84,7 +82,7 @@ def _calibrated(node: NodeFacts, profile: DeviceProfile, run: PlannedRun, beside
     source: Source = "estimated" if company or node.described else "measured"
     return NodeSpeed(
         model,
-        micro_of(node, profile, run.global_batch),
+        micro_of(node, profile, run),
         source,
         company or node.described or "calibrated",
         forward,
@@ -106,12 +104,10 @@ def _company(node: NodeFacts, measured: Collection[str], beside: Collection[str]
     return ""
 
 
-def micro_of(node: NodeFacts, profile: DeviceProfile, most: int) -> int:
-    """The micro-batch that a rank begins with: as the run file sets it, or the fastest that memory allows."""
-    if isinstance(node.micro, int):
-        return node.micro
-    cap = node.cap_bytes if node.cap_bytes is not None else profile.memory_cap_bytes
-    return peak(profile.passes, most, None if cap is None else MOST_OF_CAP * cap).micro
+def micro_of(node: NodeFacts, profile: DeviceProfile | None, run: PlannedRun) -> int:
+    """Return the micro-batch that the node's rank begins with. `profile`: of this run, None without one."""
+    passes = profile.passes if profile is not None else ()
+    return first_micro(node.micro, passes, run.global_batch, cap_bytes=cap_of(node), share=node.share)
 
 
 def _estimated_rate(node: NodeFacts, run: PlannedRun) -> tuple[float | None, str]:

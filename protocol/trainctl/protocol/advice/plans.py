@@ -1,14 +1,14 @@
 """Predictions for a set of nodes in one mode: alone, in step, or each with work of its own. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, Source
 from trainctl.protocol.advice.group_links import GroupLink, link_of
-from trainctl.protocol.advice.memory_fit import MemoryFit, fit_of, shared_fits
-from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, agent_seconds, speed_of
+from trainctl.protocol.advice.memory_fit import TOGETHER, MemoryFit, fit_of, shared_fits
+from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, agent_seconds, speed_of, why_unknown
 from trainctl.protocol.batch.against_profile import sent_bytes
 from trainctl.protocol.batch.checkpoint_cost import loop_seconds
 from trainctl.protocol.batch.cost import HOUR_SECONDS
@@ -40,10 +40,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: float | None = None  # relative to the sum of the nodes' rates apart
     shares: Mapping[str, int] = {}  # samples of each node
     micro: Mapping[str, int] = {}  # micro-batch of each node
+    smaller: Mapping[str, int] = {}  # of these, those that memory made smaller than the run file's
     best_seconds: float | None = None
     expected_seconds: float | None = None
     worst_seconds: float | None = None
     cost: float | None = None  # of the expected time, of the nodes that have a price
+    unpriced: tuple[str, ...] = ()  # nodes without one
     energy_kwh: float | None = None
     shared_memory: tuple[MemoryFit, ...] = ()  # of each machine whose nodes share it, all of them together
     notes: tuple[str, ...] = ()
@@ -72,11 +74,9 @@ def plan_of(
     """Of these nodes. `global_batch` and `link` in place of the run's own: for what would change the answer."""
     batch = global_batch or facts.run.global_batch
     speeds = speeds_of(facts, names)
-    micro = {name: speed.micro for name, speed in speeds.items()}
-    memory = tuple(
-        fit_of(facts.node(name), facts.run, micro.get(name, 1), in_group=mode == "sync") for name in names
-    )  # fmt: skip
-    shared = shared_fits([facts.node(name) for name in names], memory)
+    wanted = {name: speed.micro for name, speed in speeds.items()}
+    micro, memory, shared = _fitting(facts, names, wanted, in_group=mode == "sync")
+    speeds = {name: speed._replace(micro=micro[name]) for name, speed in speeds.items()}
     if len(speeds) < len(names):
         return Plan(
             nodes=tuple(names), mode=mode, source="unknown", memory=memory, shared_memory=shared,
@@ -85,7 +85,7 @@ def plan_of(
     source: Source = "estimated" if any(speed.source == "estimated" for speed in speeds.values()) else "measured"
     base = Plan(
         nodes=tuple(names), mode=mode, source=source, memory=memory, shared_memory=shared, micro=micro,
-        notes=_notes(speeds),
+        notes=_notes(speeds), smaller={name: size for name, size in micro.items() if size < wanted[name]},
     )  # fmt: skip
     if mode == "sync":
         return _in_step(facts, base, speeds, batch, link or link_of(facts, names))
@@ -93,6 +93,30 @@ def plan_of(
     rate = sum(batch / one for one in seconds.values())
     plan = msgspec.structs.replace(base, step_seconds=max(seconds.values()), efficiency=1.0)
     return _timed(facts, plan, rate, ERRORS[source])
+
+
+class _Memory(NamedTuple):
+    """Micro-batches by node, and what they need."""
+
+    micro: dict[str, int]
+    fits: tuple[MemoryFit, ...]
+    shared: tuple[MemoryFit, ...]
+
+
+def _fitting(facts: AdviceFacts, names: Sequence[str], wanted: Mapping[str, int], *, in_group: bool) -> _Memory:
+    """Halve the micro-batches of nodes whose memory, or that of their machine, is short, as a trainer that runs out of
+    memory does; down to 1, if nothing is enough."""
+    micro, nodes = dict(wanted), [facts.node(name) for name in names]
+    while True:
+        fits = tuple(fit_of(node, facts.run, micro.get(node.name, 1), in_group=in_group) for node in nodes)
+        shared = shared_fits(nodes, fits)
+        short = {fit.node for fit in fits if fit.fits is False}
+        for machine in shared:
+            short |= set(machine.node.split(TOGETHER)) if machine.fits is False else set()
+        halved = {name: -(-micro[name] // 2) for name in short if micro.get(name, 1) > 1}
+        if not halved:
+            return _Memory(micro, fits, shared)
+        micro |= halved
 
 
 def speeds_of(facts: AdviceFacts, names: Sequence[str]) -> dict[str, NodeSpeed]:
@@ -145,6 +169,7 @@ def _timed(facts: AdviceFacts, plan: Plan, rate: float, error: float) -> Plan:
     return msgspec.structs.replace(
         plan, samples_per_second=rate, tokens_per_second=rate * run.tokens_per_sample, best_seconds=left.best,
         expected_seconds=left.expected, worst_seconds=left.worst, cost=sum(prices) * hours if prices else None,
+        unpriced=tuple(node.name for node in nodes if node.price_per_hour is None),
         energy_kwh=sum(watts) * left.expected / JOULES_PER_KWH if len(watts) == len(nodes) else None,
     )  # fmt: skip
 
@@ -173,7 +198,7 @@ def _schedules(facts: AdviceFacts, step_seconds: float, names: Sequence[str]) ->
 
 def _unknown(facts: AdviceFacts, names: Sequence[str], speeds: Mapping[str, NodeSpeed]) -> tuple[str, ...]:
     missing = [facts.node(name) for name in names if name not in speeds]
-    return tuple(f"{node.name} is unknown: {node.problem or 'no profile'}" for node in missing)
+    return tuple(f"{node.name} is unknown: {why_unknown(node, facts.run)}" for node in missing)
 
 
 def _notes(speeds: Mapping[str, NodeSpeed]) -> tuple[str, ...]:

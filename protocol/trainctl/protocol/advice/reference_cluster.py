@@ -23,7 +23,7 @@ class ReferenceCluster(msgspec.Struct, frozen=True):
     """What the run would take there, in bfloat16: an estimate."""
 
     name: str
-    fits: bool | None
+    fits: bool | None  # with the smallest micro-batch
     samples_per_second: float
     tokens_per_second: float
     step_seconds: float
@@ -45,10 +45,10 @@ def reference_of(facts: AdviceFacts) -> ReferenceCluster | None:
     if step < LEAST_SECONDS:
         return None
     rate = run.global_batch / step
-    estimates = [node.memory.total for node in facts.nodes if node.memory is not None]
+    estimates = [int(node.memory.peak(1)) for node in facts.nodes if node.memory is not None]
     return ReferenceCluster(
         name=f"{COUNT} x {_DEVICE.name}",
-        fits=min(estimates) + OTHER_MEMORY <= _DEVICE.memory_bytes if estimates else None,
+        fits=min(estimates) + run.gradient_bytes + OTHER_MEMORY <= _DEVICE.memory_bytes if estimates else None,
         samples_per_second=rate, tokens_per_second=rate * run.tokens_per_sample, step_seconds=step,
         expected_seconds=left.expected, energy_kwh=COUNT * _DEVICE.watts * left.expected / JOULES_PER_KWH,
         assumed=f"bfloat16 at {USED_PART:.0%} of {_DEVICE.tflops:.0f} TFLOPS each, NVLink",

@@ -40,8 +40,8 @@ def scoring_rate(facts: AdviceFacts) -> ScoringRate | None:
 
 
 def _rate(speed: NodeSpeed) -> float:
-    curve, part = (speed.forward, 1.0) if speed.forward is not None else (speed.model.curve, FORWARD_PART)
-    rate = curve.samples_per_second(speed.micro) / part
+    trained = speed.model.samples_per_second(speed.micro)
+    rate = speed.forward.samples_per_second(speed.micro) if speed.forward is not None else trained / FORWARD_PART
     rate = 1 / (1 / rate + ROW_SECONDS)
     rows = max(1.0, min(SLICE_ROWS["log-probabilities"], SLICE_SECONDS * rate))
     return rows / (rows / rate + BETWEEN_SECONDS)

@@ -8,8 +8,9 @@ import msgspec
 from trainctl.protocol.advice.advice_facts import AdviceFacts
 from trainctl.protocol.advice.group_links import GroupLink, link_of, on_one_machine
 from trainctl.protocol.advice.link_table import LINKS
+from trainctl.protocol.advice.memory_fit import cap_of
 from trainctl.protocol.advice.plans import Plan, plan_of
-from trainctl.protocol.calibration.peak import peak
+from trainctl.protocol.calibration.peak import fastest_within_cap
 
 LEAST_GAIN: Final = 0.02
 """Relative gain below which a change isn't worth naming."""
@@ -91,7 +92,7 @@ def _micro(facts: AdviceFacts, answer: Plan) -> Iterator[PlanChange]:
         node = facts.node(name)
         if node.profile is not None:
             most = answer.shares.get(name, facts.run.global_batch)
-            best = peak(node.profile.passes, most).micro
+            best = fastest_within_cap(node.profile.passes, most, cap_of(node)).micro
             changed = msgspec.structs.replace(node, micro=best)
             others = tuple(changed if one.name == name else one for one in facts.nodes)
             plan = plan_of(msgspec.structs.replace(facts, nodes=others), answer.nodes, answer.mode)

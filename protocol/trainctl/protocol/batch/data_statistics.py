@@ -69,6 +69,13 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     template: TemplateUse | None = None  # None: no conversations among the first rows
 
 
+def epoch_samples(data: DataStatistics) -> int:
+    """Return the samples of an epoch, as training counts them: packs are samples, held-out ones aren't."""
+    if data.packing != "none" and data.packs is not None:
+        return data.packs
+    return data.samples if data.held_out_path else data.samples - data.held_out
+
+
 def without_end(kind: DataKind) -> str:
     """What to warn of if texts and completions get no end token: the model doesn't learn where they end."""
     if kind == "text":

@@ -25,7 +25,10 @@ A layer with gradient checkpointing keeps its input alone.
 import math
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from trainctl.protocol.batch.loss_chunks import Chunking
+from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.model_facts import ModelFacts
@@ -99,6 +102,20 @@ def estimate_memory(
         parts["copy"] = copied
     parts["overhead"] = _OVERHEAD_BYTES + int(_OVERHEAD_PART * sum(parts.values()))
     return MemoryEstimate(trained, model, 4 * trained, parts)
+
+
+def estimated_line(
+    config: RunFile, facts: ModelFacts, node: NodeTable, backend: Literal["torch", "mlx"], where: str
+) -> MemoryModel:
+    """Return what such a rank holds by its micro-batch: the line through the estimates of a pass of one sample and of
+    its own micro-batch. Raises InvalidInputError as `estimate_memory` does."""
+    larger = max(micro_of(config, node), 2)
+    least, most = (
+        estimate_memory(config, facts, msgspec.structs.replace(node, micro=micro), backend, where).total
+        for micro in (1, larger)
+    )
+    sample = (most - least) / (larger - 1)
+    return MemoryModel(least - sample, sample)
 
 
 def copied_bytes(config: RunFile, backend: str, device: str, trained: int) -> int:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from trainctl.protocol.calibration.profile import DeviceProfile, Pass, ProfileKey
+from trainctl.protocol.config.micro_batches import Wanted, unmeasured_micro
 
 FALL = 0.02
 """Fraction of the best rate below which a micro-batch counts as a fall."""
@@ -15,6 +16,8 @@ FALLS = 2
 """Falls in a row past the peak after which no larger micro-batch is tried."""
 NEAR = 0.01
 """Fraction of the best rate by which a smaller micro-batch, which needs less memory, may be slower."""
+MOST_OF_CAP = 0.85
+"""Part of the memory cap that the peak of a chosen micro-batch may take: the rest is for what training adds."""
 SLOWER = 0.1
 """Fraction by which a rate must fall to be reported as slower: repeated measurements differ by less."""
 
@@ -56,6 +59,26 @@ def peak(passes: Sequence[Pass], most: int | None = None, most_bytes: float | No
         return min(passes, key=lambda one: one.micro)
     best = max(one.rate for one in allowed)
     return min((one for one in allowed if one.rate >= (1 - NEAR) * best), key=lambda one: one.micro)
+
+
+def fastest_within_cap(passes: Sequence[Pass], most: int, cap_bytes: float | None) -> Pass:
+    """Return the peak that leaves room in the memory that a rank may take: what `micro = "auto"` chooses."""
+    return peak(passes, most, None if cap_bytes is None else MOST_OF_CAP * cap_bytes)
+
+
+def first_micro(
+    wanted: Wanted,
+    passes: Sequence[Pass],
+    global_batch: int,
+    *,
+    cap_bytes: float | None = None,
+    share: int | None = None,
+) -> int:
+    """Return the micro-batch that a rank begins with: as the run file sets it (`wanted`), else by the passes of its
+    profile, else a usual one. Agents, advice and simulations all begin with it. `share`: as the run file sets it."""
+    if isinstance(wanted, int) or not passes:
+        return unmeasured_micro(wanted, global_batch, share)
+    return fastest_within_cap(passes, global_batch, cap_bytes).micro
 
 
 def _is_within(one: Pass, most: int | None, most_bytes: float | None) -> bool:

@@ -1,16 +1,17 @@
 """Warnings before a run: settings that work but are rarely intended, given the model's sizes and the objective."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from trainctl.protocol.config import env_policy, families
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.objectives import objective_of
-from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.config.run_tables import OptimizerTable, RunFile
 
 
-def fit_warnings(config: RunFile, facts: ModelFacts, where: str) -> tuple[str, ...]:
-    """One line each. Raises InvalidInputError for adapters of layers that the model doesn't have."""
+def fit_warnings(config: RunFile, facts: ModelFacts, where: str, devices: Collection[str] = ()) -> tuple[str, ...]:
+    """One line each. `devices`: of the ranks, as far as they are known. Raises InvalidInputError for adapters of layers
+    that the model doesn't have."""
     found = (
         families.untested(facts.family),
         _length(config, facts),
@@ -18,6 +19,7 @@ def fit_warnings(config: RunFile, facts: ModelFacts, where: str) -> tuple[str, .
         _mixture(config, facts, where),
         _divergence(config),
         *_variables(config),
+        *_without_effect(config, devices),
     )
     return tuple(line for line in found if line)
 
@@ -69,6 +71,43 @@ def _divergence(config: RunFile) -> str:
         "evaluations of a dpo run that trains all weights don't measure eval/kl, so the alert kl can't open: follow "
         "eval/logratio, or train an adapter"
     )
+
+
+def _without_effect(config: RunFile, devices: Collection[str]) -> Iterator[str]:
+    """Name settings that are made and change nothing beside the others."""
+    on_cpu = bool(devices) and all(device == "cpu" for device in devices)
+    falls_to = OptimizerTable(learning_rate=1.0).final_fraction
+    for setting, is_set, is_idle, why in (
+        (
+            "group.links_per_peer",
+            config.group.links_per_peer > 1,
+            config.group.engine == "gloo",
+            'only the engine "ring" has several links',
+        ),
+        (
+            "data.workers",
+            config.data.workers > 1,
+            config.data.prefetch == 0,
+            "with data.prefetch = 0 no thread assembles micro-batches ahead",
+        ),
+        ("model.tf32", config.model.tf32, on_cpu, "TF32 is for GPUs"),
+        ("optimizer.offload", config.optimizer.offload, on_cpu, "a CPU's memory holds the moments anyway"),
+        (
+            "optimizer.final_fraction",
+            config.optimizer.final_fraction != falls_to,
+            config.optimizer.schedule == "constant",
+            "a constant rate doesn't fall",
+        ),
+        ("samples.every_steps", config.samples.every_steps > 0, not config.samples.prompts, "there are no prompts"),
+        (
+            "checkpoint.keep_every",
+            config.checkpoint.keep_every > 0,
+            not config.checkpoint.every_steps,
+            "checkpoint.every_steps is 0",
+        ),
+    ):
+        if is_set and is_idle:
+            yield f"{setting} has no effect: {why}"
 
 
 def _variables(config: RunFile) -> Iterator[str]:

@@ -1,8 +1,11 @@
 """The micro-batch of a node by its run file, which may leave it to the node's profile."""
 
-from typing import Final
+from typing import Final, Literal
 
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
+
+Wanted = int | Literal["auto"]
+"""As the run file sets it."""
 
 AUTO: Final = "auto"
 """As `micro`: the fastest micro-batch of the node's profile."""
@@ -12,10 +15,19 @@ UNMEASURED: Final = 8
 
 def is_auto(config: RunFile, table: NodeTable) -> bool:
     """Whether the profile of the node with this table decides."""
-    return (config.batch.micro if table.micro is None else table.micro) == AUTO
+    return wanted_micro(config, table) == AUTO
+
+
+def wanted_micro(config: RunFile, table: NodeTable) -> Wanted:
+    """Return the setting of the node with this table, or else the run's."""
+    return config.batch.micro if table.micro is None else table.micro
+
+
+def unmeasured_micro(wanted: Wanted, global_batch: int, share: int | None) -> int:
+    """Return the micro-batch of a node that no profile is known of. `share`: as the run file sets it."""
+    return wanted if isinstance(wanted, int) else min(UNMEASURED, global_batch, share or UNMEASURED)
 
 
 def micro_of(config: RunFile, table: NodeTable) -> int:
     """Samples per forward and backward pass of the node with this table, as long as no profile is known."""
-    wanted = config.batch.micro if table.micro is None else table.micro
-    return wanted if isinstance(wanted, int) else min(UNMEASURED, config.batch.global_, table.share or UNMEASURED)
+    return unmeasured_micro(wanted_micro(config, table), config.batch.global_, table.share)

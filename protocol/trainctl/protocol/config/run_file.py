@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ def to_dict(config: RunFile) -> dict[str, Any]:
         return value
 
     cleaned: dict[str, Any] = without_none(msgspec.to_builtins(config))
+    if not config.run.steps:  # left out, for 0 is no number of steps
+        del cleaned["run"]["steps"]
     return cleaned
 
 
@@ -307,8 +310,9 @@ COPY_COMMAND = "command"
 
 
 def is_rsync_target(copy_to: str) -> bool:
-    """Whether it is `HOST:FOLDER`, `USER@HOST:FOLDER` or `rsync://HOST/MODULE/FOLDER`, no path."""
-    return not copy_to.startswith("/") and ":" in copy_to
+    """Whether it is `HOST:FOLDER`, `USER@HOST:FOLDER` or `rsync://HOST/MODULE/FOLDER`, no path and no other URL."""
+    is_url = "://" in copy_to and not copy_to.startswith("rsync://")
+    return not copy_to.startswith("/") and ":" in copy_to and not is_url
 
 
 def _check_copies(config: RunFile, where: str) -> None:
@@ -316,13 +320,34 @@ def _check_copies(config: RunFile, where: str) -> None:
     is_known = to in ("", COPY_COMMAND) or to.startswith("/") or is_rsync_target(to)
     if not is_known or to.lstrip("[").startswith("-") or re.search(r"@\[*-", to):  # ssh would take it for an option
         problem = f'{to!r} must be an absolute path, an rsync target such as backup@host:runs, or "{COPY_COMMAND}"'
+        problem += ", which can copy to such a store" if "://" in to else ""
         raise InvalidInputError(f"{where}: checkpoint.copy_to", problem)
+
+
+def _check_end(config: RunFile, where: str) -> None:
+    run = config.run
+    if not run.steps and not run.epochs:
+        raise InvalidInputError(f"{where}: run.steps", "missing: give the number of steps, or run.epochs")
+    if run.steps and run.epochs:
+        raise InvalidInputError(f"{where}: run.epochs", "can't be combined with run.steps: remove one of them")
+    if run.epochs and config.data.growing:
+        raise InvalidInputError(f"{where}: run.epochs", "data that grow have no epochs: give run.steps")
+
+
+def with_steps(config: RunFile, samples: int) -> RunFile:
+    """Return the run file with the steps that its epochs of so many training samples need, in place of them."""
+    if not config.run.epochs:
+        return config
+    steps = max(1, math.ceil(config.run.epochs * samples / config.batch.global_))
+    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps, epochs=0.0))
 
 
 def _check_lengths(config: RunFile, where: str) -> None:
     optimizer, batch, wrong = config.optimizer, config.batch, Collected()
     with wrong.going_on():
-        if optimizer.warmup_steps >= config.run.steps:
+        _check_end(config, where)
+    with wrong.going_on():
+        if config.run.steps and optimizer.warmup_steps >= config.run.steps:
             problem = f"{optimizer.warmup_steps} must be below run.steps = {config.run.steps}"
             raise InvalidInputError(f"{where}: optimizer.warmup_steps", problem)
     with wrong.going_on():
@@ -498,6 +523,10 @@ def _is_typo(path: Path, text: str) -> bool:
     return path.parent.is_dir() and hub_models.model_folder(text) == Path(text)
 
 
+_ENDS = frozenset({"steps", "epochs"})
+"""Settings of which one says when a run ends."""
+
+
 def _override(raw: dict[str, Any], key: str, text: str) -> None:
     table, _, name = key.rpartition(".")
     if not table or not name:
@@ -514,3 +543,6 @@ def _override(raw: dict[str, Any], key: str, text: str) -> None:
         if not isinstance(target, dict):
             raise InvalidInputError("--set", f"{part!r} in {key!r} is a value, not a table")
     target[name] = value
+    if table == "run" and name in _ENDS:  # in place of what the file gives
+        for other in _ENDS - {name}:
+            target.pop(other, None)

@@ -65,7 +65,8 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class RunTable(_Table, frozen=True):
     name: Annotated[str, Meta(pattern=NAME_PATTERN)]
-    steps: PositiveInt
+    steps: PositiveInt = 0  # updates; left out: as many as epochs need
+    epochs: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # passes over the training samples; 0: steps are given
     seed: NonNegativeInt = 0
     orphan_seconds: Annotated[float, Meta(ge=1, le=86400)] = 1800.0  # a trainer whose agent is gone this long exits
     load_seconds: Annotated[float, Meta(ge=1, le=86400)] = 600.0  # one that loads and makes no progress for so long

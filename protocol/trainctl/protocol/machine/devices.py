@@ -24,6 +24,8 @@ from trainctl.protocol.messages import DeviceTypes
 
 _CPU_FLAGS = ("avx512_bf16", "amx_bf16")
 """Of /proc/cpuinfo: torch's matrix library computes products in bfloat16 with these instructions."""
+AUTO_TYPES: Final = ("bfloat16", "float16")
+"""Types that "auto" stands for if all devices have it, the best first; else it is float32."""
 SYSCTL_SECONDS: Final = 2.0
 """Longest that macOS may take to say the name of its chip."""
 MLX_FOR_CUDA: Final = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
@@ -60,17 +62,20 @@ def rank_types(
 def resolve(config: RunFile, devices: Mapping[str, Sequence[DeviceTypes]], where: str) -> tuple[RunFile, str]:
     """The run file with a data type in place of "auto", and the reason in words; unchanged and empty without "auto".
     All ranks compute in one: bfloat16 if all of their devices have it, else float16 if all have that, else float32.
-    Raises InvalidInputError for a node whose devices aren't known."""
+    Without nodes in the run file, those of `devices` take part. Raises InvalidInputError for a node whose devices
+    aren't known."""
     if config.model.dtype != "auto":
         return config, ""
     types: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for node, table in config.nodes.items():
+    for node, table in (config.nodes or dict.fromkeys(devices, NodeTable())).items():
         found = rank_types(devices.get(node, ()), table, torch_only=needs_torch(config))
         if found is None:
             problem = f'"auto" needs to know the device of {node}, which has not said what it has: set a type, such as'
             raise InvalidInputError(f"{where}: model.dtype", f'{problem} "float32"')
         types[node] = found
-    chosen = next((one for one in ("bfloat16", "float16") if all(one in has for _, has in types.values())), "float32")
+    if not types:
+        raise InvalidInputError(f"{where}: model.dtype", '"auto" needs a node: name one in [nodes.NAME]')
+    chosen = next((one for one in AUTO_TYPES if all(one in has for _, has in types.values())), "float32")
     model = msgspec.structs.replace(config.model, dtype=chosen)
     return msgspec.structs.replace(config, model=model), _reason(chosen, types)
 
@@ -80,6 +85,12 @@ def resolve_alone(config: RunFile, node: str, where: str) -> RunFile:
     tables = {node: config.nodes.get(node, NodeTable())}
     alone, _ = resolve(msgspec.structs.replace(config, nodes=tables), {node: read_devices()}, where)
     return msgspec.structs.replace(config, model=alone.model)
+
+
+def devices_named(name: str) -> tuple[DeviceTypes, ...]:
+    """Return the device of a machine of which only that device's name is known; empty if its types aren't."""
+    types = types_of_device(name)
+    return () if types is None else (DeviceTypes("torch", "cuda:0", types),)
 
 
 def unsuited(config: RunFile, devices: Mapping[str, Sequence[DeviceTypes]]) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def gather(
         interfaces=tuple(_interfaces()), on_battery=battery and battery[0], battery_percent=battery and battery[1],
         lid_closed=_lid_closed(), cpu_count=os.cpu_count(), cpu_quota=cpu_quota(), boot=shim.boot_id() or None,
         compiler=compiler_of("C++"), compile_lacks=_compile_lacks(devices), at=time.time(),
-        namesakes=_namesakes(),
+        namesakes=_namesakes(), devices=tuple(devices),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from trainctl.protocol.messages.telemetry import (
     Sample,
     StepCommitted,
 )
-from trainctl.protocol.messages.trainer import FileDigest
+from trainctl.protocol.messages.trainer import DeviceTypes, FileDigest
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -103,6 +103,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     cost: RunCost | None = None  # cost so far; None: none of its nodes has a price
     simulated: bool = False  # whether nothing was trained: ranks, times and losses are simulated
     branch: BranchPoint | None = None  # checkpoint of another run that it started from; None: it started at step 0
+    global_batch: Count | None = None  # samples of each step; None: unknown
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):
@@ -318,6 +319,7 @@ class Facts(Reply, tag="facts", frozen=True):
     )
     namesakes: tuple[str, ...] = ()  # installed packages with trainctl's names that aren't this program, with versions
     lost_sockets: tuple[str, ...] = ()  # the agent's Unix sockets whose files are gone and can't be made again yet
+    devices: tuple[DeviceTypes, ...] = ()  # devices that it can compute on, each backend's default first
 
 
 class Digests(Reply, tag="digests", frozen=True):

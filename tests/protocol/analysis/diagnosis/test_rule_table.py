@@ -18,6 +18,7 @@ VALUES: dict[str, Any] = {
     "node": "studio", "other": "mbp", "rank": 1, "run": "run-20261126-110000-abcd", "checkpoint": 100, "back": 100,
     "smaller": 4, "micro": 8, "double": 16, "prefetch": 4, "threads": 2, "workers": 2, "less_rank": 8, "shorter": 256,
     "half_rate": "5e-05", "norm": "2.5", "every": 500, "batch": 96, "alone": "1.2 s",
+    "clip": "0.5", "warmup": "warmup_steps=3",
 }  # fmt: skip
 """One value of each name that a remedy may need."""
 COMMANDS = sorted({rung.command.format_map(VALUES) for rule in RULES for rung in rule.ladder if rung.command})

@@ -19,6 +19,7 @@ from tests.protocol.support.diagnosed import (
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
+from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.calibration.profile import Pass, ProfileSummary
 
 
@@ -42,6 +43,20 @@ def test_a_small_micro_batch_is_named_by_the_nodes_curve() -> None:
     assert commands(first(auto)) == commands(found)[:1]
     assert found.what_if is not None
     assert [result for result, _ in said_of(tiny(), "small-micro")] == ["unknown", "unknown"]
+
+
+def test_a_micro_batch_above_the_peak_is_named_with_the_gain_and_the_command() -> None:
+    """The fastest passes are of 4; 16 take 2.5 times as long for a sample."""
+    curve = PassCurve(((1, 0.06), (2, 0.09), (4, 0.16), (8, 0.5), (16, 1.6)))
+    made = simulated.cluster(1)
+    made.has_profiles = True
+    for node in made.nodes:
+        node.micro, node.share, node.curve = 16, 32, curve
+    found = first(simulated.facts(made, simulated.record(made, 150, 150)))
+    assert (found.cause, found.node) == ("large-micro", "node-0")
+    assert "10 samples/s with a micro-batch of 16, 25.4 samples/s with a micro-batch of 4" in found.evidence[0]
+    assert commands(found)[0] == "trainctl send resize-batch micro=4 --node node-0"
+    assert found.what_if is not None and found.what_if.part > 0.4
 
 
 def test_a_line_fitted_to_steps_is_believed_only_up_to_sizes_that_were_seen() -> None:
@@ -75,7 +90,17 @@ def test_clipping_is_named_with_the_norm_and_a_jump_of_the_loss_goes_back_before
 
     found = first(with_steps(healthy_facts(), jump))
     assert found.cause == "unstable" and found.evidence[0].startswith("since step 136 up to 30, ")
-    assert commands(found) == ["trainctl send rollback step=100 skip_batches=200", "trainctl send set-lr value=5e-05"]
+    run = "trainctl run RUN.toml --set"
+    assert commands(found) == [
+        "trainctl send rollback step=100 skip_batches=200",
+        "trainctl send set-lr value=5e-05",
+        f"{run} optimizer.clip_norm=0.5",
+        f"{run} optimizer.warmup_steps=136",
+        f"{run} model.dtype=float32",
+        "trainctl data preview RUN.toml",
+    ]
+    late = simulated.with_config(with_steps(healthy_facts(), jump), run={"steps": 300})
+    assert not any("warmup" in command for command in commands(first(late))), "a warm-up is long over"
 
 
 def test_slower_than_calibrated_is_named_where_nothing_else_explains_it() -> None:

@@ -33,10 +33,18 @@ def _answer(advice: Advice, run: PlannedRun) -> list[str]:
     if found is None:
         if any(plan.fits is False for plan in advice.plans):
             return ["No node can do this run: none has enough memory."]
+        if run.flops is None:
+            return _wrapped(
+                "No node's speed is known, nor the model's sizes. Run trainctl calibrate first, or put the model on "
+                "this machine to estimate it."
+            )
         return ["No node is known. Run trainctl calibrate first."]
     how = "alone" if found.mode == "alone" else "in step"
     time = f"{duration(found.expected_seconds)} ({span(found.best_seconds, found.worst_seconds)})"
     lines = _wrapped(f"Train on {_listed(found.nodes)} {how}: {_rate(found)} {run.unit}/s, {time}.")
+    if found.smaller:
+        settings = " ".join(f"--set nodes.{name}.micro={size}" for name, size in found.smaller.items())
+        lines += ["Its memory is too small for the run file's micro-batch:", f"  trainctl run {run.file} {settings}"]
     apart = advice.independent
     if (
         apart is not None
@@ -77,8 +85,7 @@ def _durations(advice: Advice, run: PlannedRun) -> list[str]:
     rows: list[Row] = [
         (
             _names(plan), plan.mode, duration(plan.expected_seconds), duration(plan.best_seconds),
-            duration(plan.worst_seconds), NA if plan.cost is None else money(plan.cost, run.currency),
-            _energy(plan.energy_kwh),
+            duration(plan.worst_seconds), _cost(plan, run.currency), _energy(plan.energy_kwh),
         )
         for plan in advice.plans[:SHOWN_PLANS] if plan.can_run
     ]  # fmt: skip
@@ -149,6 +156,11 @@ def _size(value: float | None) -> str:
     if value is None:
         return NA
     return f"{value / 1e9:.3g} GB" if value >= 1e8 else f"{value / 1e6:.3g} MB"
+
+
+def _cost(plan: Plan, currency: str) -> str:
+    """At least so much, where a node has no price."""
+    return NA if plan.cost is None else f"{'>' if plan.unpriced else ''}{money(plan.cost, currency)}"
 
 
 def _energy(kwh: float | None) -> str:

@@ -13,10 +13,11 @@ from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, Planne
 from trainctl.protocol.advice.checklist import Check, checklist
 from trainctl.protocol.batch.against_profile import links_of
 from trainctl.protocol.batch.data_statistics import DataStatistics
-from trainctl.protocol.batch.device_table import device_of
+from trainctl.protocol.batch.device_table import device_named, device_of
 from trainctl.protocol.batch.eta import Schedule
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.batch.memory_estimate import MemoryEstimate
+from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.calibration.profile import DeviceProfile, summary
 from trainctl.protocol.calibration.profile_key import settings_digest
 from trainctl.protocol.config import addresses, run_file
@@ -26,15 +27,18 @@ from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import AdapterTable, NodeTable, RunFile
+from trainctl.protocol.config.simulated_nodes import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.compilers import lacks_of
+from trainctl.protocol.machine.devices import AUTO_TYPES, devices_named, read_devices, resolve
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.shim import boot_id
+from trainctl.protocol.messages import DeviceTypes
 from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.advise.described_nodes import descriptions, with_described
 from trainctl.tui.advise.node_looks import NodeLook, look_at
 from trainctl.tui.commands.targets import ClusterFile
-from trainctl.tui.setup import data_preview, memory_report
+from trainctl.tui.setup import data_check, data_preview, memory_report
 
 CHECKPOINT_BYTES = 4 + 8
 """Bytes of a checkpoint for each trained parameter: float32 weights and two moments."""
@@ -56,21 +60,28 @@ def gather(
 ) -> Gathered:  # fmt: skip
     """Of a run file. `agent`: the address of the only agent, without a cluster. `parameters`: trained ones, if the
     model isn't here. Raises InvalidInputError by the field of the run file."""
+    overrides = data_check.with_steps(file, overrides) if read_data else overrides
     config = run_file.read(file, dict(overrides))
+    if not config.run.steps:
+        raise InvalidInputError(f"{file}: run.epochs", "its samples are counted with the data: leave out --no-data")
     entries = cluster.cluster.nodes if cluster is not None else {}
     names = _names(config, [*entries] if cluster is not None else None)
     at = {name: entries[name].address if name in entries else agent for name in names}
     real = {name: address for name, address in at.items() if name not in descriptions(cluster)}
     looks = dict.fromkeys(names, NodeLook()) | asyncio.run(look_at(real))
+    if cluster is None and not config.nodes and (facts := looks[names[0]].facts) is not None:  # the only agent's name
+        names, looks, at = [facts.node], {facts.node: looks[names[0]]}, {facts.node: agent}
+    written, config = config, _resolved(config, names, looks, descriptions(cluster), str(file))
     model = memory_report.facts_here(config, names, str(file))
     digest = _model_digest(config, names[0], looks)
     found, notes = _statistics(file, names[0], overrides, config) if read_data else (None, ["the data were not read"])
     report = memory_report.report_of(config, names, str(file))
     estimates = report.nodes if report is not None else {}
+    lines = memory_report.memory_lines(config, model, names, str(file)) if estimates and model is not None else {}
     prices = {name: entry.price_per_hour for name, entry in entries.items()}
     nodes = tuple(
         msgspec.structs.replace(
-            _node(config, name, looks[name], at[name], digest, estimates.get(name)), price_per_hour=prices.get(name)
+            _node(config, name, looks[name], at[name], digest, lines.get(name)), price_per_hour=prices.get(name)
         )
         for name in names
     )
@@ -80,11 +91,13 @@ def gather(
     run = _run(file, config, model, next(iter(estimates.values()), None), found, lead)
     run = msgspec.structs.replace(run, currency=cluster.cluster.currency if cluster is not None else run.currency)
     run = _with_parameters(run, parameters)
-    facts = with_described(AdviceFacts(run=run, nodes=nodes, links=links), cluster)
+    advised = with_described(AdviceFacts(run=run, nodes=nodes, links=links), cluster)
     if model is None and parameters is None:
         notes.append(f"{config.model.path} isn't on this machine: sums, memory and estimates need its sizes")
     caches = run_file.cache_folder(config, names[0], node_directory(names[0]) / "data")
-    return Gathered(facts, checklist(config, facts, model.family if model else "", found, str(caches)), tuple(notes))
+    return Gathered(
+        advised, checklist(written, advised, model.family if model else "", found, str(caches)), tuple(notes)
+    )
 
 
 def _names(config: RunFile, known: list[str] | None) -> list[str]:
@@ -94,6 +107,33 @@ def _names(config: RunFile, known: list[str] | None) -> list[str]:
     if known is not None and unknown:
         raise InvalidInputError(f"nodes.{unknown[0]}", f"not in the cluster file; its nodes are {', '.join(known)}")
     return [*config.nodes] or known or [node_name()]
+
+
+def _resolved(
+    config: RunFile,
+    names: Sequence[str],
+    looks: Mapping[str, NodeLook],
+    described: Mapping[str, SimulatedNode],
+    where: str,
+) -> RunFile:
+    """Return the run file as an agent would start it: of these nodes, and with a data type in place of "auto" if the
+    devices of all are known."""
+    config = msgspec.structs.replace(config, nodes={name: config.nodes.get(name, NodeTable()) for name in names})
+    devices = {name: _devices(looks[name], described.get(name)) for name in names}
+    try:
+        return resolve(config, devices, where)[0]
+    except InvalidInputError:
+        return config
+
+
+def _devices(look: NodeLook, described: SimulatedNode | None) -> Sequence[DeviceTypes]:
+    """Return what its agent says, else this machine's, for a node that has its folder here."""
+    if described is not None:
+        device = device_named(described.device)
+        return () if device is None else devices_named(device.title)
+    if look.facts is not None and look.facts.devices:
+        return look.facts.devices
+    return read_devices() if look.profiles and look.facts is None else ()
 
 
 def _model_digest(config: RunFile, node: str, looks: Mapping[str, NodeLook]) -> str | None:
@@ -173,7 +213,7 @@ def _lead(names: Sequence[str], profiles: Sequence[DeviceProfile]) -> str:
 
 
 def _node(
-    config: RunFile, name: str, look: NodeLook, address: str | None, digest: str | None, memory: MemoryEstimate | None
+    config: RunFile, name: str, look: NodeLook, address: str | None, digest: str | None, memory: MemoryModel | None
 ) -> NodeFacts:
     table = config.nodes.get(name, NodeTable())
     fitting = [one for one in look.profiles if _fits(one, config, name, digest)]
@@ -185,7 +225,7 @@ def _node(
         name=name, profiles=tuple(fitting), other_profile=newest, device=device,
         machine=_machine(look, address), cores=look.facts.cpu_count if look.facts else None, threads=table.threads,
         cpu_quota=look.facts.cpu_quota if look.facts else None,
-        system=look.facts.system if look.facts else _system_of(device), cap_bytes=_cap(table, newest, look),
+        system=look.facts.system if look.facts else _system_of(device), cap_bytes=_cap(table, device, fitting, look),
         shared_bytes=_shared(device, look),
         backend=newest.key.backend if newest is not None else "" if table.backend == AUTO else table.backend,
         micro=config.batch.micro if table.micro is None else table.micro, share=table.share, memory=memory,
@@ -196,11 +236,13 @@ def _node(
 
 
 def _fits(profile: DeviceProfile, config: RunFile, node: str, digest: str | None) -> bool:
-    """Whether a profile is of this run, whatever versions of the libraries made it."""
+    """Whether a profile is of this run, whatever versions of the libraries made it. Where "auto" couldn't be resolved,
+    the profile says what it was when it was calibrated."""
     key = profile.key
+    types = (*AUTO_TYPES, "float32") if config.model.dtype == "auto" else (config.model.dtype,)
     return (
         key.sequence_length == config.data.sequence_length
-        and key.dtype == config.model.dtype
+        and key.dtype in types
         and key.settings == settings_digest(config, node)
         and digest in (None, key.model_digest)
     )
@@ -219,15 +261,18 @@ def _system_of(device: str) -> str:
     return "Darwin" if "apple" in device.lower() else ""
 
 
-def _cap(table: NodeTable, profile: DeviceProfile | None, look: NodeLook) -> int | None:
-    """Bytes that the node's rank may take: as set, as calibrated, of its GPU, or of its machine."""
+def _cap(table: NodeTable, device: str, fitting: Sequence[DeviceProfile], look: NodeLook) -> int | None:
+    """Bytes that the node's rank may take: as set, as calibrated with these settings, of its GPU, or of its machine.
+    Other profiles don't count: their settings may have limited it."""
     if table.memory_limit_gb is not None:
         return int(table.memory_limit_gb * 1e9)
-    if profile is not None and profile.memory_cap_bytes is not None:
-        return profile.memory_cap_bytes
+    if fitting and fitting[0].memory_cap_bytes is not None:
+        return fitting[0].memory_cap_bytes
     gpu = look.host.gpu_of(table.device) if look.host is not None else None
     if gpu is not None and gpu.memory_total_bytes and "apple" not in gpu.name.lower():
         return gpu.memory_total_bytes
+    if _has_own_memory(device):
+        return None  # its datasheet's, if that is known
     total = look.facts.memory_total_bytes if look.facts is not None else _memory_here(look)
     part = APPLE_PART if look.facts is not None and look.facts.system == "Darwin" else 1.0
     limits = [look.facts.memory_limit_bytes if look.facts is not None else None, int(part * total) if total else None]
@@ -236,9 +281,13 @@ def _cap(table: NodeTable, profile: DeviceProfile | None, look: NodeLook) -> int
 
 def _shared(device: str, look: NodeLook) -> int | None:
     """Bytes of a machine whose ranks compute in its main memory: on CPUs and Apple's GPUs."""
-    if "nvidia" in device.lower() or device.startswith("cuda"):
+    if _has_own_memory(device):
         return None
     return look.facts.memory_total_bytes if look.facts is not None else _memory_here(look)
+
+
+def _has_own_memory(device: str) -> bool:
+    return "nvidia" in device.lower() or device.startswith("cuda")
 
 
 def _memory_here(look: NodeLook) -> int | None:

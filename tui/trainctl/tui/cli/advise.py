@@ -1,12 +1,19 @@
-"""`trainctl advise`: which nodes a run should use, and what it would take."""
+"""`trainctl advise` computes which nodes a run should use; `trainctl bench` measures settings by short real runs."""
 
+import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainctl.tui.cli import output
+from trainctl.protocol.config.names import node_name
+from trainctl.protocol.errors import RefusedError
+from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Set, subcommands, where
+
+if TYPE_CHECKING:
+    from trainctl.tui.bench.bench_rows import BenchRow
+    from trainctl.tui.bench.bench_runs import BenchPlan
 
 app = subcommands()
 
@@ -49,3 +56,75 @@ def advise(
     for line in advice_lines.advice_lines(advice, found.facts.run, found.notes):
         output.say(output.log_text(line, raw=False))
     return 0
+
+
+@app.command()
+def bench(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", metavar="KEY=VALUE,VALUE", help="Values to compare; repeat it for all combinations."),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=3, max=10_000, help="Steps of each run.")] = 30,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="NODE", help="Use this node's settings [this machine's].", show_default=False),
+    ] = None,
+    set_: Set = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Measure a run file with each of some settings, by short runs on this machine, and print one table.
+
+    Each combination of the --over values trains for real, one after another, on an agent that is started for them and
+    ends with them. The first fifth of the steps, and steps that compile, don't count. There is no checkpoint and no
+    evaluation, and your agents and runs are left alone; end a run that trains here first. X is the rate relative to
+    the first row's. A setting that fails is a row that says why. Ctrl-C ends everything.
+    """
+    from trainctl.protocol.config.objectives import sample_unit
+    from trainctl.tui.bench import bench_rows, bench_runs
+    from trainctl.tui.commands import arguments, targets
+    from trainctl.tui.setup import data_check
+
+    overrides, settings = data_check.with_steps(file, arguments.pairs(set_ or [], "--set")), bench_rows.grid(over or [])
+    config, nodes = bench_runs.readable(file, overrides, settings), targets.cluster_file(cluster)
+    here = node or next(iter(targets.nodes_here(config)), "") or node_name()
+    entry = nodes.cluster.nodes.get(here) if nodes is not None else None
+    currency = nodes.cluster.currency if nodes is not None else ""
+    if len(config.nodes) > 1:
+        output.tell(f"the run has several nodes: {here} is measured alone, on this machine")
+    plan = bench_runs.BenchPlan(file, overrides, settings, here, steps)
+    try:
+        rows = asyncio.run(_rows(plan))
+    except asyncio.CancelledError:
+        raise typer.Abort from None
+    rows = bench_rows.compared(rows, config.run.steps, entry.price_per_hour if entry is not None else None)
+    failed = RefusedError.exit_code if all(row.problem for row in rows) else 0
+    if json:
+        output.emit({"ok": not failed, **bench_rows.fields(rows, config, here, currency)})
+        return failed
+    header = bench_rows.header(rows, sample_unit(config.objective.kind))
+    right = " ".join(word for word in header[len(rows[0].settings) :] if " " not in word)
+    output.say(tables.table(header, [bench_rows.cells(row, currency) for row in rows], right=right))
+    return failed
+
+
+async def _rows(plan: "BenchPlan") -> list["BenchRow"]:
+    from trainctl.tui.bench import bench_runs
+    from trainctl.tui.demo.agents import StartError
+
+    rows: list[BenchRow] = []
+    try:
+        _tell(plan, 0)
+        async for row in bench_runs.measured(plan):
+            rows.append(row)
+            _tell(plan, len(rows))
+    except StartError as error:
+        raise RefusedError(str(error)) from None
+    return rows
+
+
+def _tell(plan: "BenchPlan", done: int) -> None:
+    if done < len(plan.settings):
+        named = ", ".join(f"{key} = {value}" for key, value in plan.settings[done].items()) or "as it is"
+        output.tell(f"{done + 1} of {len(plan.settings)}: {named}")

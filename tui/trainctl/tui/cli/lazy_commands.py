@@ -17,13 +17,13 @@ FILES = {
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
     "simulate": "replay_export", "mirror": "mirror",
     "config": "config", "keys": "keys", "init": "init", "quantize": "init", "data": "run", "doctor": "doctor",
-    "calibrate": "doctor", "selftest": "doctor", "advise": "advise",
+    "calibrate": "doctor", "selftest": "doctor", "advise": "advise", "bench": "advise",
     "discover": "cluster", "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
 """Where each is, in the order of the help."""
 CHANGING = frozenset({
     "run", "send", "profile", "promote", "demo", "score", "init", "keys new", "keys authorize", "keys revoke",
-    "cluster add", "cluster remove", "cluster sync", "calibrate",
+    "cluster add", "cluster remove", "cluster sync", "calibrate", "bench",
 })  # fmt: skip
 """Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
 
@@ -66,6 +66,7 @@ SUMMARIES = {
     "calibrate": "Measure each node's fastest micro-batch and its parts.",
     "selftest": "Check this machine and write one file to share.",
     "advise": "Advise on nodes for a run: speed, time, cost, settings.",
+    "bench": "Compare settings of a run by short real runs here.",
     "discover": "List the agents advertised on the network.",
     "help": "Print a documentation page, offline.",
 }

@@ -100,6 +100,7 @@ def run(
     overrides = arguments.pairs(set_ or [], "--set")
     with standard_input.copied(file, overrides, at.addresses[0], output.tell) as copy:
         settings = {**overrides, **(copy.overrides if copy else {})}
+        settings = data_check.with_steps(file, settings) if file is not None else settings
         chosen = _Chosen(file, settings, resume, branch, node, timeout, from_step)
         code = _start(at, chosen, copy, old_lead_is_off=old_lead_is_off, follow=follow, json=json)
         if copy is not None and copy.begun and not follow:
@@ -218,6 +219,7 @@ def check(
     """
     found = targets.cluster_file(cluster)
     overrides = arguments.pairs(set_ or [], "--set")
+    overrides = data_check.with_steps(file, overrides)
     config, unseen, here = _run_file(file, overrides, local=True, cluster=found, json=json)
     parsed = runfile.parse(config, str(file))
     nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
@@ -233,7 +235,7 @@ def check(
         references = msgspec.to_builtins(dict(data.references))
         output.emit_ok(
             config=config, nodes=nodes, unseen=unseen, data_read=not data.unread, model=report and report.plain,
-            references=references,
+            references=references, epoch_samples=data.epoch,
         )  # fmt: skip
         return 0
     if any(not field.endswith(".cache_path") for field in unseen):
@@ -245,10 +247,9 @@ def check(
     if runfile.grows(parsed):
         output.tell(f"{config['data']['path']} still grows: what is written to it later is checked during the run")
     ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
-    output.say(
-        f"{file}: no problems found; {config['run']['steps']:,} steps of {config['batch']['global']:,}"
-        f" {sample_unit(parsed.objective.kind)}{ranks}"
-    )
+    unit, steps, batch = sample_unit(parsed.objective.kind), config["run"]["steps"], config["batch"]["global"]
+    epochs = f", {steps * batch / data.epoch:,.3g} epochs of {data.epoch:,}" if data.epoch else ""
+    output.say(f"{file}: no problems found; {steps:,} steps of {batch:,} {unit}{epochs}{ranks}")
     for line in _shared_cores(parsed, nodes, here):
         output.say(line)
     for line in memory_report.report_lines(report) if report is not None else ():

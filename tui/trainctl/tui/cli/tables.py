@@ -1,10 +1,11 @@
 """What subcommands say of runs, ranks, alerts, steps, events and replies: tables and lines, safe to show."""
 
 import textwrap
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.cost import CostFigures
+from trainctl.protocol.batch.cost import CostFigures, figures
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.tui.cli.output import arrowed, one_line
 from trainctl.tui.state import event_text, rank_speed
@@ -41,11 +42,19 @@ def runs_table(runs: Sequence[m.RunSummary]) -> str:
     rows = [
         (run.run, f"{run.state}{'?' if run.stale else ''}{' SIMULATED' if run.simulated else ''}",
          f"{run.step:,}/{fmt.count(run.steps)}",
-         fmt.loss(run.last_loss),
+         fmt.count(run.global_batch), fmt.loss(run.last_loss), _spent(run),
          run.lead or fmt.NA, date_and_time(run.started_at), run.directory)
         for run in runs
     ]  # fmt: skip
-    return table(("RUN", "STATE", "STEP", "LOSS", "LEAD", "STARTED", "DIRECTORY"), rows, right="STEP LOSS")
+    header = ("RUN", "STATE", "STEP", "BATCH", "LOSS", "COST", "LEAD", "STARTED", "DIRECTORY")
+    return table(header, rows, right="STEP BATCH LOSS COST")
+
+
+def _spent(run: m.RunSummary) -> str:
+    if run.cost is None:
+        return fmt.NA
+    found = figures(run.cost, time.time(), None, None)
+    return cost_line.amount(found, found.spent)
 
 
 def status_text(
@@ -76,6 +85,7 @@ def status_text(
         *_cost_lines(snapshot, [*_own_host(snapshot), *(hosts or {}).values()]),
         f"plan       {_plan(run)}global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
+        *_pass_lines(run.ranks),
         *_compute_lines(run.ranks),
         *_policy_lines(run.policies),
         *_skip_lines(run.skipped),
@@ -251,12 +261,23 @@ def _precision(compute: m.Compute | None) -> str:
     return compute.weights if compute.weights == "bf16-sr" else compute.dtype
 
 
+def _passes(rank: m.RankView) -> int:
+    """Return the passes in which a rank runs its share, and accumulates their gradients; 0: not known."""
+    return -(-rank.share // rank.micro_batch) if rank.micro_batch and rank.share else 0
+
+
+def _pass_lines(ranks: Sequence[m.RankView]) -> list[str]:
+    """Explain the column MICRO, where a step has several passes."""
+    several = [f"{one_line(rank.node)} {_passes(rank)} of {rank.micro_batch}" for rank in ranks if _passes(rank) > 1]
+    words = textwrap.wrap(", ".join(several), _COMPUTE_COLUMNS)
+    return [f"passes     a step accumulates gradients over passes: {words[0]}", *words[1:]] if words else []
+
+
 def _rank_row(
     rank: m.RankView, part: m.RankStep | None, waited: float | None, global_batch: int | None
 ) -> tuple[str, ...]:
     backend = " ".join(word for word in (rank.backend, rank.device, _precision(rank.compute)) if word)
-    accumulation = -(-rank.share // rank.micro_batch) if rank.micro_batch and rank.share else 0
-    micro = f"{rank.micro_batch}x{accumulation}" if accumulation else fmt.NA
+    micro = f"{rank.micro_batch}x{_passes(rank)}" if _passes(rank) else fmt.NA
     share = fmt.percent(rank.share / global_batch if global_batch and rank.share is not None else None)
     head = (str(rank.rank), rank.node, rank.state, fmt.count(rank.share), share, micro)
     out = rank.state in rank_speed.SILENT_STATES
@@ -291,7 +312,9 @@ def _training(run: m.RunView, last: m.StepCommitted | None) -> str:
 
 def _rate(step: m.StepCommitted, run: m.RunView | None) -> str:
     metric, unit = (run.rate_metric, run.rate_unit) if run is not None else ("tokens_per_second", "tokens/s")
-    return f"{fmt.rate(m.METRICS[metric].of(step))} {one_line(fmt.short_unit(unit))}"
+    samples = m.METRICS["samples_per_second"].of(step)
+    also = f", {samples:.3g} samples/s" if metric == "tokens_per_second" and samples is not None else ""
+    return f"{fmt.rate(m.METRICS[metric].of(step))} {one_line(fmt.short_unit(unit))}{also}"
 
 
 def _host_lines(host: m.HostReading | None) -> list[str]:

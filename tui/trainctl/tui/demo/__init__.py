@@ -1,1 +1,1 @@
-"""The parts of `trainctl demo` outside cli/demo: local agents, a real small model, real text. Imports protocol only."""
+"""The parts of `trainctl demo` outside cli/demo: local agents, a small model, real text. Imports protocol only."""

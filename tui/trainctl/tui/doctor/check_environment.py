@@ -67,6 +67,15 @@ MEANINGS: dict[str, Meaning] = {
 }  # fmt: skip
 
 
+_SWITCHES = {
+    "NCCL_IB_DISABLE": f"leaves InfiniBand on in NCCL; it {_NCCL}",
+    "NCCL_P2P_DISABLE": f"leaves copies between GPUs on in NCCL; it {_NCCL}",
+    "PYTORCH_ENABLE_MPS_FALLBACK": "torch on mps refuses operations that Metal lacks; MLX ignores it",
+    "CUDA_LAUNCH_BLOCKING": "CUDA calls don't wait for their kernels, as without it",
+}
+"""Variables that 0 turns off, with what that means."""
+
+
 def of_environment(look: Look, facts: m.Facts) -> Iterator[Finding]:
     """A line for each variable that is set; they are the agent's, and its trainers inherit them."""
     for name, value in facts.environment.items():
@@ -79,4 +88,6 @@ def _meaning(name: str, value: str) -> Meaning:
     if name == "PYTORCH_MPS_HIGH_WATERMARK_RATIO" and value.strip() in ("0", "0.0"):
         return Meaning("warn", "torch on mps uses memory without limit until macOS kills it; MLX ignores this",
                        _UNSET)  # fmt: skip
+    if name in _SWITCHES and value.strip() == "0":
+        return Meaning("ok", _SWITCHES[name])
     return MEANINGS[name]

@@ -25,6 +25,8 @@ def _column(metric: m.Metric) -> str:
     return metric.name.removeprefix("rank_")
 
 
+RATES = ("tokens_per_second", "samples_per_second")
+"""Rates of a step, by its duration."""
 COLUMNS: dict[str, dict[str, type]] = {
     "steps": {
         "step": int, "generation": str, "committed_at": float, "loss": float, "weight": float, "samples": int,
@@ -32,6 +34,7 @@ COLUMNS: dict[str, dict[str, type]] = {
         "step_seconds": float, "tokens": int, "tokens_total": float, "weight_total": float, "seconds_total": float,
         "skipped": str,
         **{name: float for name, metric in m.METRICS.items() if metric.scope == "run" and m.is_by_name(name)},
+        **dict.fromkeys(RATES, float),
     },
     "ranks": {
         "step": int, "generation": str, "rank": int, "node": str, "tokens": float, "weight": float, "samples": int,
@@ -198,7 +201,8 @@ def _ordered(rows: Iterable[Row]) -> list[Row]:
 
 
 def _step(step: m.StepCommitted) -> Row:
-    named = {"generation": str(step.generation), **dict.fromkeys(_RUN_VALUES), **step.values}
+    rates = {name: m.METRICS[name].of(step) for name in RATES}
+    named = {"generation": str(step.generation), **dict.fromkeys(_RUN_VALUES), **step.values, **rates}
     return tuple(named[name] if name in named else getattr(step, name) for name in COLUMNS["steps"])
 
 

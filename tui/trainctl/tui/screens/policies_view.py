@@ -51,7 +51,9 @@ def lines(
 def _row(policy: m.PolicyStatus, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
     would = f"{'would send' if policy.mode == 'on' else 'advises'} {policy.command}" if policy.command else ""
     said = (
-        would or "; ".join(figure_words(figure) for figure in policy.figures[:1]) or POLICY_WORDS.get(policy.name, "")
+        would
+        or "; ".join(figure_words(figure, policy.mode) for figure in policy.figures[:1])
+        or POLICY_WORDS.get(policy.name, "")
     )
     role = "warning" if would else "dim" if policy.mode == "off" else "text"
     room = max(columns - 2 - _NAME_CELLS - _MODE_CELLS, 1)
@@ -68,7 +70,12 @@ def _row(policy: m.PolicyStatus, at: int, columns: int, glyphs: Glyphs, *, chose
 def detail(report: PolicyReport, policy: m.PolicyStatus, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
     """One policy in full: figures against thresholds, the next command and why, the last commands with effects."""
     made = [
-        ln.line(Piece(f"  {ln.clean(glyphs.text(figure_words(figure)))}", "warning" if is_beyond(figure) else "text"))
+        ln.line(
+            Piece(
+                f"  {ln.clean(glyphs.text(figure_words(figure, policy.mode)))}",
+                "warning" if is_beyond(figure) else "text",
+            )
+        )
         for figure in policy.figures
     ]
     for label, words, role in next_words(policy):
@@ -85,10 +92,11 @@ def detail(report: PolicyReport, policy: m.PolicyStatus, clock: Clock, columns: 
 # ---------------------------------------------------------------- words, for the command line too
 
 
-def figure_words(figure: m.PolicyFigure) -> str:
-    """`gain of the best split: 3.1 %, acts above 5 %`."""
+def figure_words(figure: m.PolicyFigure, mode: str = "on") -> str:
+    """`gain of the best split: 3.1 %, acts above 5 %`, or `advises above 5 %` by its policy's mode."""
     value = _in_unit(figure.value, figure.unit) if figure.value is not None else "not known yet"
-    acts = f", acts {figure.acts} {_in_unit(figure.threshold, figure.unit)}" if figure.threshold is not None else ""
+    does = "advises" if mode == "advise" else "acts"
+    acts = f", {does} {figure.acts} {_in_unit(figure.threshold, figure.unit)}" if figure.threshold is not None else ""
     return f"{figure.what}: {value}{acts}"
 
 
@@ -119,7 +127,7 @@ def next_words(policy: m.PolicyStatus) -> list[tuple[str, str, str]]:
     if policy.mode == "off":
         return [("next", "nothing: it is off and observes nothing", "dim")]
     if not policy.command:
-        return [("next", "nothing now", "text"), ("acts", policy.why, "dim")]
+        return [("next", "nothing now", "text"), ("when", policy.why, "dim")]
     verb = "sends" if policy.mode == "on" else "advises"
     waits = [("waits", f"for {policy.waits}", "dim")] if policy.waits else []
     return [("next", f"{verb} {policy.command}", "warning"), *waits, ("why", policy.why, "dim")]
@@ -143,7 +151,7 @@ def text(report: PolicyReport) -> str:
 
 def _paragraph(report: PolicyReport, policy: m.PolicyStatus) -> list[str]:
     head = f"{policy.name:<{_NAME_CELLS}}{policy.mode:<{_MODE_CELLS}}{POLICY_WORDS.get(policy.name, '')}"
-    said = [("sees", figure_words(figure)) for figure in policy.figures]
+    said = [("sees", figure_words(figure, policy.mode)) for figure in policy.figures]
     said += [(label, words) for label, words, _ in next_words(policy)]
     said += [("did", action_words(report, event, UNICODE)) for event in reversed(policy.actions)]
     return [head.rstrip(), *(f"  {label:<6}{ln.clean(words)}" for label, words in said)]

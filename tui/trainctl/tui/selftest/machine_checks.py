@@ -10,8 +10,8 @@ from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, combin
 from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.machine.nvidia import capabilities
 from trainctl.protocol.machine.visible_devices import without_cards
-from trainctl.tui.selftest.local_cluster import backend_table, run_tables, write_tables
 from trainctl.tui.selftest.shared_parts import SharedParts
+from trainctl.tui.selftest.small_runs import backend_table, run_tables, write_tables
 
 MOST_INTERFACES: Final = 5
 """Interfaces that are tried: a machine with containers may have dozens."""

@@ -11,8 +11,9 @@ from trainctl.protocol.client.trace_download import download
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, combined, judged
 from trainctl.protocol.messages.events import Profiled, ProfileFailed
-from trainctl.tui.selftest.local_cluster import MOST_STEPS, POLL_SECONDS, LocalCluster, backend_table, run_tables
+from trainctl.tui.demo.local_cluster import POLL_SECONDS, LocalCluster
 from trainctl.tui.selftest.shared_parts import SharedParts
+from trainctl.tui.selftest.small_runs import MOST_STEPS, backend_table, run_tables
 
 STEPS: Final = 3
 """Steps that are recorded."""

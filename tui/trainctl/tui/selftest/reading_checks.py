@@ -11,8 +11,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, failed, judged
 from trainctl.protocol.machine.facts import installed_version
 from trainctl.protocol.machine.nvidia import capabilities
-from trainctl.tui.selftest.local_cluster import MOST_STEPS, backend_table, run_tables
 from trainctl.tui.selftest.shared_parts import SharedParts
+from trainctl.tui.selftest.small_runs import MOST_STEPS, backend_table, run_tables
 
 READINGS: Final = 4
 """Readings that are judged, one a second, while a rank trains."""

@@ -1,22 +1,21 @@
 """The whole self-test: runs checks in a temporary home, says each result, and writes the file to share."""
 
-import asyncio
 import contextlib
 import getpass
 import json
 import os
 import platform
 import pwd
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.files.durable_files import write_file
+from trainctl.tui.demo.local_cluster import cancelled_by_signals
 from trainctl.tui.selftest.check_runner import Check, run_checks
 from trainctl.tui.selftest.redaction import redactor
 from trainctl.tui.selftest.report import CheckResult, document
@@ -37,7 +36,7 @@ async def selftest(
     it ends what it has started first."""
     begun, started_at = time.monotonic(), time.time()
     found = list[CheckResult]()
-    with _cancelled_by_signals():
+    with cancelled_by_signals():
         async with SharedParts() as shared:
             async for result in run_checks(checks, shared, total_seconds):
                 found.append(result)
@@ -63,21 +62,6 @@ def default_file(report: dict[str, Any]) -> Path:
 def write(report: dict[str, Any], file: Path) -> None:
     """Write the report, whole or not at all. Raises OSError."""
     write_file(file, (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
-
-
-@contextlib.contextmanager
-def _cancelled_by_signals() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP cancel this task, as Ctrl-C does."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 def _names() -> list[str]:

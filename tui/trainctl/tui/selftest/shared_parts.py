@@ -6,8 +6,9 @@ from typing import Any, Self
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine.check_outcome import CheckOutcome
+from trainctl.tui.demo.local_cluster import LocalCluster
 from trainctl.tui.doctor import probe
-from trainctl.tui.selftest.local_cluster import LocalCluster
+from trainctl.tui.selftest.small_runs import NODES
 from trainctl.tui.selftest.temporary_home import RANK_CHECKS, TemporaryHome
 
 _NEEDED = {"torch": ("torch", "transformers"), "mlx": ("mlx", "mlx-lm")}
@@ -43,7 +44,8 @@ class SharedParts:
         """Two agents, without an active run."""
         await self.assets()
         if self._cluster is None:
-            self._cluster = await LocalCluster(self.home).__aenter__()
+            home = self.home
+            self._cluster = await LocalCluster(home.folder, NODES, home.runtime, home.environment).__aenter__()
         return self._cluster
 
     async def end_cluster(self) -> None:

@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, combined, judged
 from trainctl.protocol.messages.events import CheckpointWritten
-from trainctl.tui.selftest.local_cluster import MOST_STEPS, SAMPLES, backend_table, losses, parts, run_tables
 from trainctl.tui.selftest.shared_parts import SharedParts
+from trainctl.tui.selftest.small_runs import MOST_STEPS, SAMPLES, backend_table, losses, parts, run_tables
 
 STEPS, FORK = 8, 4
 """Of the run with checkpoints, and the step of the one that is resumed from."""

@@ -5,17 +5,37 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from trainctl.protocol.batch.data_statistics import ReferenceState
+from trainctl.protocol.batch.data_statistics import ReferenceState, epoch_samples
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.data_files import data_files
 from trainctl.protocol.config.objectives import caches_reference
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import Collected
+from trainctl.protocol.errors import Collected, InvalidInputError
 from trainctl.tui.setup import data_preview, init_probe
 
 MOST_BYTES = 64_000_000
 """Bytes of data up to which they are read: a few seconds."""
 NOT_READ = "data not read here: run `trainctl data preview`"
+
+
+def with_steps(file: Path, overrides: Mapping[str, str]) -> dict[str, str]:
+    """Return the overrides with `run.steps` in place of a run file's epochs: its data are counted as a trainer of this
+    machine reads them. Raises InvalidInputError."""
+    config = run_file.read(file, dict(overrides))
+    if not config.run.epochs:
+        return dict(overrides)
+    node = next((name for name in [*config.nodes] or [""] if _is_here(config, name)), None)
+    if node is None or not init_probe.backends():
+        problem = "an epoch's samples are counted here, with the data and PyTorch or MLX: give run.steps instead"
+        raise InvalidInputError(f"{file}: run.epochs", problem)
+    steps = run_file.with_steps(config, epoch_samples(data_preview.read(file, node, 0, overrides))).run.steps
+    others = {key: value for key, value in overrides.items() if key != "run.epochs"}
+    return {**others, "run.steps": str(steps)}
+
+
+def _is_here(config: RunFile, node: str) -> bool:
+    here = run_file.on_node(config, node)
+    return any(data_files(Path(here.data.path), here.data.kind))
 
 
 class DataRead(NamedTuple):
@@ -25,6 +45,7 @@ class DataRead(NamedTuple):
     references: Mapping[str, ReferenceState] = MappingProxyType(
         {}
     )  # by node, where the reference is computed before the first step
+    epoch: int | None = None  # samples of an epoch; None: not counted
 
 
 def read(config: RunFile, file: Path, nodes: Sequence[str], overrides: Mapping[str, str]) -> DataRead:
@@ -39,14 +60,15 @@ def read(config: RunFile, file: Path, nodes: Sequence[str], overrides: Mapping[s
     large = any(_bytes(run_file.on_node(config, node)) > MOST_BYTES for node in own.values())
     if large or not own or not init_probe.backends():
         return DataRead(NOT_READ)
-    wrong, references = Collected(), dict[str, ReferenceState]()
+    wrong, references, epoch = Collected(), dict[str, ReferenceState](), None
     for node in own.values():
         if not _waits(run_file.on_node(config, node)):
             with wrong.going_on():
                 found = data_preview.read(file, node, 0, overrides)
                 references |= {node: found.reference} if found.reference is not None else {}
+                epoch = None if found.growing else epoch_samples(found)
     wrong.raise_any()
-    return DataRead("", references)
+    return DataRead("", references, epoch)
 
 
 def _bytes(config: RunFile) -> int:

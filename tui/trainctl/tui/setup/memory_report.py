@@ -7,7 +7,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from trainctl.protocol.batch.memory_estimate import MemoryEstimate, estimate_memory
+from trainctl.protocol.batch.memory_estimate import MemoryEstimate, estimate_memory, estimated_line
+from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import ModelFacts, read_facts
@@ -49,24 +50,43 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str, here: Sequence[
     """Of a run's nodes; `here`: those of them that are this machine. None if no node's model is on this machine, or it
     doesn't state its sizes. Raises InvalidInputError for adapters of layers that the model doesn't have."""
     names = tuple(nodes) or ("",)
+    if nodes:
+        config = msgspec.structs.replace(config, nodes={name: config.nodes.get(name, NodeTable()) for name in nodes})
     facts = facts_here(config, names, where)
     if facts is None or not facts.shapes:
         return None
     slow = unsuited(config, {name: read_devices() for name in here})
     config = _in_one_type(config, here, where) if here else config
-    estimates, measured = {}, {}
+    estimates, measured, devices = {}, {}, set[str]()
     for name in names:
-        table = config.nodes.get(name, NodeTable())
-        prefers: Literal["mlx", "torch"] = (
-            "mlx" if sys.platform == "darwin" and not run_file.needs_torch(config) else "torch"
-        )
-        backend = table.backend if table.backend != "auto" else prefers
-        placed = msgspec.structs.replace(table, device=_device(table, backend))
+        placed, backend = _placed(config, name)
+        devices.add(placed.device)
         estimates[name] = estimate_memory(run_file.on_node(config, name), facts, placed, backend, where)
         found = recorded_runs.newest_like(config, name or node_name())
         if found is not None and found.peak_bytes is not None:
             measured[name] = found
-    return MemoryReport(facts.family, estimates, measured, (*fit_warnings(config, facts, where), *slow))
+    return MemoryReport(facts.family, estimates, measured, (*fit_warnings(config, facts, where, devices), *slow))
+
+
+def memory_lines(config: RunFile, facts: ModelFacts, nodes: Sequence[str], where: str) -> dict[str, MemoryModel]:
+    """Return what each node's rank holds by its micro-batch, outside a group. Raises InvalidInputError for adapters of
+    layers that the model doesn't have."""
+    lines = {}
+    for name in nodes:
+        placed, backend = _placed(config, name)
+        alone = msgspec.structs.replace(run_file.on_node(config, name), nodes={})
+        lines[name] = estimated_line(alone, facts, placed, backend, where)
+    return lines
+
+
+def _placed(config: RunFile, name: str) -> tuple[NodeTable, Literal["mlx", "torch"]]:
+    """Return a node's table with the device and the backend that it gets."""
+    table = config.nodes.get(name, NodeTable())
+    prefers: Literal["mlx", "torch"] = (
+        "mlx" if sys.platform == "darwin" and not run_file.needs_torch(config) else "torch"
+    )
+    backend = table.backend if table.backend != "auto" else prefers
+    return msgspec.structs.replace(table, device=_device(table, backend)), backend
 
 
 def _in_one_type(config: RunFile, here: Sequence[str], where: str) -> RunFile:

@@ -1,4 +1,5 @@
-"""Keeps each rank's peak memory below a part of its cap, by the micro-batch; the loss doesn't change.
+"""Keeps each rank's peak memory below a part of its cap, and its micro-batch from being past the peak of its curve;
+the loss doesn't change.
 
 The mean over a window decides, so one high step shrinks nothing. A size that ran out of memory is barred for some
 steps.
@@ -26,12 +27,16 @@ from trainctl.node_agent.autopilot.policy import (
     percent,
     resize,
 )
-from trainctl.node_agent.planning.peak_memory import PREDICTED
 from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.peak import MOST_OF_CAP
 from trainctl.protocol.config.policies import MicroBatchTable
 
 FASTER = 1.02
 """Factor by which the rate must rise for a larger micro-batch, where the curve is known."""
+
+FASTER_SMALLER = 1.1
+"""Factor by which the rate must rise for a smaller micro-batch, where the curve is known: a device may have a peak, and
+be slower with every larger one."""
 
 HELPED = 0.98
 """Part of the peak before to which a smaller micro-batch must have brought it, for another one to be tried."""
@@ -119,13 +124,36 @@ def _peaks(memory: Memory) -> dict[int, _Peaks]:
 
 
 def _changes(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[Proposal]:
-    """What each node should change: first what takes less memory."""
+    """What each node should change: first what takes less memory, then what is faster."""
+    yield from _by_memory(facts, memory, stepped)
+    nodes = _ranks_by_node(facts)
+    for node, ranks in nodes.items():
+        yield from _past_the_peak(facts, stepped, node, ranks)
+
+
+def _ranks_by_node(facts: RunFacts) -> dict[str, list[int]]:
+    nodes = dict[str, list[int]]()
+    for rank, setting in facts.durable.settings.live.items():
+        nodes.setdefault(setting.node, []).append(rank)
+    return nodes
+
+
+def _past_the_peak(facts: RunFacts, stepped: Stepped, node: str, ranks: list[int]) -> Iterator[Proposal]:
+    """Down to where a node's ranks are fastest, if their curves are known."""
+    size = max(facts.durable.settings.ranks[rank].micro_in_force for rank in ranks)
+    if not _has_curves(stepped, ranks):
+        return
+    wanted, faster = _fastest(facts, stepped, ranks, size, range(_table(facts).least, size), FASTER_SMALLER)
+    if wanted < size:
+        reason = f"passes of {wanted} are {percent(faster)} faster than of {size} by its curve"
+        yield resize(wanted, node, reason)
+
+
+def _by_memory(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[Proposal]:
     table, peaks = _table(facts), _uses(facts, memory)
     if all(table.low <= use <= table.target for use in peaks.values()):
         return
-    settings, nodes = facts.durable.settings, dict[str, list[int]]()
-    for rank, setting in settings.live.items():
-        nodes.setdefault(setting.node, []).append(rank)
+    settings, nodes = facts.durable.settings, _ranks_by_node(facts)
     uses = {node: {rank: peaks[rank] for rank in ranks if rank in peaks} for node, ranks in nodes.items()}
     known = {node: found for node, found in uses.items() if len(found) == len(nodes[node])}
     for node, found in sorted(known.items(), key=lambda each: -max(each[1].values())):
@@ -165,9 +193,8 @@ def _larger(
     if table.up == "off":
         return
     bound = _most(facts, memory, stepped, ranks, size, use)
-    models = [stepped.models.get(rank) for rank in ranks]
-    if all(model is not None and not model.is_linear for model in models):
-        wanted, faster = _fastest(facts, stepped, ranks, size, bound)
+    if _has_curves(stepped, ranks):
+        wanted, faster = _fastest(facts, stepped, ranks, size, range(size, bound + 1), FASTER)
         why = f"passes of {wanted} are {percent(faster)} faster by its curve"
     else:
         was_larger = f"shrunk {node}" in kept or any(bars.was_barred(kept, rank) for rank in ranks)
@@ -192,21 +219,29 @@ def _within_cap(stepped: Stepped, rank: int, size: int, use: float, largest: int
     in proportion to the size: too high, since weights and optimizer state don't grow with it."""
     model, cap = stepped.memory_models.get(rank), stepped.reports[rank].values.get("memory_cap_bytes")
     if model is not None and cap:
-        return model.most(PREDICTED * cap, largest)
-    return int(size * PREDICTED / use)
+        return model.most(MOST_OF_CAP * cap, largest)
+    return int(size * MOST_OF_CAP / use)
 
 
-def _fastest(facts: RunFacts, stepped: Stepped, ranks: list[int], size: int, bound: int) -> tuple[int, float]:
-    """The smallest micro-batch up to `bound` that is the fastest for the shares of a node's ranks, and by which part
-    they are faster; the same size if that is too little."""
+def _has_curves(stepped: Stepped, ranks: list[int]) -> bool:
+    """Return whether the seconds of a node's ranks are measured at several micro-batches."""
+    models = [stepped.models.get(rank) for rank in ranks]
+    return all(model is not None and not model.is_linear for model in models)
+
+
+def _fastest(
+    facts: RunFacts, stepped: Stepped, ranks: list[int], size: int, sizes: range, least: float
+) -> tuple[int, float]:
+    """The smallest micro-batch of `sizes` that is the fastest for the shares of a node's ranks, and by which part they
+    are faster; the same size if that is less than the factor `least`."""
     shares = {rank: facts.durable.settings.ranks[rank].share for rank in ranks}
 
     def seconds(micro: int) -> float:
         return max(stepped.models[rank].busy_seconds(share, micro) for rank, share in shares.items())
 
-    best = min(range(size, bound + 1), key=seconds, default=size)
+    best = min(sizes, key=seconds, default=size)
     faster = seconds(size) / seconds(best)
-    return (best, faster - 1) if faster >= FASTER else (size, 0.0)
+    return (best, faster - 1) if faster >= least else (size, 0.0)
 
 
 def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: m.Severity) -> Proposal:

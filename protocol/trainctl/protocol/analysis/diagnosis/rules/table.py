@@ -34,6 +34,14 @@ def _is_float16(s: Situation, _: Found) -> bool:
     return s.facts.config is None or s.facts.config.model.dtype == "float16"
 
 
+def _has_float32(s: Situation, _: Found) -> bool:
+    return s.facts.config is None or s.facts.config.model.dtype == "float32"
+
+
+def _has_16_bits(s: Situation, _: Found) -> bool:
+    return s.facts.config is None or s.facts.config.model.dtype != "float32"
+
+
 def _has_float16_for_bfloat16(s: Situation, _: Found) -> bool:
     """float16, on devices of which none is known to lack bfloat16."""
     views = s.facts.view.ranks if s.facts.view is not None else ()
@@ -100,6 +108,7 @@ _ROLLBACK = Rung("go back to the checkpoint of step {back} and skip the samples 
                  "trainctl send rollback step={back} skip_batches=200", _is_active)  # fmt: skip
 _BFLOAT16 = Rung("compute in bfloat16, which has float32's range, if the devices of all ranks have it",
                  _run("model.dtype=auto"), _has_float16_for_bfloat16)  # fmt: skip
+_LOOK_AT_SAMPLES = Rung("look at the samples of these steps", "trainctl data preview RUN.toml")
 _LOWER_RATE = Rung("a lower learning rate; the loss curve changes", "trainctl send set-lr value={half_rate}")
 _CALIBRATE = Rung("measure the device again", "trainctl calibrate --node {node}")
 
@@ -118,7 +127,10 @@ RULES: Final = (
         "out-of-memory", "A rank runs out of memory", "ranks that ended for lack of memory, or passes repeated in "
         "3 of 100 steps", stopped.out_of_memory, ("memory-pressure", "slow-rank"),
         (
-            _SMALLER, _CHUNKED, _RECOMPUTE,
+            _SMALLER, _CHUNKED,
+            Rung("compute in 16 bits, if the devices of all ranks have a type for it", _run("model.dtype=auto"),
+                 _has_float32),
+            _RECOMPUTE,
             Rung("4-bit base weights", _run("model.base=nf4"), _could_be_packed),
             Rung("shorter sequences", _run("data.sequence_length={shorter}")),
             _SHORTER_ADAPTER,
@@ -130,7 +142,7 @@ RULES: Final = (
         (
             _ROLLBACK, _LOWER_RATE,
             _BFLOAT16,
-            Rung("look at the samples of these steps", "trainctl data preview RUN.toml"),
+            _LOOK_AT_SAMPLES,
         ),
     ),
     Rule(
@@ -233,13 +245,30 @@ RULES: Final = (
         ),
     ),
     Rule(
+        "large-micro", "A micro-batch is large", "a smaller size makes passes 10 % faster by the node's curve",
+        training.large_micro, ("low-use", "below-calibration"),
+        (
+            Rung("a smaller micro-batch; more passes then make up the same batch, and the loss doesn't change",
+                 "trainctl send resize-batch micro={micro} --node {node}"),
+            Rung("let the program choose it by the profile", _run("batch.micro=auto"), _has_fixed_micro),
+        ),
+    ),
+    Rule(
         "clip-bound", "Clipping holds the training back", "median clip scale below 0.01 in 100 steps",
         training.clip_bound, (),
         (Rung("a higher limit; the loss curve changes", _run("optimizer.clip_norm={norm}")),),
     ),
     Rule(
         "unstable", "The loss is unstable", "a jump of the loss and the gradient norm, or a rising loss",
-        training.unstable, (), (_ROLLBACK, _LOWER_RATE),
+        training.unstable, (),
+        (
+            _ROLLBACK, _LOWER_RATE,
+            Rung("clip gradients to a lower norm; the loss curve changes", _run("optimizer.clip_norm={clip}")),
+            Rung("a longer warm-up; the loss curve changes", _run("optimizer.{warmup}")),
+            _BFLOAT16,
+            Rung("compute in float32", _run("model.dtype=float32"), _has_16_bits),
+            _LOOK_AT_SAMPLES,
+        ),
     ),
     Rule(
         "below-calibration", "A device is slower than calibrated", "passes 15 % slower", training.below_calibration,

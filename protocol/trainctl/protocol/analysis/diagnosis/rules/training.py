@@ -1,6 +1,7 @@
 """Causes in how the run trains: its micro-batch, clipping, a curve out of control, its checkpoints, its calibration."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ MEMORY_PART = 0.85
 """Part of the memory cap that a larger micro-batch may need."""
 NEAR_BEST = 0.02
 """Part of the best rate within which a smaller micro-batch is proposed."""
+EARLY_PART = 0.1
+"""Part of a run's steps up to which trouble may come from a warm-up that is too short."""
 CHECKPOINT_PART = 0.05
 """Part of the training time that checkpoints may stop it."""
 LEAST_CHECKPOINT_SECONDS = 0.2
@@ -34,21 +37,32 @@ LOW_USE = 50.0
 
 def small_micro(s: Situation) -> Iterator[Verdict]:
     """Passes of fewer samples than the device needs, by its own curve."""
+    yield from _wrong_micro(s, "small", lambda one: one.size > one.micro)
+
+
+def large_micro(s: Situation) -> Iterator[Verdict]:
+    """Passes of more samples than the device is fastest with, by its own curve: some have a peak, and then fall."""
+    yield from _wrong_micro(s, "large", lambda one: one.size < one.micro)
+
+
+def _wrong_micro(s: Situation, word: str, is_wrong: "Callable[[_Better], bool]") -> Iterator[Verdict]:
     if not s.ranks:
         yield Unknown("enough steps of the present plan")
     better = {rank: found for rank in s.ranks if (found := _better(s, rank)) is not None}
-    small = {rank: one for rank, one in better.items() if one.size > one.micro and one.gain >= MICRO_GAIN}
-    whose = f"{s.label(next(iter(small)))}'s small micro-batch" if len(small) == 1 else "the small micro-batches"
+    wrong = {rank: one for rank, one in better.items() if is_wrong(one) and one.gain >= MICRO_GAIN}
+    whose = f"{s.label(next(iter(wrong)))}'s {word} micro-batch" if len(wrong) == 1 else f"the {word} micro-batches"
     # Ranks that are all slow have to be faster together.
-    what_if = s.without({rank: one.saved for rank, one in small.items()}, whose)
+    what_if = s.without({rank: one.saved for rank, one in wrong.items()}, whose)
     is_worth_it = what_if is not None and what_if.part >= LEAST_GAIN
     for rank, its in s.ranks.items():
         if rank not in better:
             yield Unknown(f"seconds of {s.label(rank)}'s passes by micro-batch: it has no calibration", its.node)
-        elif rank in small and is_worth_it:
+        elif rank in wrong and is_worth_it:
             values = {"node": its.node, "micro": better[rank].size}
             evidence = (better[rank].evidence, *_memory(s, rank))
-            yield Found(f"{s.label(rank)}'s micro-batch is small", evidence, its.node, rank, what_if, values=values)
+            yield Found(f"{s.label(rank)}'s micro-batch is {word}", evidence, its.node, rank, what_if, values=values)
+        elif better[rank].gain >= MICRO_GAIN and not is_wrong(better[rank]):
+            yield Clear(f"{s.label(rank)}'s micro-batch of {better[rank].micro} isn't too {word}", its.node)
         else:
             text = f"{s.label(rank)}'s micro-batch of {better[rank].micro} is"
             yield Clear(f"{text} within {percent(better[rank].gain)} of the fastest", its.node)
@@ -133,17 +147,40 @@ def unstable(s: Situation) -> Iterator[Verdict]:
     spikes.replay(steps)
     divergence.replay(steps)
     half = (steps[-1].learning_rate or 0.0) / 2
-    values: dict[str, Any] = {"half_rate": f"{half:.3g}" if half else None}
+    values: dict[str, Any] = {"half_rate": f"{half:.3g}" if half else None, "clip": _lower_clip(s)}
     if (spike := spikes.spike) is not None and spike.steps >= s.alerts.loss_spike_steps:
         said = f"since step {spike.first:,} up to {spike.loss:.4g}, {spike.expected:.4g} expected"
-        yield Found("the loss has jumped", (said,), values=values | {"back": s.checkpoint_before(spike.first)})
+        values |= {"back": s.checkpoint_before(spike.first), "warmup": _longer_warmup(s, spike.first)}
+        yield Found("the loss has jumped", (said,), values=values)
     elif (rising := divergence.divergence) is not None:
         said = f"{rising.level:.4g}, {rising.best.level:.4g} at step {rising.best.step:,}"
         slope = f"it rises by {rising.trend:.2g} per step, for {rising.steps:,} steps"
-        values["back"] = s.checkpoint_before(steps[-1].step - rising.steps)
+        began = steps[-1].step - rising.steps
+        values |= {"back": s.checkpoint_before(began), "warmup": _longer_warmup(s, began)}
         yield Found("the loss keeps rising", (said, slope), values=values)
     else:
         yield Clear("no jump of the loss, and it doesn't keep rising")
+
+
+def _lower_clip(s: Situation) -> str | None:
+    """Return half of the limit of gradient norms, or without one the median norm; None if neither is known."""
+    limit = s.facts.config.optimizer.clip_norm if s.facts.config is not None else 0.0
+    norms = [step.grad_norm for step in s.facts.steps if step.grad_norm and math.isfinite(step.grad_norm)]
+    value = limit / 2 if limit else median(norms) if norms else None
+    return None if value is None else f"{value:.2g}"
+
+
+def _longer_warmup(s: Situation, began: int) -> str | None:
+    """Return the setting of twice the warm-up; None where the trouble began long after it, so that it can't help."""
+    config = s.facts.config
+    if config is None:
+        return None
+    now = config.optimizer.warmup(config.run.steps)
+    wanted = min(max(2 * now, began), config.run.steps - 1)
+    if began > max(2 * now, EARLY_PART * config.run.steps) or wanted <= now:
+        return None
+    ratio = config.optimizer.warmup_ratio
+    return f"warmup_ratio={wanted / config.run.steps:.3g}" if ratio else f"warmup_steps={wanted}"
 
 
 # ---------------------------------------------------------------- beside its calibration

@@ -1,0 +1,1 @@
+"""`trainctl bench`: short real runs, one for each of some settings, and what each measured. Imports demo."""
