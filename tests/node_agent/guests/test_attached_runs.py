@@ -126,6 +126,8 @@ def test_a_program_that_goes_back_retracts_what_it_had_done(agent: BlockingAgent
         assert loss.steps == tuple(range(1, 11))  # a NaN has no bucket
         shown = client.snapshot(run=RUN)
         assert shown.last_step is not None and shown.last_step.loss is not None and math.isnan(shown.last_step.loss)
+        (listed,) = call_json("ls", "--connect", agent.address)["runs"]
+        assert listed["last_loss"] == "NaN"
         assert shown.run is not None and shown.run.generation == m.Generation(1, 2)
         client.end_run(RUN)
     assert recorded(agent) == list(range(1, 13))

@@ -18,6 +18,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import refusing_damage
 from trainctl.protocol.security.keyring import Keyring
+from trainctl.protocol.wire.json_text import decode_json
 
 T = TypeVar("T")
 
@@ -88,4 +89,4 @@ async def from_record(paths: RunPaths, read: Callable[[RecordReader], T]) -> T:
 def kept_view(reader: RecordReader) -> m.RunView | None:
     text = reader.meta(VIEW_KEY)
     with refusing_damage(reader.path, msgspec.DecodeError):
-        return msgspec.json.decode(text, type=m.RunView) if text is not None else None
+        return decode_json(text, m.RunView) if text is not None else None

@@ -1,7 +1,6 @@
 """Queries of runs as a whole: a snapshot of one, and the list of all."""
 
 import asyncio
-import math
 from pathlib import Path
 
 import msgspec
@@ -113,8 +112,8 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         pass  # damaged, or its directory was moved away: the db's line is all there is
     return m.RunSummary(
         run=run, name=name, state=state, step=last.step if last else view.step if view else 0,
-        steps=view.steps if view else None, last_loss=_last_loss(last), started_at=started_at, directory=directory,
-        lead=view.lead if view else "", nodes=_nodes(view) if view else (),
+        steps=view.steps if view else None, last_loss=last.loss if last else None,
+        started_at=started_at, directory=directory, lead=view.lead if view else "", nodes=_nodes(view) if view else (),
         last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",
         rates=run_rates(msgspec.structs.replace(view, state=state), last) if view else None,
         cost=_cost_of_record(view, state, last) if view else None, cursor=last.cursor if last else None,
@@ -126,10 +125,11 @@ def _live_summary(live: LiveRun) -> m.RunSummary:
     """The same of what the agent has in memory."""
     view, last = live.view, live.last_step
     return m.RunSummary(
-        run=view.run, name=view.name, state=view.state, step=view.step, steps=view.steps, last_loss=_last_loss(last),
-        started_at=view.started_at, directory=view.directory, lead=view.lead, nodes=_nodes(view),
-        last_step_at=last.committed_at if last else None, kind=view.kind, rates=run_rates(view, last),
-        cost=view.cost, cursor=last.cursor if last else None, simulated=view.simulated, branch=view.branch,
+        run=view.run, name=view.name, state=view.state, step=view.step, steps=view.steps,
+        last_loss=last.loss if last else None, started_at=view.started_at, directory=view.directory, lead=view.lead,
+        nodes=_nodes(view), last_step_at=last.committed_at if last else None, kind=view.kind,
+        rates=run_rates(view, last), cost=view.cost, cursor=last.cursor if last else None, simulated=view.simulated,
+        branch=view.branch,
     )  # fmt: skip
 
 
@@ -142,8 +142,3 @@ def _cost_of_record(view: m.RunView, state: m.RunState, last: m.StepCommitted | 
 
 def _nodes(view: m.RunView) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rank.node for rank in view.ranks))
-
-
-def _last_loss(last: m.StepCommitted | None) -> float | None:
-    loss = last.loss if last is not None else None
-    return loss if loss is not None and math.isfinite(loss) else None

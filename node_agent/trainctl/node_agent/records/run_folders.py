@@ -17,6 +17,7 @@ from trainctl.protocol.messages.events import RunStateChanged
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import UNREADABLE
+from trainctl.protocol.wire.json_text import decode_json
 
 UNKNOWN_DIGEST = ""
 """Stands for the digest of a command's body where only its id is known."""
@@ -47,7 +48,7 @@ def _add_run(node: str, paths: RunPaths, connection: sqlite3.Connection) -> None
     with contextlib.suppress(TrainctlError), RecordReader(paths) as reader:
         metas = reader.metas()
         with contextlib.suppress(msgspec.MsgspecError, KeyError):
-            view = msgspec.json.decode(metas[VIEW_KEY], type=m.RunView)
+            view = decode_json(metas[VIEW_KEY], m.RunView)
         with contextlib.suppress(msgspec.MsgspecError, KeyError):
             durable = msgspec.json.decode(metas[DURABLE_KEY], type=Durable)
         with contextlib.suppress(ValueError, TypeError, KeyError):

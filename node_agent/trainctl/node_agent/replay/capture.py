@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.replay import format as r
 from trainctl.protocol import messages as m
@@ -14,6 +12,7 @@ from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.security import received_names
 from trainctl.protocol.wire import codec
+from trainctl.protocol.wire.json_text import decode_json
 
 T = TypeVar("T")
 _PAGE = 500
@@ -31,7 +30,7 @@ def of_run(directory: Path) -> r.Recording:
         if text is None or not steps or more:
             problem = f"has over {MOST_STEPS:,} steps" if more else "has no steps"
             raise InvalidInputError(str(directory), f"{problem}: it cannot be recorded")
-        view = msgspec.json.decode(text, type=m.RunView)
+        view = decode_json(text, m.RunView)
         parts = [reader.rank_steps(step.step) for step in steps]
         held = tuple((found.step, round(found.loss, 5)) for found in reader.evaluations())
         events = tuple(event for event in _all_events(reader) if not _is_end(event, steps[-1].step))

@@ -30,6 +30,7 @@ from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.wire.json_text import encode_json
 
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 """An agent that has not looked for this many seconds was stopped itself, and then needs this many to receive what it
@@ -412,7 +413,7 @@ class Session:
             self._publisher.publish(self.view.without_passes_of(before))
 
     def _keep_view(self) -> None:
-        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view).decode(), own=True)
+        self.recorder.set_meta(VIEW_KEY, encode_json(self.view), own=True)
 
     def close(self) -> None:
         """Of what waits for its turn, commands still end; the record takes nothing any more."""

@@ -41,7 +41,14 @@ from trainctl.protocol.record.rollups import (
     Evaluation,
     is_finite,
 )
-from trainctl.protocol.record.schema import ROLLUP_LEVELS, UNREADABLE, VALUES_FROM, open_for_reading, refusing_damage
+from trainctl.protocol.record.schema import (
+    NOT_GIVEN,
+    ROLLUP_LEVELS,
+    UNREADABLE,
+    VALUES_FROM,
+    open_for_reading,
+    refusing_damage,
+)
 from trainctl.protocol.wire import codec
 
 _Values = dict[tuple[int, int], dict[str, float]]
@@ -52,6 +59,8 @@ _STEP_COLUMNS = (
     "term, n, step, committed_at, loss, weight, samples, learning_rate, grad_norm, cursor, global_batch, plan_version,"
     " step_seconds, tokens_total, tokens, weight_total, seconds_total, skipped"
 )
+_NUMBERS = ("weight", "learning_rate", "step_seconds", "tokens_total", "weight_total", "seconds_total")
+"""Columns of a step that hold NOT_A_NUMBER for a NaN."""
 _RANK_COLUMNS = (
     "r.term, r.n, r.step, r.rank, r.node, r.tokens, r.samples, r.micro_batch, r.replays, r.step_seconds,"
     f" {', '.join(f'r.{name}_seconds' for name in m.PHASES)}, r.weight,"
@@ -307,7 +316,7 @@ class RecordReader:
         rows = self._rows("SELECT step, max(at), loss, weight, seconds FROM evaluations GROUP BY step ORDER BY step")
         of = self._evaluation_values()
         return tuple(
-            Evaluation(step, at, _number(loss), weight, seconds, of.get((step, at), {}))
+            Evaluation(step, at, _number(loss), float(weight), float(seconds), of.get((step, at), {}))
             for step, at, loss, weight, seconds in rows
         )
 
@@ -391,18 +400,22 @@ class RecordReader:
     def _step(self, row: tuple[Any, ...], values: _Values) -> m.StepCommitted:
         names = (name.strip() for name in _STEP_COLUMNS.split(",")[2:])
         fields = dict(zip(names, row[2:], strict=True))
-        fields["loss"], fields["grad_norm"] = _if_given(fields["loss"]), _if_given(fields["grad_norm"])
+        for name in ("loss", "grad_norm"):
+            fields[name] = None if fields[name] == NOT_GIVEN else _number(fields[name])
+        for name in _NUMBERS:
+            fields[name] = None if fields[name] is None else float(fields[name])
         fields["tokens"] = None if fields["tokens"] is None else round(fields["tokens"])
         own = values.get((row[2], RUN_RANK), {})
         return m.StepCommitted(run=self.run, generation=m.Generation(row[0], row[1]), values=own, **fields)
 
     def _rank_step(self, row: tuple[Any, ...], values: _Values) -> m.RankStep:
-        term, n, step, rank, node, tokens, samples, micro_batch, replays, seconds, *phases, weight = row[:17]
+        term, n, step, rank, node, tokens, samples, micro_batch, replays, *numbers, weight = row[:17]
+        seconds, *phases = map(float, numbers)
         own = {name: float(value) for name, value in zip(m.RANK_COLUMNS, row[17:], strict=True) if value is not None}
         return m.RankStep(
-            run=self.run, generation=m.Generation(term, n), step=step, rank=rank, node=node, tokens=tokens,
+            run=self.run, generation=m.Generation(term, n), step=step, rank=rank, node=node, tokens=float(tokens),
             samples=samples, micro_batch=micro_batch, replays=replays, step_seconds=seconds, phases=m.Phases(*phases),
-            weight=weight, values=own | values.get((step, rank), {}),
+            weight=None if weight is None else float(weight), values=own | values.get((step, rank), {}),
         )  # fmt: skip
 
     def _event(self, row: tuple[Any, ...]) -> m.Event:
@@ -445,11 +458,6 @@ def _stored(body: bytes, kind: type[K]) -> K | None:
 def _number(value: float | None) -> float:
     """SQLite keeps a NaN as NULL."""
     return math.nan if value is None else value
-
-
-def _if_given(value: float | str | None) -> float | None:
-    """A loss or gradient norm."""
-    return None if isinstance(value, str) else _number(value)
 
 
 def _floats(values: Sequence[float]) -> tuple[float, ...]:

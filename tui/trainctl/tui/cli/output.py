@@ -1,14 +1,14 @@
 """What the command line prints: one JSON object, or lines for a person, both safe to show."""
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-import msgspec
-
 from trainctl.protocol import errors
+from trainctl.protocol.wire.json_text import encode_json
 
 ERROR_CODES: tuple[tuple[type[errors.TrainctlError], str], ...] = (
     (errors.NotCachedError, "invalid-input"), (errors.SeveralInvalidError, "invalid-input"),
@@ -32,8 +32,10 @@ def has_color() -> bool:
 
 
 def emit(value: Any) -> None:
-    """Print one JSON value on one line of standard output; NaN and infinities become null."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    """Print one JSON value on one line of standard output, in UTF-8 whatever the locale."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    sys.stdout.write(encode_json(value) + "\n")
     sys.stdout.flush()
 
 

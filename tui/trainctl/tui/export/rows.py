@@ -198,7 +198,8 @@ def _ordered(rows: Iterable[Row]) -> list[Row]:
 
 
 def _step(step: m.StepCommitted) -> Row:
-    named = {"generation": str(step.generation), **dict.fromkeys(_RUN_VALUES), **step.values}
+    counted = {"samples": step.samples or None, "tokens_total": step.tokens_total or None}
+    named = {"generation": str(step.generation), **counted, **dict.fromkeys(_RUN_VALUES), **step.values}
     return tuple(named[name] if name in named else getattr(step, name) for name in COLUMNS["steps"])
 
 
@@ -222,7 +223,14 @@ def _event(event: m.Event) -> Row:
 
 
 def _evaluation(made: Evaluation) -> Row:
-    return (made.step, made.at, made.loss, made.weight, made.seconds, *map(made.values.get, _OF_EVALUATION))
+    return (
+        made.step,
+        made.at,
+        made.loss,
+        made.weight or None,
+        made.seconds or None,
+        *map(made.values.get, _OF_EVALUATION),
+    )
 
 
 def _sample(sample: m.Sample) -> Row:

@@ -22,6 +22,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES, Evaluation
 from trainctl.protocol.record.whole_run import WholeRunReader
+from trainctl.protocol.wire.json_text import decode_json
 from trainctl.tui.replay.playhead import Playhead
 
 BOOT = "replay"
@@ -55,7 +56,7 @@ class ReplaySource:
 
     def _read_view(self, first: int, last: int) -> m.RunView:
         """The run's newest view, with the ranks of all nodes."""
-        view = msgspec.json.decode(self._reader.meta("view") or "", type=m.RunView)
+        view = decode_json(self._reader.meta("view") or "", m.RunView)
         return _with_all_ranks(view, self._reader, (first, last))
 
     def close(self) -> None:
@@ -196,8 +197,7 @@ class ReplaySource:
             rid="",
             runs=(m.RunSummary(
                 run=view.run, name=view.name, state=view.state, step=step.step, steps=view.steps,
-                last_loss=step.loss if step.loss is not None and math.isfinite(step.loss) else None,
-                started_at=view.started_at, directory=str(self.paths.directory), kind=view.kind,
+                last_loss=step.loss, started_at=view.started_at, directory=str(self.paths.directory), kind=view.kind,
                 simulated=view.simulated,
             ),),
         )  # fmt: skip

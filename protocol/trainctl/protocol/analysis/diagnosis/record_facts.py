@@ -12,6 +12,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.wire.json_text import decode_json
 
 STEPS_READ = 400
 """Newest steps that are looked at: the last ones are compared with those before them."""
@@ -68,7 +69,7 @@ def _view(reader: RecordReader) -> m.RunView | None:
     """As its agent kept it last; None of a version that this program can't read."""
     text = reader.meta("view")
     try:
-        return msgspec.json.decode(text, type=m.RunView) if text else None
+        return decode_json(text, m.RunView) if text else None
     except msgspec.MsgspecError:
         return None
 

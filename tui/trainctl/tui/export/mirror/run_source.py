@@ -12,6 +12,7 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.wire.json_text import decode_json
 from trainctl.tui.export.mirror.metrics import RANK_METRICS, Part, of_part
 from trainctl.tui.export.single_steps import MOST_COLUMNS, questions, values
 
@@ -40,7 +41,7 @@ class DirectorySource:
         """As its agent kept it; None of a record that has none."""
         text = self._reader.meta("view")
         try:
-            return msgspec.json.decode(text, type=m.RunView) if text is not None else None
+            return decode_json(text, m.RunView) if text is not None else None
         except msgspec.MsgspecError as error:
             raise InvalidInputError(
                 str(self._reader.path), f"it was written by a different version of trainctl: {error}"

@@ -1,0 +1,32 @@
+"""JSON in which a NaN or an infinity stays what it is.
+
+JSON has no such numbers. They are the strings "NaN", "Infinity" and "-Infinity", as in Protobuf's JSON; null is only
+what is unknown.
+"""
+
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def encode_json(value: Any) -> str:
+    """Return a value as JSON on one line."""
+    return msgspec.json.encode(_with_names(msgspec.to_builtins(value))).decode()
+
+
+def decode_json(text: str, kind: type[T]) -> T:
+    """Return a value of a type from its JSON. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(text, type=kind, strict=False)
+
+
+def _with_names(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_names(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_names(item) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
