@@ -11,6 +11,7 @@ from typing import IO, Any, Literal, Protocol
 
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.files.durable_files import replaced
+from trainctl.protocol.machine.standard_streams import STANDARD_OUTPUT, silence
 from trainctl.protocol.wire.json_text import encode_json
 from trainctl.tui.export.rows import COLUMNS, Row, What
 
@@ -126,8 +127,13 @@ def destination(path: Path | None, option: str = "--output") -> Iterator[IO[byte
     """Standard output, or a file that takes its name once all is written. Raises InvalidInputError with the
     `option` that names the file, if it can't be written."""
     if path is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        try:
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            error.filename = error.filename or STANDARD_OUTPUT
+            silence(sys.stdout)
+            raise
         return
     try:
         with replaced(path) as file:
