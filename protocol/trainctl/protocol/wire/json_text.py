@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+"""Escapes of the control characters that JSON permits in strings."""
 
 
 def encode_json(value: Any) -> str:
-    """Return a value as JSON on one line."""
-    return msgspec.json.encode(_with_names(msgspec.to_builtins(value))).decode()
+    """Return a value as JSON on one line, with no character that a terminal obeys."""
+    return msgspec.json.encode(_with_names(msgspec.to_builtins(value))).decode().translate(_CONTROLS)
 
 
 def decode_json(text: str, kind: type[T]) -> T:
