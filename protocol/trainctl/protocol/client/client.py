@@ -249,6 +249,10 @@ class Client(AttachedRuns):
         """Who was refused what, newest first. Raises NotAuthorisedError for any but an operator."""
         return await self.ask(m.AuditRequest(rid=_rid(), limit=limit), m.Audit)
 
+    async def test_hooks(self) -> m.HookTest:
+        """Have the agent call each of its alert hooks once, and return how that went."""
+        return await self.ask(m.HookTestRequest(rid=_rid()), m.HookTest)
+
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
 
