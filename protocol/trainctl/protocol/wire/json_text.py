@@ -16,7 +16,12 @@ _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 def encode_json(value: Any) -> str:
     """Return a value as JSON on one line, with no character that a terminal obeys."""
-    return msgspec.json.encode(_with_names(msgspec.to_builtins(value))).decode().translate(_CONTROLS)
+    return printable(msgspec.json.encode(with_names(msgspec.to_builtins(value))).decode())
+
+
+def printable(text: str) -> str:
+    """Return JSON with its control characters escaped."""
+    return text.translate(_CONTROLS)
 
 
 def decode_json(text: str, kind: type[T]) -> T:
@@ -24,11 +29,12 @@ def decode_json(text: str, kind: type[T]) -> T:
     return msgspec.json.decode(text, type=kind, strict=False)
 
 
-def _with_names(value: Any) -> Any:
+def with_names(value: Any) -> Any:
+    """Return plain values with the names of numbers that JSON lacks."""
     if isinstance(value, dict):
-        return {name: _with_names(item) for name, item in value.items()}
+        return {name: with_names(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_names(item) for item in value]
+        return [with_names(item) for item in value]
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
