@@ -59,7 +59,17 @@ def test_a_bad_node_name_is_refused(tmp_path):
 def test_an_agent_runs_without_its_streams(tmp_path, streams):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--state", str(tmp_path), "--listen", listen]
+    command = [
+        sys.executable,
+        "-m",
+        "trainctl.node_agent.cli",
+        "run",
+        "--state",
+        str(tmp_path),
+        "--listen",
+        listen,
+        "--no-keys",
+    ]
     process = subprocess.Popen(["bash", "-c", f"exec {shlex.join(command)} {streams}"])
     try:
         with BlockingClient(listen) as client:
