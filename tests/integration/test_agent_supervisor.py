@@ -5,6 +5,7 @@ import os
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.tiers import scale
 from tests.waiting import HANG_SECONDS, slowness, until
 
 from trainctl.node_agent.__main__ import STEADY_SECONDS
+from trainctl.protocol.client import BlockingClient
 from trainctl.protocol.record.reader import RecordReader
 
 KILLS = scale("lead agent kills")
@@ -42,6 +44,25 @@ def agent_of(process: "subprocess.Popen[str] | None") -> psutil.Process:
 
     found: psutil.Process = until(find, what="the supervisor's agent")
     return found
+
+
+@pytest.mark.tier("test")
+def test_a_detached_agent_outlives_its_terminal(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trainctl.node_agent", "run", "--name", "studio", "--state", tmp_path, "--detach"]
+    started = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_SECONDS)
+    agent = psutil.Process(json.loads(started.stdout)["pid"])
+    supervisor = agent.parent()
+    assert supervisor is not None
+    try:
+        assert os.getsid(agent.pid) == os.getsid(supervisor.pid) == supervisor.pid
+        with BlockingClient(json.loads(started.stdout)["listen"]) as client:
+            assert client.facts().node == "studio"
+        again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
+        assert (again.returncode, again.stdout) == (2, "")
+        assert "another agent of this node is running" in again.stderr
+    finally:
+        agent.terminate()
+        psutil.wait_procs([agent, supervisor], timeout=HANG_SECONDS)
 
 
 @pytest.mark.tier("test")

@@ -34,6 +34,12 @@ for _ in $(seq 600); do
 done
 """  # noqa: E501  a command
 
+END_AGENT = """
+pid=$(grep -ho '"pid":[0-9]*' "$XDG_STATE_HOME"/trainctl/.agents/*.json | cut -d: -f2)
+kill "$pid"
+while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
+"""
+
 
 def block(heading: str, number: int = 0) -> list[str]:
     """The commands of a block of code under a heading."""
@@ -60,7 +66,7 @@ def run(folder: Path, script: str) -> str:
 def test_your_own_run(tmp_path: Path) -> None:
     *commands, screen = block("Your own run")
     assert screen.split("#")[0].strip() == "trainctl", "the last line opens the full screen"
-    ending = UNTIL_STEP + "trainctl status --json | tail -n 1\ntrainctl send stop checkpoint=false\nkill %1\nwait"
+    ending = UNTIL_STEP + "trainctl status --json | tail -n 1\ntrainctl send stop checkpoint=false\n" + END_AGENT
     said = run(tmp_path, "\n".join(commands) + ending)
     status = next(json.loads(line) for line in said.splitlines() if line.startswith("{") and '"rank_steps"' in line)
     assert status["run"]["state"] == "running" and status["run"]["step"] >= 2

@@ -135,7 +135,11 @@ def _write(descriptor: int, data: bytes) -> None:
 
 def main() -> int:
     """Run the program, supervised if it is the agent and nothing else starts it again."""
-    if sys.argv[1:2] == ["run"] and not has_service_manager(os.environ, os.getpid(), os.getppid()):
+    if (
+        sys.argv[1:2] == ["run"]
+        and "--detach" not in sys.argv
+        and not has_service_manager(os.environ, os.getpid(), os.getppid())
+    ):
         set_title("agent supervisor")
         return Supervisor(sys.argv[1:]).run()
     from trainctl.node_agent import cli

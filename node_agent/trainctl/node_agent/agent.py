@@ -26,6 +26,7 @@ from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.clients.router import Replies, Router
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.guests.guest_runs import GuestRuns
@@ -172,7 +173,7 @@ class Agent:
             self._db, TrainerSupervisor(), self._link, self.publisher, self._authenticator,
         )  # fmt: skip
         hooks = self._cluster.alerts if self._options.hooks is None else self._options.hooks
-        self._alerts = AlertService(self.node, hooks, self.publisher)
+        self._alerts = AlertService(self.node, hooks, self.publisher, self._note_of_guest)
         replies = Replies(self._control, self._authenticator)
         self._role = AgentRole()
         self._drain = NodeDrain(self._role, self._options.grace_seconds, runs_directory(self.directory))
@@ -359,6 +360,11 @@ class Agent:
             )
         else:
             self._alerts.watch(self._lead.session, self._lead.peers.silent, self._problem)
+        self._alerts.watch_guests([guest.view for guest in self._guests.live])
+
+    def _note_of_guest(self, run: str, happened: d.Happened) -> None:
+        if (guest := self._guests.find(run)) is not None:
+            self._guests.note(guest, happened)
 
     @property
     def _problem(self) -> str | None:

@@ -15,6 +15,7 @@ import typer
 
 from trainctl.node_agent.exporter.listen_address import EXAMPLE, ListenAddress, check, parse
 from trainctl.node_agent.services import service_commands
+from trainctl.node_agent.services.detached import detached
 from trainctl.node_agent.services.model import GRACE_SECONDS
 from trainctl.node_agent.services.option_variables import SetByEnvironment
 from trainctl.protocol.client.local_agents import registered
@@ -22,8 +23,10 @@ from trainctl.protocol.config.alert_rules import AlertHooks, check_command, chec
 from trainctl.protocol.config.cluster_file import Cluster, read_default
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.files.durable_files import write_file
 from trainctl.protocol.machine.large_imports import import_large
-from trainctl.protocol.machine.standard_streams import LossyStream, open_closed
+from trainctl.protocol.machine.standard_streams import exit_code, lossy_streams, open_closed
+from trainctl.protocol.record.paths import node_directory
 
 app = typer.Typer(
     name="trainctl-agent", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -93,6 +96,14 @@ def run(
     parent_watch: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed and no run is active.")
     ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach",
+            help="Start the agent in a session of its own, print where it listens, and return: the agent "
+            "outlives this terminal.",
+        ),
+    ] = False,
     drain_on_term: Annotated[
         bool,
         typer.Option(
@@ -119,8 +130,10 @@ def run(
 
     Each option can also be set by the environment variable that is given with it. The command line wins.
     """
-    sys.stdout, sys.stderr = LossyStream(sys.stdout), LossyStream(sys.stderr)
     node = name or node_name()
+    if detach:
+        detached(node_directory(node, state))
+        return
     nodes = _cluster_of(node, cluster)
     if listen is None and nodes.nodes:
         listen = nodes.nodes[node].address
@@ -287,22 +300,38 @@ def record(
     from trainctl.node_agent.replay.capture import of_run
 
     body = recordings.packed(of_run(run_directory))
-    output.write_bytes(body)
+    write_file(output, body)
     print(f"{output}: {len(body):,} bytes")
 
 
 service_commands.register(app)
 
 
+READING = frozenset({"status", "--version"})
+"""Those that only print, so that their outcome is whether that was taken; and so is `--help`."""
+
+
 def main() -> int:
     """Run the command and return its exit status; an expected error prints one line."""
     open_closed()
+    with lossy_streams() as printed:
+        code = _outcome()
+    only_prints = {*sys.argv[1:2]} & READING or {"-h", "--help"} & {*sys.argv}
+    if code or printed.lost is None or not only_prints:
+        return code
+    return exit_code(printed.lost)
+
+
+def _outcome() -> int:
     try:
         code = typer.main.get_command(app).main(prog_name="trainctl-agent", standalone_mode=False)
     except typer.TyperException as error:
         code = _refused(error.format_message().replace("Value error, ", ""), error.exit_code)
     except TrainctlError as error:
         code = _refused(str(error), error.exit_code)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        code = _refused(f"{where}{error.strerror or error}", 1)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     return code if isinstance(code, int) else 0

@@ -163,10 +163,26 @@ def test_between_the_end_of_conducting_and_the_next_look_nothing_goes_into_the_r
     first.service.read(_full_disk())
     assert first.obey("mute", kind="memory", minutes=5.0).step is None
     assert first.obey("acknowledge", id="nonfinite").state == "applied"
-    first.service._hook_failed("a hook failed")
+    first.service._hook_turned("a hook failed")
     first.service.watch(None, {})
     assert first.open == []
     assert made().events() == known
+
+
+async def test_a_hook_that_fails_is_told_of_without_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken, context = tmp_path / "broken", zmq.Context()
+    publisher = Publisher(context.socket(zmq.XPUB), "b" * 16)
+    service = AlertService("a", AlertHooks(command=("sh", "-c", f"echo no route >&2; test ! -e {broken}")), publisher)
+    broken.touch()
+    (outcome,) = await service.test_hooks("r1")
+    assert (await service.test_hooks("r1"))[0] is outcome, "a request that is repeated calls nothing again"
+    assert outcome == m.HookOutcome("command", "sh exited with 1: no route")
+    assert service.view.hook_problem == "alert command failed: sh exited with 1: no route"
+    assert service.view.hook_problem in caplog.text
+    broken.unlink()
+    assert await service.test_hooks("r2") == (m.HookOutcome("command", ""),)
+    assert service.view.hook_problem == ""
+    context.destroy(linger=0)
 
 
 class Clock:
@@ -192,6 +208,9 @@ def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkey
     for _ in range(5):
         clock.second(agent, None, _full_disk())
     (alert,) = agent.open
+    agent.service.watch_guests([msgspec.structs.replace(agent.session.view, run="mine", kind="guest")])
+    assert agent.service.view_of_guest("mine").alerts == (alert,), "an attached run hides nothing"
+    agent.service.watch_guests([])
     for _ in range(5):
         clock.second(agent, agent.session, _full_disk())
     assert agent.open == [alert]

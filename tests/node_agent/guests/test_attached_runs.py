@@ -11,7 +11,7 @@ from tests.cluster.in_process import BlockingAgent
 from tests.cluster.run_files import FOREVER, NODE
 from tests.cluster.waits import wait_for_step
 from tests.tui.support.cli_calls import call_json
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
@@ -126,6 +126,13 @@ def test_a_program_that_goes_back_retracts_what_it_had_done(agent: BlockingAgent
         assert loss.steps == tuple(range(1, 11))  # a NaN has no bucket
         shown = client.snapshot(run=RUN)
         assert shown.last_step is not None and shown.last_step.loss is not None and math.isnan(shown.last_step.loss)
+        (listed,) = call_json("ls", "--connect", agent.address)["runs"]
+        assert listed["last_loss"] == "NaN"
+        alerts = until(lambda: call_json("alerts", "--connect", agent.address)["alerts"], what="the alert")
+        assert [(alert["id"], alert["severity"]) for alert in alerts] == [(f"nonfinite:{RUN}", "error")]
+        assert alerts[0]["text"].startswith("ppo: loss is nan at step 1")
+        assert client.send("acknowledge", {"id": f"nonfinite:{RUN}"}).state == "applied"
+        assert "alert" in {event.kind for event in client.events(RUN).events}
         assert shown.run is not None and shown.run.generation == m.Generation(1, 2)
         client.end_run(RUN)
     assert recorded(agent) == list(range(1, 13))

@@ -179,7 +179,6 @@ def test_after_a_retraction_no_step_falls_on_a_retracted_row(life: Life) -> None
     life.guests.take(m.EndRun(rid="r", run="a", state="failed", reason="out of memory"))
     assert life.attach().step == 5
     assert life.steps(*(step(number, loss=1.0) for number in range(6, 9))).step == 8
-    assert life.guests.live[0].recorder.flush()
     with RecordReader(RunPaths(life.folder / "runs" / "a")) as reader:
         assert [kept.loss for kept in reader.steps(0, 20)[0]] == [9.0] * 5 + [1.0] * 3
 

@@ -14,7 +14,7 @@ from trainctl.protocol.errors import InvalidInputError
 
 def test_each_option_has_a_variable_that_no_trainer_or_demo_inherits() -> None:
     command: Any = typer.main.get_command(cli.app)
-    variables = [option.envvar for option in command.commands["run"].params if not option.hidden]
+    variables = [option.envvar for option in command.commands["run"].params if option.envvar]
     assert {"TRAINCTL_AGENT_NAME", "TRAINCTL_AGENT_DRAIN_ON_TERM", "TRAINCTL_AGENT_EXIT_IF_STALLED"} <= {*variables}
     assert len({*variables}) == len(variables)
     kept = env_policy.without_agent_options({**dict.fromkeys(variables, "x"), "TRAINCTL_STATE": "/s", "HOME": "/h"})

@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.waiting import Patience
 
@@ -20,8 +21,10 @@ from trainctl.node_agent.transport import bind
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.client.local_agents import registered
-from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
 from trainctl.protocol.record.paths import agent_address, node_directory
+from trainctl.protocol.security.keyring import Keyring
+from trainctl.protocol.security.keys import KeyFolder
 
 NOBODY = 65534
 PROBE = (
@@ -156,3 +159,60 @@ async def test_a_socket_of_another_user_is_not_trusted(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     with pytest.raises(TrainctlError, match="another user's agent listens there"):
         await Client(f"ipc://{path}").__aenter__()
+
+
+def link_local() -> str | None:
+    """This machine's first link-local address, with its scope."""
+    entries = (entry for found in psutil.net_if_addrs().values() for entry in found)
+    return next((entry.address for entry in entries if entry.address.startswith("fe80:")), None)
+
+
+@pytest.mark.parametrize("host", ["::1", link_local()])
+async def test_an_ipv6_address_is_one_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str | None
+) -> None:
+    if host is None:
+        return  # no interface has one
+    monkeypatch.setenv("TRAINCTL_KEYS", str(tmp_path / "keys"))
+    KeyFolder().make("box")
+    async with running(Agent("box", f"tcp://[{host}]:0", state_root=tmp_path)) as agent:
+        assert agent.address.startswith(f"tcp://[{host}]:")
+        keys = Keyring(server_key=agent.public_key)
+        async with Client(agent.address, keys=keys) as client:
+            assert (await client.facts()).node == "box"
+            heard = (item async for item in client.attach() if isinstance(item, m.Heartbeat))
+            assert (await anext(heard)).node == "box"
+
+
+@pytest.mark.parametrize(
+    ("greeting", "says"),
+    [(b"", "says nothing"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another program answers")],
+    ids=["silent", "http"],
+)
+async def test_what_is_there_instead_of_an_agent_is_named(greeting: bytes, says: str) -> None:
+    """A program that says nothing is kept open; the other one closes the connection."""
+    held = []
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+        if greeting:
+            writer.write(greeting)
+            writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with Client(address, keys=Keyring(), timeout_seconds=1.0) as client:
+            with pytest.raises(TrainctlError, match=says):
+                await client.facts()
+        for writer in held:
+            writer.close()
+
+
+async def test_an_agent_of_this_machine_that_hangs_is_named_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as listener, registered("box", f"ipc://{path}"):
+        listener.bind(str(path))
+        listener.listen()
+        async with Client(f"ipc://{path}", timeout_seconds=0.5) as client:
+            with pytest.raises(UnreachableError, match=rf"process {os.getpid()}, doesn't answer"):
+                await client.facts()

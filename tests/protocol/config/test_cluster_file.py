@@ -54,3 +54,14 @@ def test_prices_are_of_the_nodes_that_have_one_also_in_added_files(tmp_path: Pat
     assert [*addresses.items()] == [("b", "tcp://h:2"), ("a", "tcp://h:1"), ("c", "tcp://h:3")]
     added.joinpath("c.toml").unlink()
     assert cluster_file.read(written(tmp_path, nodes)).prices == ("USD", {})
+
+
+def test_hooks_that_others_could_write_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "[alerts]\ncommand = ['notify']")
+    path.chmod(0o644)
+    assert cluster_file.read(path).alerts.command == ("notify",)
+    path.chmod(0o664)
+    with pytest.raises(InvalidInputError, match=r"alerts: other users can write this file \(mode 0664\).*chmod go-w"):
+        cluster_file.read(path)
+    path.write_text("quorum = true", encoding="utf-8")
+    assert cluster_file.read(path).quorum, "without hooks it has no one run anything"

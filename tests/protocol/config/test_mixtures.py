@@ -31,6 +31,11 @@ BLOCKS = {
         "block_sparse_moe.router.layer.weight": (4, 64), "block_sparse_moe.input_linear.weight": (4, 128, 64),
         "block_sparse_moe.output_linear.weight": (4, 64, 64),
     },
+    "hunyuan_v1_moe": {
+        "mlp.gate.wg.weight": (4, 64), "mlp.experts.0.up_proj.weight": (64, 64),
+        "mlp.experts.1.up_proj.weight": (64, 64),
+    },
+    "stacked without layers": {"moe.gate.wg.weight": (4, 64), "moe.w1": (4, 128, 64), "moe.w2": (4, 64, 64)},
     "gpt_oss": {
         "mlp.router.weight": (4, 64), "mlp.experts.gate_up_proj": (4, 64, 128), "mlp.experts.down_proj_bias": (4, 64),
     },
@@ -45,6 +50,7 @@ def stored(block: str) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize(("block", "more"), [
     ("mixtral", []), ("granitemoe", []), ("gpt_oss", []), ("qwen2_moe in memory", [*SHARED]),
+    ("hunyuan_v1_moe", []), ("stacked without layers", []),
     ("qwen2_moe", [*SHARED, "mlp.shared_expert_gate.weight"]),
 ])  # fmt: skip
 def test_linear_leaves_out_experts_and_their_router(block: str, more: list[str]) -> None:

@@ -4,7 +4,8 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,6 +14,7 @@ import pytest
 from tests.trainer.support.synced_disk import Also, SyncedDisk
 
 from trainctl.protocol.files import durable_files
+from trainctl.trainer.common.atomic_folder import make_folder
 
 FULL, UNCACHED = 51, 48
 """F_FULLFSYNC and F_NOCACHE of macOS."""
@@ -118,3 +120,28 @@ def test_a_file_that_a_killed_writer_left_goes_with_the_next_write(tmp_path: Pat
         os.utime(part, (0, 0))
     durable_files.write_file(path, b"new")
     assert sorted(tmp_path.iterdir()) == sorted([at_work, other, path])
+
+
+@contextlib.contextmanager
+def only_bytes(count: int) -> Iterator[None]:
+    """No file of this process may become larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_error_of_writing_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    path.write_bytes(b"old")
+    with pytest.raises(OSError, match=str(path)), only_bytes(1000):
+        durable_files.write_file(path, bytes(2000))
+    assert [path.read_bytes(), *tmp_path.iterdir()] == [b"old", path]
+
+    def write(work: Path) -> None:
+        (work / "weights").write_bytes(bytes(2000))
+
+    with pytest.raises(OSError, match=str(tmp_path / "step-3")), only_bytes(1000):
+        make_folder(tmp_path / "step-3", write)

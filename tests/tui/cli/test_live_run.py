@@ -62,6 +62,12 @@ def lines_of(process: "subprocess.Popen[str]") -> Iterator[str]:
 # ---------------------------------------------------------------- looking
 
 
+def test_an_agent_without_alert_hooks_says_so(training: Trained) -> None:
+    tested = call("alerts", "--test", *training.at)
+    assert (tested.returncode, tested.stdout) == (0, "")
+    assert "the agent has no alert hooks" in tested.stderr
+
+
 def test_ls_and_status_show_the_run(training: Trained) -> None:
     done = call("ls", *training.at)
     header, row = done.stdout.splitlines()

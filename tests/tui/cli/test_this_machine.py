@@ -76,7 +76,7 @@ def test_on_a_terminal_run_offers_to_start_an_agent_that_outlives_it(typist: Typ
     agent = psutil.Process(int(typist.until(r"stop it with: kill (\d+)")[1]))
     try:
         assert typist.ended() == 3, "it has no run of that name"
-        assert agent.is_running() and os.getsid(agent.pid) == agent.pid, "in a session of its own"
+        assert agent.is_running() and os.getsid(agent.pid) != typist.pid, "in a session of its own"
         assert [[one.address for one in agents] for agents in running()] == [[default]]
         assert call("ls").returncode == 0
     finally:

@@ -48,6 +48,8 @@ def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
         ("", "command"),
         ("fly", "verb"),
         ("resize-batch size=3", "size"),
+        ("resize-batch micro=4 micro=8 --node studio", "resize-batch"),
+        ("resize-batch micro=4 --node studio --node mbp", "--node"),
         ("pause --node a", "node"),
         ("resize-batch micro=3 --speed 4", "--speed"),
         ("resize-batch micro=3 --node", "--node"),

@@ -1,5 +1,6 @@
 """The doctor's judgement over facts: each trap has a line, a level, and what to do; and what is well is said so."""
 
+import dataclasses
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -271,3 +272,10 @@ def test_a_model_by_its_hugging_face_id_is_downloaded_not_copied() -> None:
     (found,) = (run_checks.line(one) for one in of_files(scene) if one.level == "fail")
     assert "mbp: model: org/name can't be read: not in the Hugging Face cache" in found
     assert found.endswith("on that machine, run: hf download org/name")
+
+
+def test_a_failing_alert_hook_is_named() -> None:
+    broken = dataclasses.replace(look(), hook_problem="alert command failed: no route")
+    found = [finding for finding in judged(broken) if finding.subject == "alerts"]
+    assert [(finding.level, finding.node) for finding in found] == [("warn", "studio")]
+    assert found[0].text.startswith("alert command failed: no route")

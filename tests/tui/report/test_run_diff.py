@@ -98,7 +98,7 @@ def test_losses_that_are_no_numbers(directory: Path) -> None:
     other = copied(directory, "nan-2", with_sql("UPDATE steps SET loss = NULL WHERE step = 9"))
     assert compared(one, other)["same"]
     first = compared(directory, one)["curve"]["first"]
-    assert (first["step"], first["b"], first["difference"]) == (9, None, None)
+    assert (first["step"], first["b"], first["difference"]) == (9, "NaN", None)
     short = copied(directory, "short-1", with_sql("UPDATE steps SET retracted = 1 WHERE step > 100"))
     found = compared(short, directory)
     assert not found["same"] and found["curve"]["only_b"] == STEPS - 100 and found["curve"]["first"] is None

@@ -327,3 +327,16 @@ def test_a_file_that_comes_meanwhile_is_left_and_the_others_are_taken_back(tmp_p
         other.write_text("theirs")
     assert other.read_text() == "theirs"
     assert [file.name for file in tmp_path.iterdir()] == ["b.toml"]
+
+
+def test_an_ipv6_address_is_one_of_this_machine_s_and_its_networks_are_trusted() -> None:
+    loopback = next(one for one in init_probe.interfaces() if one.address == "::1")
+    assert (loopback.network, loopback.is_loopback) == ("::1/128", True)
+    there = (
+        Interface("en5", "fd00::5", "fd00::/64", False),
+        Interface("en5", "fe80::1%en5", "fe80::/64", False),
+        CABLE,
+    )
+    answers = Answers(Path("m"), Path("d"), "a", "tcp://[fe80::1%en5]:7474")
+    tables = init_files.cluster_tables(answers, MAC._replace(interfaces=there), None)
+    assert tables["trusted_networks"] == ["fd00::/64", CABLE.network]

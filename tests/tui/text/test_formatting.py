@@ -41,8 +41,17 @@ def test_ascii_has_no_other_character() -> None:
 def test_unknown_is_never_a_zero() -> None:
     names = ("count", "rate", "compact", "loss", "scientific", "percent", "gigabytes", "seconds", "age", "duration")
     assert {getattr(formatting, name)(None) for name in names} == {"n/a"}
-    assert formatting.used_of(None, 5e9) == formatting.eta(None, AT) == formatting.compact(math.nan) == "n/a"
+    assert formatting.used_of(None, 5e9) == formatting.eta(None, AT) == "n/a"
     assert formatting.clock(1e300, AT, datetime.UTC) == "n/a"
+
+
+@pytest.mark.parametrize(
+    "name", ["count", "rate", "compact", "loss", "scientific", "learning_rate", "percent", "gigabytes", "seconds"]
+)
+def test_what_is_no_number_is_not_unknown(name: str) -> None:
+    said = [getattr(formatting, name)(value) for value in (math.nan, math.inf, -math.inf)]
+    assert said == ["nan", "inf", "-inf"]
+    assert any(char.isdigit() for char in getattr(formatting, name)(1e15))
 
 
 def test_numbers_keep_the_digits_that_count() -> None:

@@ -30,7 +30,7 @@ PIPE_BYTES = 65536
 class HookCall(msgspec.Struct, frozen=True):
     """What a hook is given."""
 
-    event: str  # "raised" or "cleared"
+    event: str  # "raised", "cleared" or "test"
     at: float  # Unix seconds
     agent: str  # node that calls
     run: str
@@ -63,10 +63,11 @@ class Budget:
 
 
 class Hooks:
-    """Calls one after another; `failed` is given one line on what went wrong, once for each run of failures."""
+    """Calls one after another; `turned` is given one line on what went wrong, once for each series of failures, and an
+    empty one when a call succeeds again."""
 
-    def __init__(self, hooks: AlertHooks, failed: Callable[[str], None]) -> None:
-        self._hooks, self._failed = hooks, failed
+    def __init__(self, hooks: AlertHooks, turned: Callable[[str], None]) -> None:
+        self._hooks, self._turned = hooks, turned
         self._queue: asyncio.Queue[HookCall] = asyncio.Queue(WAITING_CALLS)
         self._budget, self._dropped = Budget(), 0
         self._told: set[str] = set()  # hooks whose failure was reported
@@ -83,7 +84,7 @@ class Hooks:
         if not self._budget.take(time.monotonic()) or self._queue.full():
             self._dropped += 1
             if self._dropped == 1:
-                self._failed(f"alert hooks: over {BURST} calls per minute; additional alerts are not sent")
+                self._turned(f"alert hooks: over {BURST} calls per minute; additional alerts are not sent")
             return
         self._dropped = 0
         self._queue.put_nowait(call)
@@ -91,19 +92,28 @@ class Hooks:
     async def serve(self) -> None:
         """Make the calls; runs until it is cancelled."""
         while True:
-            call = await self._queue.get()
-            body = msgspec.json.encode(call)
-            if self._hooks.command:
-                self._tell("command", (await run_command(self._hooks.command, body, call.environment)).problem)
-            if self._hooks.webhook:
-                self._tell("webhook", await post(self._hooks.webhook, body))
+            await self.make(await self._queue.get())
+
+    async def make(self, call: HookCall) -> tuple[m.HookOutcome, ...]:
+        """Call each hook that there is, and return how that went."""
+        body, outcomes = msgspec.json.encode(call), list[m.HookOutcome]()
+        if self._hooks.command:
+            ended = await run_command(self._hooks.command, body, call.environment)
+            outcomes.append(m.HookOutcome("command", ended.problem))
+        if self._hooks.webhook:
+            outcomes.append(m.HookOutcome("webhook", await post(self._hooks.webhook, body)))
+        for outcome in outcomes:
+            self._tell(outcome.hook, outcome.problem)
+        return tuple(outcomes)
 
     def _tell(self, hook: str, problem: str) -> None:
-        if not problem:
+        if not problem and hook in self._told:
             self._told.discard(hook)
-        elif hook not in self._told:
+            if not self._told:
+                self._turned("")
+        elif problem and hook not in self._told:
             self._told.add(hook)
-            self._failed(f"alert {hook} failed: {problem}")
+            self._turned(f"alert {hook} failed: {problem}")
 
 
 class Outcome(NamedTuple):

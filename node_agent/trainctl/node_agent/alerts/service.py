@@ -1,13 +1,16 @@
 """The agent's alerts: about the run it leads, its lead's silence, or without a run its own machine."""
 
+import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
 from trainctl.node_agent.alerts.conditions import RunSnapshot
 from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, Raised
+from trainctl.node_agent.alerts.guest_alerts import GuestAlerts
 from trainctl.node_agent.alerts.hooks import HookCall, Hooks
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.keys import ALERTS_KEY
@@ -20,6 +23,7 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import AnyEvent
 
+log = logging.getLogger("trainctl.agent")
 OF_MACHINE = frozenset({"disk", "record"})
 """Kinds that are watched on a machine without a run, by the default thresholds."""
 
@@ -38,12 +42,19 @@ class Kept(msgspec.Struct, frozen=True):
 class AlertService:
     """One an agent. Everything happens on its event loop."""
 
-    def __init__(self, node: str, hooks: AlertHooks, publisher: Publisher) -> None:
+    def __init__(
+        self, node: str, hooks: AlertHooks, publisher: Publisher,
+        note_of_guest: Callable[[str, d.Happened], None] = lambda *_: None,
+    ) -> None:  # fmt: skip
+        """`note_of_guest` keeps what happens to an attached run, by its id."""
         self._node, self._publisher = node, publisher
-        self.hooks = Hooks(hooks, self._hook_failed)
+        self.hooks, self._hook_problem = Hooks(hooks, self._hook_turned), ""
         self._watched: Session | None = None
         self._run = ("", "")  # id and name of the run that is watched
         self._evaluator, self._is_idle = _of_machine(()), True
+        self._guests: dict[str, GuestAlerts] = {}
+        self._test: tuple[str, asyncio.Task[tuple[m.HookOutcome, ...]]] | None = None
+        self._note_of_guest = note_of_guest
         self._mutes: tuple[m.MuteView, ...] = ()
         self._shown = m.Alerts(node=node)
         self._kept = Kept()
@@ -53,6 +64,16 @@ class AlertService:
     def view(self) -> m.Alerts:
         """What is open."""
         return self._shown
+
+    def view_of_guest(self, run: str) -> m.Alerts:
+        """What is open of an attached run and of this machine."""
+        own = {alert.id for alert in self._guests[run].open} if run in self._guests else set()
+        alerts = tuple(
+            alert
+            for alert in self._shown.alerts
+            if alert.id in own or (alert.kind in OF_MACHINE and alert.node == self._node)
+        )
+        return msgspec.structs.replace(self._shown, alerts=alerts)
 
     @property
     def _session(self) -> Session | None:
@@ -66,6 +87,8 @@ class AlertService:
         tells all but its own silence."""
         if self._is_idle and isinstance(message, m.HostReading) and message.node == self._node:
             self._evaluator.heard(message, time.monotonic())
+        if isinstance(message, m.StepCommitted) and (guest := self._guests.get(message.run)) is not None:
+            guest.heard(message, time.monotonic())
         if self._session is None or self._is_idle:
             return
         if isinstance(message, m.HostReading) or (
@@ -100,6 +123,34 @@ class AlertService:
         away = {node: why for node, why in silent.items() if node in ours}
         snapshot = RunSnapshot(session.view, away, session.doing, session.profiles)
         self._settle(self._evaluator.look(snapshot, time.monotonic(), time.time()))
+
+    def watch_guests(self, views: Sequence[m.RunView]) -> None:
+        """Look at the attached runs that are live. A few times a second."""
+        live, is_changed = {view.run for view in views}, False
+        for run in self._guests.keys() - live:
+            guest = self._guests.pop(run)
+            for alert in guest.open:
+                is_changed = True
+                self._call("cleared", alert, run, guest.name)
+        for view in views:
+            if view.run not in self._guests:
+                self._guests[view.run] = GuestAlerts(view, time.monotonic())
+            for change in self._guests[view.run].look(view, time.monotonic(), time.time()):
+                is_changed = True
+                self._tell_of_guest(change, view)
+        if is_changed:
+            self._show()
+
+    def _tell_of_guest(self, change: Change, view: m.RunView) -> None:
+        alert = change.alert
+        is_raised = isinstance(change, Raised)
+        data: AnyEvent = (
+            e.AlertRaised(alert.id, alert.node, alert.text)
+            if is_raised
+            else e.AlertCleared(alert.id, alert.node, alert.kind, time.time() - alert.raised_at)
+        )
+        self._note_of_guest(view.run, d.Happened(data, alert.severity if is_raised else "good", "auto", view.step))
+        self._call("raised" if is_raised else "cleared", alert, view.run, view.name)
 
     def _turn_to(self, session: Session | None) -> None:
         """Another run is led, or none any more: what is open stays in the old one's record, and what is wrong
@@ -181,9 +232,13 @@ class AlertService:
                 self._note("good", e.AlertCleared(alert.id, alert.node, alert.kind, seconds))
                 self._call("cleared", alert)
 
-    def _call(self, event: Literal["raised", "cleared"], alert: m.AlertView) -> None:
+    def _call(
+        self, event: Literal["raised", "cleared"], alert: m.AlertView, run: str | None = None, name: str = ""
+    ) -> None:  # fmt: skip
+        """`run` and its `name`: of an attached run; None: the run that is watched."""
         if not self._is_muted(alert):
-            self.hooks.call(HookCall(event, time.time(), self._node, *self._run, alert))
+            of = self._run if run is None else (run, name)
+            self.hooks.call(HookCall(event, time.time(), self._node, *of, alert))
 
     def _note(self, severity: m.Severity, data: AnyEvent) -> None:
         """Into the run's record, by its lead: a follower's own would collide with its lead's."""
@@ -191,8 +246,13 @@ class AlertService:
             step = self._session.conductor.progress.step
             self._session.note(d.Happened(data, severity, "auto", step))
 
-    def _hook_failed(self, problem: str) -> None:
-        self._note("warning", e.AlertFailed(problem))
+    def _hook_turned(self, problem: str) -> None:
+        """Take what is wrong with the hooks; empty once nothing is."""
+        if problem:
+            log.warning("%s", problem)
+            self._note("warning", e.AlertFailed(problem))
+        self._hook_problem = problem
+        self._show()
 
     def _keep(self) -> None:
         if self._session is None or self._is_idle:
@@ -203,15 +263,24 @@ class AlertService:
             self._session.recorder.set_meta(ALERTS_KEY, msgspec.json.encode(kept).decode())
 
     def _show(self) -> None:
-        found = self._evaluator.open.values()
+        of_guests = (alert for guest in self._guests.values() for alert in guest.open)
+        found = (*self._evaluator.open.values(), *of_guests)
         alerts = tuple(msgspec.structs.replace(alert, muted=self._is_muted(alert)) for alert in found)
-        shown = m.Alerts(node=self._node, alerts=alerts, mutes=self._mutes)
+        shown = m.Alerts(node=self._node, alerts=alerts, mutes=self._mutes, hook_problem=self._hook_problem)
         if shown != self._shown:
             self._shown = shown
             self._publisher.publish(shown)
 
     def _is_muted(self, alert: m.AlertView) -> bool:
         return any(mute.kind == alert.kind and mute.node in (None, alert.node) for mute in self._mutes)
+
+    async def test_hooks(self, rid: str) -> tuple[m.HookOutcome, ...]:
+        """Call each hook once, and return how that went. A request that is repeated has the outcome of its first."""
+        if self._test is None or self._test[0] != rid:
+            alert = m.AlertView("test", "record", "warning", "a test of the alert hooks", time.time(), self._node)
+            call = HookCall("test", time.time(), self._node, *self._run, alert)
+            self._test = rid, asyncio.create_task(self.hooks.make(call), name="trainctl-hook-test")
+        return await asyncio.shield(self._test[1])
 
     # ------------------------------------------------------------ commands
 
@@ -232,9 +301,10 @@ class AlertService:
         return d.CommandEnded(command.id, "applied", step, made=e.CommandApplied(command.node or "", after))
 
     def _acknowledge(self, command: m.Command, args: verbs.Acknowledge) -> str:
-        alert = self._evaluator.acknowledge(args.id, command.by or "unknown")
-        if alert is None:
-            known = ", ".join(self._evaluator.open) or "none"
+        by = command.by or "unknown"
+        is_of_guest = any(guest.acknowledge(args.id, by) for guest in self._guests.values())
+        if not is_of_guest and self._evaluator.acknowledge(args.id, by) is None:
+            known = ", ".join(alert.id for alert in self._shown.alerts) or "none"
             raise InvalidInputError("id", f"no open alert {args.id!r}; the open alerts are {known}")
         return args.id
 

@@ -72,6 +72,8 @@ async def _answer(request: m.Query, source: QuerySource) -> m.AgentReply:
             return await source.doctor.disk(request)
         case m.AuditRequest():
             return m.Audit(rid=request.rid, refused=source.refusals(request.limit))
+        case m.HookTestRequest():
+            return m.HookTest(rid=request.rid, outcomes=await source.test_hooks(request.rid))
 
 
 async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:

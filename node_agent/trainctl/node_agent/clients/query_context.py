@@ -59,6 +59,9 @@ class QueryContext:
     def alerts(self) -> m.Alerts:
         return self._alerts.view
 
+    async def test_hooks(self, rid: str) -> tuple[m.HookOutcome, ...]:
+        return await self._alerts.test_hooks(rid)
+
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
         if self._context.authenticator is not None:
             self._context.authenticator.settle()
@@ -90,7 +93,10 @@ class QueryContext:
     def live_runs(self) -> tuple[LiveRun, ...]:
         """All runs that are active here, the hosted one first."""
         session, followed, alerts = self._lead.session, self._follower.followed, self._alerts.view
-        guests = tuple(LiveRun(one.view, one.last_step, tuple(one.parts.values()), None) for one in self._guests.live)
+        guests = tuple(
+            LiveRun(one.view, one.last_step, tuple(one.parts.values()), self._alerts.view_of_guest(one.view.run))
+            for one in self._guests.live
+        )
         if session is not None:
             return (LiveRun(session.view, session.last_step, tuple(session.rank_steps.values()), alerts), *guests)
         return (LiveRun(followed.look(), None, (), alerts), *guests) if followed is not None else guests

@@ -1,7 +1,6 @@
 """Queries of runs as a whole: a snapshot of one, and the list of all."""
 
 import asyncio
-import math
 from pathlib import Path
 
 import msgspec
@@ -121,7 +120,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         step=last.step if last else view.step if view else 0,
         steps=view.steps if view else config.run.steps if config else None,
         global_batch=view.global_batch if view else config.batch.global_ if config else None,
-        last_loss=_last_loss(last),
+        last_loss=last.loss if last else None,
         started_at=started_at,
         directory=directory,
         lead=view.lead if view else "",
@@ -153,7 +152,7 @@ def _live_summary(live: LiveRun) -> m.RunSummary:
         state=view.state,
         step=view.step,
         steps=view.steps,
-        last_loss=_last_loss(last),
+        last_loss=last.loss if last else None,
         started_at=view.started_at,
         directory=view.directory,
         lead=view.lead,
@@ -178,8 +177,3 @@ def _cost_of_record(view: m.RunView, state: m.RunState, last: m.StepCommitted | 
 
 def _nodes(view: m.RunView) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rank.node for rank in view.ranks))
-
-
-def _last_loss(last: m.StepCommitted | None) -> float | None:
-    loss = last.loss if last is not None else None
-    return loss if loss is not None and math.isfinite(loss) else None

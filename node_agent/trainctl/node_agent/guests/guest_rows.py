@@ -51,7 +51,7 @@ def committed(
         weight=made.weight, samples=made.samples, learning_rate=made.learning_rate, grad_norm=made.grad_norm,
         cursor=None, global_batch=made.global_batch, plan_version=0, step_seconds=made.step_seconds,
         tokens=made.tokens, tokens_total=(before.tokens_total if before else 0.0) + (made.tokens or 0),
-        weight_total=((before.weight_total if before else None) or 0.0) + (made.weight or 0.0),
+        weight_total=_sum(before.weight_total if before else None, made.weight),
         seconds_total=((before.seconds_total if before else None) or 0.0) + made.step_seconds, values=made.values,
     )  # fmt: skip
     parts = tuple(
@@ -64,6 +64,10 @@ def committed(
         for part in made.parts
     )  # fmt: skip
     return step, parts
+
+
+def _sum(total: float | None, value: float | None) -> float | None:
+    return total if value is None else (total or 0.0) + value
 
 
 def check(steps: Sequence[m.GuestStep]) -> None:

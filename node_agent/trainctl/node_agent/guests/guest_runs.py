@@ -23,6 +23,7 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
 from trainctl.protocol.security import received_names
+from trainctl.protocol.wire.json_text import decode_json, encode_json
 
 MOST_GUESTS = 16
 """Most runs of other programs that may be live on one agent."""
@@ -52,7 +53,7 @@ class GuestRun:
         self.parts: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
         kept = self.recorder.meta(VIEW_KEY)
         try:
-            known = msgspec.json.decode(kept, type=m.RunView) if kept is not None else None
+            known = decode_json(kept, m.RunView) if kept is not None else None
         except msgspec.MsgspecError:  # of another version of the program
             known = None
         shown = known
@@ -89,7 +90,7 @@ class GuestRun:
     def keep(self, view: m.RunView) -> None:
         """The view as it is now, also for the next agent of this node."""
         self.view = view
-        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(view).decode(), own=True)
+        self.recorder.set_meta(VIEW_KEY, encode_json(view), own=True)
 
     def take(self, made: m.GuestStep) -> tuple[m.StepCommitted, tuple[m.RankStep, ...]]:
         """Record a step."""

@@ -16,7 +16,7 @@ from trainctl.protocol.record.rollups import (
     rebuild_rollups,
     values_from,
 )
-from trainctl.protocol.record.schema import NOT_GIVEN, ROLLUP_LEVELS, VALUES_FROM, VALUES_KEPT
+from trainctl.protocol.record.schema import NOT_GIVEN, ROLLUP_LEVELS, VALUES_FROM, VALUES_KEPT, column_value
 from trainctl.protocol.wire.codec import encode
 
 Write = Callable[[sqlite3.Connection], None]
@@ -244,7 +244,8 @@ def evaluation(made: Evaluation) -> Write:
     def write(connection: sqlite3.Connection) -> None:
         known = "SELECT 1 FROM evaluations WHERE step = ? AND at = ?"
         if connection.execute(known, (made.step, made.at)).fetchone() is None:
-            connection.execute(_insertion("evaluations", made[:5]), made[:5])
+            row = (made.step, made.at, made.loss, column_value(made.weight), column_value(made.seconds))
+            connection.execute(_insertion("evaluations", row), row)
             rows = [(name, made.step, made.at, value) for name, value in made.values.items()]
             connection.executemany("INSERT OR IGNORE INTO evaluation_values VALUES (?, ?, ?, ?)", rows)
 
@@ -302,32 +303,26 @@ def _insertion(table: str, row: Sequence[Any]) -> str:
 def _step_row(step: m.StepCommitted) -> tuple[Any, ...]:
     g = step.generation
     return (
-        step.step, g.term, g.n, step.committed_at, _or_not_given(step.loss), _or_zero(step.weight), step.samples,
-        _or_zero(step.learning_rate), _or_not_given(step.grad_norm), step.cursor, step.global_batch, step.plan_version,
-        _or_zero(step.step_seconds), _or_zero(step.tokens_total), step.skipped, 0,
-        step.tokens, step.weight_total, step.seconds_total,
+        step.step, g.term, g.n, step.committed_at, _or_not_given(step.loss), column_value(step.weight), step.samples,
+        column_value(step.learning_rate), _or_not_given(step.grad_norm), step.cursor, step.global_batch,
+        step.plan_version, column_value(step.step_seconds), column_value(step.tokens_total), step.skipped, 0,
+        step.tokens, column_value(step.weight_total), column_value(step.seconds_total),
     )  # fmt: skip
 
 
 def _rank_row(rank: m.RankStep, finished_at: float) -> tuple[Any, ...]:
     g, p = rank.generation, rank.phases
-    seconds = map(_or_zero, (rank.step_seconds, p.data, p.forward, p.backward, p.sync, p.optimizer, p.wait))
+    seconds = map(column_value, (rank.step_seconds, p.data, p.forward, p.backward, p.sync, p.optimizer, p.wait))
     return (
-        rank.step, rank.rank, g.term, g.n, rank.node, _or_zero(rank.tokens), rank.samples, rank.micro_batch,
-        rank.replays, *seconds, *map(rank.values.get, m.RANK_COLUMNS), finished_at,
-        rank.weight,
+        rank.step, rank.rank, g.term, g.n, rank.node, column_value(rank.tokens), rank.samples, rank.micro_batch,
+        rank.replays, *seconds, *(column_value(rank.values.get(name)) for name in m.RANK_COLUMNS), finished_at,
+        column_value(rank.weight),
     )  # fmt: skip
 
 
 def _as_read(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """A row as SQLite gives it back, where NaN is NULL."""
     return tuple(None if value != value else value for value in row)
-
-
-def _or_zero(value: float | None) -> float | None:
-    """SQLite keeps NaN as NULL, which in the columns of quantities that are always numbers means that none was
-    given."""
-    return value if value == value else 0.0
 
 
 def _or_not_given(value: float | None) -> float | str:

@@ -135,6 +135,9 @@ class PlayedAgent:
         view = self._played.live.view
         return [(view.run, view.name, view.directory, view.state, self._played.started_at)]
 
+    async def test_hooks(self, rid: str) -> tuple[m.HookOutcome, ...]:
+        return ()
+
     def alerts(self) -> m.Alerts:
         """What the lead reports is its own: a follower has raised nothing."""
         told = self._played.live.alerts

@@ -37,6 +37,7 @@ from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths, runtime_directory
 from trainctl.protocol.record.reader import VIEW_KEY
 from trainctl.protocol.wire import sockets
+from trainctl.protocol.wire.json_text import encode_json
 
 MOST_NODES = 64
 
@@ -255,7 +256,7 @@ class Player:
         self.agents[0].publish(view)
 
     def _keep_view(self) -> None:
-        self._recorder.set_meta(VIEW_KEY, msgspec.json.encode(self._view).decode(), own=True)
+        self._recorder.set_meta(VIEW_KEY, encode_json(self._view), own=True)
 
     def _happen(self, event: RecordedEvent, at: float) -> None:
         kept = self._recorder.event(

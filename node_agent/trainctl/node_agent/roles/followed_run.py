@@ -5,8 +5,6 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from trainctl.node_agent.conductor.views import same_but_progress
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.records import replication
@@ -21,6 +19,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import VIEW_KEY
 from trainctl.protocol.record.schema import refusing_damage
+from trainctl.protocol.wire.json_text import encode_json
 
 RECLAIM_SECONDS = 10.0
 """Seconds after which this node leads a handed-over run again if its claimant hasn't begun to."""
@@ -210,7 +209,7 @@ class FollowedRank:
         return "running" if self._plan is not None else "starting"
 
     def _keep_view(self) -> None:
-        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view).decode(), own=True)
+        self.recorder.set_meta(VIEW_KEY, encode_json(self.view), own=True)
 
     def close(self) -> None:
         """Let the record go."""

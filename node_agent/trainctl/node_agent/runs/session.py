@@ -31,6 +31,7 @@ from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import LEAD_VIEW_KEY, VIEW_KEY
+from trainctl.protocol.wire.json_text import encode_json
 
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 """An agent that has not looked for this many seconds was stopped itself, and then needs this many to receive what it
@@ -413,7 +414,7 @@ class Session:
             self._publisher.publish(self.view.without_passes_of(before))
 
     def _keep_view(self) -> None:
-        text = msgspec.json.encode(self.view).decode()
+        text = encode_json(self.view)
         self.recorder.set_meta(VIEW_KEY, text, own=True)
         self.recorder.set_meta(LEAD_VIEW_KEY, text)
 

@@ -68,6 +68,8 @@ def _check(node: str, values: dict[str, Any]) -> None:
         )
     if values["parent_watch"]:
         raise InvalidInputError("--leash", "a service has no standard input to watch; leave this option out")
+    if values["detach"]:
+        raise InvalidInputError("--detach", "a service is in a session of its own; leave this option out")
     for name in ("listen", "live"):
         if values[name] is not None:
             addresses.check_bind(values[name], keys=True)  # the agent looks for them when it starts

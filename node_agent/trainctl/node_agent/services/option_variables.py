@@ -16,12 +16,12 @@ from trainctl.protocol.errors import InvalidInputError
 
 
 class SetByEnvironment(TyperCommand):
-    """A command each of whose options, but hidden ones, can also be set by a variable."""
+    """A command each of whose options, but hidden ones and --detach, can also be set by a variable."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         for option in self.params:
-            if not getattr(option, "hidden", True):
+            if not getattr(option, "hidden", True) and option.name != "detach":  # which is of a shell alone
                 option.envvar, option.show_envvar = variable(option), True  # type: ignore[attr-defined]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -22,6 +22,7 @@ from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import VIEW_KEY
+from trainctl.protocol.wire.json_text import encode_json
 
 STARTED_AT = 1767225600.0
 """When every simulation begins, in Unix seconds: 1 January 2026, so that the same seed gives the same record."""
@@ -194,7 +195,7 @@ class SimulatedLead:
         """Write all of the record up to now, with the view."""
         if self._kept_durable is not None:
             self.recorder.set_meta(DURABLE_KEY, msgspec.json.encode(self._kept_durable).decode())
-        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view()).decode(), own=True)
+        self.recorder.set_meta(VIEW_KEY, encode_json(self.view()), own=True)
         self.recorder.flush()
 
     def close(self) -> None:

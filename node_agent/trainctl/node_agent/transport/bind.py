@@ -17,6 +17,7 @@ from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import make_folder
 from trainctl.protocol.security.keys import KeyFolder
+from trainctl.protocol.wire import sockets
 
 IN_USE = "the address is in use, perhaps by another agent"
 MOST_OPEN_FILES = 65536
@@ -83,7 +84,7 @@ def bind(bound_socket: Any, address: str) -> str:
         _check_free(Path(path), address)
     mask = os.umask(0o177) if path is not None else None
     try:
-        bound_socket.bind(address)
+        sockets.bind(bound_socket, address)
     except zmq.ZMQError as error:
         why = IN_USE if error.errno == zmq.EADDRINUSE else error.strerror
         raise InvalidInputError(address, f"cannot listen: {why}") from None
@@ -203,7 +204,7 @@ def needs_keys(node: str, listen: str, live: str, cluster: Cluster, folder: KeyF
 def numeric(address: str) -> str:
     """An address to bind, the name of its host looked up; unchanged for one that isn't known."""
     parts = addresses.split(address)
-    if parts.scheme == "ipc" or parts.hostname == "localhost":
+    if parts.scheme == "ipc" or parts.hostname == "localhost" or ":" in parts.hostname:
         return address
     with contextlib.suppress(OSError):
         host = socket.getaddrinfo(parts.hostname, None, socket.AF_INET)[0][4][0]

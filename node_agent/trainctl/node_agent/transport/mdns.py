@@ -40,11 +40,11 @@ class Advertisement:
         if parts.scheme != "tcp":
             problem = "other machines can't reach a Unix socket; listen on TCP, with keys"
             raise InvalidInputError(self._address, problem)
-        host = socket.gethostbyname(parts.hostname)
+        host = parts.hostname if ":" in parts.hostname else socket.gethostbyname(parts.hostname)
         everywhere = ipaddress.ip_address(host).is_unspecified
         own = _own_addresses() if everywhere else [host]
         label = self._node.replace(".", "-")  # a dot would end the name's first part
-        self._zeroconf = Zeroconf(interfaces=own, ip_version=IPVersion.V4Only)
+        self._zeroconf = Zeroconf(interfaces=own, ip_version=IPVersion.V6Only if ":" in host else IPVersion.V4Only)
         info = ServiceInfo(
             discovery.SERVICE, f"{label}.{discovery.SERVICE}", parts.port, properties=self._told,
             parsed_addresses=own, server=f"trainctl-{label}-{parts.port}.local.",

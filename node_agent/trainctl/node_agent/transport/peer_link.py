@@ -211,7 +211,7 @@ class PeerLink:
         self._handshakes = HandshakeWatch(self._socket, self.address, credentials)
         self._handshakes.start()
         try:
-            self._socket.connect(self.address)
+            sockets.connect(self._socket, self.address)
             yield asyncio.create_task(self._receive())
         finally:
             self.line.open = False

@@ -24,7 +24,6 @@ from trainctl.protocol.config import addresses
 from trainctl.protocol.config.names import user_name
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import (
-    START_ONE,
     ExpiredError,
     InvalidInputError,
     NotAuthorisedError,
@@ -116,7 +115,7 @@ class Client(AttachedRuns):
         if self._credentials is not None:
             sockets.secure_client(self._socket, self._credentials.own, self._credentials.server)
         self._watch = HandshakeWatch(self._socket, self.address, self._credentials, self._refused)
-        self._socket.connect(self.address)
+        sockets.connect(self._socket, self.address)
         self._receiver = asyncio.create_task(self._receive(), name="trainctl-client-receive")
         self._watch.start()
         return self
@@ -249,6 +248,10 @@ class Client(AttachedRuns):
     async def audit(self, limit: int = 100) -> m.Audit:
         """Who was refused what, newest first. Raises NotAuthorisedError for any but an operator."""
         return await self.ask(m.AuditRequest(rid=_rid(), limit=limit), m.Audit)
+
+    async def test_hooks(self) -> m.HookTest:
+        """Have the agent call each of its alert hooks once, and return how that went."""
+        return await self.ask(m.HookTestRequest(rid=_rid()), m.HookTest)
 
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
@@ -439,8 +442,19 @@ class Client(AttachedRuns):
             if not sending.done():  # not connected yet
                 await self._watch.race(sending, self.timeout_seconds)
         except TimeoutError:
-            raise NotConnectedError(f"no agent at {self.address}: {START_ONE}") from None
+            raise self._no_answer() from None
         await sending
+
+    def _no_answer(self) -> UnreachableError:
+        """Return why nothing came, with the process of an agent of this machine that hangs."""
+        error = self._watch.no_answer()
+        if isinstance(error, NotConnectedError):
+            return error
+        for agent in (agent for cluster in local_agents.running() for agent in cluster):
+            if agent.address == self.address:
+                hung = f"the agent of {agent.node}, process {agent.pid}, doesn't answer at {self.address}"
+                return UnreachableError(f"{hung}: it hangs or is stopped; end it and start it again")
+        return error
 
     async def _next(self, replies: "asyncio.Queue[m.AgentReply | TrainctlError]", seconds: float) -> m.AgentReply:
         try:

@@ -9,7 +9,7 @@ from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import (
     START_ONE,
     InvalidInputError,
-    NotAuthorisedError,
+    NotConnectedError,
     TrainctlError,
     UnreachableError,
 )
@@ -45,12 +45,12 @@ def lead_address(seen: m.Snapshot) -> str | None:
 
 
 async def look(address: str, refused: list[TrainctlError] | None = None) -> m.Snapshot | None:
-    """An agent's snapshot; None if it doesn't answer. If the keys don't fit, the error is added to `refused`."""
+    """An agent's snapshot; None if it doesn't answer. Why, if there is something, is added to `refused`."""
     try:
         async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
             return await client.snapshot(0)
     except TrainctlError as error:
-        if refused is not None and isinstance(error, NotAuthorisedError | InvalidInputError):
+        if refused is not None and not isinstance(error, NotConnectedError):
             refused.append(error)
         return None
 
@@ -154,6 +154,6 @@ async def find_any(addresses: Sequence[str]) -> str:
 
 def _nobody(addresses: Sequence[str], refused: list[TrainctlError]) -> TrainctlError:
     """Why none of several agents has answered: the keys don't fit, or none is there."""
-    if refused:
-        return refused[0]
+    for error in sorted(refused, key=lambda error: isinstance(error, UnreachableError)):
+        return error
     return UnreachableError(f"no agent of the cluster responds: {', '.join(addresses)}; {START_ONE}")

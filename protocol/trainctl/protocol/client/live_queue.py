@@ -26,7 +26,7 @@ class LiveQueue:
         if credentials is not None:
             sockets.secure_client(self._socket, credentials.own, credentials.server)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.connect(address)
+        sockets.connect(self._socket, address)
         self._descriptor = self._socket.getsockopt(zmq.FD)
         self._loop = asyncio.get_running_loop()
         self._messages: list[m.Live | m.Heartbeat] = []

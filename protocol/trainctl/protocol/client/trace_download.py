@@ -9,7 +9,7 @@ from typing import IO, Any, Protocol
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.files.durable_files import rename
+from trainctl.protocol.files.durable_files import naming, rename
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.security import received_names
 
@@ -40,7 +40,7 @@ async def download(
     if await asyncio.to_thread(_is_there, path, trace):
         return path
     part = folder / f".{path.name}.part"
-    with part.open("ab+") as file:
+    with naming(part), part.open("ab+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

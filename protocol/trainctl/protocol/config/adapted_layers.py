@@ -60,7 +60,9 @@ def mixture_weights(stored: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     one by one or stacked; libraries hold them as one tensor that isn't a linear layer's, and compute routers apart."""
     blocks = {name.partition(".experts.")[0] for name in stored if ".experts." in name}
     stacked = [name for name, shape in stored.items() if len(shape) == 3 and shape[1] > 1]  # 1: of a convolution
-    blocks |= {name.rsplit(".", 2)[0] for name in stacked if ".experts." not in name}
+    bare = [name for name in stacked if ".experts." not in name]
+    blocks |= {name.rsplit(".", 2)[0] for name in bare}
+    blocks |= {name.rsplit(".", 1)[0] for name in bare if not name.endswith(".weight")}  # such as moe.w1: no layer's
     matches = {name: match for name in stored if (match := _MIXTURE.match(name)) and match["block"] in blocks}
     parts = {name: "experts" if match["part"] == "experts" else "routers" for name, match in matches.items()}
     return parts | {name: "experts" for name in stacked if any(name.startswith(f"{block}.") for block in blocks)}

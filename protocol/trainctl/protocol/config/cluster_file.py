@@ -88,6 +88,7 @@ def read(path: Path, *, simulated: bool = False) -> Cluster:
             )
         seen[entry.address] = name
     check_webhook(cluster.alerts, f"{path}: alerts.webhook")
+    _check_owner(cluster, path)
     _check_networks(cluster.trusted_networks, f"{path}: trusted_networks")
     check_currency(cluster.currency, f"{path}: currency")
     return cluster
@@ -145,6 +146,18 @@ def _with_added(cluster: Cluster, path: Path) -> Cluster:
                 )
             nodes[name] = entry
     return msgspec.structs.replace(cluster, nodes=nodes)
+
+
+def _check_owner(cluster: Cluster, path: Path) -> None:
+    """Refuse hooks in a file that others can write, for an agent would run their programs as its own user."""
+    if cluster.alerts == AlertHooks():
+        return
+    kept = path.stat()
+    if kept.st_uid not in (0, os.getuid()):
+        raise InvalidInputError(f"{path}: alerts", "another user owns this file, and could have agents run any program")
+    if kept.st_mode & 0o022:
+        problem = f"other users can write this file (mode {kept.st_mode & 0o777:04o}), and have agents run any program"
+        raise InvalidInputError(f"{path}: alerts", f"{problem}; run: chmod go-w {path}")
 
 
 def _check_networks(networks: tuple[str, ...], where: str) -> None:

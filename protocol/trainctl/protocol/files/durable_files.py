@@ -18,8 +18,21 @@ _UNSUPPORTED = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
 """Errors of fsync of a folder on a file system that has none."""
 _NO_FULL_SYNC = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
 """Errors of F_FULLFSYNC on a file system that has none; others are the disk's."""
+_OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of writing to an open file, in which the system names none."""
 LEFT_SECONDS = 3600.0
 """A file without its name that was not written to for so long was left by a writer that died."""
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an OSError of writing name this file or folder, if it names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _OF_WRITES:
+            error.filename = str(path)
+        raise
 
 
 def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
@@ -33,6 +46,11 @@ def replaced(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
     """A file to write that takes the name `path` when the block ends: its content and its name are on the disk then. If
     the block or the disk fails, `path` is as it was. `mode`: the permissions; None: as the umask leaves them. Raises
     OSError."""
+    with naming(path):
+        yield from _replaced(path, mode)
+
+
+def _replaced(path: Path, mode: int | None) -> Iterator[IO[bytes]]:
     _remove_left(path)
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     try:
@@ -84,7 +102,8 @@ def sync(path: Path) -> None:
     """Have the disk keep a file or a folder, whose names some file systems keep by themselves. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        flush(descriptor)
+        with naming(path):
+            flush(descriptor)
     except OSError as error:
         if not path.is_dir() or error.errno not in _UNSUPPORTED:
             raise

@@ -53,12 +53,12 @@ class Metric(NamedTuple):
         return getattr(gpu if where == "gpu" else host, field, None)
 
     def folded(self, values: Sequence[float]) -> float:
-        """What several ranks have together."""
+        """Return what several ranks have together: NaN if one has."""
         match self.fold:
             case "sum":
                 return float(sum(values))
             case "max":
-                return max(values)
+                return max(values, key=lambda value: (math.isnan(value), value))
             case "mean":
                 return statistics.fmean(values)
 
@@ -138,7 +138,7 @@ _RUN = (
     Metric(
         "weight_per_second", "weight/s", "run", "weight/s",
         "Loss weight processed per second, in the run's weight unit.", "rate",
-        "weight_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
+        "weight_per_second", "CASE WHEN step_seconds > 0 AND typeof(weight) = 'real' THEN weight / step_seconds END",
     ),
     Metric(
         "run_tflops", "TFLOP/s", "run", "TFLOP/s",

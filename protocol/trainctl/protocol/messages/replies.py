@@ -384,6 +384,19 @@ class Audit(Reply, tag="audit", frozen=True):
     refused: tuple[Refused, ...]  # refusals, newest first
 
 
+class HookOutcome(msgspec.Struct, frozen=True):
+    """How a call of an alert hook went."""
+
+    hook: str  # command or webhook
+    problem: str  # what went wrong; empty: nothing
+
+
+class HookTest(Reply, tag="hook-test", frozen=True):
+    """The outcome of a call of each alert hook that the agent has."""
+
+    outcomes: tuple[HookOutcome, ...]  # the command's before the webhook's; empty: the agent has no hooks
+
+
 class RunKept(Reply, tag="run-kept", frozen=True):
     """Confirms the newest recorded step of an attached run. The program must resend any steps after it."""
 
@@ -496,7 +509,7 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 AgentReply = (
     Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | Policies | DiagnosisReply | LogPart
-    | Viewers | Facts | Digests | Disk | Calibration | Profiles | LinkReply | Audit | RunKept | Works | WorkStatus
-    | Traces | TracePart | WorkHosted | WorkFilePart | SliceReply
+    | Viewers | Facts | Digests | Disk | Calibration | Profiles | LinkReply | Audit | HookTest | RunKept | Works
+    | WorkStatus | Traces | TracePart | WorkHosted | WorkFilePart | SliceReply
     | CommandReply | Refusal
 )  # fmt: skip

@@ -188,6 +188,10 @@ class AuditRequest(Request, tag="audit-request", frozen=True, forbid_unknown_fie
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
 
 
+class HookTestRequest(Request, tag="hook-test-request", frozen=True, forbid_unknown_fields=True):
+    """Requests that the agent call each of its alert hooks once, now. Only operators may send it."""
+
+
 class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
     """Requests a change. Sending the same `id` again gives the same outcome; `rid` only addresses the reply."""
 
@@ -343,7 +347,7 @@ CalibrationRequest = CalibrateRequest | ProfilesRequest | LinkRequest
 Query = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
     | SamplesRequest | PairsRequest | PoliciesRequest | DiagnosisRequest | LogRequest | AttendRequest | FactsRequest
-    | TracesRequest | TraceRequest | DigestsRequest | DiskRequest | AuditRequest
+    | TracesRequest | TraceRequest | DigestsRequest | DiskRequest | AuditRequest | HookTestRequest
 )  # fmt: skip
 """Requests that change nothing."""
 Question = Query | CalibrationRequest | GuestRequest | WorkRequest

@@ -9,12 +9,13 @@ from collections import deque
 from pathlib import Path
 
 from trainctl.protocol.errors import DamagedError, InvalidInputError
-from trainctl.protocol.messages import RANK_COLUMNS, Report
+from trainctl.protocol.messages import PHASES, RANK_COLUMNS, Report
 from trainctl.protocol.record import salvage
 from trainctl.protocol.record.schema import (
     RANK_SCHEMA,
     RANK_STEP_COLUMNS,
     REPORTS_KEPT,
+    column_value,
     open_for_writing,
     refusal,
     sync_commits,
@@ -145,10 +146,10 @@ def _whole(report: Report) -> Row:
 
 
 def _row(report: Report, node: str) -> Row:
-    phases = report.phases
     return (
-        report.step, report.rank, report.generation.term, report.generation.n, node, report.own_tokens,
-        report.own_samples, report.micro_batch, report.replays, report.step_seconds, phases.data, phases.forward,
-        phases.backward, phases.sync, phases.optimizer, phases.wait, *map(report.values.get, RANK_COLUMNS),
-        report.finished_at, report.own_weight,
+        report.step, report.rank, report.generation.term, report.generation.n, node,
+        column_value(report.own_tokens), report.own_samples, report.micro_batch, report.replays,
+        *map(column_value, (report.step_seconds, *(getattr(report.phases, name) for name in PHASES))),
+        *(column_value(report.values.get(name)) for name in RANK_COLUMNS), report.finished_at,
+        column_value(report.own_weight),
     )  # fmt: skip

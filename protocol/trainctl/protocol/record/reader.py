@@ -42,8 +42,16 @@ from trainctl.protocol.record.rollups import (
     Evaluation,
     is_finite,
 )
-from trainctl.protocol.record.schema import ROLLUP_LEVELS, UNREADABLE, VALUES_FROM, open_for_reading, refusing_damage
+from trainctl.protocol.record.schema import (
+    NOT_GIVEN,
+    ROLLUP_LEVELS,
+    UNREADABLE,
+    VALUES_FROM,
+    open_for_reading,
+    refusing_damage,
+)
 from trainctl.protocol.wire import codec
+from trainctl.protocol.wire.json_text import decode_json
 
 LEAD_VIEW_KEY, VIEW_KEY = "lead-view", "view"
 """Keys of the run as its lead last showed it, which all nodes keep, and as this node's agent knew it."""
@@ -56,6 +64,8 @@ _STEP_COLUMNS = (
     "term, n, step, committed_at, loss, weight, samples, learning_rate, grad_norm, cursor, global_batch, plan_version,"
     " step_seconds, tokens_total, tokens, weight_total, seconds_total, skipped"
 )
+_NUMBERS = ("weight", "learning_rate", "step_seconds", "tokens_total", "weight_total", "seconds_total")
+"""Columns of a step that hold NOT_A_NUMBER for a NaN."""
 _RANK_COLUMNS = (
     "r.term, r.n, r.step, r.rank, r.node, r.tokens, r.samples, r.micro_batch, r.replays, r.step_seconds,"
     f" {', '.join(f'r.{name}_seconds' for name in m.PHASES)}, r.weight,"
@@ -140,7 +150,7 @@ class RecordReader:
         """The run as its lead kept it last, in each node's copy, in the folder where the record is now; as this node's
         agent did if no lead has, or only of an older term. None where nothing was kept. Raises msgspec.MsgspecError for
         a view of another version."""
-        kept = [msgspec.json.decode(text, type=m.RunView) for key in VIEW_KEYS if (text := self.meta(key)) is not None]
+        kept = [decode_json(text, m.RunView) for key in VIEW_KEYS if (text := self.meta(key)) is not None]
         if not kept:
             return None
         newest = max(kept, key=lambda view: view.generation.term)  # the first of two that are equal
@@ -324,7 +334,7 @@ class RecordReader:
         )
         of = self._evaluation_values()
         return tuple(
-            Evaluation(step, at, _number(loss), weight, seconds, of.get((step, at), {}))
+            Evaluation(step, at, _number(loss), float(weight), float(seconds), of.get((step, at), {}))
             for step, at, loss, weight, seconds in rows
         )
 
@@ -408,18 +418,22 @@ class RecordReader:
     def _step(self, row: tuple[Any, ...], values: _Values) -> m.StepCommitted:
         names = (name.strip() for name in _STEP_COLUMNS.split(",")[2:])
         fields = dict(zip(names, row[2:], strict=True))
-        fields["loss"], fields["grad_norm"] = _if_given(fields["loss"]), _if_given(fields["grad_norm"])
+        for name in ("loss", "grad_norm"):
+            fields[name] = None if fields[name] == NOT_GIVEN else _number(fields[name])
+        for name in _NUMBERS:
+            fields[name] = None if fields[name] is None else float(fields[name])
         fields["tokens"] = None if fields["tokens"] is None else round(fields["tokens"])
         own = values.get((row[2], RUN_RANK), {})
         return m.StepCommitted(run=self.run, generation=m.Generation(row[0], row[1]), values=own, **fields)
 
     def _rank_step(self, row: tuple[Any, ...], values: _Values) -> m.RankStep:
-        term, n, step, rank, node, tokens, samples, micro_batch, replays, seconds, *phases, weight = row[:17]
+        term, n, step, rank, node, tokens, samples, micro_batch, replays, *numbers, weight = row[:17]
+        seconds, *phases = map(float, numbers)
         own = {name: float(value) for name, value in zip(m.RANK_COLUMNS, row[17:], strict=True) if value is not None}
         return m.RankStep(
-            run=self.run, generation=m.Generation(term, n), step=step, rank=rank, node=node, tokens=tokens,
+            run=self.run, generation=m.Generation(term, n), step=step, rank=rank, node=node, tokens=float(tokens),
             samples=samples, micro_batch=micro_batch, replays=replays, step_seconds=seconds, phases=m.Phases(*phases),
-            weight=weight, values=own | values.get((step, rank), {}),
+            weight=None if weight is None else float(weight), values=own | values.get((step, rank), {}),
         )  # fmt: skip
 
     def _event(self, row: tuple[Any, ...]) -> m.Event:
@@ -462,11 +476,6 @@ def _stored(body: bytes, kind: type[K]) -> K | None:
 def _number(value: float | None) -> float:
     """SQLite keeps a NaN as NULL."""
     return math.nan if value is None else value
-
-
-def _if_given(value: float | str | None) -> float | None:
-    """A loss or gradient norm."""
-    return None if isinstance(value, str) else _number(value)
 
 
 def _floats(values: Sequence[float]) -> tuple[float, ...]:

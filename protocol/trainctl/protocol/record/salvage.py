@@ -14,8 +14,8 @@ from trainctl.protocol.record.schema import UNREADABLE, open_for_writing, tables
 _LOGS: Final = ("", "-wal", "-shm")
 """Suffixes that SQLite adds to a database's name for its other files."""
 _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
-    "INTEGER": int,
-    "REAL": (int, float, str),  # NOT_GIVEN stands for a number that wasn't given
+    "INTEGER": (int, float, str),  # a rank's memory may be any number
+    "REAL": (int, float, str),  # NOT_GIVEN and NOT_A_NUMBER stand for numbers
     "TEXT": str,
     "BLOB": bytes,
 }

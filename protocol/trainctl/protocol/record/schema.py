@@ -5,6 +5,7 @@ transaction longer than a query.
 """
 
 import contextlib
+import math
 import os
 import re
 import sqlite3
@@ -24,6 +25,8 @@ SCHEMA_VERSION: Final = 2
 _PLAUSIBLE_VERSION: Final = 1000
 NOT_GIVEN: Final = ""
 """Stands in `steps` for a loss or gradient norm that was not given: NULL, there, is a NaN."""
+NOT_A_NUMBER: Final = "NaN"
+"""Stands for a NaN in all other columns of numbers: SQLite would keep it as NULL, which is a value not given."""
 ROLLUP_LEVELS: Final = (10, 100, 1000)
 """Bucket sizes in steps for which min, max, mean and last are kept."""
 VALUES_KEPT: Final = 20_000
@@ -149,6 +152,11 @@ CREATE TABLE IF NOT EXISTS refusals (      -- who was refused what: the newest
 );
 """
 """Schema of `agent.db`."""
+
+
+def column_value(value: float | None) -> float | str | None:
+    """Return a number as a column keeps it in which NULL is a value not given."""
+    return NOT_A_NUMBER if value is not None and math.isnan(value) else value
 
 
 def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlite3.Connection:

@@ -97,7 +97,7 @@ class WholeRunReader(RecordReader):
     def commits(self) -> tuple[Commit, ...]:
         """By time, with the retracted ones."""
         rows = self._rows("SELECT step, committed_at, step_seconds, retracted FROM steps ORDER BY committed_at, step")
-        return tuple(Commit(step, at, seconds, bool(retracted)) for step, at, seconds, retracted in rows)
+        return tuple(Commit(step, at, float(seconds), bool(retracted)) for step, at, seconds, retracted in rows)
 
     def nodes_of(self, rank: int, bucket_steps: int) -> dict[int, set[str]]:
         """The nodes that a rank ran on in each bucket of steps that stand, by the bucket's first step."""

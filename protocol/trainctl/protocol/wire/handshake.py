@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from trainctl.protocol.errors import NotAuthorisedError
+from trainctl.protocol.errors import START_ONE, NotAuthorisedError, NotConnectedError, UnreachableError
 from trainctl.protocol.security.keyring import Credentials
 
 MECHANISM_MISMATCH = 0x11000002
@@ -30,19 +30,25 @@ class Handshakes:
     """The verdict over a sequence of a connecting socket's events. Pure: time comes with each event."""
 
     def __init__(self, address: str, credentials: Credentials | None) -> None:
-        self._address, self._credentials = address, credentials
+        self.address, self._credentials = address, credentials
         self._connected_at, self._broken_off = 0.0, 0
+        self.has_connected = False
+        """Whether something ever accepted a connection."""
+        self.has_broken_off = False
+        """Whether something ever ended a connection before it was one of an agent's."""
 
     def take(self, event: int, value: int, now: float) -> NotAuthorisedError | None:
         """Why there will be no connection, once that is certain."""
         if event == zmq.EVENT_CONNECTED:
-            self._connected_at = now
+            self._connected_at, self.has_connected = now, True
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._broken_off = 0
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return NotAuthorisedError(self._unknown())
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == MECHANISM_MISMATCH:
             return NotAuthorisedError(self._mismatch())
+        elif now - self._connected_at < QUICK_SECONDS and self._credentials is None:
+            self.has_broken_off = True
         elif self._credentials is not None and now - self._connected_at < QUICK_SECONDS:
             self._broken_off += 1  # once may be an agent that ends
             if self._broken_off > 1:
@@ -51,25 +57,25 @@ class Handshakes:
 
     def _unknown(self) -> str:
         if self._credentials is None:
-            return f"{self._address}: the agent requires a key; create one with: trainctl keys new"
+            return f"{self.address}: the agent requires a key; create one with: trainctl keys new"
         own = self._credentials.own
         return (
-            f"{self._address}: the agent has not authorised {own.name}'s key; on that machine, run: "
+            f"{self.address}: the agent has not authorised {own.name}'s key; on that machine, run: "
             f"trainctl keys authorize {own.name} '{own.public}' --role {self._credentials.role}"
         )
 
     def _mismatch(self) -> str:
         if self._credentials is not None:
-            return f"{self._address}: the agent uses no keys, but this client expects key {self._credentials.server}"
+            return f"{self.address}: the agent uses no keys, but this client expects key {self._credentials.server}"
         return (
-            f"{self._address}: the agent requires keys: put its key into the cluster file ([nodes.NAME] key), "
+            f"{self.address}: the agent requires keys: put its key into the cluster file ([nodes.NAME] key), "
             "or give it with --server-key or $TRAINCTL_SERVER_KEY"
         )
 
     def _wrong_server(self) -> str:
         assert self._credentials is not None
         known = self._credentials.server
-        return f"{self._address}: the agent's key differs from the one that this client expects ({known})"
+        return f"{self.address}: the agent's key differs from the one that this client expects ({known})"
 
 
 class HandshakeWatch:
@@ -86,6 +92,18 @@ class HandshakeWatch:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._watch(), name="trainctl-handshakes")
+
+    def no_answer(self) -> UnreachableError:
+        """Return why nothing came, as far as is known where no verdict is."""
+        address = self._handshakes.address
+        if not self._handshakes.has_connected:
+            return NotConnectedError(f"no agent at {address}: {START_ONE}")
+        if self._handshakes.has_broken_off:
+            return UnreachableError(f"{address}: another program answers there, no agent: check the port")
+        remedy = "check that process and the port"
+        return UnreachableError(
+            f"{address}: something listens there and says nothing, an agent that hangs or another program: {remedy}"
+        )
 
     @property
     def verdict(self) -> NotAuthorisedError | None:

@@ -65,6 +65,24 @@ def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: 
     return socket
 
 
+def connect(socket: Any, address: str) -> None:
+    """Connect a socket to an agent's address, of either family."""
+    _use_family(socket, address)
+    socket.connect(address)
+
+
+def bind(socket: Any, address: str) -> None:
+    """Bind a socket to an address, of either family. Raises zmq.ZMQError."""
+    _use_family(socket, address)
+    socket.bind(address)
+
+
+def _use_family(socket: Any, address: str) -> None:
+    """Have IPv6 where the address is of IPv6. A host's name is looked up in IPv4: with this option libzmq takes only
+    the first of its addresses, which would mostly be one where no agent listens."""
+    socket.setsockopt(zmq.IPV6, int(address.startswith("tcp://[")))
+
+
 def _seed_identities() -> None:
     """A ROUTER numbers its connections from a random number of the C library's, which libzmq 4.3.5 never seeds: every
     agent would begin with the same one. Who knows the next number can claim it as an identity, and libzmq aborts the

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainctl.protocol.files import durable_files
-from trainctl.protocol.files.durable_files import sync, sync_all
+from trainctl.protocol.files.durable_files import naming, sync, sync_all
 from trainctl.protocol.record.leftovers import is_left_by_dead
 
 _PART = re.compile(r"^\..+\.(\d+)\.part$")
@@ -43,7 +43,8 @@ def part_of(folder: Path) -> Iterator[Path]:
     durable_files.make_folder(work.parent)
     work.mkdir()
     try:
-        yield work
+        with naming(folder):
+            yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -22,6 +22,7 @@ from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec, sockets
+from trainctl.protocol.wire.json_text import with_names
 from trainctl.trainer.backends.import_library import import_library
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import first_line
@@ -89,7 +90,9 @@ def _serve(wanted: argparse.Namespace, processor: Scorer | RowAnswerer, device: 
                 if isinstance(order, m.Leave):
                     return
                 if isinstance(order, m.WorkSlice) and order.slice != ask.answered:  # not one that was sent twice
-                    results = tuple(map(msgspec.json.encode, processor.process(order.first, order.rows)))
+                    results = tuple(
+                        msgspec.json.encode(with_names(row)) for row in processor.process(order.first, order.rows)
+                    )
                     ask = m.WorkAsk(run=wanted.work, rank=0, device=device, answered=order.slice, results=results)
                     break
         log.warning("the agent is gone")

@@ -55,17 +55,16 @@ def send(address: str, order: command.Order, wait: command.Wait, timeout: float)
 def finish(order: command.Order, reply: m.CommandReply, *, json: bool, code: int, more: str = "") -> int:
     """Print how a command ended, with `more` to say of it, and return the exit code."""
     line = tables.reply_line(order.verb, reply, order.node) + more
-    with output.outcome_known():
-        if json and code:
-            output.emit_error(reply.state, line, **fields(order, reply))
-        elif json:
-            output.emit_ok(**fields(order, reply))
-        elif code:
-            output.complain(line)
-        else:
-            output.say(line)
-            if order.verb == "sample" and reply.after:
-                output.say(output.log_text(reply.after, raw=False))
+    if json and code:
+        output.emit_error(reply.state, line, **fields(order, reply))
+    elif json:
+        output.emit_ok(**fields(order, reply))
+    elif code:
+        output.complain(line)
+    else:
+        output.say(line)
+        if order.verb == "sample" and reply.after:
+            output.say(output.log_text(reply.after, raw=False))
     return code
 
 

@@ -25,6 +25,8 @@ from trainctl.tui.cli.options import (
 
 app = subcommands()
 Hosts = dict[str, m.HostReading]
+HOOK_TEST_SECONDS = 30.0
+"""More than a command and a webhook may take, one after the other."""
 DIFFERS = 1
 """Exit code of `diff` if the runs differ, as that of diff(1)."""
 
@@ -62,18 +64,39 @@ def status(
 
 @app.command()
 def alerts(
-    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
-) -> int:
+    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None,
+    test: Annotated[
+        bool, typer.Option("--test", help="Have the agent call its alert hooks once, and print how that went.")
+    ] = False,
+    json: Json = False,
+) -> int:  # fmt: skip
     """List the active run's open alerts, urgent ones first. Without an active run, list the alerts for the agent's
     machine."""
     address = address_of(ctx, connect, cluster, run)
+    if test:
+        return _test_hooks(address, json=json)
     snapshot = agent_call.call(address, lambda client: client.snapshot(0, run), lead=run is None)
     told = snapshot.alerts
     found = told.alerts if told is not None else ()
+    problem = told.hook_problem if told is not None else ""
+    if problem and not json:
+        output.tell(problem)
     return output.answer(
         tables.alerts_table(found) if found else "", json=json, none="no open alerts", alerts=found,
-        mutes=told.mutes if told is not None else (), watched=told is not None,
+        mutes=told.mutes if told is not None else (), watched=told is not None, hook_problem=problem,
     )  # fmt: skip
+
+
+def _test_hooks(address: str, *, json: bool) -> int:
+    outcomes = agent_call.call(address, lambda client: client.test_hooks(), answer_seconds=HOOK_TEST_SECONDS).outcomes
+    failed = [outcome for outcome in outcomes if outcome.problem]
+    if json:
+        output.emit({"ok": not failed, "outcomes": outcomes})
+    for outcome in () if json else outcomes:
+        output.say(f"{outcome.hook}: {output.one_line(outcome.problem) or 'called'}")
+    if not outcomes and not json:
+        output.tell("the agent has no alert hooks: set them in [alerts] of its machine's cluster.toml")
+    return RefusedError.exit_code if failed else 0
 
 
 @app.command()

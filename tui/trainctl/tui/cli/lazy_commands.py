@@ -28,11 +28,22 @@ CHANGING = frozenset({
 """Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
 
 
+def is_changing(arguments: Sequence[str]) -> bool:
+    """Return whether a command line changes something, so that its outcome isn't what it prints."""
+    if {"-h", "--help"} & {*arguments}:
+        return False
+    words = [word for word in arguments if not word.startswith("-")]
+    return any(_changing(words[at:]) for at in range(2))  # the first may be the value of the program's own option
+
+
+def _changing(words: Sequence[str]) -> str | None:
+    return next((name for name in (" ".join(words[:1]), " ".join(words[:2])) if name in CHANGING), None)
+
+
 def refuse_changes(words: Sequence[str]) -> None:
     """Check a command line, without the program's own options. Raises InvalidInputError if it would change
     something."""
-    changing = next((name for name in (" ".join(words[:1]), " ".join(words[:2])) if name in CHANGING), None)
-    if changing is not None:
+    if (changing := _changing(words)) is not None:
         raise InvalidInputError(
             "--read-only", f"{changing} isn't read-only: leave out --read-only, or use status, watch or attach"
         )

@@ -119,11 +119,12 @@ async def _name_of(client: "Client", run: str | None, rank: int) -> str:
 
 def show_log(part: m.LogPart, *, json: bool) -> None:
     """Print one part of a log; control characters are removed if standard output is a terminal."""
-    if json:
-        output.emit(part)
-        return
-    sys.stdout.write(output.log_text(part.text, raw=not sys.stdout.isatty()))
-    sys.stdout.flush()
+    with output.read_to_its_end():
+        if json:
+            output.emit(part)
+            return
+        sys.stdout.write(output.log_text(part.text, raw=not sys.stdout.isatty()))
+        sys.stdout.flush()
 
 
 # ---------------------------------------------------------------- merged by time
@@ -210,11 +211,12 @@ class _Logs:
 
 
 def _print(entries: Sequence[lt.LogEntry], size: int, *, json: bool) -> None:
-    for entry in entries:
-        if json:
-            output.emit(line_as_json(entry))
-        else:
-            output.say(text_of(entry, size))
+    with output.read_to_its_end():
+        for entry in entries:
+            if json:
+                output.emit(line_as_json(entry))
+            else:
+                output.say(text_of(entry, size))
 
 
 def line_as_json(entry: lt.LogEntry) -> dict[str, Any]:

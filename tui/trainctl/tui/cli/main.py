@@ -1,12 +1,11 @@
 """The `trainctl` command: full screen, demo, all other subcommands, exit codes, and one line for what goes wrong."""
 
-import contextlib
 import errno
 import functools
 import gc
 import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal, cast
@@ -15,10 +14,11 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError, TrainctlError, UnreachableError
-from trainctl.protocol.machine.standard_streams import open_closed
+from trainctl.protocol.machine import standard_streams
+from trainctl.protocol.machine.standard_streams import BROKEN_PIPE, HUNG_UP, STANDARD_OUTPUT
 from trainctl.tui.cli import agent_call, output
 from trainctl.tui.cli.command_result import INTERRUPTED
-from trainctl.tui.cli.lazy_commands import LateCommands, refuse_changes
+from trainctl.tui.cli.lazy_commands import LateCommands, is_changing, refuse_changes
 from trainctl.tui.cli.options import (
     ClusterFile,
     Config,
@@ -31,17 +31,12 @@ from trainctl.tui.cli.options import (
 )
 from trainctl.tui.commands import targets
 
-BROKEN_PIPE = 141
-"""128 + SIGPIPE, as a shell tells it."""
-HUNG_UP = 129
-"""128 + SIGHUP."""
 MOST_DEMO_NODES = 8
 """That train on one machine."""
 
 
 class _Group(TyperGroup):
-    """Has the subcommands of all files, of which whatever takes --connect takes --server-key; and ends quietly when
-    the reader of standard output has gone, which the parser library would call a failure."""
+    """Has the subcommands of all files, of which whatever takes --connect takes --server-key."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -50,27 +45,16 @@ class _Group(TyperGroup):
     def _complete(self, command: Any) -> None:
         share_server_key(next(option for option in self.params if option.name == "server_key"), command)
 
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        with _quiet_pipe():  # --help prints here
-            return super().make_context(*args, **options)
-
     def invoke(self, ctx: Any) -> Any:
-        with _quiet_pipe():
+        try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # which the parser library would call a failure
+            raise typer.Exit(BROKEN_PIPE) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if ctx.params.get("read_only") and not ctx.resilient_parsing:
             refuse_changes(args)
         return super().resolve_command(ctx, args)
-
-
-@contextlib.contextmanager
-def _quiet_pipe() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        output.silence(sys.stdout)
-        raise typer.Exit(BROKEN_PIPE) from None
 
 
 app = typer.Typer(
@@ -233,13 +217,26 @@ def demo(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line and return its exit code. Only exceptions that end the interpreter pass through."""
+    """Run one command line and return its exit code. Only exceptions that end the interpreter pass through.
+
+    The exit code is the command's outcome. That of a command that only prints is an error if what it printed is lost.
+    """
     arguments = sys.argv[1:] if argv is None else argv
+    _prepare(json="--json" in arguments)
+    with standard_streams.lossy_streams() as printed:
+        code = _outcome(arguments)
+        sys.stdout.flush()
+        if printed.lost is not None and not isinstance(printed.lost, BrokenPipeError):
+            output.complain(f"{STANDARD_OUTPUT}: {printed.lost.strerror}")
+    if code or printed.lost is None or is_changing(arguments):
+        return code
+    return standard_streams.exit_code(printed.lost)
+
+
+def _outcome(arguments: list[str]) -> int:
     json = "--json" in arguments
-    _prepare(json=json)
     try:
         code = typer.main.get_command(app).main(args=arguments, prog_name="trainctl", standalone_mode=False)
-        sys.stdout.flush()
     except typer.TyperException as error:
         text = error.format_message().replace("Value error, ", "")  # the validator's word, not the person's
         return _fail("usage", f"{text}{_hint(error)}", error.exit_code, json=json)
@@ -248,14 +245,12 @@ def main(argv: list[str] | None = None) -> int:
     except TrainctlError as error:
         return _fail(output.error_code(error), str(error), error.exit_code, json=json)
     except BrokenPipeError:
-        output.silence(sys.stdout)
         return BROKEN_PIPE
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EBADF) and not error.filename:
-            output.silence(sys.stdout)
-            return _fail("system", f"standard output: {error.strerror}", 1, json=False)
-        if error.errno == errno.EIO and not error.filename:  # the terminal is gone, so there is nobody to tell
-            output.silence(sys.stdout, sys.stderr)
+        if error.errno == errno.EIO and error.filename in (
+            None,
+            STANDARD_OUTPUT,
+        ):  # the terminal is gone, so there is nobody to tell
             return HUNG_UP
         where = f"{error.filename}: " if error.filename else ""
         return _fail("system", f"{where}{error.strerror or error}", 1, json=json)
@@ -270,11 +265,7 @@ def _fail(code: str, text: str, exit_code: int, *, json: bool) -> int:
     if not json:
         output.complain(text)
         return exit_code
-    try:
-        output.emit_error(code, text)
-    except OSError:
-        output.silence(sys.stdout)
-        output.complain(text)
+    output.emit_error(code, text)
     return exit_code
 
 
@@ -296,7 +287,7 @@ def _hint(error: typer.TyperException) -> str:
 def _prepare(*, json: bool) -> None:
     """Make streams print `?` for what their encoding lacks, a closed one drop it, and an internal error one line or
     object."""
-    open_closed()
+    standard_streams.open_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

@@ -4,11 +4,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
-
-import msgspec
+from typing import Any
 
 from trainctl.protocol import errors
+from trainctl.protocol.machine.standard_streams import LossyStream
+from trainctl.protocol.wire.json_text import encode_json
 
 ERROR_CODES: tuple[tuple[type[errors.TrainctlError], str], ...] = (
     (errors.NotCachedError, "invalid-input"), (errors.SeveralInvalidError, "invalid-input"),
@@ -32,8 +32,10 @@ def has_color() -> bool:
 
 
 def emit(value: Any) -> None:
-    """Print one JSON value on one line of standard output; NaN and infinities become null."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    """Print one JSON value on one line of standard output, in UTF-8 whatever the locale."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8")
+    sys.stdout.write(encode_json(value) + "\n")
     sys.stdout.flush()
 
 
@@ -66,21 +68,17 @@ def say(text: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Print a note for people on standard error, if that takes any. Scripts read only standard output."""
-    try:
-        sys.stderr.write(f"{one_line(text)}\n")
-        sys.stderr.flush()
-    except OSError:
-        silence(sys.stderr)
+    """Print a note for people on standard error. Scripts read only standard output."""
+    sys.stderr.write(f"{one_line(text)}\n")
+    sys.stderr.flush()
 
 
 @contextlib.contextmanager
-def outcome_known() -> Iterator[None]:
-    """Within, a standard output that is full or has no reader loses what is printed, and changes no exit code."""
-    try:
+def read_to_its_end() -> Iterator[None]:
+    """Within, a standard output that is full or has no reader any more raises its error: there is always more to print,
+    and it is all that the command does."""
+    with sys.stdout.strictly() if isinstance(sys.stdout, LossyStream) else contextlib.nullcontext():
         yield
-    except OSError:
-        silence(sys.stdout)
 
 
 def complain(text: str) -> None:
@@ -111,14 +109,6 @@ def arrowed(text: str) -> str:
     except (UnicodeEncodeError, LookupError):
         return text.replace("→", "->")
     return text.replace(" -> ", " → ")
-
-
-def silence(*streams: TextIO) -> None:
-    """Discard what is written to streams whose reader has gone, so that their last flush raises no error."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in streams:
-        os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 def _encodable(text: str) -> str:

@@ -389,6 +389,4 @@ def _says_why_it_failed(item: Any) -> bool:
 
 
 def _show_started(order: command.Order, reply: m.CommandReply, run: str, *, json: bool) -> int:
-    with output.outcome_known():
-        output.answer(run, json=json, **{**command_result.fields(order, reply), "run": run})
-    return 0
+    return output.answer(run, json=json, **{**command_result.fields(order, reply), "run": run})

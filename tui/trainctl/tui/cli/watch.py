@@ -166,11 +166,12 @@ async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **
     """Print what `keep` keeps of `lines(**options)`; the run's last known state when it ends."""
     view: m.RunView | None = None
     async with attending(client), broken_pipe.reader_watched():
-        async for item in lines(client, everywhere=True, **options):
-            if isinstance(item, m.RunView):
-                view = item
-            if isinstance(item, Connection | Restarted) or keep(item):
-                show_item(item, view, json=json)
+        with output.read_to_its_end():
+            async for item in lines(client, everywhere=True, **options):
+                if isinstance(item, m.RunView):
+                    view = item
+                if isinstance(item, Connection | Restarted) or keep(item):
+                    show_item(item, view, json=json)
     return view
 
 

@@ -22,7 +22,7 @@ def parse(text: str) -> Order:
     if not words:
         raise InvalidInputError("command", f"type a verb, such as `{arguments.EXAMPLE}`")
     verb, rest = words[0], words[1:]
-    pairs: dict[str, str] = {}
+    arguments_typed: list[str] = []
     options: dict[str, str] = {}
     while rest:
         word = rest.pop(0)
@@ -32,13 +32,12 @@ def parse(text: str) -> Order:
                 raise InvalidInputError(word, "no such option here; use --node, --run or --if-plan")
             if not found and not rest:
                 raise InvalidInputError(word, "needs a value after it")
+            if name in options:
+                raise InvalidInputError(word, "is given twice: remove one")
             options[name] = value if found else rest.pop(0)
             continue
-        name, found, value = word.partition("=")
-        if not found:
-            raise InvalidInputError(word, "arguments are written as key=value")
-        pairs[name] = value
-    args = verbs.parse_args(verb, pairs)
+        arguments_typed.append(word)
+    args = verbs.parse_args(verb, arguments.pairs(arguments_typed, verb))
     verbs.check(verb, args, options.get("node"))
     plan = options.get("if-plan")
     if plan is not None and not plan.isdecimal():

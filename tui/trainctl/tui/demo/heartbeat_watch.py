@@ -8,7 +8,7 @@ from collections.abc import Callable
 import zmq
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.wire.sockets import new_socket
+from trainctl.protocol.wire import sockets
 
 HUNG_SECONDS = 5.0
 """An agent's heartbeats come each second."""
@@ -41,9 +41,9 @@ async def until_lost(live_address: str, clock: Callable[[], float] = time.monoto
     """Return when the agent that publishes at `live_address` has not been heard of for too long."""
     context = zmq.Context()
     try:
-        socket = new_socket(context, zmq.SUB)
+        socket = sockets.new_socket(context, zmq.SUB)
         socket.setsockopt(zmq.SUBSCRIBE, m.TOPICS[m.Heartbeat])
-        socket.connect(live_address)
+        sockets.connect(socket, live_address)
         pulse = HeartbeatWatch(clock())
         while not pulse.is_lost(clock()):
             if _has_beaten(socket):

@@ -102,6 +102,13 @@ def _parts(version: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part) if part.isdecimal() else -1, part) for part in version.replace("+", ".").split("."))
 
 
+def of_alert_hooks(look: Look) -> Iterator[Finding]:
+    """Return what went wrong when a node last called its alert hooks."""
+    if look.hook_problem:
+        do = "run trainctl alerts --test on that machine once it is corrected"
+        yield Finding("warn", look.name, "alerts", f"{look.hook_problem}: nobody is told of alerts", do)
+
+
 def of_clock(look: Look) -> Iterator[Finding]:
     """By how much its clock is off this machine's, as far as the round trip lets one tell."""
     if look.facts is None or look.is_here:

@@ -10,7 +10,7 @@ from trainctl.protocol.config.run_tables import RunFile
 Level = Literal["ok", "warn", "fail"]
 Subject = Literal[
     "reach", "version", "clock", "keys", "port", "disk", "memory", "files", "interface", "environment", "compiler",
-    "power", "socket", "model", "data", "held-out data",
+    "power", "socket", "alerts", "model", "data", "held-out data",
 ]  # fmt: skip
 
 
@@ -44,6 +44,7 @@ class Look:
     round_trip_seconds: float = 0.0
     clock_offset_seconds: float = 0.0  # its clock less this machine's; right to half the round trip
     is_here: bool = False  # it is this machine
+    hook_problem: str = ""  # what went wrong when its alert hooks were last called
 
 
 Asset = Literal["model", "data", "held-out data"]

@@ -61,7 +61,8 @@ async def look(name: str, address: str, here: m.Facts) -> Look:
         return Look(name, address, trouble=trouble)
     try:
         async with Client(address, timeout_seconds=ANSWER_SECONDS) as client:
-            live_address = client.live_address((await client.snapshot(0)).node)
+            snapshot = await client.snapshot(0)
+            live_address = client.live_address(snapshot.node)
             asked = [await ask_round(client) for _ in range(ROUNDS)]
     except TrainctlError as error:
         return Look(name, address, trouble=_trouble(error))
@@ -70,6 +71,7 @@ async def look(name: str, address: str, here: m.Facts) -> Look:
         name or answer.node, address, answer, live_trouble=await try_port(live_address), live_address=live_address,
         round_trip_seconds=best.trip_seconds, clock_offset_seconds=best.offset_seconds,
         is_here=_is_here(address, answer, here),
+        hook_problem=snapshot.alerts.hook_problem if snapshot.alerts is not None else "",
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """All that the doctor finds in a scene, in the order in which it is reported."""
 
-from trainctl.tui.doctor.check_cluster import of_clock, of_interfaces, of_jaccl, of_reach, of_versions
+from trainctl.tui.doctor.check_cluster import of_alert_hooks, of_clock, of_interfaces, of_jaccl, of_reach, of_versions
 from trainctl.tui.doctor.check_environment import of_environment
 from trainctl.tui.doctor.check_files import of_disks, of_files
 from trainctl.tui.doctor.check_machine import of_compile, of_machine
@@ -18,6 +18,7 @@ def findings(scene: ClusterFacts) -> tuple[Finding, ...]:
             found += of_machine(look, look.facts)
             found += of_compile(look, look.facts, scene.run)
             found += of_clock(look)
+            found += of_alert_hooks(look)
             found += of_interfaces(look, look.facts, scene)
             found += of_environment(look, look.facts)
     if not any(look.is_here for look in scene.looks):  # it may be a node whose agent doesn't run, or none

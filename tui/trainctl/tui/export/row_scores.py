@@ -21,6 +21,7 @@ from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import validation_errors
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, UnreachableError
 from trainctl.protocol.messages.requests import ROWS_BYTES
+from trainctl.protocol.wire.json_text import printable
 
 ROW_BYTES = 512 * 1024
 """Largest row, in bytes."""
@@ -174,7 +175,8 @@ class Scoring:
                 number, line = next(lines)
                 made = _merged(number, line, json.loads(result))
                 failed += "error" in made
-                self._stream.write(json.dumps(made, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+                text = printable(json.dumps(made, ensure_ascii=False))
+                self._stream.write(text.encode("utf-8", "replace") + b"\n")
             written += len(status.results)
             self._show(status.view)
             if not status.results:

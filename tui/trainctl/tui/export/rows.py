@@ -201,8 +201,9 @@ def _ordered(rows: Iterable[Row]) -> list[Row]:
 
 
 def _step(step: m.StepCommitted) -> Row:
+    counted = {"samples": step.samples or None, "tokens_total": step.tokens_total or None}
     rates = {name: m.METRICS[name].of(step) for name in RATES}
-    named = {"generation": str(step.generation), **dict.fromkeys(_RUN_VALUES), **step.values, **rates}
+    named = {"generation": str(step.generation), **counted, **dict.fromkeys(_RUN_VALUES), **step.values, **rates}
     return tuple(named[name] if name in named else getattr(step, name) for name in COLUMNS["steps"])
 
 
@@ -226,7 +227,14 @@ def _event(event: m.Event) -> Row:
 
 
 def _evaluation(made: Evaluation) -> Row:
-    return (made.step, made.at, made.loss, made.weight, made.seconds, *map(made.values.get, _OF_EVALUATION))
+    return (
+        made.step,
+        made.at,
+        made.loss,
+        made.weight or None,
+        made.seconds or None,
+        *map(made.values.get, _OF_EVALUATION),
+    )
 
 
 def _sample(sample: m.Sample) -> Row:

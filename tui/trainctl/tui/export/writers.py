@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
-import msgspec
-
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.files.durable_files import replaced
+from trainctl.protocol.machine.standard_streams import STANDARD_OUTPUT, silence
+from trainctl.protocol.wire.json_text import encode_json
 from trainctl.tui.export.rows import COLUMNS, Row, What
 
 Format = Literal["csv", "jsonl", "parquet"]
@@ -34,14 +34,11 @@ def open_writer(kind: Format, what: What, stream: IO[bytes]) -> Writer:
 
 def _flat(rows: list[Row]) -> list[Row]:
     """Objects as JSON text."""
-    return [
-        tuple(msgspec.json.encode(value).decode() if isinstance(value, dict) else value for value in row)
-        for row in rows
-    ]
+    return [tuple(encode_json(value) if isinstance(value, dict) else value for value in row) for row in rows]
 
 
 class _Csv:
-    """A header and a line a row; what isn't known is empty, and no number is `nan`, `inf` or `-inf`."""
+    """A header and a line a row; what isn't known is empty, and numbers may be `nan`, `inf` or `-inf`."""
 
     def __init__(self, columns: dict[str, type], stream: IO[bytes]) -> None:
         self._head = tuple(columns)
@@ -74,14 +71,14 @@ def _cell(value: Any) -> Any:
 
 
 class _JsonLines:
-    """An object a row; what isn't known, or no number, is null."""
+    """An object a row; what isn't known is null, and numbers that JSON lacks are `"NaN"` or `"Infinity"`."""
 
     def __init__(self, columns: dict[str, type], stream: IO[bytes]) -> None:
         self._names, self._stream = tuple(columns), stream
 
     def write(self, rows: list[Row]) -> None:
-        encode = msgspec.json.Encoder().encode
-        self._stream.write(b"".join(encode(dict(zip(self._names, row, strict=True))) + b"\n" for row in rows))
+        lines = (encode_json(dict(zip(self._names, row, strict=True))) for row in rows)
+        self._stream.write("".join(f"{line}\n" for line in lines).encode())
 
     def close(self) -> None:
         return None
@@ -130,8 +127,13 @@ def destination(path: Path | None, option: str = "--output") -> Iterator[IO[byte
     """Standard output, or a file that takes its name once all is written. Raises InvalidInputError with the
     `option` that names the file, if it can't be written."""
     if path is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        try:
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            error.filename = error.filename or STANDARD_OUTPUT
+            silence(sys.stdout)
+            raise
         return
     try:
         with replaced(path) as file:

@@ -197,8 +197,7 @@ class ReplaySource:
             rid="",
             runs=(m.RunSummary(
                 run=view.run, name=view.name, state=view.state, step=step.step, steps=view.steps,
-                last_loss=step.loss if step.loss is not None and math.isfinite(step.loss) else None,
-                started_at=view.started_at, directory=str(self.paths.directory), kind=view.kind,
+                last_loss=step.loss, started_at=view.started_at, directory=str(self.paths.directory), kind=view.kind,
                 simulated=view.simulated, global_batch=step.global_batch, cost=self._view.cost,
             ),),
         )  # fmt: skip

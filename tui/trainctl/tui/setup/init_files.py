@@ -129,7 +129,10 @@ def cluster_tables(answers: Answers, machine: ThisMachine, key: str | None) -> d
     """This machine alone; off loopback with the network that it is in, as one over which gradients may travel."""
     entry = {"address": answers.address} | ({"key": key} if key else {})
     interface = machine.interface_of(addresses.host(answers.address))
-    trusted = {} if interface is None or interface.is_loopback else {"trusted_networks": [interface.network]}
+    of_interface = [] if interface is None or interface.is_loopback else [
+        one.network for one in machine.interfaces if one.name == interface.name and not one.address.startswith("fe80:")
+    ]  # fmt: skip
+    trusted = {"trusted_networks": [*dict.fromkeys(of_interface)]} if of_interface else {}
     return trusted | {"nodes": {machine.node: entry}}
 
 

@@ -28,11 +28,11 @@ _BYTES_OF_DTYPE = {"float32": 4, "float64": 8}
 
 
 class Interface(NamedTuple):
-    """A network interface with an IPv4 address."""
+    """An address of a network interface."""
 
     name: str
     address: str
-    network: str  # 192.168.1.0/24
+    network: str  # 192.168.1.0/24, fd00::/64
     is_loopback: bool
 
 
@@ -66,7 +66,7 @@ class ThisMachine(NamedTuple):
         return next((agent.node for agent in self.agents if agent.address == address), self.node)
 
     def interface_of(self, address: str) -> Interface | None:
-        """The one that has an IPv4 address."""
+        """The one that has an IP address."""
         return next((one for one in self.interfaces if one.address == address), None)
 
 
@@ -168,19 +168,22 @@ def backends() -> tuple[str, ...]:
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """All that are up and have an IPv4 address, loopback first."""
+    """All addresses of those that are up, loopback first, then IPv4."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     found = [
         _interface(name, entry.address, entry.netmask)
         for name, entries in psutil.net_if_addrs().items()
         for entry in entries
-        if entry.family == socket.AF_INET and name in up
+        if entry.family in (socket.AF_INET, socket.AF_INET6) and name in up
     ]
-    return tuple(sorted(found, key=lambda one: (not one.is_loopback, one.name)))
+    return tuple(sorted(found, key=lambda one: (not one.is_loopback, ":" in one.address, one.name)))
 
 
 def _interface(name: str, address: str, netmask: str | None) -> Interface:
-    host = ipaddress.IPv4Interface(f"{address}/{netmask or 32}")
+    plain, _, _ = address.partition("%")  # of a link-local address the scope
+    if ":" in plain and netmask:
+        netmask = str(int(ipaddress.IPv6Address(netmask)).bit_count())
+    host = ipaddress.ip_interface(f"{plain}/{netmask}" if netmask else plain)
     return Interface(name, address, str(host.network), host.is_loopback)
 
 

@@ -13,6 +13,7 @@ from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_f
 from trainctl.protocol.config.objectives import sample_unit, sequences_of
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError, NotCachedError
+from trainctl.protocol.files.durable_files import naming
 from trainctl.protocol.security import keys
 from trainctl.tui.commands import targets
 from trainctl.tui.setup import data_preview, init_files, init_probe, init_values, new_files
@@ -87,7 +88,8 @@ def _measured(answers: Answers, model: Model, machine: ThisMachine) -> Answers:
     InvalidInputError for data that cannot be trained on."""
     with tempfile.TemporaryDirectory(prefix="trainctl-init-") as folder:
         draft = Path(folder) / "run.toml"
-        draft.write_text(init_files.run_text(answers, model, machine, draft), "utf-8")
+        with naming(draft):
+            draft.write_text(init_files.run_text(answers, model, machine, draft), "utf-8")
         whole = {"data.overlong": "drop", "data.sequence_length": str(model.positions or MOST_TOKENS)}
         found = data_preview.read(draft, machine.node, 0, whole)
     length = -(-found.lengths["p95"] // LENGTH_STEP) * LENGTH_STEP

@@ -1,17 +1,16 @@
 """If no agent is running, offers a person at a terminal to start one here. It outlives this program."""
 
+import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from trainctl.protocol.client import local_agents
+from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.commands import targets
-
-START_SECONDS = 30.0
-LOOK_SECONDS = 0.05
 
 
 def offer(at: targets.Where, tell: Callable[[str], None]) -> None:
@@ -28,26 +27,15 @@ def offer(at: targets.Where, tell: Callable[[str], None]) -> None:
 
     if typer.confirm(f"No agent is running at {default}. Start one on this machine?", default=True, err=True):
         process, log = start()
-        tell(f"an agent is running at {default}; its output is in {log}; stop it with: kill {process.pid}")
+        tell(f"an agent is running at {default}; its output is in {log}; stop it with: kill {process}")
 
 
-def start() -> tuple["subprocess.Popen[bytes]", Path]:
-    """An agent in a session of its own, which listens by now, and where its output goes. Raises RefusedError."""
-    from trainctl.protocol.config.names import node_name
-    from trainctl.protocol.record.paths import node_directory
-
+def start() -> tuple[int, Path]:
+    """Start an agent in a session of its own, and return its process and where its output goes. Raises RefusedError."""
     log = node_directory(node_name()) / "logs" / "started.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "trainctl.node_agent", "run"]
-    with log.open("wb") as said:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    deadline = time.monotonic() + START_SECONDS
-    while not local_agents.running():
-        if process.poll() is not None or time.monotonic() >= deadline:
-            process.terminate()
-            lines = log.read_text("utf-8", "replace").strip().splitlines()
-            raise RefusedError(f"the agent didn't start: {lines[-1] if lines else 'it printed nothing'} (see {log})")
-        time.sleep(LOOK_SECONDS)
-    return process, log
+    command = [sys.executable, "-m", "trainctl.node_agent", "run", "--detach"]
+    started = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if started.returncode:
+        lines = started.stderr.strip().splitlines()
+        raise RefusedError(f"the agent didn't start: {lines[-1] if lines else 'it printed nothing'} (see {log})")
+    return json.loads(started.stdout)["pid"], log

@@ -1,4 +1,4 @@
-"""Numbers, durations and times as the screen's words. What is unknown is `n/a`, never a zero."""
+"""Numbers, durations and times as the screen's words. What is unknown is `n/a`, never a zero; a NaN is `nan`."""
 
 import datetime
 import math
@@ -8,22 +8,26 @@ _DAY_SECONDS = 86400
 _GIGABYTE = 1e9
 
 
+def _without_digits(value: float | None) -> str:
+    return NA if value is None else str(value)
+
+
 def count(value: float | None) -> str:
     """Whole number with thousands separated: 18,240."""
-    return NA if value is None or not math.isfinite(value) else f"{round(value):,}"
+    return _without_digits(value) if value is None or not math.isfinite(value) else f"{round(value):,}"
 
 
 def rate(value: float | None) -> str:
     """A rate in a column: 7,100 up to 99,999, then 123k, 1.2M."""
     if value is None or not math.isfinite(value):
-        return NA
+        return _without_digits(value)
     return count(value) if abs(value) < 99_999.5 else compact(value)
 
 
 def compact(value: float | None) -> str:
     """Three significant digits with k, M, G, T: 10.7k, 842, 1.2M."""
     if value is None or not math.isfinite(value):
-        return NA
+        return _without_digits(value)
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit * 0.9995:
             scaled = value / limit
@@ -33,10 +37,8 @@ def compact(value: float | None) -> str:
 
 def loss(value: float | None) -> str:
     """A loss or another number of order one, four digits: 1.842, 12.31, nan."""
-    if value is None:
-        return NA
-    if not math.isfinite(value):
-        return str(value)
+    if value is None or not math.isfinite(value):
+        return _without_digits(value)
     size = abs(value)
     if size >= 1e5 or 0 < size < 1e-3:
         return scientific(value)
@@ -46,7 +48,7 @@ def loss(value: float | None) -> str:
 def scientific(value: float | None) -> str:
     """A learning rate: 1.62e-4, 3e-5, 0."""
     if value is None or not math.isfinite(value):
-        return NA if value is None else str(value)
+        return _without_digits(value)
     if value == 0:
         return "0"
     digits, _, exponent = f"{value:.2e}".partition("e")
@@ -84,7 +86,7 @@ def money(value: float | None, currency: str) -> str:
 
 def percent(part: float | None) -> str:
     """A fraction of one as whole percent: 92%."""
-    return NA if part is None or not math.isfinite(part) else f"{100 * part:.0f}%"
+    return _without_digits(part) if part is None or not math.isfinite(part) else f"{100 * part:.0f}%"
 
 
 def gigabytes(value: float | None) -> str:
@@ -105,7 +107,7 @@ def used_of(used: float | None, cap: float | None) -> str:
 def seconds(value: float | None) -> str:
     """A step's length: 3.06 s, 41 ms, 75 s; below half a millisecond 0.42 ms."""
     if value is None or not math.isfinite(value):
-        return NA
+        return _without_digits(value)
     if 0 < value <= 0.0005:
         return f"{1000 * value:.2g} ms"
     if value < 0.0995:
@@ -115,7 +117,7 @@ def seconds(value: float | None) -> str:
 
 def age(value: float | None) -> str:
     """How long ago, in one unit: 1s, 12m, 4h, 3d."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return NA
     value = max(value, 0.0)
     for unit_seconds, unit in ((_DAY_SECONDS, "d"), (3600, "h"), (60, "m")):

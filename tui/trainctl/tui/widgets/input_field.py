@@ -11,6 +11,13 @@ class InputField(Input):
     that what a slow line delivers in one packet arrives shuffled.
     """
 
+    def on_paste(self, event: events.Paste) -> None:
+        """Insert all lines as one, where a plain Input takes only the first."""
+        event.stop()
+        event.prevent_default()
+        lines = event.text.strip("\r\n").splitlines()
+        self.replace(" ".join(lines[:1] + [line.strip() for line in lines[1:]]), *self.selection)
+
     async def on_key(self, event: events.Key) -> None:
         found = None if event.is_printable else self.screen.active_bindings.get(event.key)
         if found is not None and found.node is self:

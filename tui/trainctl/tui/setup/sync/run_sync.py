@@ -55,7 +55,7 @@ def copy(wanted: SyncRequest, cluster: ClusterFile | None, listener: SyncListene
     try:
         files = plan.sources(run_file.on_node(config, found.here))
     except OSError as error:
-        raise RefusedError(f"{error.filename}: {error.strerror}") from None
+        raise RefusedError(f"{error.filename or wanted.file}: {error.strerror or error}") from None
     nodes = {
         node: NodeSync(node, SshTarget(host, wanted.ssh_config), wanted.options, listener.progress)
         for node, host in chosen.items()
