@@ -99,12 +99,42 @@ def check_streams(folder: Path, calls: tuple[tuple[str, ...], ...], stream: str,
 
 
 def check_place(folder: Path, calls: tuple[tuple[str, ...], ...], place: str) -> None:
+    folder = folder / "où"  # which Latin-1 has, and UTF-8 writes otherwise
+    folder.mkdir()
     for words, expected, result in zip(calls, usual(calls), call(folder, calls, place), strict=True):
         assert_plain(words, result)
         if place != "nobody":  # who may have no place for keys and settings
             assert result[0] == expected[0], (words, expected, result)
         if "--json" in words and result[1]:
             json.loads(result[1].encode("latin-1").decode("utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("words", "has_effect"),
+    [
+        ("--cluster c.toml --connect ipc:///a send stop", True),
+        ("--config c.toml --connect ipc:///a run r.toml", True),
+        ("export-model r --to mlx", True),
+        ("export r --output o.csv", True),
+        ("export r", False),
+        ("alerts --test", True),
+        ("alerts", False),
+        ("keys new", True),
+        ("keys list", False),
+        ("send stop --help", False),
+        ("help run", False),
+        ("status --run demo", False),
+        ("report run", False),
+    ],
+)
+def test_lost_output_fails_only_what_does_nothing_but_print(
+    words: str, has_effect: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group: Any = typer.main.get_command(program.app)
+    monkeypatch.setattr(typer.core.TyperGroup, "resolve_command", lambda *_: 1 / 0)  # what comes next
+    with pytest.raises(ZeroDivisionError):
+        group.main(args=words.split(), standalone_mode=False)
+    assert group.has_effect is has_effect
 
 
 def test_what_is_lost_changes_no_outcome_of_some(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import gc
+import os
 import shutil
 import sqlite3
 import time
@@ -191,6 +192,12 @@ def test_the_last_run_of_a_demo_is_found(directory: Path, tmp_path: Path, monkey
     copy = tmp_path / "demos" / "demo-1" / "state" / "studio" / "runs" / directory.name
     shutil.copytree(directory, copy)
     assert run_lookup.find("last") == run_lookup.find("demo-1") == copy
+    own = tmp_path / "state" / "studio" / "runs" / "mine-1"
+    shutil.copytree(directory, own)
+    for name, at in (("run.toml", 2e9), ("record.db", 2e9)):
+        if (own / name).exists():
+            os.utime(own / name, (at, at))
+    assert run_lookup.find("last") == own, "a demo is older"
 
 
 @pytest.mark.parametrize("place", ["runs/demo-1", "other", "link/demo-1", "runs/../runs", "", "."])

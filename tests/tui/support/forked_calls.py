@@ -55,7 +55,7 @@ def _call(case: dict[str, Any], files: list[int]) -> int:
     for stream, file in zip(STREAMS, files, strict=True):
         _put(stream, case.get(stream, "captured"), file)
     name, sys.argv = case["words"][0], case["words"]
-    os.chdir(case["folder"])
+    os.chdir(case["folder"].encode())  # the locale's encoding may lack its characters
     return program.main() if name == "trainctl" else agent_program.main()
 
 
@@ -84,7 +84,7 @@ def main() -> None:
             for child, files in zip(children, kept, strict=True):
                 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                 results.append([status, *map(_text, files)])
-    Path(given["results"]).write_text(json.dumps(results), "utf-8")
+    Path(os.fsdecode(given["results"].encode())).write_text(json.dumps(results), "utf-8")
 
 
 def _text(file: IO[bytes]) -> str:

@@ -133,7 +133,8 @@ _RUN = (
     ),
     Metric(
         "seconds_per_sample", "s", "run", "seconds per sample", "Step duration divided by its samples.", "seconds",
-        "seconds_per_sample", "CASE WHEN samples > 0 THEN step_seconds / samples END", short="a sample",
+        "seconds_per_sample", "CASE WHEN samples > 0 AND typeof(step_seconds) = 'real' THEN step_seconds / samples END",
+        short="a sample",
     ),
     Metric(
         "weight_per_second", "weight/s", "run", "weight/s",

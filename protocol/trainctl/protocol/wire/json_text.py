@@ -30,11 +30,21 @@ def decode_json(text: str, kind: type[T]) -> T:
 
 
 def with_names(value: Any) -> Any:
-    """Return plain values with the names of numbers that JSON lacks."""
+    """Return plain values with the names of numbers that JSON lacks, and with text that UTF-8 can write."""
+    if isinstance(value, str):
+        return value if value.isascii() else _as_written(value)
     if isinstance(value, dict):
-        return {name: with_names(item) for name, item in value.items()}
+        return {with_names(name): with_names(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [with_names(item) for item in value]
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _as_written(text: str) -> str:
+    """Return text with the bytes that the locale's encoding lacks, as in names of files, read as UTF-8."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()

@@ -28,16 +28,24 @@ CHANGING = frozenset({
 """Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
 
 
-def is_changing(arguments: Sequence[str]) -> bool:
-    """Return whether a command line changes something, so that its outcome isn't what it prints."""
-    if {"-h", "--help"} & {*arguments}:
+WRITING = frozenset({"export-model", "quantize", "mirror", "selftest"})
+"""Those that leave files, and change nothing else."""
+
+
+def has_effect(words: Sequence[str]) -> bool:
+    """Return whether a command line, from the command's name on, does more than print."""
+    if {"-h", "--help"} & {*words}:
         return False
-    words = [word for word in arguments if not word.startswith("-")]
-    return any(_changing(words[at:]) for at in range(2))  # the first may be the value of the program's own option
+    writes = words[0] in WRITING or any(word.split("=")[0] == "--output" for word in words)
+    return writes or _changing(words) is not None
 
 
 def _changing(words: Sequence[str]) -> str | None:
-    return next((name for name in (" ".join(words[:1]), " ".join(words[:2])) if name in CHANGING), None)
+    """Return the name of the command if it changes something."""
+    names = [word for word in words[:2] if not word.startswith("-")]
+    if words[0] == "alerts" and "--test" in words:
+        return "alerts --test"
+    return next((name for name in (words[0], " ".join(names)) if name in CHANGING), None)
 
 
 def refuse_changes(words: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from trainctl.protocol.machine import standard_streams
 from trainctl.protocol.machine.standard_streams import BROKEN_PIPE, HUNG_UP, STANDARD_OUTPUT
 from trainctl.tui.cli import agent_call, output
 from trainctl.tui.cli.command_result import INTERRUPTED
-from trainctl.tui.cli.lazy_commands import LateCommands, is_changing, refuse_changes
+from trainctl.tui.cli.lazy_commands import LateCommands, has_effect, refuse_changes
 from trainctl.tui.cli.options import (
     ClusterFile,
     Config,
@@ -41,6 +41,8 @@ class _Group(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = cast("MutableMapping[str, Any]", LateCommands(self.commands, self._complete))
+        self.has_effect = False
+        """Whether the command that was called does more than print."""
 
     def _complete(self, command: Any) -> None:
         share_server_key(next(option for option in self.params if option.name == "server_key"), command)
@@ -54,6 +56,7 @@ class _Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if ctx.params.get("read_only") and not ctx.resilient_parsing:
             refuse_changes(args)
+        self.has_effect = has_effect(args)
         return super().resolve_command(ctx, args)
 
 
@@ -223,20 +226,21 @@ def main(argv: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else argv
     _prepare(json="--json" in arguments)
+    program: Any = typer.main.get_command(app)
     with standard_streams.lossy_streams() as printed:
-        code = _outcome(arguments)
+        code = _outcome(program, arguments)
         sys.stdout.flush()
         if printed.lost is not None and not isinstance(printed.lost, BrokenPipeError):
             output.complain(f"{STANDARD_OUTPUT}: {printed.lost.strerror}")
-    if code or printed.lost is None or is_changing(arguments):
+    if code or printed.lost is None or program.has_effect:
         return code
     return standard_streams.exit_code(printed.lost)
 
 
-def _outcome(arguments: list[str]) -> int:
+def _outcome(program: Any, arguments: list[str]) -> int:
     json = "--json" in arguments
     try:
-        code = typer.main.get_command(app).main(args=arguments, prog_name="trainctl", standalone_mode=False)
+        code = program.main(args=arguments, prog_name="trainctl", standalone_mode=False)
     except typer.TyperException as error:
         text = error.format_message().replace("Value error, ", "")  # the validator's word, not the person's
         return _fail("usage", f"{text}{_hint(error)}", error.exit_code, json=json)

@@ -57,8 +57,8 @@ def answer(text: str, *, json: bool, none: str = "", **fields: Any) -> int:
 
 def emit_error(code: str, text: str, problems: Sequence[str] = (), **fields: Any) -> None:
     """Print the one object of a `--json` call that failed; several `problems` are listed in `error.problems`."""
-    several = {"problems": [_encodable(one_line(problem)) for problem in problems]} if problems else {}
-    emit({"ok": False, "error": {"code": code, "text": _encodable(one_line(text)), **several}, **fields})
+    several = {"problems": [one_line(problem) for problem in problems]} if problems else {}
+    emit({"ok": False, "error": {"code": code, "text": one_line(text), **several}, **fields})
 
 
 def say(text: str) -> None:
@@ -109,8 +109,3 @@ def arrowed(text: str) -> str:
     except (UnicodeEncodeError, LookupError):
         return text.replace("→", "->")
     return text.replace(" -> ", " → ")
-
-
-def _encodable(text: str) -> str:
-    """Without the lone surrogates that undecodable argument bytes arrive as."""
-    return text.encode("utf-8", "replace").decode()

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +32,8 @@ def find(given: str, root: Path | None = None) -> Path:
     if "/" in given:
         raise InvalidInputError(given, "no such run directory: check the path")
     folder = root or state_root()
-    here = runs_in(folder) | (demo_runs() if root is None else {})
+    folders = [folder] if root is not None else [folder, *default_folder().glob("demo-*/state")]
+    here = runs_in(folders)
     return here[match(given, [*here], f"no such run directory, and no run with that id in {folder}")]
 
 
@@ -52,25 +53,20 @@ def match(given: str, runs: Sequence[str], lacking: str) -> str:
     raise InvalidInputError(given, lacking)
 
 
-def runs_in(folder: Path) -> dict[str, Path]:
-    """Return the directories of the runs of all nodes' folders in `folder` by their ids, the oldest first.
+def runs_in(folders: Iterable[Path]) -> dict[str, Path]:
+    """Return the directories of the runs of all nodes' folders in `folders` by their ids, the oldest first.
 
     Of several nodes of this machine, the one that led a run has the most in its record.
     """
-    sizes: dict[str, tuple[float, int, Path]] = {}
-    for record in folder.glob("*/runs/*/record.db"):
+    runs: dict[str, tuple[float, int, Path]] = {}
+    for record in (record for folder in folders for record in folder.glob("*/runs/*/record.db")):
         with contextlib.suppress(OSError):
             size, run_file = record.stat().st_size, RunPaths(record.parent).run_file
-            known = sizes.get(record.parent.name)
+            known = runs.get(record.parent.name)
             if known is None or size > known[1]:
                 begun = (run_file if run_file.exists() else record).stat().st_mtime
-                sizes[record.parent.name] = begun, size, record.parent
-    return {run: path for run, (_, _, path) in sorted(sizes.items(), key=lambda item: (item[1][0], item[0]))}
-
-
-def demo_runs() -> dict[str, Path]:
-    """Return the runs of the user's newest demos."""
-    return {run: path for state in default_folder().glob("demo-*/state") for run, path in runs_in(state).items()}
+                runs[record.parent.name] = begun, size, record.parent
+    return {run: path for run, (_, _, path) in sorted(runs.items(), key=lambda item: (item[1][0], item[0]))}
 
 
 def find_here(given: str) -> Path | None:
