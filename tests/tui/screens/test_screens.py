@@ -163,3 +163,13 @@ async def test_y_copies_a_value_by_osc_52() -> None:
         await until(pilot, lambda: "stdlib" in body(app))
         await pilot.press("y", "1")
         await until(pilot, lambda: copied[4:] == ["stdlib-20261120-142900"])
+
+
+async def test_escape_leaves_every_view() -> None:
+    async with running(source_of(1)) as (pilot, app):
+        for key in [*"02345670aDP", "2C"]:
+            await pilot.press(*key)
+            assert app.screen.name != "overview", key
+            for _ in range(3):  # what narrows a view goes first; the calibration is left for its node
+                await pilot.press("escape")
+            assert app.screen.name == "overview", key

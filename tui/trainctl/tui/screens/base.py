@@ -56,6 +56,9 @@ class StatusBar(Lines):
 class BaseScreen(OneFrame, Repaintable):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", "overview", show=False, tooltip="back to the Overview, step by step"),
+    ]
     AUTO_FOCUS = ""
     BODY: ClassVar[type[Lines]] = Lines
     NEEDED: tuple[str, ...] = ("#body", "#keys")
@@ -82,6 +85,10 @@ class BaseScreen(OneFrame, Repaintable):
         yield from self.between()
         yield from self.owner.above_bottom()
         yield CommandBar(self.owner.glyphs)
+
+    def action_back(self) -> None:
+        """Undo what narrows the view, or leave the screen."""
+        self.owner.action_show("overview")
 
     def between(self) -> Iterable[Widget]:
         """What a screen has between its body and the bottom line."""

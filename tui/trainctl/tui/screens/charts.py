@@ -66,7 +66,6 @@ class ChartsScreen(BaseScreen):
         _key("A", "add", "one more chart"),
         _key("R", "view('remove')", "one fewer chart"),
         _key("m", "pick", "choose metrics, nodes, runs"),
-        _key("escape", "view('reset')", "hide the crosshair, then show all steps"),
     ]
 
     def __init__(self, name: str | None = None) -> None:
@@ -249,6 +248,13 @@ class ChartsScreen(BaseScreen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The charts' keys are text while something is typed."""
         return action not in ("view", "pick", "add") or not isinstance(self.focused, Input)
+
+    def action_back(self) -> None:
+        """Hide the crosshair, then show all steps, then leave."""
+        before = self.view
+        self.action_view("reset")
+        if self.view == before:
+            super().action_back()
 
     def action_view(self, what: str) -> None:
         self.view = vw.ACTIONS[what](self.view, self.extent)

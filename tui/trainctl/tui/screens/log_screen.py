@@ -31,7 +31,6 @@ class LogScreen(BaseScreen):
         Binding("N", "jump(True)", "previous", tooltip="previous match", show=False),
         Binding("m", "matches", "matches", tooltip="only matching lines, or all"),
         Binding("F", "hold", "follow", tooltip="follow the end of the log, or pause"),
-        Binding("escape", "end_search", "end the search", show=False),
         Binding("down,j", "scroll_log(1)", "down", show=False),
         Binding("up,k", "scroll_log(-1)", "up", show=False),
         Binding("pagedown", "page_log(1)", "page down", show=False),
@@ -139,8 +138,10 @@ class LogScreen(BaseScreen):
             self.set_focus(None)
             self.paint()
 
-    def action_end_search(self) -> None:
-        """All lines again, and nothing marked."""
+    def action_back(self) -> None:
+        if not (self.view.query.text or self.rows_between()):
+            super().action_back()
+            return
         box = self.query_one("#filter", Input)
         box.value, box.display = "", False
         self.set_focus(None)

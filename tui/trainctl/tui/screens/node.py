@@ -24,7 +24,6 @@ class NodeScreen(ChosenRankScreen, LogScreen):
         Binding("tab,right", "turn(1)", "next node", key_display="tab", tooltip="next node"),
         Binding("shift+tab,left", "turn(-1)", "previous node", show=False),
         Binding("C", "app.show('calibration')", "calibration", show=False, tooltip="the node's calibration"),
-        Binding("escape", "back", "overview", show=False, tooltip="end the search, or back to the Overview"),
     ]
 
     def __init__(self, name: str | None = None) -> None:
@@ -69,12 +68,6 @@ class NodeScreen(ChosenRankScreen, LogScreen):
 
     def turned(self) -> None:
         self.view = lv.View(query=self.view.query, only=self.view.only)
-
-    def action_back(self) -> None:
-        if self.view.query.text or self.rows_between():
-            self.action_end_search()
-        else:
-            self.owner.action_show("overview")
 
 
 async def _compiled(client: Source, run: m.RunView) -> list[m.History]:

@@ -27,7 +27,6 @@ class TableScreen(BaseScreen):
         Binding("slash", "filter", "filter", key_display="/", tooltip="show only matching rows", priority=True),
         Binding("o", "sort_next", "sort", show=False, tooltip="sort by the next column", priority=True),
         Binding("O", "sort_reverse", "reverse", show=False, tooltip="reverse the order", priority=True),
-        Binding("escape", "clear_filter", "show all rows", show=False, tooltip="clear the filter"),
     ]
 
     def __init__(self, name: str | None = None) -> None:
@@ -67,10 +66,12 @@ class TableScreen(BaseScreen):
         self.bar.start()
         self.paint()
 
-    def action_clear_filter(self) -> None:
+    def action_back(self) -> None:
         if self.bar.rows:
             self.bar.clear()
             self.paint()
+        else:
+            super().action_back()
 
     @abc.abstractmethod
     def sort_fields(self) -> Sequence[str]:

@@ -110,7 +110,7 @@ class FilterBar(Vertical):
         return [fit(row, columns) for row in folded(said, columns, _MOST_SAID, self._glyphs.ellipsis)]
 
     def _effect(self, hidden: str, columns: int) -> Line:
-        press = "screen.clear_filter"
+        press = "screen.back"
         right = line(Piece(hidden, "warning"), Piece("  esc", "key", press), Piece(" clears", "label", press))
         text = Piece(clean(self.filter.text), "strong", "screen.filter")
         left = line(Piece("/", "key", "screen.filter"), text)
