@@ -48,7 +48,7 @@ class AlertService:
     ) -> None:  # fmt: skip
         """`note_of_guest` keeps what happens to an attached run, by its id."""
         self._node, self._publisher = node, publisher
-        self.hooks, self._hook_problem = Hooks(hooks, self._hook_turned), ""
+        self.hooks = Hooks(hooks, self._hook_turned)
         self._watched: Session | None = None
         self._run = ("", "")  # id and name of the run that is watched
         self._evaluator, self._is_idle = _of_machine(()), True
@@ -247,11 +247,10 @@ class AlertService:
             self._session.note(d.Happened(data, severity, "auto", step))
 
     def _hook_turned(self, problem: str) -> None:
-        """Take what is wrong with the hooks; empty once nothing is."""
+        """Take what has begun to go wrong with a hook; empty: another thing about them has changed."""
         if problem:
             log.warning("%s", problem)
             self._note("warning", e.AlertFailed(problem))
-        self._hook_problem = problem
         self._show()
 
     def _keep(self) -> None:
@@ -266,7 +265,7 @@ class AlertService:
         of_guests = (alert for guest in self._guests.values() for alert in guest.open)
         found = (*self._evaluator.open.values(), *of_guests)
         alerts = tuple(msgspec.structs.replace(alert, muted=self._is_muted(alert)) for alert in found)
-        shown = m.Alerts(node=self._node, alerts=alerts, mutes=self._mutes, hook_problem=self._hook_problem)
+        shown = m.Alerts(node=self._node, alerts=alerts, mutes=self._mutes, hook_problem=self.hooks.problem)
         if shown != self._shown:
             self._shown = shown
             self._publisher.publish(shown)
