@@ -180,7 +180,7 @@ class Agent:
         hosting = RankHosting(context, self._role)
         self._guests = GuestRuns(
             self.node, self.directory, self._db, self.publisher.publish,
-            is_calibrating=lambda: self._role.is_calibrating,
+            is_calibrating=lambda: self._role.is_calibrating, leaves=self._alerts.guest_left,
         )  # fmt: skip
         references = ReferenceLead(self.node)
         self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply, self._guests, references)

@@ -126,12 +126,7 @@ class AlertService:
 
     def watch_guests(self, views: Sequence[m.RunView]) -> None:
         """Look at the attached runs that are live. A few times a second."""
-        live, is_changed = {view.run for view in views}, False
-        for run in self._guests.keys() - live:
-            guest = self._guests.pop(run)
-            for alert in guest.open:
-                is_changed = True
-                self._call("cleared", alert, run, guest.name)
+        is_changed = False
         for view in views:
             if view.run not in self._guests:
                 self._guests[view.run] = GuestAlerts(view, time.monotonic())
@@ -139,6 +134,13 @@ class AlertService:
                 is_changed = True
                 self._tell_of_guest(change, view)
         if is_changed:
+            self._show()
+
+    def guest_left(self, view: m.RunView) -> None:
+        """Look at an attached run no longer. Call it while its record is still open."""
+        if (guest := self._guests.pop(view.run, None)) is not None:
+            for alert in guest.open:
+                self._tell_of_guest(Cleared(alert), view)
             self._show()
 
     def _tell_of_guest(self, change: Change, view: m.RunView) -> None:
