@@ -226,7 +226,7 @@ class Agent:
         self._lead.close()
         self._follower.close()
         self._guests.close()
-        if not self._is_busy:
+        if not self._is_busy or self._lock.is_taken:  # the latter: the other agent listens there from now on
             self._link.remove()
         self._reader.close()
         self._close()

@@ -81,6 +81,11 @@ class FolderLock:
         except InvalidInputError as error:
             self.problem = str(error)
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether another agent has the folder."""
+        return self._lost_monotonic is not None
+
     def _is_held(self) -> bool:
         with contextlib.suppress(OSError):
             return os.path.samestat(self._path.stat(), os.fstat(self._handle.fileno()))
