@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[1]
@@ -137,6 +138,12 @@ def _has_loop_devices() -> bool:
     return subprocess.run(["losetup", "--find"], capture_output=True, timeout=10, check=False).returncode == 0
 
 
+def link_local_address() -> str:
+    """This machine's first link-local IPv6 address, with its scope; empty: no interface has one."""
+    entries = (entry for found in psutil.net_if_addrs().values() for entry in found)
+    return next((entry.address for entry in entries if entry.address.startswith("fe80:")), "")
+
+
 def _as_root(*programs: str) -> bool:
     return os.geteuid() == 0 and all(map(find, programs))
 
@@ -155,6 +162,7 @@ def _programs(*names: str) -> Need:
 NEEDS = {
     "linux": Need(lambda: sys.platform == "linux"),
     "root": Need(lambda: os.geteuid() == 0),
+    "link-local": Need(link_local_address),
     "git": _programs("git"),
     "ps": _programs("ps"),
     "tmux": _programs("tmux"),

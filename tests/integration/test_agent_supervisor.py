@@ -22,6 +22,7 @@ from tests.waiting import HANG_SECONDS, slowness, until
 
 from trainctl.node_agent.__main__ import STEADY_SECONDS
 from trainctl.protocol.client import BlockingClient
+from trainctl.protocol.record.paths import node_directory
 from trainctl.protocol.record.reader import RecordReader
 
 KILLS = scale("lead agent kills")
@@ -50,19 +51,25 @@ def agent_of(process: "subprocess.Popen[str] | None") -> psutil.Process:
 def test_a_detached_agent_outlives_its_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trainctl.node_agent", "run", "--name", "studio", "--state", tmp_path, "--detach"]
     started = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_SECONDS)
-    agent = psutil.Process(json.loads(started.stdout)["pid"])
-    supervisor = agent.parent()
-    assert supervisor is not None
+    supervisor = psutil.Process(json.loads(started.stdout)["pid"])
+    (agent,) = supervisor.children()
+    log = node_directory("studio", tmp_path) / "logs" / "started.log"
     try:
         assert os.getsid(agent.pid) == os.getsid(supervisor.pid) == supervisor.pid
         with BlockingClient(json.loads(started.stdout)["listen"]) as client:
             assert client.facts().node == "studio"
+            agent.kill()
+            until(lambda: "starting it again" in log.read_text(), what="the supervisor to notice")
+            until(lambda: supervisor.children() not in ([], [agent]), what="the next agent")
+            assert client.facts().node == "studio"
         again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
         assert (again.returncode, again.stdout) == (2, "")
         assert "another agent of this node is running" in again.stderr
+        assert "starting it again" not in again.stderr, "what an agent before it printed"
+        assert "starting it again" in log.read_text()
     finally:
-        agent.terminate()
-        psutil.wait_procs([agent, supervisor], timeout=HANG_SECONDS)
+        supervisor.terminate()
+        assert psutil.wait_procs([agent, supervisor], timeout=HANG_SECONDS)[1] == []
 
 
 @pytest.mark.tier("test")

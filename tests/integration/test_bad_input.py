@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.tui.support.cli_calls import assert_one_line, call
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.client.blocking import BlockingClient
@@ -47,6 +48,22 @@ def test_a_taken_port_and_a_taken_folder_are_named(agent, tmp_path):
     folder = agent_command("--name", "box", "--state", str(agent.state))
     assert (folder.returncode, folder.stderr.count("\n")) == (2, 1)
     assert str(agent.directory) in folder.stderr
+
+
+def test_an_agent_runs_no_hooks_that_others_could_write(tmp_path):
+    """Nor is a service of one installed. Clients, which run none, read the file."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(f"[nodes.x]\naddress = 'ipc://{tmp_path}/x.sock'\n[alerts]\ncommand = ['true']\n")
+    file.chmod(0o664)
+    words = ["--name", "x", "--cluster", str(file)]
+    install = [sys.executable, "-m", "trainctl.node_agent.cli", "install", "--dry-run", *words]
+    for done in (
+        agent_command(*words, "--state", str(tmp_path / "s")),
+        subprocess.run(install, capture_output=True, text=True, timeout=HANG_SECONDS),
+    ):
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert f"chmod go-w {file}" in done.stderr
+    assert_one_line(call("ls", "--cluster", str(file)), 5, f"no agent at ipc://{tmp_path}/x.sock")
 
 
 def test_a_bad_node_name_is_refused(tmp_path):

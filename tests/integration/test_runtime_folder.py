@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.run_files import NODE, on_mlx
 from tests.cluster.waits import wait_for_step
 from tests.integration.conftest import AgentProcess
-from tests.waiting import until
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages.events import RunStateChanged
@@ -79,3 +79,28 @@ def test_a_run_shows_the_last_words_of_a_trainer_that_its_agent_left(agent: Agen
         (why,) = [data.reason for data in events if isinstance(data, RunStateChanged) and data.after == "going back"]
         assert why.startswith("rank 0 (box) exited with 0: leaving: the agent has been gone for")
         client.send("stop", {"checkpoint": False})
+
+
+def test_a_run_goes_on_under_the_agent_that_took_its_node_s_folder(
+    agent: AgentProcess, base: Path, run_config: Any
+) -> None:
+    """The first agent stands still while its lock is deleted and the second one starts, with its sockets elsewhere."""
+    other = AgentProcess(agent.state, environment={"XDG_RUNTIME_DIR": str(base / "other")})
+    (base / "other").mkdir(mode=0o700)
+    with agent.client() as client:
+        run = start_run(client, run_config(run__steps=100_000, nodes=on_mlx(NODE)))
+    assert agent.process is not None and agent.process.stderr is not None
+    agent.process.send_signal(signal.SIGSTOP)
+    (agent.directory / "agent.lock").unlink()
+    try:
+        other.start()
+    finally:
+        agent.process.send_signal(signal.SIGCONT)
+    assert agent.process.wait(HANG_SECONDS) == 2
+    assert "another agent of this node is running" in agent.process.stderr.read()
+    agent.process.stderr.close()
+    with other.client() as client:
+        moves_on(client)
+        assert client.snapshot(0).run.run == run  # type: ignore[union-attr]
+        client.send("stop", {"checkpoint": False})
+    other.clean_up()

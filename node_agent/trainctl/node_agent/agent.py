@@ -180,7 +180,7 @@ class Agent:
         hosting = RankHosting(context, self._role)
         self._guests = GuestRuns(
             self.node, self.directory, self._db, self.publisher.publish,
-            is_calibrating=lambda: self._role.is_calibrating,
+            is_calibrating=lambda: self._role.is_calibrating, leaves=self._alerts.guest_left,
         )  # fmt: skip
         references = ReferenceLead(self.node)
         self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply, self._guests, references)
@@ -226,7 +226,7 @@ class Agent:
         self._lead.close()
         self._follower.close()
         self._guests.close()
-        if not self._is_busy:
+        if not self._is_busy or self._lock.is_taken:  # the latter: the other agent listens there from now on
             self._link.remove()
         self._reader.close()
         self._close()
@@ -368,10 +368,10 @@ class Agent:
 
     @property
     def _problem(self) -> str | None:
-        """Return a line on what is wrong with each of this node's databases."""
+        """Return a line on what is wrong with this node's folder or one of its databases."""
         led, followed = self._lead.session, self._follower.followed
         records = [part.recorder for part in (led, followed, *self._guests.live) if part is not None]
-        found = (self._db.problem, self._lead.awaits, *(record.problem for record in records))
+        found = (self._lock.problem, self._db.problem, self._lead.awaits, *(record.problem for record in records))
         return next(filter(None, found), None)
 
     async def _watch_parent(self) -> None:
@@ -407,7 +407,7 @@ class Agent:
                 self._exporter.look(lag_seconds)
 
     def _look_at_files(self) -> None:
-        """Make again what was made at the start and is gone since."""
+        """Make again what was made at the start and is gone since. Raises TakenError."""
         self._lock.look()
         self._files.look()
         self._link.files.look()

@@ -20,7 +20,7 @@ from trainctl.node_agent.services.model import GRACE_SECONDS
 from trainctl.node_agent.services.option_variables import SetByEnvironment
 from trainctl.protocol.client.local_agents import registered
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
-from trainctl.protocol.config.cluster_file import Cluster, read_default
+from trainctl.protocol.config.cluster_file import Cluster, check_hooks, default_path, read_default
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.files.durable_files import write_file
@@ -181,9 +181,11 @@ def _words(command: str, where: str) -> tuple[str, ...]:
 
 
 def _cluster_of(node: str, path: Path | None) -> Cluster:
-    """The cluster that a node is in: that of the file given, which must name it, or of the default one if it does."""
+    """The cluster that a node is in: that of the file given, which must name it, or of the default one if it does.
+    Raises InvalidInputError."""
     found = read_default(path)
     if node in found.nodes:
+        check_hooks(found, path or default_path())
         return found
     if path is not None:
         known = ", ".join(found.nodes) or "none"

@@ -104,6 +104,31 @@ async def test_failures_are_told_once_until_it_works_again(server: Server) -> No
     assert "refused" in await post("http://127.0.0.1:9/", b"{}")
 
 
+async def test_what_is_wrong_is_known_by_hook_and_is_over_when_that_hook_works(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new: list[str] = []
+    broken, server.status = tmp_path / "broken", 500
+    broken.touch()
+    hooks = Hooks(AlertHooks(command=("sh", "-c", f"test ! -e {broken}"), webhook=server.address), new.append)
+    of_command = "alert command failed: sh exited with 1"
+    of_webhook = f"alert webhook failed: {server.address} answered 500 Internal Server Error"
+    await hooks.make(CALL)
+    assert hooks.problem == f"{of_command}; {of_webhook}"
+    broken.unlink()
+    await hooks.make(CALL)
+    assert hooks.problem == of_webhook
+    assert new == [of_command, of_webhook, ""]
+    server.status = 204
+    await hooks.make(CALL)
+    for _ in range(BURST + 1):
+        hooks.call(CALL)
+    assert "over 10 calls per minute" in hooks.problem
+    monkeypatch.setattr("trainctl.node_agent.alerts.hooks.PER_SECONDS", 0.0)  # a minute later
+    hooks.call(CALL)
+    assert hooks.problem == ""
+
+
 async def test_a_command_is_killed_with_all_that_it_started_when_its_time_is_up(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = f"sleep {2 * HANG_SECONDS:.0f} & echo $! > {pid_file}; wait"

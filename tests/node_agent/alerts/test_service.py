@@ -208,9 +208,10 @@ def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkey
     for _ in range(5):
         clock.second(agent, None, _full_disk())
     (alert,) = agent.open
-    agent.service.watch_guests([msgspec.structs.replace(agent.session.view, run="mine", kind="guest")])
+    attached = msgspec.structs.replace(agent.session.view, run="mine", kind="guest")
+    agent.service.watch_guests([attached])
     assert agent.service.view_of_guest("mine").alerts == (alert,), "an attached run hides nothing"
-    agent.service.watch_guests([])
+    agent.service.guest_left(attached)
     for _ in range(5):
         clock.second(agent, agent.session, _full_disk())
     assert agent.open == [alert]

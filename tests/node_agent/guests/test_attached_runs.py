@@ -16,6 +16,7 @@ from tests.waiting import HANG_SECONDS, until
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
 from trainctl.protocol.errors import RefusedError, TrainctlError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.reader import RecordReader
 
 RUN = "mine-1"
@@ -135,6 +136,10 @@ def test_a_program_that_goes_back_retracts_what_it_had_done(agent: BlockingAgent
         assert "alert" in {event.kind for event in client.events(RUN).events}
         assert shown.run is not None and shown.run.generation == m.Generation(1, 2)
         client.end_run(RUN)
+        *_, cleared, ended = client.events(RUN).events
+        assert isinstance(cleared.data, e.AlertCleared) and cleared.data.id == f"nonfinite:{RUN}"
+        assert isinstance(ended.data, e.RunStateChanged)
+        assert call_json("alerts", "--connect", agent.address)["alerts"] == []
     assert recorded(agent) == list(range(1, 13))
 
 

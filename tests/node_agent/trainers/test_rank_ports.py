@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 from tests.integration.support.known_run import run_file
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
-from tests.node_agent.support.records import plan
+from tests.node_agent.support.records import plan, write_checkpoint
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.trainers import ipc, rank_ports
@@ -20,6 +20,7 @@ from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 
 LEAVE = rank_ports.LEAVE_SECONDS
@@ -99,28 +100,46 @@ def test_how_a_trainer_ended_is_known_however_late_its_shim_writes_it(tmp_path, 
 
 
 def test_before_its_first_plan_a_rank_starts_again_from_the_run_s_checkpoint_and_later_of_no_step(tmp_path):
+    """Also if another agent does so; a plan that no trainer was there to take doesn't count."""
     paths, host = RunPaths(tmp_path / "run-1"), TrainerSupervisor()
-    paths.checkpoint(3).mkdir(parents=True)
+    write_checkpoint(paths, 3)
     paths.run_file.write_text(run_file(tmp_path, nodes='[nodes.a]\nbackend = "torch"\n'))
 
-    async def main() -> list[bool]:
-        context, resumes = zmq.asyncio.Context(), []
-        link = TrainerLink(context, lambda: tmp_path)
-        port = rank_ports.LocalRank(host, link, paths, "a", 0)
-        port.start(paths.checkpoint(3))
-        for order in (None, None, plan(4)):
-            if order is not None:
-                await port.tell(order)
-            trainer = wait_for(lambda: found if (found := host.find(paths, 0)) and found.pid else None)
-            resumes.append("--resume-from" in trainer.command)
-            os.kill(trainer.pid, signal.SIGKILL)
-            wait_for(lambda: port.look().ending)
-            await port.start_again()
+    def kill_trainer(port: rank_ports.LocalRank, step: int | None = None) -> bool:
+        """Return whether it began from a checkpoint. `step`: that it shows first."""
         trainer = wait_for(lambda: found if (found := host.find(paths, 0)) and found.pid else None)
         os.kill(trainer.pid, signal.SIGKILL)
         wait_for(lambda: port.look().ending)
+        if step is not None:
+            StatusWriter(paths.status_page(0), trainer.pid).show("data", step)
+        return "--resume-from" in trainer.command
+
+    async def main() -> tuple[list[bool], list[bool]]:
+        context = zmq.asyncio.Context()
+        link = TrainerLink(context, lambda: tmp_path)
+        port = first = rank_ports.LocalRank(host, link, paths, "a", 0)
+        port.start(paths.checkpoint(3))
+        before, after = [kill_trainer(port)], []
+        await port.start_again()
+        await port.tell(plan(4))
+        before.append(kill_trainer(port))
+        await port.start_again()
+        before.append(kill_trainer(port, 3))
+        port = rank_ports.LocalRank(host, link, paths, "a", 0)  # the next agent's
+        await port.start_again()
+        before.append(kill_trainer(port, 4))
+        port = rank_ports.LocalRank(host, link, paths, "a", 0)
+        await port.start_again()
+        after.append(kill_trainer(port))
+        trainer = context.socket(zmq.DEALER)
+        trainer.connect(link.endpoint)
+        await trainer.send(codec.encode(m.CheckpointProgress(run="run-1", rank=0, step=3, done_bytes=1, total_bytes=9)))
+        await asyncio.wait_for(link.receive(), HANG_SECONDS)
+        assert await first.tell(plan(4))
+        await first.start_again()
+        after.append(kill_trainer(first))
         link.remove()
         context.destroy(linger=0)
-        return [*resumes, "--resume-from" in trainer.command]
+        return before, after
 
-    assert asyncio.run(main()) == [True, True, True, False]
+    assert asyncio.run(main()) == ([True] * 4, [False] * 2)

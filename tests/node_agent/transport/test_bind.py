@@ -12,9 +12,9 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import psutil
 import pytest
-from tests.waiting import Patience
+from tests.lacking import link_local_address
+from tests.waiting import HANG_SECONDS, Patience
 
 from trainctl.node_agent.agent import Agent
 from trainctl.node_agent.transport import bind
@@ -104,6 +104,38 @@ def test_a_node_s_folder_is_one_agent_s_and_names_it_even_after_its_lock_was_del
     bind.FolderLock(tmp_path).close()
 
 
+async def test_an_agent_whose_folder_another_one_took_says_so_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock file is deleted and a second agent starts before it looks again."""
+    monkeypatch.setattr(bind, "LOST_SECONDS", 0.5)
+    agent = Agent("box", state_root=tmp_path)
+    async with agent:
+        heard: list[str] = []
+        agent.publisher.listeners.append(
+            lambda said: heard.extend(alert.text for alert in said.alerts) if isinstance(said, m.Alerts) else None
+        )
+        (agent.directory / "agent.lock").unlink()
+        with (
+            contextlib.closing(bind.FolderLock(agent.directory)),
+            pytest.raises(bind.TakenError, match="another agent of this node is running"),
+        ):
+            await asyncio.wait_for(agent.serve(), HANG_SECONDS)
+        assert any("another agent of this node is running" in text for text in heard)
+
+
+def test_a_folder_whose_second_agent_ends_is_the_first_one_s_again(tmp_path: Path) -> None:
+    with contextlib.closing(bind.FolderLock(tmp_path)) as lock:
+        (tmp_path / "agent.lock").unlink()
+        with contextlib.closing(bind.FolderLock(tmp_path)):
+            lock.look()
+            assert lock.problem is not None
+        lock.look()
+        assert lock.problem is None
+        with pytest.raises(bind.TakenError):
+            bind.FolderLock(tmp_path)
+
+
 async def test_what_is_there_is_never_taken_away(tmp_path: Path) -> None:
     note = tmp_path / "thesis.txt"
     note.write_text("mine")
@@ -161,18 +193,12 @@ async def test_a_socket_of_another_user_is_not_trusted(tmp_path: Path, monkeypat
         await Client(f"ipc://{path}").__aenter__()
 
 
-def link_local() -> str | None:
-    """This machine's first link-local address, with its scope."""
-    entries = (entry for found in psutil.net_if_addrs().values() for entry in found)
-    return next((entry.address for entry in entries if entry.address.startswith("fe80:")), None)
-
-
-@pytest.mark.parametrize("host", ["::1", link_local()])
+@pytest.mark.parametrize(
+    "host", ["::1", pytest.param(link_local_address(), id="link-local", marks=pytest.mark.needs("link-local"))]
+)
 async def test_an_ipv6_address_is_one_like_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    if host is None:
-        return  # no interface has one
     monkeypatch.setenv("TRAINCTL_KEYS", str(tmp_path / "keys"))
     KeyFolder().make("box")
     async with running(Agent("box", f"tcp://[{host}]:0", state_root=tmp_path)) as agent:

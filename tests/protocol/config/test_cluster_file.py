@@ -1,5 +1,6 @@
 """cluster.toml: what it says, and the field that is named when it says something else."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,12 +57,34 @@ def test_prices_are_of_the_nodes_that_have_one_also_in_added_files(tmp_path: Pat
     assert cluster_file.read(written(tmp_path, nodes)).prices == ("USD", {})
 
 
-def test_hooks_that_others_could_write_are_refused(tmp_path: Path) -> None:
+def test_hooks_that_others_could_write_are_refused_where_they_would_be_run(tmp_path: Path) -> None:
     path = written(tmp_path, "[alerts]\ncommand = ['notify']")
     path.chmod(0o644)
-    assert cluster_file.read(path).alerts.command == ("notify",)
+    link = tmp_path / "links" / "cluster.toml"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    for place, mode in ((path, 0o664), (tmp_path, 0o775), (link.parent, 0o777)):
+        cluster_file.check_hooks(cluster_file.read(link), link)
+        before = place.stat().st_mode
+        place.chmod(mode)
+        cluster = cluster_file.read(link)  # clients may: they run no hooks
+        with pytest.raises(InvalidInputError, match=rf"alerts: other users can .*{mode:04o}.*chmod go-w {place}"):
+            cluster_file.check_hooks(cluster, link)
+        place.chmod(before)
     path.chmod(0o664)
-    with pytest.raises(InvalidInputError, match=r"alerts: other users can write this file \(mode 0664\).*chmod go-w"):
-        cluster_file.read(path)
     path.write_text("quorum = true", encoding="utf-8")
-    assert cluster_file.read(path).quorum, "without hooks it has no one run anything"
+    cluster_file.check_hooks(cluster_file.read(link), link)  # without hooks it has no one run anything
+    tmp_path.chmod(0o1777)  # as /tmp: others can't replace the file
+    path.chmod(0o644)
+    path.write_text("[alerts]\ncommand = ['notify']", encoding="utf-8")
+    cluster_file.check_hooks(cluster_file.read(path), path)
+
+
+@pytest.mark.needs("root")  # to give files away
+def test_hooks_in_another_user_s_file_or_folder_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "[alerts]\ncommand = ['notify']")
+    for place in (path, tmp_path):
+        os.chown(place, 65534, -1)
+        with pytest.raises(InvalidInputError, match=f"alerts: another user owns .*chown {os.getuid()} {place}"):
+            cluster_file.check_hooks(cluster_file.read(path), path)
+        os.chown(place, os.getuid(), -1)

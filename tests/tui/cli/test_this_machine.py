@@ -105,3 +105,12 @@ def test_an_agent_that_does_not_start_says_why() -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(start_agent.RefusedError, match=r"didn't start: .*another agent of this .*started\.log"):
             start_agent.start()
+
+
+def test_an_agent_that_never_says_where_it_listens_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_agent, "START_SECONDS", 0.2)
+    log = paths.node_directory(names.node_name()) / "logs" / "started.log"
+    log.parent.mkdir(parents=True)
+    os.mkfifo(log)  # to open it waits for a reader, so that nothing is started
+    with pytest.raises(start_agent.RefusedError, match=rf"hasn't said .* for 0\.2 s: see {log}"):
+        start_agent.start()

@@ -63,14 +63,19 @@ class Budget:
 
 
 class Hooks:
-    """Calls one after another; `turned` is given one line on what went wrong, once for each series of failures, and an
-    empty one when a call succeeds again."""
+    """Calls one after another; `turned` is called whenever `problem` changes, with one line on what has begun to go
+    wrong, once for each series of failures, and else with an empty one."""
 
     def __init__(self, hooks: AlertHooks, turned: Callable[[str], None]) -> None:
         self._hooks, self._turned = hooks, turned
         self._queue: asyncio.Queue[HookCall] = asyncio.Queue(WAITING_CALLS)
-        self._budget, self._dropped = Budget(), 0
-        self._told: set[str] = set()  # hooks whose failure was reported
+        self._budget = Budget()
+        self._problems: dict[str, str] = {}  # by hook, and of calls that were dropped
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with each hook now; empty: nothing."""
+        return "; ".join(self._problems.values())
 
     @property
     def waiting(self) -> int:
@@ -82,11 +87,9 @@ class Hooks:
         if not (self._hooks.command or self._hooks.webhook):
             return
         if not self._budget.take(time.monotonic()) or self._queue.full():
-            self._dropped += 1
-            if self._dropped == 1:
-                self._turned(f"alert hooks: over {BURST} calls per minute; additional alerts are not sent")
+            self._note("rate", f"alert hooks: over {BURST} calls per minute; additional alerts are not sent")
             return
-        self._dropped = 0
+        self._note("rate", "")
         self._queue.put_nowait(call)
 
     async def serve(self) -> None:
@@ -103,17 +106,15 @@ class Hooks:
         if self._hooks.webhook:
             outcomes.append(m.HookOutcome("webhook", await post(self._hooks.webhook, body)))
         for outcome in outcomes:
-            self._tell(outcome.hook, outcome.problem)
+            self._note(outcome.hook, outcome.problem and f"alert {outcome.hook} failed: {outcome.problem}")
         return tuple(outcomes)
 
-    def _tell(self, hook: str, problem: str) -> None:
-        if not problem and hook in self._told:
-            self._told.discard(hook)
-            if not self._told:
-                self._turned("")
-        elif problem and hook not in self._told:
-            self._told.add(hook)
-            self._turned(f"alert {hook} failed: {problem}")
+    def _note(self, source: str, problem: str) -> None:
+        before = self._problems.pop(source, "")
+        if problem:
+            self._problems[source] = problem
+        if problem != before:
+            self._turned("" if before else problem)
 
 
 class Outcome(NamedTuple):

@@ -48,7 +48,7 @@ class AlertService:
     ) -> None:  # fmt: skip
         """`note_of_guest` keeps what happens to an attached run, by its id."""
         self._node, self._publisher = node, publisher
-        self.hooks, self._hook_problem = Hooks(hooks, self._hook_turned), ""
+        self.hooks = Hooks(hooks, self._hook_turned)
         self._watched: Session | None = None
         self._run = ("", "")  # id and name of the run that is watched
         self._evaluator, self._is_idle = _of_machine(()), True
@@ -126,12 +126,7 @@ class AlertService:
 
     def watch_guests(self, views: Sequence[m.RunView]) -> None:
         """Look at the attached runs that are live. A few times a second."""
-        live, is_changed = {view.run for view in views}, False
-        for run in self._guests.keys() - live:
-            guest = self._guests.pop(run)
-            for alert in guest.open:
-                is_changed = True
-                self._call("cleared", alert, run, guest.name)
+        is_changed = False
         for view in views:
             if view.run not in self._guests:
                 self._guests[view.run] = GuestAlerts(view, time.monotonic())
@@ -139,6 +134,13 @@ class AlertService:
                 is_changed = True
                 self._tell_of_guest(change, view)
         if is_changed:
+            self._show()
+
+    def guest_left(self, view: m.RunView) -> None:
+        """Look at an attached run no longer. Call it while its record is still open."""
+        if (guest := self._guests.pop(view.run, None)) is not None:
+            for alert in guest.open:
+                self._tell_of_guest(Cleared(alert), view)
             self._show()
 
     def _tell_of_guest(self, change: Change, view: m.RunView) -> None:
@@ -247,11 +249,10 @@ class AlertService:
             self._session.note(d.Happened(data, severity, "auto", step))
 
     def _hook_turned(self, problem: str) -> None:
-        """Take what is wrong with the hooks; empty once nothing is."""
+        """Take what has begun to go wrong with a hook; empty: another thing about them has changed."""
         if problem:
             log.warning("%s", problem)
             self._note("warning", e.AlertFailed(problem))
-        self._hook_problem = problem
         self._show()
 
     def _keep(self) -> None:
@@ -266,7 +267,7 @@ class AlertService:
         of_guests = (alert for guest in self._guests.values() for alert in guest.open)
         found = (*self._evaluator.open.values(), *of_guests)
         alerts = tuple(msgspec.structs.replace(alert, muted=self._is_muted(alert)) for alert in found)
-        shown = m.Alerts(node=self._node, alerts=alerts, mutes=self._mutes, hook_problem=self._hook_problem)
+        shown = m.Alerts(node=self._node, alerts=alerts, mutes=self._mutes, hook_problem=self.hooks.problem)
         if shown != self._shown:
             self._shown = shown
             self._publisher.publish(shown)

@@ -157,10 +157,12 @@ class GuestRuns:
     def __init__(
         self, node: str, directory: Path, db: AgentDb, publish: Callable[[m.Live], object],
         clock: Callable[[], float] = time.monotonic, is_calibrating: Callable[[], bool] = lambda: False,
+        leaves: Callable[[m.RunView], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """`is_calibrating`: whether this node is being calibrated, which a run that trains meanwhile would distort."""
+        """`is_calibrating`: whether this node is being calibrated, which a run that trains meanwhile would distort;
+        `leaves`: called with a run that ends, before that is recorded."""
         self._node, self._db, self._publish, self._clock = node, db, publish, clock
-        self._is_calibrating = is_calibrating
+        self._is_calibrating, self._leaves = is_calibrating, leaves
         self._runs_directory = runs_directory(directory)
         self._live: dict[str, GuestRun] = {}
 
@@ -315,6 +317,7 @@ class GuestRuns:
         return guest
 
     def _end(self, guest: GuestRun, state: m.RunState, reason: str) -> None:
+        self._leaves(guest.view)
         severities: dict[str, m.Severity] = {"finished": "good", "failed": "error"}
         self._note(guest, e.RunStateChanged("", state, reason, guest.step), severities.get(state, "info"))
         self._show(guest, guest_rows.ended(guest.view, state, reason, time.time()))

@@ -73,8 +73,11 @@ def _check(node: str, values: dict[str, Any]) -> None:
     for name in ("listen", "live"):
         if values[name] is not None:
             addresses.check_bind(values[name], keys=True)  # the agent looks for them when it starts
-    if values["cluster"] is not None and node not in cluster_file.read(values["cluster"]).nodes:
-        raise InvalidInputError("--name", f"no node {node!r} in {values['cluster']}")
+    if (path := values["cluster"]) is not None:
+        cluster = cluster_file.read(path)
+        if node not in cluster.nodes:
+            raise InvalidInputError("--name", f"no node {node!r} in {path}")
+        cluster_file.check_hooks(cluster, path)
 
 
 def _words(parameter: Any, value: Any) -> list[str]:

@@ -19,13 +19,14 @@ from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record import log_format
+from trainctl.protocol.record.checkpoints import read_manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import read_status
 
 LEAVE_SECONDS = 60.0
 """Seconds after which a leaving trainer counts as hung, from the order or from the last progress of the checkpoint that
 it still writes."""
-_ENDPOINT = "--endpoint"
+_ENDPOINT, _RESUME_FROM = "--endpoint", "--resume-from"
 
 
 class Ending(NamedTuple):
@@ -69,17 +70,18 @@ class LocalRank:
         self._kills, self._was_killed = OomKills(), False  # by this agent
         self._seen = Look()
         self._resume_from: Path | None = None  # until it is given its first plan
+        self._is_inherited = True  # what trainer there is an earlier agent started, and this one gave it no plan
 
     def start(self, resume_from: Path | None) -> None:
         """Raises RefusedError if no process can be started."""
-        self._resume_from = resume_from
+        self._resume_from, self._is_inherited = resume_from, False
         argv = [
             sys.executable, "-m", "trainctl.trainer", "--run-directory", str(self._paths.directory),
             "--run", self._paths.directory.name, "--node", self._node, "--rank", str(self._rank),
             _ENDPOINT, self._link.endpoint,
         ]  # fmt: skip
         if resume_from is not None:
-            argv += ["--resume-from", str(resume_from)]
+            argv += [_RESUME_FROM, str(resume_from)]
         wanted, env = self._wanted()
         self._was_killed = False
         self._link.forget_held(self._paths.directory.name, self._rank)
@@ -98,9 +100,10 @@ class LocalRank:
         """Whether the trainer was there to take it."""
         if isinstance(order, m.Leave):
             self._leave_due = min(self._leave_due, time.monotonic() + LEAVE_SECONDS)
-        elif isinstance(order, m.StepPlan):
-            self._resume_from = None
-        return await self._link.send(self._rank, order)
+        is_sent = await self._link.send(self._rank, order)
+        if is_sent and isinstance(order, m.StepPlan):
+            self._resume_from, self._is_inherited = None, False
+        return is_sent
 
     def look(self) -> Look:
         """As it is now; while this agent has too many files open to tell, as it was."""
@@ -173,15 +176,25 @@ class LocalRank:
         checkpoint, for it takes part in nothing before it is given the group's state. Raises RefusedError if no process
         can be started."""
         try:
-            found = self._supervisor.find(self._paths, self._rank)
+            if self._supervisor.find(self._paths, self._rank) is not None:
+                return
+            resume_from = self._inherited_checkpoint() if self._is_inherited else self._resume_from
         except OSError as error:
             raise RefusedError(f"rank {self._rank}: {error}") from None
-        if found is None:
-            self._leave_due = float("inf")
-            is_there = (
-                self._resume_from is not None and self._resume_from.exists()
-            )  # others may have gone on without it
-            self.start(self._resume_from if is_there else None)
+        self._leave_due = float("inf")
+        is_there = resume_from is not None and resume_from.exists()  # others may have gone on without it
+        self.start(resume_from if is_there else None)
+
+    def _inherited_checkpoint(self) -> Path | None:
+        """Return the checkpoint of a trainer that an earlier agent started, if it began no step after that."""
+        last, page = self._supervisor.last(self._paths, self._rank), read_status(self._paths.status_page(self._rank))
+        if last is None or _RESUME_FROM not in last.command[:-1]:
+            return None
+        folder = Path(last.command[last.command.index(_RESUME_FROM) + 1])
+        with contextlib.suppress(InvalidInputError):  # it is gone: the others went on without it
+            is_unused = page is None or page.pid != last.pid or page.step <= read_manifest(folder).step
+            return folder if is_unused else None
+        return None
 
     async def kill(self) -> None:
         """It hangs, and would obey no order: what it was doing is written to its log first."""

@@ -30,7 +30,7 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class HostedTrainer:
-    """A live trainer; `pid` and `started_at` (Unix seconds) are None while its shim is still beginning."""
+    """A trainer; `pid` and `started_at` (Unix seconds) are None while its shim is still beginning."""
 
     pid: int | None
     started_at: float | None
@@ -85,7 +85,12 @@ class TrainerSupervisor:
             self._ending.pop(_key(run_paths, rank), None)
             return None
         self._force_if_due(run_paths, rank, known)
-        return HostedTrainer(known["pid"], known["started_at"], tuple(known["command"]), known["keeper_pid"])
+        return _trainer(known)
+
+    def last(self, run_paths: RunPaths, rank: int) -> HostedTrainer | None:
+        """Return the rank's newest trainer, whether it lives or not."""
+        known = _read(run_paths, rank)
+        return _trainer(known) if known is not None else None
 
     def exit_status(self, run_paths: RunPaths, rank: int) -> int | None:
         """How the rank's last trainer ended (negative: the signal); None if it lives, or no one was there to see it."""
@@ -183,6 +188,10 @@ def _read(run_paths: RunPaths, rank: int) -> dict[str, Any] | None:
     kinds = {"pid": int, "keeper_pid": int, "started_at": int | float, "boot_id": str, "command": list}
     whole = isinstance(known, dict) and all(isinstance(known.get(name), kind) for name, kind in kinds.items())
     return known if whole else None
+
+
+def _trainer(known: dict[str, Any]) -> HostedTrainer:
+    return HostedTrainer(known["pid"], known["started_at"], tuple(known["command"]), known["keeper_pid"])
 
 
 def _lives(known: dict[str, Any]) -> bool:

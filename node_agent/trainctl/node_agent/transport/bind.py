@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -23,6 +24,12 @@ IN_USE = "the address is in use, perhaps by another agent"
 MOST_OPEN_FILES = 65536
 OPEN_MAX = 10_240
 """Open files that macOS allows where it refuses more, whatever its hard limit says."""
+LOST_SECONDS = 5.0
+"""Seconds in which an agent whose folder was taken still raises an alert about that, before it ends."""
+
+
+class TakenError(InvalidInputError):
+    """Another agent has the node's folder."""
 
 
 class FolderLock:
@@ -32,6 +39,9 @@ class FolderLock:
         """Raises InvalidInputError."""
         self._directory, self._path = directory, directory / "agent.lock"
         self._handle = self._lock()
+        self._lost_monotonic: float | None = None  # since when another agent has it
+        self.problem: str | None = None
+        """A line on why the lock isn't held any more."""
 
     def _lock(self) -> IO[str]:
         try:
@@ -47,18 +57,39 @@ class FolderLock:
                 handle.seek(0)
                 owner = f" ({words})" if (words := handle.read(200).strip()) else ""
             problem = f"another agent of this node is running{owner}: stop it, or give this one another --state"
-            raise InvalidInputError(str(self._directory), problem) from None
+            raise TakenError(str(self._directory), problem) from None
         handle.truncate(0)
         handle.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
         handle.flush()
         return handle
 
     def look(self) -> None:
-        """Lock the file again where it is gone: a second agent would not notice this one."""
-        if self._directory.exists() and not self._path.exists():
-            with contextlib.suppress(InvalidInputError):
-                self._handle, left = self._lock(), self._handle
-                left.close()
+        """Lock the file again where it is gone or replaced: a second agent would not notice this one. Raises TakenError
+        once another agent has had the folder for LOST_SECONDS: two would lead one run and end each other's trainers."""
+        if self._is_held() or not self._directory.exists():
+            self.problem = self._lost_monotonic = None
+            return
+        try:
+            self._handle, left = self._lock(), self._handle
+            left.close()
+            self.problem = self._lost_monotonic = None
+        except TakenError as error:
+            self.problem, now = f"{error}; this one ends soon", time.monotonic()
+            self._lost_monotonic = self._lost_monotonic or now
+            if now >= self._lost_monotonic + LOST_SECONDS:
+                raise
+        except InvalidInputError as error:
+            self.problem = str(error)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether another agent has the folder."""
+        return self._lost_monotonic is not None
+
+    def _is_held(self) -> bool:
+        with contextlib.suppress(OSError):
+            return os.path.samestat(self._path.stat(), os.fstat(self._handle.fileno()))
+        return False
 
     def close(self) -> None:
         self._handle.close()

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import stat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,7 +89,6 @@ def read(path: Path, *, simulated: bool = False) -> Cluster:
             )
         seen[entry.address] = name
     check_webhook(cluster.alerts, f"{path}: alerts.webhook")
-    _check_owner(cluster, path)
     _check_networks(cluster.trusted_networks, f"{path}: trusted_networks")
     check_currency(cluster.currency, f"{path}: currency")
     return cluster
@@ -131,6 +131,25 @@ def check_growing(config: RunFile, cluster: Cluster, where: str) -> None:
             raise InvalidInputError(f"{where}: data.growing", problem)
 
 
+def check_hooks(cluster: Cluster, path: Path) -> None:
+    """Refuse hooks that others could write, for an agent that would run their programs as its own user. Raises
+    InvalidInputError."""
+    if cluster.alerts == AlertHooks():
+        return
+    file = path.resolve()
+    for place in dict.fromkeys((file, path.parent, file.parent)):
+        kept, what = place.stat(), "file" if place == file else "folder"
+        if os.statvfs(place).f_flag & os.ST_RDONLY:
+            continue  # no one writes there, whatever its mode: as the folder of a ConfigMap
+        if kept.st_uid not in (0, os.getuid()):
+            problem = f"another user owns the {what} {place}, and could have this agent run any program"
+            raise InvalidInputError(f"{path}: alerts", f"{problem}; run: chown {os.getuid()} {place}")
+        if kept.st_mode & 0o022 and not (what == "folder" and kept.st_mode & stat.S_ISVTX):
+            problem = f"other users can write the {what} {place} (mode {kept.st_mode & 0o777:04o})"
+            fix = f"and could have this agent run any program; run: chmod go-w {place}"
+            raise InvalidInputError(f"{path}: alerts", f"{problem}, {fix}")
+
+
 def added_directory(path: Path) -> Path:
     """Where `trainctl cluster add` writes a file for each node it adds: a person's cluster file is never rewritten."""
     return path.parent / "cluster.d"
@@ -146,18 +165,6 @@ def _with_added(cluster: Cluster, path: Path) -> Cluster:
                 )
             nodes[name] = entry
     return msgspec.structs.replace(cluster, nodes=nodes)
-
-
-def _check_owner(cluster: Cluster, path: Path) -> None:
-    """Refuse hooks in a file that others can write, for an agent would run their programs as its own user."""
-    if cluster.alerts == AlertHooks():
-        return
-    kept = path.stat()
-    if kept.st_uid not in (0, os.getuid()):
-        raise InvalidInputError(f"{path}: alerts", "another user owns this file, and could have agents run any program")
-    if kept.st_mode & 0o022:
-        problem = f"other users can write this file (mode {kept.st_mode & 0o777:04o}), and have agents run any program"
-        raise InvalidInputError(f"{path}: alerts", f"{problem}; run: chmod go-w {path}")
 
 
 def _check_networks(networks: tuple[str, ...], where: str) -> None:

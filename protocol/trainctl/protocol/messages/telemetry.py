@@ -495,7 +495,7 @@ class Alerts(Message, tag="alerts", frozen=True):
     node: str  # node whose agent raised them
     alerts: tuple[AlertView, ...] = ()
     mutes: tuple[MuteView, ...] = ()
-    hook_problem: str = ""  # what went wrong when the alert hooks were last called; empty: nothing
+    hook_problem: str = ""  # what is wrong with each alert hook now; empty: nothing
     boot: str = ""
     seq: Count = 0
 

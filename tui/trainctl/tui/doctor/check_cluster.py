@@ -103,10 +103,10 @@ def _parts(version: str) -> tuple[tuple[int, str], ...]:
 
 
 def of_alert_hooks(look: Look) -> Iterator[Finding]:
-    """Return what went wrong when a node last called its alert hooks."""
+    """Return what is wrong with the alert hooks of a node."""
     if look.hook_problem:
         do = "run trainctl alerts --test on that machine once it is corrected"
-        yield Finding("warn", look.name, "alerts", f"{look.hook_problem}: nobody is told of alerts", do)
+        yield Finding("warn", look.name, "alerts", f"{look.hook_problem}: alerts are not delivered there", do)
 
 
 def of_clock(look: Look) -> Iterator[Finding]:

@@ -44,7 +44,7 @@ class Look:
     round_trip_seconds: float = 0.0
     clock_offset_seconds: float = 0.0  # its clock less this machine's; right to half the round trip
     is_here: bool = False  # it is this machine
-    hook_problem: str = ""  # what went wrong when its alert hooks were last called
+    hook_problem: str = ""  # what is wrong with each of its alert hooks
 
 
 Asset = Literal["model", "data", "held-out data"]

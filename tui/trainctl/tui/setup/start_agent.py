@@ -12,6 +12,9 @@ from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.commands import targets
 
+START_SECONDS = 30.0
+"""Seconds within which an agent says where it listens, also on a busy machine."""
+
 
 def offer(at: targets.Where, tell: Callable[[str], None]) -> None:
     """Ask whether to start an agent if commands would go to this machine's, and none runs, and do so.
@@ -31,10 +34,17 @@ def offer(at: targets.Where, tell: Callable[[str], None]) -> None:
 
 
 def start() -> tuple[int, Path]:
-    """Start an agent in a session of its own, and return its process and where its output goes. Raises RefusedError."""
+    """Start an agent in a session of its own, and return its supervisor's process and where its output goes. Raises
+    RefusedError."""
     log = node_directory(node_name()) / "logs" / "started.log"
     command = [sys.executable, "-m", "trainctl.node_agent", "run", "--detach"]
-    started = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        started = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=START_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"the agent hasn't said where it listens for {START_SECONDS:g} s"
+        raise RefusedError(f"{problem}: see {log}, and try again once it is up") from None
     if started.returncode:
         lines = started.stderr.strip().splitlines()
         raise RefusedError(f"the agent didn't start: {lines[-1] if lines else 'it printed nothing'} (see {log})")
