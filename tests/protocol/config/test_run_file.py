@@ -322,6 +322,24 @@ def test_a_run_must_not_end_before_its_learning_rate_is_lowered(path: Path, prob
     assert "policy.plateau.mode: 'on' needs held-out samples: set data.held_out or" in problem(policies("on", 6, 0.0))
 
 
+def test_an_override_of_nodes_names_all_that_take_part(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    raw = with_value(good(), "nodes", {"a": {"share": 4, "micro": 2}, "b": {}})
+    file.write_bytes(tomli_w.dumps(raw).encode())
+
+    def nodes(**overrides: str) -> dict[str, run_tables.NodeTable]:
+        return run_file.read(file, {key.replace("_", "."): text for key, text in overrides.items()}).nodes
+
+    table = run_tables.NodeTable
+    assert nodes(nodes="a,b") == {"a": table(share=4, micro=2), "b": table()}
+    assert nodes(nodes="a") == {"a": table(micro=2)}
+    assert nodes(nodes_c_micro="4", nodes="b, c") == {"b": table(), "c": table(micro=4)}
+    file.write_bytes(tomli_w.dumps({**raw, "nodes": {}}).encode())
+    assert nodes(nodes_a_micro="4", nodes="a,b") == {"a": table(micro=4), "b": table()}
+    with pytest.raises(InvalidInputError, match="nodes"):
+        nodes(nodes="a,,b")
+
+
 def test_the_example_run_file_leaves_nothing_out() -> None:
     example = Path(__file__).parents[3] / "examples" / "run.toml"
     assert run_file.read(example).run.steps == 60_000
