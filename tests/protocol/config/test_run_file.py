@@ -333,6 +333,8 @@ def test_an_override_of_nodes_names_all_that_take_part(tmp_path: Path) -> None:
     table = run_tables.NodeTable
     assert nodes(nodes="a,b") == {"a": table(share=4, micro=2), "b": table()}
     assert nodes(nodes="a") == {"a": table(micro=2)}
+    with pytest.raises(InvalidInputError, match="leaves out"):
+        nodes(nodes_c_micro="4", nodes="a,b")
     assert nodes(nodes_c_micro="4", nodes="b, c") == {"b": table(), "c": table(micro=4)}
     file.write_bytes(tomli_w.dumps({**raw, "nodes": {}}).encode())
     assert nodes(nodes_a_micro="4", nodes="a,b") == {"a": table(micro=4), "b": table()}

@@ -37,8 +37,10 @@ STANDARD_INPUT = "-"
 def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
     """The run file at `path`, its relative paths made absolute from its folder, `table.key` overrides laid over it.
     An override of `nodes` names all nodes that take part. Raises InvalidInputError naming the file and the field."""
-    raw = toml_file.read(path, "run file")
+    raw, named = toml_file.read(path, "run file"), (overrides or {}).get("nodes")
     for key, text in sorted((overrides or {}).items(), key=lambda pair: pair[0] != "nodes"):
+        if named is not None and key.startswith("nodes.") and key.split(".")[1] not in raw["nodes"]:
+            raise InvalidInputError("--set", f"{key} is of a node that nodes={named} leaves out: drop one, or name it")
         _override(raw, key, text)
     return parse(_absolute(raw, path.resolve().parent), str(path))
 
