@@ -195,7 +195,7 @@ class Agent:
         self._profiles = StoredProfiles(self.node, self.directory)
         links = LinkMeter(context, self._role, self._query_context.address_of)
         self._calibrations = CalibrationHost(
-            context, self._role, self._profiles, links, self._guests.training, self._in_one_precision
+            context, self._role, self._profiles, links, self._guests.training, self._resolved
         )
         self._router = Router(
             self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context,
@@ -303,8 +303,8 @@ class Agent:
         self._worker_host.clean_up()
         self._work_lead.take_up()
 
-    async def _in_one_precision(self, config: RunFile) -> RunFile:
-        """As a run of all its nodes would have it. Raises InvalidInputError."""
+    async def _resolved(self, config: RunFile) -> RunFile:
+        """Return a run file as a run of all its nodes would have it. Raises InvalidInputError."""
         config = preflight.with_nodes(config, self.node, tuple(self._cluster.nodes))
         resolved, _ = await self._lead.launch.resolved(config)
         return resolved

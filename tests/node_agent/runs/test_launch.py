@@ -74,13 +74,14 @@ async def test_the_lead_asks_all_nodes_what_they_compute_in(monkeypatch, theirs,
 
 
 async def test_nodes_of_one_machine_are_given_a_part_of_its_cores(monkeypatch):
-    monkeypatch.setattr(launch, "boot_id", lambda: "here")
+    monkeypatch.setattr(launch, "core_pool", lambda: "here")
+    monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(launch, "usable_cores", lambda: 8.0)
     context: Any = SimpleNamespace(db=None, node="a")
-    peers: Any = SimpleNamespace(links={"b": Link(machine="here", cores=8.0), "c": Link()})
+    peers: Any = SimpleNamespace(links={"b": Link(machine="here", cores=8.0), "c": Link(cores=2.0)})
     wanted = config(4, nodes={"a": {}, "b": {}, "c": {}})
     found, why = await Launch(context, peers, lambda run: None).resolved(wanted)
-    assert {node: table.threads for node, table in found.nodes.items()} == {"a": 4, "b": 4, "c": 0}
+    assert {node: table.shared_threads for node, table in found.nodes.items()} == {"a": 4, "b": 4, "c": 0}
     assert why == ("a, b share 8 cores: 4 threads for each",)
 
 

@@ -34,10 +34,13 @@ def point(name: str, facts: AdviceFacts = FACTS, read: DataStatistics | None = N
     """Return one point of the checklist, whose command sets what a run file may have."""
     asked = config(**tables)
     found = next(one for one in checklist(asked, facts, "llama", read, "/caches") if one.name == name)
-    _, _, setting = found.command.partition(" --set ")
-    if setting:
+    names = ",".join(node.name for node in facts.nodes)
+    for setting in found.command.split(" --set ")[1:]:
         key, _, value = setting.partition("=")
-        run_file.parse(with_value(run_file.to_dict(asked), key, int(value) if value.isdigit() else value))
+        if key == "nodes":
+            assert value == names
+        else:
+            run_file.parse(with_value(run_file.to_dict(asked), key, int(value) if value.isdigit() else value))
     return found
 
 
@@ -78,7 +81,10 @@ def test_a_compiled_model_is_advised_on_each_nvidia_device_that_can_compile() ->
     bare = node_of("bare", 2.0, device=H200, compile_lacks=("triton", "C compiler"))
     apple = node_of("mini", 1.0, device="gpu Apple M2 Ultra", backend="mlx")
     found = point("compile", with_nodes(ready, apple))
-    assert (found.state, found.command) == ("change", "trainctl run run.toml --set nodes.ready.compile=default")
+    assert (found.state, found.command) == (
+        "change",
+        "trainctl run run.toml --set nodes=ready,mini --set nodes.ready.compile=default",
+    )
     assert point("compile", with_nodes(ready)).command.endswith("--set model.compile=default")
     both = point("compile", with_nodes(ready, bare))
     assert both.command.endswith("--set nodes.ready.compile=default")
@@ -160,7 +166,7 @@ def test_adapters_on_a_card_that_is_not_calibrated_start_from_its_preset() -> No
     new, old = NodeFacts(name="new", device="NVIDIA RTX A6000"), NodeFacts(name="old", device="Tesla T4", micro=8)
     found = point("preset", with_nodes(new, old), adapter=adapter)
     assert found.text == "Turing, as on old, starts with float16, a base in nf4, 2 x 4 samples"
-    assert found.command == "trainctl run run.toml --set nodes.old.micro=2"
+    assert found.command == "trainctl run run.toml --set nodes=new,old --set nodes.old.micro=2"
     assert point("preset", with_nodes(new), adapter=adapter).state == "ok"
     gtx = with_nodes(NodeFacts(name="old", device="NVIDIA GeForce GTX 1660"))
     assert point("preset", gtx, adapter=adapter, data={"sequence_length": 1024}).command.endswith("length=512")

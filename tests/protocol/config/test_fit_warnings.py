@@ -45,6 +45,9 @@ def test_settings_that_change_nothing_beside_the_others_are_named_once() -> None
         "checkpoint": {"keep_every": 10},
         "nodes": {"a": {"device": "cpu"}, "b": {"device": "cpu"}},
     }
+    shared = {"data": {"path": "d", "sequence_length": 64}, "nodes": {"b": {"shared_threads": 2}}}
+    (line,) = fit_warnings(run_file.parse(good() | shared), FACTS, "r.toml")
+    assert line.startswith("nodes.NAME.shared_threads has no effect: ")
     found = fit_warnings(run_file.parse(good() | idle), FACTS, "r.toml", {"cpu"})
     settings = ["group.links_per_peer", "data.workers", "model.tf32", "samples.every_steps", "checkpoint.keep_every"]
     assert [line.partition(" has no effect: ")[0] for line in found] == settings

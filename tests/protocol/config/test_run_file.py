@@ -322,14 +322,38 @@ def test_a_run_must_not_end_before_its_learning_rate_is_lowered(path: Path, prob
     assert "policy.plateau.mode: 'on' needs held-out samples: set data.held_out or" in problem(policies("on", 6, 0.0))
 
 
+def test_an_override_of_nodes_names_all_that_take_part(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    raw = with_value(good(), "nodes", {"a": {"share": 4, "micro": 2}, "b": {}})
+    file.write_bytes(tomli_w.dumps(raw).encode())
+
+    def nodes(**overrides: str) -> dict[str, run_tables.NodeTable]:
+        return run_file.read(file, {key.replace("_", "."): text for key, text in overrides.items()}).nodes
+
+    table = run_tables.NodeTable
+    assert nodes(nodes="a,b") == {"a": table(share=4, micro=2), "b": table()}
+    assert nodes(nodes="a") == {"a": table(micro=2)}
+    with pytest.raises(InvalidInputError, match="leaves out"):
+        nodes(nodes_c_micro="4", nodes="a,b")
+    assert nodes(nodes_c_micro="4", nodes="b, c") == {"b": table(), "c": table(micro=4)}
+    file.write_bytes(tomli_w.dumps({**raw, "nodes": {}}).encode())
+    assert nodes(nodes_a_micro="4", nodes="a,b") == {"a": table(micro=4), "b": table()}
+    with pytest.raises(InvalidInputError, match="nodes"):
+        nodes(nodes="a,,b")
+
+
 def test_the_example_run_file_leaves_nothing_out() -> None:
     example = Path(__file__).parents[3] / "examples" / "run.toml"
     assert run_file.read(example).run.steps == 60_000
     raw = tomllib.loads(example.read_text())
     tables = {field.name: field.type for field in msgspec.structs.fields(run_tables.RunFile)}
     shown = ("run", "model", "data", "batch", "optimizer", "checkpoint", "evaluate", "group", "adapter")
+    absent = {
+        run_tables.RunTable: {"epochs"},
+        run_tables.NodeTable: {"shared_threads"},
+    }  # steps stand for them; by the lead
     for table, kind in [(raw[name], tables[name]) for name in shown] + [(raw["nodes"]["studio"], run_tables.NodeTable)]:
-        left_out = {"epochs"} if kind is run_tables.RunTable else set()  # it stands in place of steps
+        left_out = absent.get(kind, set())
         assert set(table) | left_out == {field.encode_name for field in msgspec.structs.fields(kind)}
 
 

@@ -1,5 +1,6 @@
 """`trainctl advise` without any agent: profiles in the nodes' folders, what is unknown, and the text."""
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,22 @@ def test_a_micro_batch_that_does_not_fit_is_answered_with_one_that_does(folder: 
     calibrate(folder, "studio", 20.0, beside=(), memory_cap_bytes=106 * 10**6)
     lines = call(*words(folder)).stdout.splitlines()
     assert lines[0].startswith("Train on studio alone: 20.00 samples/s")
-    assert "--set nodes.studio.micro=4" in " ".join(lines[1:4])
+    assert lines[2] == f"  trainctl run {folder / 'run.toml'} --set nodes=studio --set nodes.studio.micro=4"
+
+
+def test_commands_name_all_nodes_of_their_plan(folder: Path) -> None:
+    """The run file leaves its nodes open: a setting of one would drop the other."""
+    (folder / "run.toml").write_text((folder / "run.toml").read_text().split("[nodes.")[0])
+    for node in NODES:
+        links = (LinkRate("studio", 1e6, 1e6),) if node == "mbp" else ()
+        calibrate(folder, node, 20.0, links=links, memory_cap_bytes=106 * 10**6)
+    lines = call(*words(folder), "--set", "run.steps=7").stdout.splitlines()
+    started = [shlex.split(line)[3:] for line in lines if line.startswith("  trainctl run ")]
+    read = [run_file.read(folder / "run.toml", dict(word.split("=", 1) for word in one[1::2])) for one in started]
+    answer, *apart = [[*config.nodes] for config in read]
+    assert {config.run.steps for config in read} == {7}
+    assert (answer, apart) == ([*NODES], [["studio"], ["mbp"]])
+    assert {table.micro for config in read for table in config.nodes.values()} == {4}
 
 
 def test_nothing_is_known_and_the_first_line_says_what_to_do(folder: Path) -> None:

@@ -1,13 +1,19 @@
 """The combinations of a bench, the run of each, and its figures from steps made by hand."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import msgspec
 import pytest
+import tomli_w
 from tests.protocol.support.run_files import good
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.bench.bench_rows import BenchRow, bench_config, cells, compared, grid, header, measured_row
+from trainctl.tui.bench.bench_runs import whole_steps
 
 GENERATION = m.Generation(1, 1)
 
@@ -80,6 +86,42 @@ def test_a_bench_trains_and_does_nothing_else() -> None:
     assert found.batch == config.batch and found.model == config.model
 
 
+def test_compared_settings_win_over_the_node_s_own_ones() -> None:
+    own = {"micro": 2, "compile": "default", "gradient_checkpointing": "all", "micro_tokens": 64, "data_path": "/own"}
+    config = run_file.parse(good() | {"nodes": {"a": own, "b": {"micro": 1}}})
+    table = bench_config(config, "a", 30, ["batch.micro", "batch.micro_tokens", "model.compile", "data.path"]).nodes[
+        "a"
+    ]
+    assert (table.micro, table.micro_tokens, table.compile, table.data_path) == (None, None, None, None)
+    assert table.gradient_checkpointing == "all"
+    assert bench_config(config, "a", 30, ["nodes.b.micro"]).nodes["a"].micro == 2
+    assert bench_config(config, "a", 30, ["batch.micro", "nodes.a.micro"]).nodes["a"].micro == 2
+
+
+def test_token_caches_are_where_the_node_keeps_them() -> None:
+    config = run_file.parse(good() | {"nodes": {"a": {"cache_path": "/fast"}, "b": {}}})
+    paths = [bench_config(config, node, 30, (), "/state/data").nodes[node].cache_path for node in ("a", "b")]
+    assert paths == ["/fast", "/state/data"]
+
+
+def test_samples_are_counted_once_and_steps_for_each_setting(tmp_path: Path) -> None:
+    raw = good()
+    raw["run"] = {key: value for key, value in raw["run"].items() if key != "steps"} | {"epochs": 2}
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(raw))
+    counted = list[Mapping[str, str]]()
+
+    def count(_file: Path, _config: RunFile, pairs: Mapping[str, str]) -> int:
+        counted.append(pairs)
+        return 96
+
+    settings = grid(["batch.global=24,48,many", "model.dtype=float32,bfloat16"])
+    assert whole_steps(tmp_path / "run.toml", {}, settings, count) == [8, 8, 4, 4, 0, 0]
+    assert len(counted) == 1
+    settings = grid(["data.sequence_length=16,32"])
+    whole_steps(tmp_path / "run.toml", {}, settings, count)
+    assert len(counted) == 3
+
+
 def test_first_steps_and_those_that_compile_do_not_count() -> None:
     steps = [step(number, 9.0 if number < 4 else 0.5) for number in range(1, 11)]
     parts = [part(number, mfu=0.4, **({"compile_seconds": 8.0} if number == 3 else {})) for number in range(1, 11)]
@@ -97,10 +139,11 @@ def test_rows_are_compared_with_the_first_that_was_measured() -> None:
         BenchRow(settings={"a.b": name}, tokens_per_second=rate, step_seconds=1 / rate)
         for name, rate in (("2", 2.0), ("3", 5.0))
     ]
-    failed, first, other = compared(rows, 3600, 4.0)
+    failed, first, other = compared(rows, (0, 3600, 1800), 4.0)
     assert (failed.against_first, first.against_first, other.against_first) == (None, 1.0, 2.5)
     assert (first.seconds_to_end, first.cost) == (1800.0, 2.0)
+    assert (other.steps_of_run, other.seconds_to_end) == (1800, 360.0)
     assert len(cells(failed, "EUR")) == len(header(rows, "samples"))
     assert cells(failed, "EUR")[-1] == "no such device"
-    assert compared(rows, 10, None)[1].cost is None
+    assert compared(rows, (10, 10, 10), None)[1].cost is None
     assert msgspec.to_builtins(other)["settings"] == {"a.b": "3"}

@@ -102,8 +102,9 @@ class CalibrationHost:
         self, context: AgentContext, role: AgentRole, profiles: StoredProfiles, links: LinkMeter,
         attached: Callable[[], Sequence[str]] = tuple, resolve: Resolve | None = None,
     ) -> None:  # fmt: skip
-        """`attached`: IDs of the attached runs that train now. `resolve`: puts a data type for all nodes of a run file
-        in place of "auto"; raises InvalidInputError if it can't. Removes what a killed agent left of a calibration."""
+        """`attached`: IDs of the attached runs that train now. `resolve`: adds what depends on the machines of a run
+        file's nodes, as at a run's start; raises InvalidInputError if it can't. Removes what a killed agent left of a
+        calibration."""
         self._attached, self._resolve = attached, resolve
         for left in context.directory.glob(f"{_PREFIX}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -172,7 +173,7 @@ class CalibrationHost:
         folder, lead = None, calibration.lead
         try:
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._context.directory))
-            config = await self._in_one_precision(calibration, config)
+            config = await self._resolved(calibration, config)
             profile = await self._measured(calibration, config, folder)
             if lead is not None and lead != self._context.node:
                 profile = msgspec.structs.replace(profile, links=await self._link(calibration, lead))
@@ -190,18 +191,19 @@ class CalibrationHost:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    async def _in_one_precision(self, calibration: _Calibration, config: RunFile) -> RunFile:
-        """With the data type that a run of all its nodes would get; that of this node alone where others aren't
-        known."""
+    async def _resolved(self, calibration: _Calibration, config: RunFile) -> RunFile:
+        """Return the run file with the data type that a run of all its nodes would get, or that of this node alone
+        where others aren't known; and, where nodes are calibrated beside each other, with their parts of shared
+        cores."""
         alone = resolve_alone(config, self._context.node, "config")
-        if self._resolve is None or config.model.dtype != "auto":
+        if self._resolve is None or (config.model.dtype != "auto" and not calibration.beside):
             return alone
         try:
             resolved = await self._resolve(config)
         except InvalidInputError as error:
             calibration.progress.append(f"{error}; calibrated in {alone.model.dtype}, which suits this node")
             return alone
-        return msgspec.structs.replace(config, model=resolved.model)
+        return resolved if calibration.beside else msgspec.structs.replace(config, model=resolved.model)
 
     async def _link(self, calibration: _Calibration, peer: str) -> tuple[LinkRate, ...]:
         """The link to another node; none if it can't be measured, for which the progress has the reason."""
@@ -263,7 +265,7 @@ class CalibrationHost:
 
 async def _started(arguments: Sequence[str], table: NodeTable, folder: Path, errors: int) -> Process:
     """With the environment and priority of a trainer; its temporary files are in `folder`."""
-    env = env_policy.of_trainers(os.environ, table.env, threads=table.threads) | {"TMPDIR": str(folder)}
+    env = env_policy.of_trainers(os.environ, table.env, threads=table.rank_threads) | {"TMPDIR": str(folder)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "trainctl.trainer.calibration", *arguments, stdin=PIPE, stdout=PIPE, stderr=errors,
         env=env, limit=LINE_BYTES,

@@ -5,6 +5,7 @@ carried out one after another, for hosting a rank can take seconds.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -24,10 +25,10 @@ from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.node_agent.transport.sequencing import SILENT_AFTER_SECONDS, Order
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.env_policy import omp_threads
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
-from trainctl.protocol.machine.cgroups import usable_cores
+from trainctl.protocol.machine.cgroups import core_pool, usable_cores
 from trainctl.protocol.machine.devices import read_devices
-from trainctl.protocol.machine.shim import boot_id
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.security import received_names
 
@@ -131,8 +132,8 @@ class Follower:
         welcome = m.PeerWelcome(
             link=hello.link, node=self._node, boot=self._context.boot, live_address=self._context.live_address,
             version=self._context.version, generation=self._db.generation, ranks=ranks,
-            devices=await asyncio.to_thread(read_devices), leaving=self._role.leaving, machine=boot_id(),
-            cores=usable_cores(),
+            devices=await asyncio.to_thread(read_devices), leaving=self._role.leaving, machine=core_pool(),
+            cores=usable_cores(), threads=omp_threads(os.environ),
         )  # fmt: skip
         await self._links.greet(identity, hello, welcome)
         if over is not None:

@@ -1,6 +1,7 @@
 """Runs are opened here: on all their nodes or on none, again, from a checkpoint, or as another conductor left them."""
 
 import asyncio
+import os
 import shutil
 import time
 from collections.abc import Callable, Collection
@@ -22,10 +23,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.core_sharing import Machine, share_cores
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.config.cluster_file import check_growing
+from trainctl.protocol.config.env_policy import omp_threads
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.machine.cgroups import usable_cores
+from trainctl.protocol.machine.cgroups import core_pool, usable_cores
 from trainctl.protocol.machine.devices import read_devices, resolve
-from trainctl.protocol.machine.shim import boot_id
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
@@ -114,14 +115,16 @@ class Launch:
 
     async def resolved(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, tuple[str, ...]]:
         """Return the run file with what depends on its nodes' machines, and why: the data type that suits all of them
-        where it is "auto", and the threads of those that share a machine. Raises InvalidInputError."""
+        where it is "auto", and the threads of those that share cores. Raises InvalidInputError."""
         links = {node: self._peers.links[node] for node in config.nodes if node in self._peers.links}
         found = await asyncio.gather(*(link.welcome(REACH_SECONDS) for link in links.values()))
         welcomes = {node: welcome for node, welcome in zip(links, found, strict=True) if welcome is not None}
         devices = {node: welcome.devices for node, welcome in welcomes.items()}
         devices[self._context.node] = await asyncio.to_thread(read_devices)
-        machines = {node: Machine(welcome.machine, welcome.cores) for node, welcome in welcomes.items()}
-        machines[self._context.node] = Machine(boot_id(), usable_cores())
+        machines = {
+            node: Machine(welcome.machine, welcome.cores, welcome.threads) for node, welcome in welcomes.items()
+        }
+        machines[self._context.node] = Machine(core_pool(), usable_cores(), omp_threads(os.environ))
         config, precision = resolve(config, devices, "config")
         config, shares = share_cores(config, machines)
         return config, (*((precision,) if precision else ()), *shares)

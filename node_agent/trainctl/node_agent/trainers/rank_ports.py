@@ -92,7 +92,7 @@ class LocalRank:
         try:
             table = run_file.read(self._paths.run_file).nodes.get(self._node, NodeTable())
             where = f"nodes.{self._node}.env"
-            return table, env_policy.of_trainers(os.environ, table.env, where, threads=table.threads)
+            return table, env_policy.of_trainers(os.environ, table.env, where, threads=table.rank_threads)
         except InvalidInputError as error:
             raise RefusedError(f"rank {self._rank} cannot be started: {error}") from None
 

@@ -229,7 +229,7 @@ class WorkerHost:
             "--endpoint", self._context.link.endpoint, "--checkpoint", str(checkpoint), "--agent", str(os.getpid()),
             "--options", msgspec.json.encode(order.options).decode(),
         ]  # fmt: skip
-        env = env_policy.of_trainers(os.environ, table.env, threads=table.threads)
+        env = env_policy.of_trainers(os.environ, table.env, threads=table.rank_threads)
         self._context.supervisor.start(paths, RANK, argv, env, table.priority)
 
     def _how_it_ended(self, paths: RunPaths) -> str:

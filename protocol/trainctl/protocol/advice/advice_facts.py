@@ -1,6 +1,7 @@
 """What advice is computed from: the run, its nodes and the links between them, as plain values."""
 
-from collections.abc import Collection, Mapping
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -71,6 +72,14 @@ class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
     held_out: int = 0  # samples of an evaluation; 0: not known
     currency: str = "USD"
     lead: str = ""  # node to which the links were measured
+    overrides: Mapping[str, str] = {}  # of the file's settings, with which the advice was asked for
+
+    def command(self, *settings: str, nodes: Sequence[str] = ()) -> str:
+        """Return what starts it with other settings, `KEY=VALUE`. `nodes`: all that take part; empty: as it says."""
+        named = {"nodes": ",".join(nodes)} if nodes else {}
+        chosen = {**self.overrides, **named, **dict(setting.split("=", 1) for setting in settings)}
+        words = (word for key, value in chosen.items() for word in ("--set", f"{key}={value}"))
+        return shlex.join(["trainctl", "run", self.file, *words])
 
     @property
     def sample_flops(self) -> float | None:

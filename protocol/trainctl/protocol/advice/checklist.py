@@ -53,8 +53,12 @@ def checklist(
     )  # fmt: skip
 
 
-def _set(facts: AdviceFacts, setting: str) -> str:
-    return f"trainctl run {facts.run.file} --set {setting}"
+def _set(facts: AdviceFacts, *settings: str) -> str:
+    """The command with these settings. Those of a node name the others too: a run file without nodes would run on that
+    node alone."""
+    names = [node.name for node in facts.nodes]
+    needed = len(names) > 1 and any(setting.startswith("nodes.") for setting in settings)
+    return facts.run.command(*settings, nodes=names if needed else ())
 
 
 def _precision(config: RunFile, facts: AdviceFacts) -> Check:
@@ -98,7 +102,7 @@ def _preset(config: RunFile, facts: AdviceFacts) -> Iterator[Check]:
         changed.append(f"nodes.{node.name}.micro={preset.micro}")
     if preset.sequence_length is not None and config.data.sequence_length > preset.sequence_length:
         changed.append(f"data.sequence_length={preset.sequence_length}")
-    command = _set(facts, " --set ".join(changed)) if changed else ""
+    command = _set(facts, *changed) if changed else ""
     yield Check("preset", "change" if changed else "ok", text, command)
 
 
@@ -127,7 +131,7 @@ def _compile(config: RunFile, facts: AdviceFacts) -> Check:
     if ready:
         text += "; on NVIDIA devices, compiled layers are usually faster, after the steps in which they are compiled"
         text += "".join(f"; whether {one.name} can compile isn't known" for one in ready if one.compile_lacks is None)
-        return Check("compile", "change", text, _set(facts, " --set ".join(_compiled(config, facts, ready))))
+        return Check("compile", "change", text, _set(facts, *_compiled(config, facts, ready)))
     if slow or set(modes.values()) != {"off"}:
         return Check("compile", "ok", text)
     if config.model.base == "nf4":

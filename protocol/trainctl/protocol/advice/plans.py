@@ -40,7 +40,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: float | None = None  # relative to the sum of the nodes' rates apart
     shares: Mapping[str, int] = {}  # samples of each node
     micro: Mapping[str, int] = {}  # micro-batch of each node
-    smaller: Mapping[str, int] = {}  # of these, those that memory made smaller than the run file's
+    smaller: Mapping[str, int] = {}  # of these, those that memory made smaller than what the node would begin with
     best_seconds: float | None = None
     expected_seconds: float | None = None
     worst_seconds: float | None = None

@@ -73,6 +73,12 @@ def check_allowed(variables: Collection[str], environment: Mapping[str, str], wh
         raise InvalidInputError(f"{where}.{name}", f"{problem}allow it there with --env {ALLOWED_BY_OWNER}={name}")
 
 
+def omp_threads(environment: Mapping[str, str]) -> int:
+    """Return the threads that OMP_NUM_THREADS sets, the first number of a list; 0 without a valid one."""
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else 0
+
+
 def without_agent_options(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment for processes that an agent or a demo starts: another agent among them must not take the options
     of this machine's, and no trainer needs what may be secret in them, such as the address of a webhook."""

@@ -100,6 +100,12 @@ def _without_effect(config: RunFile, devices: Collection[str]) -> Iterator[str]:
         ),
         ("samples.every_steps", config.samples.every_steps > 0, not config.samples.prompts, "there are no prompts"),
         (
+            "nodes.NAME.shared_threads",
+            any(table.shared_threads for table in config.nodes.values()),
+            True,
+            "the lead of each new run sets it; set threads",
+        ),
+        (
             "checkpoint.keep_every",
             config.checkpoint.keep_every > 0,
             not config.checkpoint.every_steps,

@@ -36,9 +36,11 @@ STANDARD_INPUT = "-"
 
 def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
     """The run file at `path`, its relative paths made absolute from its folder, `table.key` overrides laid over it.
-    Raises InvalidInputError naming the file and the field."""
-    raw = toml_file.read(path, "run file")
-    for key, text in (overrides or {}).items():
+    An override of `nodes` names all nodes that take part. Raises InvalidInputError naming the file and the field."""
+    raw, named = toml_file.read(path, "run file"), (overrides or {}).get("nodes")
+    for key, text in sorted((overrides or {}).items(), key=lambda pair: pair[0] != "nodes"):
+        if named is not None and key.startswith("nodes.") and key.split(".")[1] not in raw["nodes"]:
+            raise InvalidInputError("--set", f"{key} is of a node that nodes={named} leaves out: drop one, or name it")
         _override(raw, key, text)
     return parse(_absolute(raw, path.resolve().parent), str(path))
 
@@ -527,7 +529,22 @@ _ENDS = frozenset({"steps", "epochs"})
 """Settings of which one says when a run ends."""
 
 
+def _only(tables: Any, names: list[str]) -> dict[str, Any]:
+    """The tables of these nodes, which are all that take part; without shares if the file has other nodes."""
+    tables = tables if isinstance(tables, dict) else {}
+    kept = {name: tables.get(name, {}) for name in names}
+    if kept.keys() == tables.keys():
+        return kept
+    return {
+        name: {key: table[key] for key in table.keys() - {"share"}} if isinstance(table, dict) else table
+        for name, table in kept.items()
+    }
+
+
 def _override(raw: dict[str, Any], key: str, text: str) -> None:
+    if key == "nodes":
+        raw["nodes"] = _only(raw.get("nodes", {}), [name.strip() for name in text.split(",")])
+        return
     table, _, name = key.rpartition(".")
     if not table or not name:
         raise InvalidInputError("--set", f"{key!r} must have the form table.key=value")

@@ -223,6 +223,12 @@ class NodeTable(_Table, frozen=True):
     compile: Compile | None = None  # None: as [model] says
     attention: Attention | None = None  # None: as [model] says
     deterministic: bool = False  # CUDA: only kernels that give the same bits each time, which bit-exact resume needs
+    shared_threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # by the lead, at each start: its part of shared cores
+
+    @property
+    def rank_threads(self) -> int:
+        """CPU threads of its rank: as a person set them, or else its part of shared cores; 0: any number."""
+        return self.threads or self.shared_threads
 
 
 class RunFile(_Table, frozen=True):

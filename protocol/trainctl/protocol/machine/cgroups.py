@@ -1,8 +1,11 @@
 """Control groups of processes on Linux: the folder of a process's group, of version 1 or 2 of the hierarchies."""
 
+import hashlib
 import os
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+from trainctl.protocol.machine.shim import boot_id
 
 PROC = Path("/proc")
 
@@ -33,8 +36,28 @@ def groups(pid: int | str, controller: str, proc: Path = PROC) -> list[Group]:
 
 def cpu_quota(pid: int | str = "self", proc: Path = PROC) -> float | None:
     """Cores that a process's groups let it use, with all that is in them: the tightest limit; None without one."""
-    folders = (folder for group in groups(pid, "cpu", proc) for folder in group.and_above)
-    return min((quota for folder in folders if (quota := _quota(folder)) is not None), default=None)
+    tightest = _tightest(pid, proc)
+    return None if tightest is None else tightest[0]
+
+
+def _tightest(pid: int | str, proc: Path) -> tuple[float, Path] | None:
+    """The tightest quota and the folder of the group that has it, of several the outermost; None without one."""
+    folders = (folder for group in groups(pid, "cpu", proc) for folder in reversed(group.and_above))
+    quotas = ((quota, folder) for folder in folders if (quota := _quota(folder)) is not None)
+    return min(quotas, key=lambda pair: pair[0], default=None)
+
+
+def core_pool(pid: int | str = "self", proc: Path = PROC) -> str:
+    """Return what identifies the processors that a process may use: equal for processes of one machine that have the
+    same affinity and the same limiting group; empty if the machine isn't known."""
+    boot, tightest = boot_id(), _tightest(pid, proc)
+    if not boot:
+        return ""
+    numbers = sorted(os.sched_getaffinity(0 if pid == "self" else int(pid))) if hasattr(os, "sched_getaffinity") else []
+    words = [boot, ",".join(map(str, numbers))]
+    if tightest is not None:  # every container may see its own group as /, but no two have the same inode
+        words.append(str(tightest[1].stat().st_ino))
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:16]
 
 
 def usable_cores() -> float:

@@ -136,8 +136,9 @@ class PeerWelcome(Message, tag="peer-welcome", frozen=True):
     ranks: tuple[HostedRank, ...] = ()
     devices: tuple[DeviceTypes, ...] = ()  # devices that it can compute on, each backend's default first
     leaving: str = ""  # why its ranks must leave the group, such as a shutdown; empty: they needn't
-    machine: str = ""  # identifies this boot of its machine: equal for agents of one machine; empty: unknown
-    cores: float = 0.0  # processors that its ranks may use; 0: unknown
+    machine: str = ""  # identifies the processors that its ranks may use: equal for agents that share them
+    cores: float = 0.0  # how many of them; 0: unknown
+    threads: int = 0  # that its environment's OMP_NUM_THREADS sets; 0: any number
 
 
 class PeerHosted(Message, tag="peer-hosted", frozen=True):

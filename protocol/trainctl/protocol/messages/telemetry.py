@@ -75,8 +75,8 @@ class RankView(msgspec.Struct, frozen=True):
     micro_most: Count | None = (
         None  # largest micro-batch that an automatic split may choose; None: it keeps `micro_set`
     )
-    machine: str = ""  # identifies this boot of its machine: equal for ranks of one machine; empty: unknown
-    cores: float = 0.0  # processors that it may use; 0: unknown
+    machine: str = ""  # identifies the processors that it may use: equal for ranks that share them; empty: unknown
+    cores: float = 0.0  # how many of them; 0: unknown
 
 
 class PolicyView(msgspec.Struct, frozen=True):

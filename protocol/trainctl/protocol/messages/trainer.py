@@ -229,8 +229,8 @@ class Ready(Message, tag="ready", frozen=True):
     data_files: tuple[FileDigest, ...] = ()  # digests of the data files, at most 64
     compute: Compute | None = None
     profile: ProfileSummary | None = None  # stored profile that fits this rank, added by the agent of its node
-    machine: str = ""  # identifies this boot of its machine: equal for ranks of one machine; empty: unknown
-    cores: float = 0.0  # processors that it may use; 0: unknown
+    machine: str = ""  # identifies the processors that it may use: equal for ranks that share them; empty: unknown
+    cores: float = 0.0  # how many of them; 0: unknown
 
 
 class Alive(Message, tag="alive", frozen=True):

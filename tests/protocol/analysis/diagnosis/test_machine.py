@@ -106,9 +106,10 @@ def test_ranks_that_share_a_machine_have_no_more_threads_than_it_has_cores() -> 
         return dataclasses.replace(facts, view=msgspec.structs.replace(facts.view, ranks=ranks), config=config)
 
     count = len(healthy_facts().view.ranks)  # type: ignore[union-attr]
+    nodes = ",".join(rank.node for rank in healthy_facts().view.ranks)  # type: ignore[union-attr]
     found = first(on_one_machine(0, 2.0 * count))
     assert found.cause == "shared-cores"
-    assert commands(found) == ["trainctl run RUN.toml --set nodes.node-0.threads=2"]
+    assert commands(found) == [f"trainctl run RUN.toml --set nodes={nodes} --set nodes.node-0.threads=2"]
     for threads, cores in ((2, 2.0 * count), (1, 1.0)):
         assert "shared-cores" not in causes(on_one_machine(threads, cores))
 

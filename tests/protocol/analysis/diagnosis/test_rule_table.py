@@ -1,6 +1,7 @@
 """The table of rules: its order, and remedies that are commands of this program."""
 
 import importlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ VALUES: dict[str, Any] = {
     "node": "studio", "other": "mbp", "rank": 1, "run": "run-20261126-110000-abcd", "checkpoint": 100, "back": 100,
     "smaller": 4, "micro": 8, "double": 16, "prefetch": 4, "threads": 2, "workers": 2, "less_rank": 8, "shorter": 256,
     "half_rate": "5e-05", "norm": "2.5", "every": 500, "batch": 96, "alone": "1.2 s",
-    "clip": "0.5", "warmup": "warmup_steps=3",
+    "clip": "0.5", "warmup": "warmup_steps=3", "nodes": "studio,mbp",
 }  # fmt: skip
 """One value of each name that a remedy may need."""
 COMMANDS = sorted({rung.command.format_map(VALUES) for rule in RULES for rung in rule.ladder if rung.command})
@@ -54,5 +55,8 @@ def test_a_remedy_is_a_command_of_this_program(command: str, tmp_path: Path) -> 
     if "--set" in words:
         path = tmp_path / "run.toml"
         path.write_text(tomli_w.dumps(RUN), "utf-8")
-        key, _, value = words[words.index("--set") + 1].partition("=")
-        assert run_file.read(path, {key: value}) != run_file.read(path)
+        pairs = dict(word.split("=", 1) for flag, word in itertools.pairwise(words) if flag == "--set")
+        changed = run_file.read(path, pairs)
+        assert changed != run_file.read(path) and changed.nodes.keys() == RUN["nodes"].keys()
+        path.write_text(tomli_w.dumps(RUN | {"nodes": {}}), "utf-8")
+        assert {*run_file.read(path, pairs).nodes} in ({*RUN["nodes"]}, set())

@@ -111,8 +111,8 @@ class TorchBackend(Backend):
 
     @classmethod
     def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "TorchBackend":
-        if node.threads:
-            torch.set_num_threads(node.threads)
+        if node.rank_threads:
+            torch.set_num_threads(node.rank_threads)
         device, dtype = choose_device(node.device, where), _DTYPES[config.model.computed]
         if parts.optimizer is not None:
             check_optimizer(parts.optimizer, device, where)

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.machine.cgroups import usable_cores
+from trainctl.protocol.machine.cgroups import core_pool, usable_cores
 from trainctl.protocol.machine.file_digests import FileDigests
-from trainctl.protocol.machine.shim import boot_id
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.shared_buffer import Layout, layout_digest
@@ -51,7 +50,7 @@ def ready(
         model_files=model.files,
         data_files=data.files,
         compute=backend.compute,
-        machine=boot_id(),
+        machine=core_pool(),
         cores=usable_cores(),
     )
 

@@ -43,8 +43,9 @@ def _answer(advice: Advice, run: PlannedRun) -> list[str]:
     time = f"{duration(found.expected_seconds)} ({span(found.best_seconds, found.worst_seconds)})"
     lines = _wrapped(f"Train on {_listed(found.nodes)} {how}: {_rate(found)} {run.unit}/s, {time}.")
     if found.smaller:
-        settings = " ".join(f"--set nodes.{name}.micro={size}" for name, size in found.smaller.items())
-        lines += ["Its memory is too small for the run file's micro-batch:", f"  trainctl run {run.file} {settings}"]
+        lines += _wrapped(f"The micro-batch that {_listed([*found.smaller])} would begin with is too large:")
+    if found.smaller or any(plan.nodes[0] not in found.nodes for plan in advice.plans if plan.mode == "alone"):
+        lines.append(f"  {_command(found, run, found.nodes)}")
     apart = advice.independent
     if (
         apart is not None
@@ -54,12 +55,18 @@ def _answer(advice: Advice, run: PlannedRun) -> list[str]:
         in_step = next((plan for plan in advice.plans if plan.mode == "sync" and plan.nodes == apart.nodes), None)
         against = f", against {_rate(in_step)} in step" if in_step is not None and in_step.samples_per_second else ""
         text = f"Several runs: use {_listed(apart.nodes)} separately: {_rate(apart)} {run.unit}/s{against}."
-        lines += _wrapped(text)
+        lines += [*_wrapped(text), *(f"  {_command(apart, run, [name])}" for name in apart.nodes)]
     if advice.scoring is not None:
         mark = "~" if advice.scoring.source == "estimated" else ""
         rate = f"{mark}{advice.scoring.rows_per_second:,.3g}"
         lines += _wrapped(f"Scoring on {_listed([*advice.scoring.nodes])}: {rate} rows/s of full length.")
     return lines
+
+
+def _command(plan: Plan, run: PlannedRun, nodes: Sequence[str]) -> str:
+    """What starts the plan's part on these of its nodes, and on no others."""
+    settings = [f"nodes.{name}.micro={size}" for name, size in plan.smaller.items() if name in nodes]
+    return run.command(*settings, nodes=nodes)
 
 
 # ---------------------------------------------------------------- tables

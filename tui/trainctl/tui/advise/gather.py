@@ -60,7 +60,7 @@ def gather(
 ) -> Gathered:  # fmt: skip
     """Of a run file. `agent`: the address of the only agent, without a cluster. `parameters`: trained ones, if the
     model isn't here. Raises InvalidInputError by the field of the run file."""
-    overrides = data_check.with_steps(file, overrides) if read_data else overrides
+    asked, overrides = overrides, data_check.with_steps(file, overrides) if read_data else overrides
     config = run_file.read(file, dict(overrides))
     if not config.run.steps:
         raise InvalidInputError(f"{file}: run.epochs", "its samples are counted with the data: leave out --no-data")
@@ -89,7 +89,8 @@ def gather(
     lead = _lead(names, [*linked.values()])
     links = links_of({name: summary(profile) for name, profile in linked.items()}, lead)
     run = _run(file, config, model, next(iter(estimates.values()), None), found, lead)
-    run = msgspec.structs.replace(run, currency=cluster.cluster.currency if cluster is not None else run.currency)
+    currency = cluster.cluster.currency if cluster is not None else run.currency
+    run = msgspec.structs.replace(run, currency=currency, overrides=asked)
     run = _with_parameters(run, parameters)
     advised = with_described(AdviceFacts(run=run, nodes=nodes, links=links), cluster)
     if model is None and parameters is None:

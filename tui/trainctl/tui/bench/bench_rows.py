@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -45,7 +45,8 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float | None = None  # part of the time that the device was busy; of a CPU, of all its cores
     mfu: float | None = None  # part of the datasheet's peak, for NVIDIA devices and bfloat16
     peak_bytes: float | None = None
-    seconds_to_end: float | None = None  # of all steps of the run file
+    steps_of_run: int = 0  # of the run file with these settings; 0: not known
+    seconds_to_end: float | None = None  # of all of them
     cost: float | None = None  # of that time
     against_first: float | None = None  # tokens per second relative to the first row's
 
@@ -68,10 +69,14 @@ def grid(words: Sequence[str]) -> list[dict[str, str]]:
     return rows
 
 
-def bench_config(config: RunFile, node: str, steps: int) -> RunFile:
-    """Return a run file's short run on one node: it trains so many steps and does nothing else. Raises
+def bench_config(
+    config: RunFile, node: str, steps: int, compared: Collection[str] = (), caches: str | None = None
+) -> RunFile:
+    """Return a run file's short run on one node: it trains so many steps and does nothing else. Settings that are
+    `compared` win over the node's own ones. `caches`: the folder of token caches where the node sets none. Raises
     InvalidInputError."""
-    table = msgspec.structs.replace(config.nodes.get(node, NodeTable()), share=None, interface="")
+    table = _without_own(config.nodes.get(node, NodeTable()), compared, node)
+    table = msgspec.structs.replace(table, share=None, interface="", cache_path=table.cache_path or caches)
     policy = msgspec.to_builtins(config.policy) | {name: {"mode": "off"} for name in _QUIET}
     optimizer = msgspec.structs.replace(config.optimizer, schedule="constant", warmup_steps=0, warmup_ratio=0.0)
     calibration = CalibrationTable() if is_auto(config, table) else CalibrationTable(at_start="never")
@@ -86,6 +91,14 @@ def bench_config(config: RunFile, node: str, steps: int) -> RunFile:
         samples=SamplesTable(),
     )
     return run_file.parse(run_file.to_dict(changed) | {"policy": policy})
+
+
+def _without_own(table: NodeTable, compared: Collection[str], node: str) -> NodeTable:
+    """The node's table without fields that would win over compared settings, such as `micro` over `batch.micro`."""
+    common = [key for key in compared if not key.startswith("nodes.")]
+    names = {name for key in common for name in (key.rpartition(".")[2], key.replace(".", "_"))}
+    own = {field.name for field in msgspec.structs.fields(NodeTable) if field.default is None and field.name in names}
+    return msgspec.structs.replace(table, **{name: None for name in own if f"nodes.{node}.{name}" not in compared})
 
 
 def measured_row(
@@ -136,16 +149,18 @@ def _utilization(readings: Iterable[m.HostReading], device: str | None) -> float
     return statistics.fmean(percents) / 100 if percents else None
 
 
-def compared(rows: Sequence[BenchRow], steps: int, price_per_hour: float | None) -> list[BenchRow]:
-    """Return the rows with the time and cost of a whole run of so many steps, and each beside the first that was
-    measured."""
+def compared(rows: Sequence[BenchRow], steps: Sequence[int], price_per_hour: float | None) -> list[BenchRow]:
+    """Return the rows with the time and cost of their whole runs, of so many steps each, and each beside the first
+    that was measured."""
     first = next((row.tokens_per_second for row in rows if row.tokens_per_second), None)
     complete = []
-    for row in rows:
-        seconds = row.step_seconds * steps if row.step_seconds is not None else None
+    for row, whole in zip(rows, steps, strict=True):
+        seconds = row.step_seconds * whole if row.step_seconds is not None and whole else None
         cost = seconds * price_per_hour / HOUR_SECONDS if seconds is not None and price_per_hour is not None else None
         ratio = row.tokens_per_second / first if row.tokens_per_second and first else None
-        complete.append(msgspec.structs.replace(row, seconds_to_end=seconds, cost=cost, against_first=ratio))
+        complete.append(
+            msgspec.structs.replace(row, steps_of_run=whole, seconds_to_end=seconds, cost=cost, against_first=ratio)
+        )
     return complete
 
 
@@ -170,11 +185,10 @@ def cells(row: BenchRow, currency: str) -> tuple[str, ...]:
     )
 
 
-def fields(rows: Sequence[BenchRow], config: RunFile, node: str, currency: str) -> dict[str, Any]:
+def fields(rows: Sequence[BenchRow], node: str, currency: str) -> dict[str, Any]:
     """Return what `--json` prints."""
     return {
         "node": node,
-        "steps_of_run": config.run.steps,
         "currency": currency,
         "rows": [{**msgspec.to_builtins(row), "ok": not row.problem} for row in rows],
     }

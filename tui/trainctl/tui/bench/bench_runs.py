@@ -2,14 +2,17 @@
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.record.paths import node_directory
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.bench.bench_rows import BenchRow, bench_config, measured_row
 from trainctl.tui.demo.local_cluster import LocalCluster, cancelled_by_signals
@@ -29,6 +32,33 @@ def readable(file: Path, overrides: Mapping[str, str], settings: Sequence[dict[s
             problem = problem or error
     assert problem is not None, "there is one combination at least"
     raise problem
+
+
+def whole_steps(
+    file: Path,
+    overrides: Mapping[str, str],
+    settings: Sequence[dict[str, str]],
+    count: Callable[[Path, RunFile, Mapping[str, str]], int],
+) -> list[int]:
+    """Return the steps of the whole run with each of the settings, 0 of those that it can't have. `count` returns the
+    samples of an epoch; it is called once for all settings that leave the data as they are. Raises
+    InvalidInputError."""
+    steps, counted = list[int](), dict[bytes, int]()
+    for chosen in settings:
+        pairs = {**overrides, **chosen}
+        try:
+            config = run_file.read(file, pairs)
+        except InvalidInputError:  # its row says why
+            steps.append(0)
+            continue
+        if config.run.epochs:
+            paths = [(table.data_path, table.model_path) for table in config.nodes.values()]
+            data = msgspec.json.encode([config.data, config.model.path, config.objective, paths])
+            if data not in counted:
+                counted[data] = count(file, config, pairs)
+            config = run_file.with_steps(config, counted[data])
+        steps.append(config.run.steps)
+    return steps
 
 
 class BenchPlan(NamedTuple):
@@ -59,7 +89,9 @@ async def measured(plan: BenchPlan) -> AsyncIterator[BenchRow]:
 async def _row(cluster: LocalCluster, plan: BenchPlan, settings: dict[str, str]) -> BenchRow:
     try:
         config = run_file.read(plan.file, {**plan.overrides, **settings})
-        wanted = bench_config(config, plan.node, plan.steps)
+        own = node_directory(plan.node)  # of an agent that this node may have: what is tokenized stays
+        caches = str(own / "data") if own.is_dir() else None
+        wanted = bench_config(config, plan.node, plan.steps, settings, caches)
         await cluster.start(config=run_file.to_message(wanted))
         return _read(await cluster.until_end(), settings)
     except TrainctlError as error:

@@ -86,22 +86,23 @@ def bench(
     from trainctl.tui.commands import arguments, targets
     from trainctl.tui.setup import data_check
 
-    overrides, settings = data_check.with_steps(file, arguments.pairs(set_ or [], "--set")), bench_rows.grid(over or [])
+    overrides, settings = arguments.pairs(set_ or [], "--set"), bench_rows.grid(over or [])
     config, nodes = bench_runs.readable(file, overrides, settings), targets.cluster_file(cluster)
     here = node or next(iter(targets.nodes_here(config)), "") or node_name()
     entry = nodes.cluster.nodes.get(here) if nodes is not None else None
     currency = nodes.cluster.currency if nodes is not None else ""
     if len(config.nodes) > 1:
         output.tell(f"the run has several nodes: {here} is measured alone, on this machine")
+    steps_of_runs = bench_runs.whole_steps(file, overrides, settings, data_check.epoch_here)
     plan = bench_runs.BenchPlan(file, overrides, settings, here, steps)
     try:
         rows = asyncio.run(_rows(plan))
     except asyncio.CancelledError:
         raise typer.Abort from None
-    rows = bench_rows.compared(rows, config.run.steps, entry.price_per_hour if entry is not None else None)
+    rows = bench_rows.compared(rows, steps_of_runs, entry.price_per_hour if entry is not None else None)
     failed = RefusedError.exit_code if all(row.problem for row in rows) else 0
     if json:
-        output.emit({"ok": not failed, **bench_rows.fields(rows, config, here, currency)})
+        output.emit({"ok": not failed, **bench_rows.fields(rows, here, currency)})
         return failed
     header = bench_rows.header(rows, sample_unit(config.objective.kind))
     right = " ".join(word for word in header[len(rows[0].settings) :] if " " not in word)

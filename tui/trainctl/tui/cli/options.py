@@ -53,7 +53,10 @@ Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to w
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a value in the run file, such as optimizer.learning_rate=1e-3."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a value in the run file, such as optimizer.learning_rate=1e-3; "
+        "nodes=a,b names all nodes that take part.",
     ),
 ]
 

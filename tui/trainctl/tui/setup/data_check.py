@@ -24,13 +24,19 @@ def with_steps(file: Path, overrides: Mapping[str, str]) -> dict[str, str]:
     config = run_file.read(file, dict(overrides))
     if not config.run.epochs:
         return dict(overrides)
+    steps = run_file.with_steps(config, epoch_here(file, config, overrides)).run.steps
+    others = {key: value for key, value in overrides.items() if key != "run.epochs"}
+    return {**others, "run.steps": str(steps)}
+
+
+def epoch_here(file: Path, config: RunFile, overrides: Mapping[str, str]) -> int:
+    """Return the samples of an epoch of a run file, which with these overrides is `config`, as a trainer of this
+    machine counts them. Raises InvalidInputError."""
     node = next((name for name in [*config.nodes] or [""] if _is_here(config, name)), None)
     if node is None or not init_probe.backends():
         problem = "an epoch's samples are counted here, with the data and PyTorch or MLX: give run.steps instead"
         raise InvalidInputError(f"{file}: run.epochs", problem)
-    steps = run_file.with_steps(config, epoch_samples(data_preview.read(file, node, 0, overrides))).run.steps
-    others = {key: value for key, value in overrides.items() if key != "run.epochs"}
-    return {**others, "run.steps": str(steps)}
+    return epoch_samples(data_preview.read(file, node, 0, overrides))
 
 
 def _is_here(config: RunFile, node: str) -> bool:

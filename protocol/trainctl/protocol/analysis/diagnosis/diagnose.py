@@ -104,5 +104,6 @@ def _run_values(s: Situation) -> Mapping[str, Any]:
     length = config.data.sequence_length if config is not None else 2
     return {
         "run": view.run if view is not None else None, "checkpoint": s.facts.checkpoint_step,
+        "nodes": ",".join(config.nodes) or None if config is not None else None,
         "less_rank": rank // 2 if rank > 1 else None, "shorter": length // 2 if length >= 4 else None,
     }  # fmt: skip

@@ -11,6 +11,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
+from trainctl.protocol.batch.core_sharing import set_threads
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 
 SLOWER = 0.05
@@ -217,7 +218,8 @@ def shared_cores(s: Situation) -> Iterator[Verdict]:
 
 def _shared(config: RunFile, ranks: Sequence[m.RankView]) -> Verdict:
     cores = min(rank.cores for rank in ranks)
-    threads = {rank.node: config.nodes.get(rank.node, NodeTable()).threads or int(cores) for rank in ranks}
+    tables = {rank.node: config.nodes.get(rank.node, NodeTable()) for rank in ranks}
+    threads = {node: set_threads(table) or table.shared_threads or int(cores) for node, table in tables.items()}
     part, most = max(1, int(cores) // len(ranks)), max(threads, key=lambda node: threads[node])
     said = f"{', '.join(f'{node} {count}' for node, count in threads.items())} threads on {cores:g} cores"
     if sum(threads.values()) <= cores or threads[most] <= part:

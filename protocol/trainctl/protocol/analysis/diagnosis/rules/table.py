@@ -91,8 +91,10 @@ def _waits_for_writes(s: Situation, _: Found) -> bool:
 
 
 def _run(setting: str) -> str:
-    """The command that starts a run with another setting; a resumed run keeps its own."""
-    return f"trainctl run RUN.toml --set {setting}"
+    """The command that starts a run with another setting; a resumed run keeps its own. A setting of a node names the
+    others too: a run file without nodes would run on that node alone."""
+    nodes = "--set nodes={nodes} " if setting.startswith("nodes.") else ""
+    return f"trainctl run RUN.toml {nodes}--set {setting}"
 
 
 _REBALANCE = Rung("give each rank the share that its present speed allows", "trainctl send rebalance auto=true",
