@@ -39,7 +39,7 @@ def _runtime_path(node_dir: Path) -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     if len(base) > 40 or not os.access(base, os.W_OK):
         base = "/tmp"  # noqa: S108  the sockets' own folder below is private
-    digest = hashlib.sha256(str(node_dir.resolve()).encode()).hexdigest()[8:16]
+    digest = hashlib.sha256(os.fsencode(node_dir.resolve())).hexdigest()[8:16]
     return Path(base) / f"trainctl-{os.getuid()}-{digest}"
 
 
