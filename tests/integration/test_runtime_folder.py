@@ -20,7 +20,7 @@ from trainctl.protocol.messages.events import RunStateChanged
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """What /run/user/UID is: short, and the folder of the agent's folder."""
+    """Stand for /run/user/UID: short, and the parent of the agent's folder."""
     folder = Path(tempfile.mkdtemp(prefix="a", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -65,7 +65,7 @@ def life(tmp_path: Path) -> Iterator[Life]:
 
 
 def test_a_run_goes_on_where_its_node_s_folder_is_now(tmp_path: Path) -> None:
-    """As it does after `mv`, and in each of two after `cp -r`; 0.2.0 wrote the folder's absolute path."""
+    """A run continues after `mv`, and in both copies after `cp -r`; 0.2.0 wrote the folder's absolute path."""
     first = Life(tmp_path / "a")
     first.attach()
     first.steps(step(1), step(2), step(3))

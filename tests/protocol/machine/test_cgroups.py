@@ -27,7 +27,7 @@ def test_the_tightest_quota_counts(tmp_path, mounts, cgroup, files, cores):
     assert cpu_quota("42", machine(tmp_path, mounts, cgroup, files)) == cores
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="no other system has control groups")
+@pytest.mark.needs("linux")
 def test_processes_share_cores_if_the_same_group_limits_them(tmp_path):
     """Containers each see their own group as /, with a limit that says the same: its inode differs."""
     pools = []
@@ -38,7 +38,7 @@ def test_processes_share_cores_if_the_same_group_limits_them(tmp_path):
     assert pools[0] == pools[1] and pools[4] == pools[5] and len({*pools}) == 3
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity of processes")
+@pytest.mark.needs("linux")
 def test_processes_on_other_processors_share_no_cores():
     words = f"import os; os.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}]); "
     asked = "from trainctl.protocol.machine.cgroups import core_pool; print(core_pool())"

@@ -80,7 +80,7 @@ def test_profiles_in_the_nodes_folders_are_enough(folder: Path) -> None:
 
 
 def test_a_profile_in_the_type_that_auto_resolves_to_is_of_this_run(folder: Path) -> None:
-    """As `init` writes it and `calibrate` measures it, without nodes in the run file."""
+    """`init` writes such a file, without nodes, and `calibrate` measures it."""
     text = (folder / "run.toml").read_text().split("[nodes.")[0]
     (folder / "run.toml").write_text(text.replace("[data]", 'dtype = "auto"\n\n[data]', 1))
     config = run_file.read(folder / "run.toml")

@@ -1,4 +1,4 @@
-"""What the screens follow where several leads have active runs: one of them, and another one when that is asked for."""
+"""With several leads, the screens follow one of them, and another one when that is asked for."""
 
 import asyncio
 from collections.abc import Callable

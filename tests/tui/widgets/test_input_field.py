@@ -1,4 +1,4 @@
-"""What is typed or pasted into a field."""
+"""Typing and pasting into a field."""
 
 import pytest
 from textual import events

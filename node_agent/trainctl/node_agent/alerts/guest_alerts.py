@@ -13,7 +13,7 @@ _TABLE = AlertsTable(off=("stall",))
 
 
 class GuestAlerts:
-    """Of a run that is live. Its alerts have the run in their ids and texts: they are shown beside the machine's."""
+    """Raise and clear the alerts of a live run. Their ids and texts name it, as the machine's stand beside them."""
 
     def __init__(self, view: m.RunView, now: float) -> None:
         self.run, self.name, self._suffix = view.run, view.name, f":{view.run[-100:]}"

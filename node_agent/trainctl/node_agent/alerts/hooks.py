@@ -74,7 +74,7 @@ class Hooks:
 
     @property
     def problem(self) -> str:
-        """What is wrong with each hook now; empty: nothing."""
+        """Return one line on the hooks that fail now, empty if none does."""
         return "; ".join(self._problems.values())
 
     @property

@@ -66,7 +66,7 @@ class AlertService:
         return self._shown
 
     def view_of_guest(self, run: str) -> m.Alerts:
-        """What is open of an attached run and of this machine."""
+        """Return the open alerts of an attached run and of this machine."""
         own = {alert.id for alert in self._guests[run].open} if run in self._guests else set()
         alerts = tuple(
             alert

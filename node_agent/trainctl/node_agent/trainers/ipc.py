@@ -36,7 +36,7 @@ class TrainerLink:
 
     @property
     def endpoint(self) -> str:
-        """Where trainers that start now find it."""
+        """Return the address at which trainers that start now find it."""
         return self.files.current(self._first)
 
     def serve_at(self, endpoint: str) -> None:

@@ -83,7 +83,7 @@ class FolderLock:
 
     @property
     def is_taken(self) -> bool:
-        """Whether another agent has the folder."""
+        """Return whether another agent has the folder."""
         return self._lost_monotonic is not None
 
     def _is_held(self) -> bool:

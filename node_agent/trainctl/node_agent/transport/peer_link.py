@@ -118,7 +118,7 @@ class PeerLink:
         return self._welcomed.is_set()
 
     async def welcome(self, seconds: float) -> m.PeerWelcome | None:
-        """What its agent has said of its node; None if it can't be reached in time."""
+        """Return what its agent says about its node, None if it can't be reached in time."""
         await self.reached(seconds)
         return self.line.welcome
 

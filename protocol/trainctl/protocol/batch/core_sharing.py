@@ -1,4 +1,4 @@
-"""How the ranks of one machine divide its cores: each library would start a thread for every core, and threads that
+"""Sharing a machine's cores among its ranks: each library would start a thread for every core, and threads that
 wait for each other spin. Pure."""
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from trainctl.protocol.config.run_tables import NodeTable, RunFile
 
 
 class Machine(NamedTuple):
-    """Where a node's ranks run."""
+    """The cores that a node's ranks run on."""
 
     pool: str  # equal for nodes whose ranks use the same cores; empty: not known
     cores: float  # that its ranks may use; 0: its agent's version doesn't say, and knows no `shared_threads`

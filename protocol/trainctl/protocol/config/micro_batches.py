@@ -5,7 +5,7 @@ from typing import Final, Literal
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 
 Wanted = int | Literal["auto"]
-"""As the run file sets it."""
+"""A micro-batch as the run file sets it."""
 
 AUTO: Final = "auto"
 """As `micro`: the fastest micro-batch of the node's profile."""

@@ -312,7 +312,7 @@ COPY_COMMAND = "command"
 
 
 def is_rsync_target(copy_to: str) -> bool:
-    """Whether it is `HOST:FOLDER`, `USER@HOST:FOLDER` or `rsync://HOST/MODULE/FOLDER`, no path and no other URL."""
+    """Return whether a target is `HOST:FOLDER`, `USER@HOST:FOLDER` or `rsync://HOST/MODULE/FOLDER`."""
     is_url = "://" in copy_to and not copy_to.startswith("rsync://")
     return not copy_to.startswith("/") and ":" in copy_to and not is_url
 

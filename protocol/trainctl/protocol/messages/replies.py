@@ -385,7 +385,7 @@ class Audit(Reply, tag="audit", frozen=True):
 
 
 class HookOutcome(msgspec.Struct, frozen=True):
-    """How a call of an alert hook went."""
+    """The outcome of a call of an alert hook."""
 
     hook: str  # command or webhook
     problem: str  # what went wrong; empty: nothing

@@ -33,9 +33,9 @@ class Handshakes:
         self.address, self._credentials = address, credentials
         self._connected_at, self._broken_off = 0.0, 0
         self.has_connected = False
-        """Whether something ever accepted a connection."""
+        """True once something has accepted a connection."""
         self.has_broken_off = False
-        """Whether something ever ended a connection before it was one of an agent's."""
+        """True once something has ended a connection that no agent had taken."""
 
     def take(self, event: int, value: int, now: float) -> NotAuthorisedError | None:
         """Why there will be no connection, once that is certain."""

@@ -64,7 +64,7 @@ def _answer(advice: Advice, run: PlannedRun) -> list[str]:
 
 
 def _command(plan: Plan, run: PlannedRun, nodes: Sequence[str]) -> str:
-    """What starts the plan's part on these of its nodes, and on no others."""
+    """Return the command that starts the plan's part on these of its nodes, and on no others."""
     settings = [f"nodes.{name}.micro={size}" for name, size in plan.smaller.items() if name in nodes]
     return run.command(*settings, nodes=nodes)
 

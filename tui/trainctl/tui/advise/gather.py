@@ -237,8 +237,10 @@ def _node(
 
 
 def _fits(profile: DeviceProfile, config: RunFile, node: str, digest: str | None) -> bool:
-    """Whether a profile is of this run, whatever versions of the libraries made it. Where "auto" couldn't be resolved,
-    the profile says what it was when it was calibrated."""
+    """Return whether a profile is of this run, whatever versions of the libraries made it.
+
+    Where "auto" couldn't be resolved, the profile says what it was when it was calibrated.
+    """
     key = profile.key
     types = (*AUTO_TYPES, "float32") if config.model.dtype == "auto" else (config.model.dtype,)
     return (

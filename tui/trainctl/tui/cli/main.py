@@ -42,7 +42,7 @@ class _Group(TyperGroup):
         super().__init__(**options)
         self.commands = cast("MutableMapping[str, Any]", LateCommands(self.commands, self._complete))
         self.has_effect = False
-        """Whether the command that was called does more than print."""
+        """True if the command that was called does more than print."""
 
     def _complete(self, command: Any) -> None:
         share_server_key(next(option for option in self.params if option.name == "server_key"), command)

@@ -108,7 +108,7 @@ class ClusterSource:
                     yield node, item
 
     async def _follow_from(self, address: str, columns: int) -> AsyncGenerator[tuple[str, Item], None]:
-        """The same until another address is to be followed from."""
+        """Yield the messages until another address is to be followed."""
         async with contextlib.aclosing(attach_cluster(address, columns, by=self._by)) as items:
             async for node, item in items:
                 if self.address != address:

@@ -124,7 +124,7 @@ def _peaks(memory: Memory) -> dict[int, _Peaks]:
 
 
 def _changes(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[Proposal]:
-    """What each node should change: first what takes less memory, then what is faster."""
+    """Yield what each node should change: first what takes less memory, then what is faster."""
     yield from _by_memory(facts, memory, stepped)
     nodes = _ranks_by_node(facts)
     for node, ranks in nodes.items():

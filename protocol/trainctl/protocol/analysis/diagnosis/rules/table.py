@@ -102,6 +102,8 @@ _REBALANCE = Rung("give each rank the share that its present speed allows", "tra
 _DRAIN = Rung("train without {node} until it is fast again", "trainctl send drain --node {node}", _several)
 _SMALLER = Rung("a smaller micro-batch; more passes then make up the same batch, and the loss doesn't change",
                 "trainctl send resize-batch micro={smaller} --node {node}")  # fmt: skip
+_RESIZE = "trainctl send resize-batch micro={micro} --node {node}"
+_BY_PROFILE = Rung("let the program choose it by the profile", _run("batch.micro=auto"), _has_fixed_micro)
 _SHORTER_ADAPTER = Rung("a smaller rank of the adapters", _run("adapter.rank={less_rank}"), _has_adapter)
 _CHUNKED = Rung("compute the loss for some tokens at a time", _run("model.chunked_loss=on"), _not_chunked)
 _RECOMPUTE = Rung("compute activations again in the backward pass", _run("model.gradient_checkpointing=all"),
@@ -241,18 +243,16 @@ RULES: Final = (
         "small-micro", "A micro-batch is small", "another size makes passes 10 % faster by the node's curve",
         training.small_micro, ("low-use", "below-calibration"),
         (
-            Rung("a larger micro-batch; the loss doesn't change",
-                 "trainctl send resize-batch micro={micro} --node {node}"),
-            Rung("let the program choose it by the profile", _run("batch.micro=auto"), _has_fixed_micro),
+            Rung("a larger micro-batch; the loss doesn't change", _RESIZE),
+            _BY_PROFILE,
         ),
     ),
     Rule(
         "large-micro", "A micro-batch is large", "a smaller size makes passes 10 % faster by the node's curve",
         training.large_micro, ("low-use", "below-calibration"),
         (
-            Rung("a smaller micro-batch; more passes then make up the same batch, and the loss doesn't change",
-                 "trainctl send resize-batch micro={micro} --node {node}"),
-            Rung("let the program choose it by the profile", _run("batch.micro=auto"), _has_fixed_micro),
+            Rung("a smaller micro-batch, with more passes for the same batch; the loss doesn't change", _RESIZE),
+            _BY_PROFILE,
         ),
     ),
     Rule(
