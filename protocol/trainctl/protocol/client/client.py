@@ -419,6 +419,8 @@ class Client(AttachedRuns):
                     seconds = min(AGAIN_SECONDS, max(0.0, deadline - time.monotonic()))
                     return check_reply(await self._next(replies, seconds), wanted)
                 except UnreachableError:
+                    if time.monotonic() >= deadline and not self._watch.has_met_agent:
+                        raise self._no_answer() from None
                     if time.monotonic() >= deadline:
                         text = f"no answer from {self.address} within {self.timeout_seconds:g} s"
                         raise UnreachableError(text) from None

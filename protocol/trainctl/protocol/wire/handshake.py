@@ -36,13 +36,15 @@ class Handshakes:
         """True once something has accepted a connection."""
         self.has_broken_off = False
         """True once something has ended a connection that no agent had taken."""
+        self.has_succeeded = False
+        """True once an agent has taken a connection."""
 
     def take(self, event: int, value: int, now: float) -> NotAuthorisedError | None:
         """Why there will be no connection, once that is certain."""
         if event == zmq.EVENT_CONNECTED:
             self._connected_at, self.has_connected = now, True
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._broken_off = 0
+            self._broken_off, self.has_succeeded = 0, True
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return NotAuthorisedError(self._unknown())
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == MECHANISM_MISMATCH:
@@ -92,6 +94,11 @@ class HandshakeWatch:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._watch(), name="trainctl-handshakes")
+
+    @property
+    def has_met_agent(self) -> bool:
+        """Return whether an agent has ever taken a connection; until then, what is sent may go nowhere."""
+        return self._handshakes.has_succeeded
 
     def no_answer(self) -> UnreachableError:
         """Return why nothing came, as far as is known where no verdict is."""
