@@ -11,6 +11,8 @@ from tests.cluster.run_files import FOREVER, NODES, RING, on
 from tests.cluster.waits import promote, wait_for_end, wait_for_step
 from tests.waiting import until
 
+from trainctl.protocol.record.reader import RecordReader
+
 
 def started(cluster: BlockingCluster, through: str, config: dict) -> str:
     with cluster.client(through) as client:
@@ -98,6 +100,10 @@ def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(clus
         assert (view.run, view.lead, view.generation.term) == (run, "beta", led.generation.term)
         (row,) = [row for row in client.runs().runs if row.run == run]
         assert (row.state, row.lead, row.nodes, row.stale) == ("running", "beta", ("beta",), False)
+        # Its copy, read from the disk, says where the rest of the record is.
+        with RecordReader(Path(row.directory)) as copy:
+            kept = copy.view()
+        assert kept is not None and kept.state == "stopped" and kept.reason.startswith("beta leads it")
         # What it is asked to change is for its lead.
         assert client.send("pause", {}).state == "applied"
         assert cluster.view("beta").state == "paused"

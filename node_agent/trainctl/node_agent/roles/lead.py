@@ -259,6 +259,7 @@ class Lead:
         self.superseded = ""
         known = next(row for row in self._db.runs() if row.run == run)
         ranks = restore.kept_ranks(RunPaths(known.directory))
+        rank = next((rank for rank, node in ranks.items() if node == self._context.node), None)
         if session is not None:
             change = e.LeadChanged(self._context.node, successor)
             session.note(d.Happened(change, "info", "auto", session.conductor.progress.step))
@@ -266,9 +267,9 @@ class Lead:
             await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
             if self.session is not session:
                 raise RefusedError(f"{session.run} has already been handed over")
-            session.close()
+            session.close(kept_on="" if rank is not None else successor)
         self._role.turn(transitions.let_go(self._role.now))
-        return Released(known, next((rank for rank, node in ranks.items() if node == self._context.node), None))
+        return Released(known, rank)
 
     def moved(self, node: str, address: str) -> None:
         """Another node's agent says where it is: it is reached there if it can't be where it was."""

@@ -418,10 +418,14 @@ class Session:
         self.recorder.set_meta(VIEW_KEY, text, own=True)
         self.recorder.set_meta(LEAD_VIEW_KEY, text)
 
-    def close(self) -> None:
-        """Of what waits for its turn, commands still end; the record takes nothing any more."""
+    def close(self, kept_on: str = "") -> None:
+        """End the commands that wait, and write no more to the record. `kept_on`: the node whose agent leads the run
+        from here on, where this copy of the record ends."""
         if not self.is_closed:
             self.is_closed = True
+            if kept_on:
+                reason = f"{kept_on} leads it; its record there goes on, this copy ends here"
+                self.view = msgspec.structs.replace(self.view, state="stopped", reason=reason)
             self._keep_view()
             self._eta.close()
             self.recorder.close()
