@@ -1,14 +1,14 @@
 """What `trainctl advise` predicts, beside what is then measured, with real agents on this machine.
 
-    sudo python -m benchmarks advise [--cases one,equal,quotas,mixed,link,scoring] [--steps N]
+    sudo python -m benchmarks advise [--cases one,equal,quotas,mixed,link,scoring] [--steps N] [--rounds N]
 
 Each case calibrates its nodes, alone and at once, asks for advice, and then runs what was advised about: one rank; two
 equal torch ranks; two held to 100 and 20 % of a core; a torch and an MLX rank; two whose loopback carries 100 Mbit/s
 each way, so that one alone is faster (a network namespace with tbf); and scoring on two nodes. A run has the predicted
 shares. All nodes are in cgroups with a core or less and a high priority, so that other programs take little. Two that
 compute at once have 0.8 cores each: what is left is for the client, which elsewhere has a machine of its own. Prints
-predicted and measured rates with their difference and one JSON object; exits 1 if a difference is over the bar, 2 if
-cgroups or namespaces can't be made for a case.
+predicted and measured rates with their difference, and one JSON object with each plan's median difference over all
+rounds and its 95 % interval; exits 1 if a median is over the bar, 2 if cgroups or namespaces can't be made for a case.
 """
 
 import argparse
@@ -17,7 +17,9 @@ import contextlib
 import ctypes
 import io
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -85,21 +87,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--steps", type=int, default=40, help="that are measured of each run")
+    parser.add_argument("--rounds", type=int, default=1, help="of all cases")
     options = parser.parse_args()
     end_on_sigterm()
-    found: list[Compared] = []
+    comparisons: list[Compared] = []
     print(f"{'case':<9} {'what':<14} {'predicted':>9} {'measured':>9} {'difference':>10}")
-    for name in options.cases.split(","):
+    for name in options.cases.split(",") * options.rounds:
         try:
             with _network(name):
-                found += _case(name, options.steps)
+                comparisons += _case(name, options.steps)
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"{name}: {error}", file=sys.stderr)
             return 2
-    worst = max(abs(one.difference) for one in found)
-    rows = [{**one._asdict(), "difference": round(one.difference, 4)} for one in found]
-    print(json.dumps({"bar": BAR, "worst": round(worst, 4), "cases": rows}))
+    plans = [_summary(comparisons, *plan) for plan in dict.fromkeys((row.case, row.what) for row in comparisons)]
+    worst = max(abs(plan["median"]) for plan in plans)
+    print(json.dumps({"bar": BAR, "worst": worst, "plans": plans}))
     return 0 if worst <= BAR else 1
+
+
+def _summary(comparisons: Sequence[Compared], case: str, what: str) -> dict[str, Any]:
+    """Return a plan's median difference; its 95 % interval by ranks, from six rounds on."""
+    differences = sorted(row.difference for row in comparisons if (row.case, row.what) == (case, what))
+    count = len(differences)
+    cut = max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))
+    return {
+        "case": case,
+        "what": what,
+        "rounds": count,
+        "median": round(statistics.median(differences), 4),
+        "from": round(differences[cut], 4),
+        "to": round(differences[-1 - cut], 4),
+    }
 
 
 def _case(name: str, steps: int) -> list[Compared]:
