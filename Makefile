@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?=
 NODEJS := examples/nodejs/node_modules/.trainctl-lock.json
 
-.PHONY: demo test test-all soak check format bench lowest debian bare clean
+.PHONY: demo test test-all soak hardware check format bench lowest debian bare clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
@@ -29,6 +29,10 @@ soak: $(VENV)/.ready-dev $(NODEJS)
 
 # Words that many readers of English don't know; no file uses them.
 AVOIDED := mend(s|ed|ing)?|heed(s|ed|ing)?|(told|tells?) of|for want of|gone on with|be it|sees? to
+
+# This machine's devices, readings and service manager, and a report of them to share.
+hardware: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest tests/hardware --tier all --hardware-report build/hardware.json $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,18 +94,22 @@ def _has_nodejs() -> bool:
     return shutil.which("node") is not None and (ROOT / "examples" / "nodejs" / "node_modules" / "zeromq").is_dir()
 
 
-def _has_cuda() -> bool:
-    """An NVIDIA GPU that torch can use."""
+def _has_device(backend: str, device: str) -> bool:
+    """Whether a rank can compute on a device, such as torch's "cuda" or MLX's "gpu"."""
     from trainctl.protocol.machine.devices import read_devices
 
-    return any(one.backend == "torch" and one.device.startswith("cuda") for one in read_devices())
+    return any(one.backend == backend and one.device.startswith(device) for one in read_devices())
 
 
-def _has_mlx_on_cuda() -> bool:
-    """An NVIDIA GPU that MLX can use."""
-    from trainctl.protocol.machine.devices import read_devices
-
-    return sys.platform == "linux" and any((one.backend, one.device) == ("mlx", "gpu") for one in read_devices())
+def _has_user_services() -> bool:
+    """Whether launchd or systemd runs services of this user."""
+    if sys.platform == "darwin":
+        return True
+    if shutil.which("systemctl") is None:
+        return False
+    asked = ["systemctl", "--user", "is-system-running"]
+    said = subprocess.run(asked, capture_output=True, text=True, timeout=HANG_SECONDS, check=False).stdout.strip()
+    return bool(said) and said != "offline"
 
 
 def _has_cuda_compiler() -> bool:
@@ -176,9 +180,11 @@ NEEDS = {
     "nodejs": Need(_has_nodejs, ("node", "npm")),
     "cgroups": Need(_has_cgroups),
     "cpu-quota": Need(_has_cpu_quota),
-    "cuda": Need(_has_cuda),
+    "cuda": Need(partial(_has_device, "torch", "cuda")),
     "cuda-compiler": Need(_has_cuda_compiler),
-    "mlx-cuda": Need(_has_mlx_on_cuda),
+    "mlx-gpu": Need(partial(_has_device, "mlx", "gpu")),
+    "mps": Need(partial(_has_device, "torch", "mps")),
+    "user-services": Need(_has_user_services),
     "disk-limit": Need(_has_disk_limit),
     "real-model": Need(lambda: (ROOT / "build" / "real-model" / "model" / "model.safetensors").is_file()),
     "compiler": Need(_has_compiler, ("g++",)),

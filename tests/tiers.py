@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent
 TIERS = ("test", "all", "soak")
-FOLDERS = {"integration": "all"}
+FOLDERS = {"hardware": "all", "integration": "all"}
 """Folders of tests/ that begin later than the first tier."""
 
 

@@ -15,7 +15,6 @@ from tests.trainer.support.quantized_model import quantized_copy
 
 from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backends.base import Decoding
 from trainctl.trainer.data.permutation import samples_at
 
 pytestmark = [pytest.mark.needs("cuda"), pytest.mark.usefixtures("gpu_as_found")]
@@ -37,13 +36,6 @@ def both(new_rig, **changes):
     return gpu, cpu
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-def test_the_curve_is_that_of_a_cpu_at_the_tolerance_of_each_type(new_rig, dtype):
-    apart = worst(*both(new_rig, model__dtype=dtype))
-    print(f"{dtype}: {apart:.2g}")
-    assert 0 < apart < TOLERANCES[dtype]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_curve_is_that_of_a_cpu_with_each_kind_of_batch_and_adapter(new_rig, kind):
     apart = worst(*both(new_rig, **KINDS[kind]))
@@ -60,7 +52,7 @@ def test_a_quantized_base_draws_the_curve_of_a_cpu(new_rig, assets, tmp_path, fo
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("other", ["torch", pytest.param("mlx", marks=pytest.mark.needs("mlx-cuda"))])
+@pytest.mark.parametrize("other", ["torch", pytest.param("mlx", marks=pytest.mark.needs("mlx-gpu"))])
 def test_ranks_on_one_gpu_draw_the_curve_of_one(new_rig, new_ranks, other, dtype):
     alone = losses(new_rig("torch", node=GPU, model__dtype=dtype), False, STEPS)
     ranks = new_ranks("gloo", ("torch", other), node={"device": "gpu"}, model__dtype=dtype)  # a name that both know
@@ -69,22 +61,6 @@ def test_ranks_on_one_gpu_draw_the_curve_of_one(new_rig, new_ranks, other, dtype
     assert alone[-1] < 0.9 * alone[0], "it has to learn for this to mean anything"
     assert "cpu" not in [rank.rig.backend.device for rank in ranks.ranks]
     assert apart < TOLERANCES[dtype]
-
-
-@pytest.mark.parametrize("changes", [{"model__dtype": dtype} for dtype in TOLERANCES] + [{"adapter": LORA}], ids=str)
-def test_a_resumed_run_continues_bit_for_bit(new_rig, changes):
-    straight, resumed = (new_rig("torch", node=GPU | {"deterministic": True}, **changes) for _ in range(2))
-    for step in range(1, 6):
-        straight.train(step, 5)
-    resumed.backend.import_state(straight.backend.export_state())
-    resumed.progress.load(5, straight.progress.cursor)
-    resumed.form(m.Generation(2, 1))
-    resumed.executor.loss_scale = straight.executor.loss_scale
-    expected = [straight.train(step, 5).loss_sum for step in range(6, 12)]
-    found = [resumed.train(step, 5, generation=m.Generation(2, 1)).loss_sum for step in range(6, 12)]
-    assert found == expected
-    one, other = (rig.backend.export_state() for rig in (straight, resumed))
-    assert all(np.array_equal(array, other.weights[name]) for name, array in one.weights.items())
 
 
 @pytest.mark.parametrize("kind", ["blocks", *KINDS, "varlen"])
@@ -166,17 +142,6 @@ def test_phases_are_times_of_the_device(new_rig):
     assert phases.backward > 0
     assert phases.forward + phases.backward <= report.step_seconds
     assert "NVIDIA" in rig.backend.device
-
-
-def test_answers_are_those_of_a_cpu(new_rig):
-    how = Decoding(12, 0.0, 1.0, 1)
-    found = []
-    for node in (GPU, {}):
-        rig = new_rig("torch", node=node)
-        for step in range(1, 9):
-            rig.train(step, 4)
-        found.append(rig.backend.generate([100, 101, 102], how, [], lambda: None))
-    assert found[0] == found[1]
 
 
 def test_the_buffer_of_a_sum_is_pinned_where_it_is_shared(new_rig):

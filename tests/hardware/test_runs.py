@@ -1,31 +1,41 @@
-"""Runs on an NVIDIA GPU through real agents: a kill and a resize on the way, ranks that share the device, its readings,
-its calibration. Left out where there is none."""
+"""Runs on each accelerator through real agents: a kill and a resize on the way, ranks that share the device, its
+readings, a profile, its calibration."""
 
 import os
 import signal
+import sys
+import zipfile
 
+import msgspec
 import pytest
 import tomli_w
 from tests.cluster.run_files import NODE, on
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.hardware.devices import ACCELERATORS
 from tests.integration.support.clusters import have_back
 from tests.integration.support.reference import one_rank_curve
+from tests.trainer.support.curves import TOLERANCES, worst
 from tests.tui.support.cli_calls import call, call_json
 from tests.waiting import until
 
 from trainctl.protocol.calibration import profile_file
 
-pytestmark = pytest.mark.needs("cuda")
-GPU = {"backend": "torch", "device": "cuda", "threads": 1}
+pytestmark = pytest.mark.parametrize("device", ACCELERATORS)
 STEPS = 60
+KNOWN = {
+    "cuda": ("power_watts", "temperature_celsius", "clock_mhz", "memory_used_bytes", "memory_total_bytes"),
+    "gpu": ("memory_used_bytes",), "mps": ("memory_used_bytes",),
+}  # fmt: skip
+"""Readings that the system gives of a device without further programs."""
+CAPTURE = {"env": {"MTL_CAPTURE_ENABLED": "1"}} if sys.platform == "darwin" else {}
 
 
 def losses(steps):
     return [step.loss for step in steps]
 
 
-def test_a_run_on_the_gpu_survives_its_trainer_and_keeps_its_curve(agent, run_config):
-    nodes = {NODE: GPU | {"deterministic": True}}
+def test_a_run_survives_its_trainer_and_keeps_its_curve(agent, run_config, device, figure):
+    nodes = {NODE: device.table}
     saved = {"every_steps": 10, "at_end": False}
     config = run_config(run__steps=STEPS, model__dtype="auto", nodes=nodes, checkpoint=saved)
     with agent.client() as client:
@@ -44,22 +54,23 @@ def test_a_run_on_the_gpu_survives_its_trainer_and_keeps_its_curve(agent, run_co
         host = client.snapshot(0).node.host
         texts = [event.text for event in client.events(newest=True).events]
     assert view.state == "finished", texts
-    assert "cuda:0" in rank.device
-    assert rank.compute.dtype == "bfloat16"
-    assert (rank.compute.deterministic, rank.compute.tf32) == (True, False)
-    assert any("all ranks compute in bfloat16" in text for text in texts), texts
+    assert device.device in rank.device
+    if device.device == "cuda":
+        assert (rank.compute.deterministic, rank.compute.tf32) == (True, False)
+    dtype = rank.compute.dtype
+    assert any(f"all ranks compute in {dtype}" in text for text in texts), texts
     assert [step.step for step in steps] == list(range(1, STEPS + 1))
-    alone = one_rank_curve(config | {"model": config["model"] | {"dtype": "bfloat16"}})
-    assert losses(steps) == pytest.approx(losses(alone), rel=5e-4)
+    alone = one_rank_curve(config | {"model": config["model"] | {"dtype": dtype}})
     (gpu, *_) = host.gpus
-    assert "NVIDIA" in gpu.name
-    known = (gpu.power_watts, gpu.temperature_celsius, gpu.clock_mhz, gpu.memory_used_bytes, gpu.memory_total_bytes)
-    assert all(value and value > 0 for value in known), gpu
-    assert gpu.utilization_percent is not None
+    figure(dtype=dtype, gpu=msgspec.to_builtins(gpu), values=host.values)
+    assert losses(steps) == pytest.approx(losses(alone), rel=TOLERANCES[dtype])
+    assert all((getattr(gpu, name) or 0) > 0 for name in KNOWN[device.device]), gpu
+    if sys.platform == "darwin":
+        assert "thermal_pressure" in host.values, "macOS gives it to everyone"
 
 
-def test_ranks_on_one_gpu_and_one_on_the_cpu_draw_one_curve(cluster, run_config):
-    nodes = on("alpha", "beta", "gamma", alpha=GPU, beta=GPU)
+def test_ranks_on_one_device_and_one_on_the_cpu_draw_one_curve(cluster, run_config, device, figure):
+    nodes = on("alpha", "beta", "gamma", alpha=device.table, beta=device.table)
     config = run_config(run__steps=STEPS, batch__micro=2, nodes=nodes)
     with cluster.client() as client:
         client.send("start-run", {"config": config}, wait="accepted")
@@ -73,15 +84,35 @@ def test_ranks_on_one_gpu_and_one_on_the_cpu_draw_one_curve(cluster, run_config)
         assert wait_for_end(client).state == "finished"
         steps = all_steps(client)
     alone = one_rank_curve(config | {"nodes": on("alpha")})
-    assert losses(steps) == pytest.approx(losses(alone), rel=5e-6)
+    figure(difference=f"{worst(losses(steps), losses(alone)):.2g}")
+    assert losses(steps) == pytest.approx(losses(alone), rel=TOLERANCES["float32"])
 
 
-def test_the_gpu_is_calibrated(agent, run_config, tmp_path):
-    (tmp_path / "run.toml").write_bytes(tomli_w.dumps(run_config(nodes={NODE: GPU}, model__dtype="bfloat16")).encode())
+def test_a_profile_has_the_device_s_kernels_or_capture(agent, run_config, device, tmp_path, figure):
+    config = run_config(run__steps=1_000_000, nodes={NODE: device.table | CAPTURE})
+    options = ("--connect", agent.address, "--out", str(tmp_path), "--json")
+    with agent.client() as client:
+        client.send("start-run", {"config": config}, wait="accepted")
+        wait_for_step(client, 2)
+        made = call_json("profile", "--steps", "3", "--node", NODE, *options)
+        assert client.send("stop", {"checkpoint": False}).state == "applied"
+        wait_for_end(client)
+    (rank,), (file,) = made["ranks"], made["files"]
+    figure(phases={phase["name"]: phase["seconds"] for phase in rank["phases"]}, lacks=rank["lacks"])
+    if device.device == "cuda":
+        assert next(phase for phase in rank["phases"] if phase["name"] == "forward")["device_seconds"] > 0
+    if device.backend == "mlx" and sys.platform == "darwin":
+        with zipfile.ZipFile(file) as archive:
+            assert any("capture.gputrace" in name for name in archive.namelist())
+
+
+def test_it_is_calibrated(agent, run_config, device, tmp_path):
+    config = run_config(nodes={NODE: device.table}, model__dtype="bfloat16")
+    (tmp_path / "run.toml").write_bytes(tomli_w.dumps(config).encode())
     done = call("calibrate", tmp_path / "run.toml", "--connect", agent.address)
     print(done.stdout, done.stderr)
     assert done.returncode == 0, done.stderr
     (profile,) = profile_file.all_stored(agent.directory / "profiles")
-    assert "cuda:0 NVIDIA" in profile.key.device
+    assert device.device in profile.key.device
     advice = call_json("advise", tmp_path / "run.toml", "--connect", agent.address)
     assert advice["answer"]["source"] == "measured"

@@ -20,7 +20,7 @@ from trainctl.node_agent import cli as agent_program
 from trainctl.tui.cli import main as program
 
 ALL = pytest.mark.tier("all")
-NOT_ALONE = {("trainctl", "demo"), ("trainctl", "selftest"), *(("trainctl-agent", name) for name in (
+NOT_ALONE = {("trainctl", "demo"), *(("trainctl-agent", name) for name in (
     "run", "play", "install", "uninstall"))}  # fmt: skip
 """Those that without a word more train, serve, or change this machine."""
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 129, 130, 141}

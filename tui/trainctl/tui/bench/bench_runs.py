@@ -15,7 +15,7 @@ from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.record.paths import node_directory
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.bench.bench_rows import BenchRow, bench_config, measured_row
-from trainctl.tui.demo.local_cluster import LocalCluster, cancelled_by_signals
+from trainctl.tui.bench.local_cluster import LocalCluster, cancelled_by_signals
 
 MOST_READINGS: Final = 500
 """Newest readings of the machine that count."""
@@ -78,7 +78,7 @@ async def measured(plan: BenchPlan) -> AsyncIterator[BenchRow]:
     runtime = Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp"))  # a short name, for sockets
     try:
         with cancelled_by_signals():
-            async with LocalCluster(folder, [plan.node], runtime, by="bench") as cluster:
+            async with LocalCluster(folder, [plan.node], runtime) as cluster:
                 for settings in plan.settings:
                     yield await _row(cluster, plan, settings)
     finally:

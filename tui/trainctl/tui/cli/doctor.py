@@ -1,4 +1,4 @@
-"""`trainctl doctor`, `calibrate` and `selftest`: faults of the nodes' machines, and what these can do."""
+"""`trainctl doctor` and `calibrate`: faults of the nodes' machines, and what these can do."""
 
 import asyncio
 from collections import Counter
@@ -209,48 +209,3 @@ def _show(node: str, found: m.Calibration) -> None:
     for line in calibration_lines.slower_lines(node, earlier, profile, when):
         output.say(output.arrowed(line))
     output.say("")
-
-
-@app.command()
-def selftest(
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="NAME", help="Run only this check; repeat it for several.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="FILE", show_default=False,
-            help="File to write. Default: trainctl-selftest-SYSTEM-MACHINE-TIME.json in the current folder.",
-        ),
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=1, max=3600, help="Time for all checks; each has a part of it.")
-    ] = 300.0,
-    list_: Annotated[bool, typer.Option("--list", help="List the checks and exit.")] = False,
-    json: Json = False,
-) -> int:  # fmt: skip
-    """Check this machine and write one file to share. It starts agents, ranks and a small model in a temporary home, on
-    loopback, and removes them. It leaves your agents, settings and runs alone. Names, paths, addresses and keys are not
-    in the file. Exits with 1 if any check fails, else 0.
-    """
-    from trainctl.tui.selftest import report as reports
-    from trainctl.tui.selftest import run_selftest
-    from trainctl.tui.selftest.check_list import CHECKS, chosen
-
-    if list_:
-        rows = [{"name": check.name, "covers": check.covers, "seconds": check.seconds} for check in CHECKS]
-        text = "\n".join(f"{check.name:<12}  {check.covers}" for check in CHECKS)
-        return output.answer(text, json=json, checks=rows)
-    say = output.tell if json else output.say
-    checks = chosen(only or [])
-    try:
-        found = asyncio.run(run_selftest.selftest(checks, seconds, lambda result: say(reports.line(result))))
-    except asyncio.CancelledError:
-        raise typer.Abort from None
-    file = out or run_selftest.default_file(found.document)
-    run_selftest.write(found.document, file)
-    if json:
-        output.emit({**found.document, "file": str(file)})
-    else:
-        say(f"{reports.summary(found.results)}; wrote {file}")
-    return int(reports.has_failed(found.results))

@@ -17,7 +17,7 @@ FILES = {
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
     "simulate": "replay_export", "mirror": "mirror",
     "config": "config", "keys": "keys", "init": "init", "quantize": "init", "data": "run", "doctor": "doctor",
-    "calibrate": "doctor", "selftest": "doctor", "advise": "advise", "bench": "advise",
+    "calibrate": "doctor", "advise": "advise", "bench": "advise",
     "discover": "cluster", "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
 """Where each is, in the order of the help."""
@@ -28,7 +28,7 @@ CHANGING = frozenset({
 """Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
 
 
-WRITING = frozenset({"export-model", "quantize", "mirror", "selftest"})
+WRITING = frozenset({"export-model", "quantize", "mirror"})
 """Those that leave files, and change nothing else."""
 
 
@@ -83,7 +83,6 @@ SUMMARIES = {
     "quantize": "Make a quantized copy of a model for QLoRA.",
     "doctor": "Check the cluster's machines and suggest fixes.",
     "calibrate": "Measure each node's fastest micro-batch and its parts.",
-    "selftest": "Check this machine and write one file to share.",
     "advise": "Advise on nodes for a run: speed, time, cost, settings.",
     "bench": "Compare settings of a run by short real runs here.",
     "discover": "List the agents advertised on the network.",

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from trainctl.protocol.config import env_policy
 from trainctl.tui.demo.folder import Session
@@ -29,10 +29,9 @@ class StartError(Exception):
 class AgentProcess:
     """One node's agent, started again on the same addresses whenever it ends unasked or hangs."""
 
-    def __init__(self, session: Session, node: str, log: Log, environment: Mapping[str, str] | None = None) -> None:
-        """`environment`: the agent's; None: that of this process, without the options of this machine's agent."""
+    def __init__(self, session: Session, node: str, log: Log) -> None:
         self._session, self._node, self._log = session, node, log
-        self._environment = env_policy.without_agent_options(os.environ if environment is None else environment)
+        self._environment = env_policy.without_agent_options(os.environ)
         self._said = session.agent_log(node)
         self._process: asyncio.subprocess.Process | None = None
         self._live_address = ""  # where it publishes
@@ -117,12 +116,10 @@ class AgentProcess:
 class Agents:
     """All of a demo's, by node; the first is the one that the run is started at."""
 
-    def __init__(
-        self, session: Session, nodes: Iterable[str], log: Log, environment: Mapping[str, str] | None = None
-    ) -> None:
-        """`nodes`: of the session's cluster file. `environment`: the agents'; None: that of this process."""
+    def __init__(self, session: Session, nodes: Iterable[str], log: Log) -> None:
+        """`nodes`: of the session's cluster file."""
         self.nodes = tuple(nodes)
-        self._all = [AgentProcess(session, node, log, environment) for node in self.nodes]
+        self._all = [AgentProcess(session, node, log) for node in self.nodes]
 
     @property
     def leaving(self) -> bool:

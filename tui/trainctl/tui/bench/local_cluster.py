@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -21,26 +21,18 @@ STOP_SECONDS: Final = 20.0
 """Time that a run gets to stop."""
 _ANSWER_SECONDS: Final = 120.0
 _OUTCOME_SECONDS: Final = 3600.0
-"""Longer than any check's limit, which ends the wait."""
+"""Time that a start may take, with a calibration."""
 
 
 class LocalCluster:
     """Use it as an asynchronous context manager: it starts the agents, and ends their run and them."""
 
-    def __init__(
-        self,
-        folder: Path,
-        nodes: Sequence[str],
-        runtime: Path,
-        environment: Mapping[str, str] | None = None,
-        by: str = "selftest",
-    ) -> None:
-        """`folder`: gets a new folder `cluster`; `runtime`: one with a short name, for sockets; `environment`: the
-        agents', None: that of this process; `by`: who sends commands."""
-        self._session, self._by = Session(folder / "cluster"), by
+    def __init__(self, folder: Path, nodes: Sequence[str], runtime: Path) -> None:
+        """`folder`: gets a new folder `cluster`; `runtime`: one with a short name, for sockets."""
+        self._session = Session(folder / "cluster")
         self._session.folder.mkdir(exist_ok=True)
         addresses = self._session.write_cluster(nodes, runtime)
-        self._agents = Agents(self._session, addresses, lambda _: None, environment)
+        self._agents = Agents(self._session, addresses, lambda _: None)
         self._keys = Keyring(KeyFolder(folder / "keys"), Cluster())
         for address in addresses.values():
             self._keys.learn(address, None)  # no key, whatever this program's environment says
@@ -52,7 +44,7 @@ class LocalCluster:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._agents.end)
             address = await self._agents.start()
-            client = Client(address, by=self._by, timeout_seconds=_ANSWER_SECONDS, keys=self._keys)
+            client = Client(address, by="bench", timeout_seconds=_ANSWER_SECONDS, keys=self._keys)
             self.client = await stack.enter_async_context(client)
             stack.push_async_callback(self.stop_run)
             self._stack = stack.pop_all()
@@ -66,30 +58,16 @@ class LocalCluster:
             await closing
             raise
 
-    async def start(self, **args: Any) -> m.RunView:
-        """Start a run (`config` or `branch`); its view. Raises RefusedError with the agent's reason."""
-        reply = await self.send("start-run", args)
+    async def start(self, config: dict[str, Any]) -> m.RunView:
+        """Start a run and return its view. Raises RefusedError with the agent's reason."""
+        reply = await self.client.send("start-run", {"config": config}, timeout_seconds=_OUTCOME_SECONDS)
         view = (await self.client.snapshot(0)).run
         if reply.state != "applied" or view is None:
             raise RefusedError(f"the run didn't start: {reply.reason or reply.state}")
         return view
 
-    async def send(self, verb: str, args: dict[str, Any]) -> m.CommandReply:
-        """The outcome of a command."""
-        return await self.client.send(verb, args, timeout_seconds=_OUTCOME_SECONDS)
-
-    async def until_step(self, step: int) -> m.RunView:
-        """The active run once it has committed a step. Raises RefusedError if it ends before."""
-        while True:
-            view = await self._view()
-            if view.step >= step:
-                return view
-            if view.state not in m.ACTIVE_RUN_STATES:
-                raise RefusedError(f"the run {view.state} at step {view.step}: {view.reason or 'no reason given'}")
-            await asyncio.sleep(POLL_SECONDS)
-
     async def until_end(self) -> m.RunView:
-        """The run once it has finished. Raises RefusedError if it failed."""
+        """Wait until the run has finished, and return it. Raises RefusedError if it failed."""
         view = await self._ended()
         if view.state != "finished":
             raise RefusedError(f"the run {view.state} at step {view.step}: {view.reason or 'no reason given'}")
