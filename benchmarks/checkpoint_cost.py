@@ -27,7 +27,7 @@ from trainctl.trainer.checkpoints.background import BackgroundWriter
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.data.dataset import open_dataset
-from trainctl.trainer.precision.loss_scale import LossScale
+from trainctl.trainer.step.loss_scale import LossScale
 from trainctl.trainer.step.progress import Progress
 
 MOST_COPY, MOST_STEP, MOST_LATE_STEP = 1.1, 1.05, 1.2

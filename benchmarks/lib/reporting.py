@@ -17,8 +17,7 @@ from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
-from trainctl.trainer.backends.base import Backend, Memory, Parts, Totals
-from trainctl.trainer.backends.compile_meter import CompileMeter
+from trainctl.trainer.backends.base import Backend, CompileMeter, Memory, Parts, Totals
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.control.thread import Control

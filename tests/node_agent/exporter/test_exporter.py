@@ -95,13 +95,13 @@ def test_another_run_begins_again_and_what_is_no_number_spoils_no_sum() -> None:
 
 def test_what_ranks_compute_in_is_a_label_with_every_value_once() -> None:
     kinds = (
-        m.Compute("bfloat16", False, "off", "sdpa", "bf16-sr"), m.Compute("bfloat16", True, "off", "sdpa"),
+        m.Compute("bfloat16", False, "off", "sdpa", "bfloat16"), m.Compute("bfloat16", True, "off", "sdpa"),
         m.Compute("float32", None, "off", "mx.fast"), None,
     )  # fmt: skip
     ranks = tuple(msgspec.structs.replace(RANK, rank=rank, compute=compute) for rank, compute in enumerate(kinds))
     found = said(snapshot(LiveRun(msgspec.structs.replace(VIEW, ranks=ranks), None, (), None)))
     ((labels, value),) = ((labels, value) for labels, value in found.items() if labels[0] == "trainctl_run_info")
-    assert labels[-8:] == ("bfloat16,float32", "off,on", "off", "mx.fast,sdpa", "bf16-sr", "", "", "") and value == 1
+    assert labels[-8:] == ("bfloat16,float32", "off,on", "off", "mx.fast,sdpa", "bfloat16", "", "", "") and value == 1
 
 
 def test_what_a_guest_does_not_say_is_absent() -> None:

@@ -30,8 +30,9 @@ def updated_by(library: str) -> RankSetup:
      ("a, b: TF32 instead of no TF32",)),
     ({0: with_versions(torch="2.12.1", numpy="2.4.6")}, {0: with_versions(torch="2.13.0", numpy="2.4.6", peft="0.21")},
      ("a: torch 2.13.0 instead of torch 2.12.1",)),
-    ({0: updated_by("torch")}, {0: updated_by("triton")}, ("a: updates by triton instead of updates by torch",)),
-    ({0: updated_by("")}, {0: updated_by("triton")}, ()),
+    ({0: updated_by("torch")}, {0: updated_by("bitsandbytes")},
+     ("a: updates by bitsandbytes instead of updates by torch",)),
+    ({0: updated_by("")}, {0: updated_by("bitsandbytes")}, ()),
     ({0: CPU}, {0: OTHER}, ("the ranks are those of b instead of a",)),
 ])  # fmt: skip
 def test_only_what_differs_is_named(before, now, found):

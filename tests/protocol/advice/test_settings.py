@@ -144,7 +144,7 @@ def test_the_precision_is_one_that_the_device_has() -> None:
         ("cuda:0 NVIDIA T4", "bfloat16", "change"), ("cuda:0 Tesla T4", "float16", "ok"),
         ("NVIDIA GeForce GTX 1080", "bfloat16", "change"), ("NVIDIA GeForce GTX 1080", "float32", "ok"),
         ("NVIDIA H200", "float32", "change"), ("NVIDIA H200", "float16", "ok"), ("NVIDIA A100", "bfloat16", "ok"),
-        ("gpu Apple M1 Pro", "bf16-sr", "change"), ("gpu Apple M2 Ultra", "float32", "change"),
+        ("gpu Apple M1 Pro", "bfloat16", "change"), ("gpu Apple M2 Ultra", "float32", "change"),
     ):  # fmt: skip
         found = point("precision", with_nodes(node_of("studio", 2.0, device=device)), model={"dtype": dtype})
         assert found.state == state

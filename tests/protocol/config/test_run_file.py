@@ -363,3 +363,11 @@ def test_names_of_other_trainers_are_explained_by_fields_that_exist() -> None:
         if dot:
             kind = next(each.type for each in msgspec.structs.fields(RunFile) if each.name == table)
             assert field in {each.encode_name for each in msgspec.structs.fields(kind)}, name
+
+
+def test_settings_that_are_gone_are_left_out_at_their_default_and_refused_otherwise(problem: Problem) -> None:
+    kept = with_value(good(), "optimizer.offload", False)  # as version 0.2.0 kept each run file
+    assert run_file.parse(kept) == run_file.parse(good())
+    assert "optimizer.offload" in (text := problem(with_value(good(), "optimizer.offload", True)))
+    assert "paged-adamw" in text
+    assert "model.dtype" in (text := problem(with_value(good(), "model.dtype", "bf16-sr"))) and "bfloat16" in text

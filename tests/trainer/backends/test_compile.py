@@ -22,7 +22,7 @@ from tests.waiting import HANG_SECONDS
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.compilers import compiler_of, lacking, lacks_of
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.compile_meter import CompileMeter
+from trainctl.trainer.backends.base import CompileMeter
 from trainctl.trainer.step.stopwatch import Stopwatch
 
 HEADERS = "( and no header files of Python)?"

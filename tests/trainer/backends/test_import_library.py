@@ -8,7 +8,7 @@ SCRIPT = """
     import msgspec
 
     from trainctl.protocol.config.run_tables import RunFile
-    from trainctl.trainer.backends.import_library import import_library
+    from trainctl.trainer.backends.load import import_library
     from trainctl.trainer.backends.load import load
 
     folder = Path(sys.argv[1])

@@ -68,7 +68,7 @@ def test_what_is_trained_and_how_each_setting_changes_a_part(run_file):
     lora = estimated(run_file(adapter={"kind": "lora", "rank": 4}))
     assert lora.trained == 4 * 2 * (4 * (32 + 32) + 3 * (32 + 64))
     assert lora.parts["weights"] == 4 * lora.parameters + 4 * lora.trained
-    for dtype, size in (("bfloat16", 4), ("bf16-sr", 2), ("float16", 6)):
+    for dtype, size in (("bfloat16", 6), ("float16", 6)):
         half = estimated(run_file(model__dtype=dtype))
         assert half.parts["weights"] == size * full.parameters
     there = {"backend": "mlx"}

@@ -23,7 +23,7 @@ from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
 from trainctl.protocol.config.families import TESTED
 from trainctl.protocol.config.quantization import FORMATS
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.trainer.precision.loss_scale import LossScale
+from trainctl.trainer.step.loss_scale import LossScale
 
 LORA: dict[str, Any] = {"kind": "lora", "rank": 4, "alpha": 16.0}
 TRAINED: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "nf4": {"adapter": LORA, "model__base": "nf4", "model__double_quantization": True},
     **{form: {"adapter": LORA, "model__base": form} for form in FORMATS},
 }  # fmt: skip
-PRECISIONS = ("float32", "bfloat16", "bf16-sr", "float16")
+PRECISIONS = ("float32", "bfloat16", "float16")
 OPTIMIZERS = ("adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit")
 
 
@@ -53,10 +53,8 @@ class Case(NamedTuple):
     def is_possible(self):
         is_torch, packed = self.backend == "torch", self.adapter in ("nf4", *FORMATS)
         return (
-            (is_torch or (self.adapter != "nf4" and self.objective != "seq2seq" and self.optimizer == "adamw"))
-            and (self.precision != "bf16-sr" or self.adapter == "full")
-            and not (self.objective == "seq2seq" and (packed or self.adapter == "dropout"))
-        )
+            is_torch or (self.adapter != "nf4" and self.objective != "seq2seq" and self.optimizer == "adamw")
+        ) and not (self.objective == "seq2seq" and (packed or self.adapter == "dropout"))
 
 
 AXES = (TRAINED, ADAPTERS, PRECISIONS, OPTIMIZERS, ("torch", "mlx"))

@@ -20,7 +20,7 @@ from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import open_dataset
-from trainctl.trainer.precision.loss_scale import LossScale
+from trainctl.trainer.step.loss_scale import LossScale
 from trainctl.trainer.step.progress import Progress
 
 G, RATE = 8, 2e-2

@@ -14,7 +14,7 @@ from pathlib import Path
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.import_library import import_library
+from trainctl.trainer.backends.load import import_library
 from trainctl.trainer.calibration.at_start import calibrate_at_start
 from trainctl.trainer.collective.standby import early_standby
 from trainctl.trainer.common import logs

@@ -2,11 +2,10 @@
 
 With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in bytes:
 
-    weights      4 t, with float16 also 2 t for a copy beside masters, with bf16-sr 2 t; w each for frozen ones. Packed
+    weights      4 t, in 16 bits also 2 t of what the model computes with; w each for frozen ones. Packed
                  ones as they are stored; on torch also the largest of them unpacked, as it is when it is used,
                  but of MLX's formats at most 2^25 values
-    optimizer    8 t: two moments; 2 t and 8 t / 256 if they are of 8 bits. Paged ones count, though they need not fit;
-                 offloaded ones don't, unless the device is a CPU
+    optimizer    8 t: two moments; 2 t and 8 t / 256 if they are of 8 bits. Paged ones count, though they need not fit
     gradients    4 t accumulated; w t more of one micro-batch, if that exceeds activations and logits, which are gone
     activations  w T (10 width + 4 intermediate) per layer on torch, w T (8 width + 4 intermediate) and the attention's
                  probabilities on MLX; one more layer's that backward works on. With adapters on torch on a CPU also
@@ -37,8 +36,8 @@ from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.protocol.config.run_tables import GradientCheckpointing, NodeTable, RunFile
 
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_TRAINED_BYTES = {"float16": 6, "bf16-sr": 2}
-"""Of a trained parameter by model.dtype; 4 in the others, those of bfloat16 with the other half of their masters."""
+_TRAINED_BYTES = {"float32": 4, "bfloat16": 6, "float16": 6}
+"""Bytes of a trained parameter with its master, by what the model computes in."""
 _COPIED_BYTES = 12
 """Of a trained parameter in a checkpoint's copy: it and two moments, each in float32."""
 _EIGHT_BIT_MOMENTS = 2 + 8 / 256
@@ -79,11 +78,10 @@ def estimate_memory(
     model doesn't have."""
     model = sum(map(math.prod, facts.shapes.values()))
     width, trained = _WEIGHT_BYTES[config.model.computed], _trained(config, facts, where)
-    held = _TRAINED_BYTES.get(config.model.dtype, 4) if config.adapter.kind == "full" else 4
+    held = _TRAINED_BYTES[config.model.computed] if config.adapter.kind == "full" else 4
     copied = _frozen_bytes(config, facts, backend) if config.adapter.kind != "full" else 0
     tokens = _pass_tokens(config, node)
     moments = _EIGHT_BIT_MOMENTS if config.optimizer.kind.endswith("-8bit") else 8
-    moments = 0 if config.optimizer.offload and node.device != "cpu" else moments
     fixed = {"weights": held * trained + copied, "optimizer": int(moments * trained)}
     limit = math.inf if node.memory_limit_gb is None else node.memory_limit_gb * 1e9
     free = max(0.0, limit - sum(fixed.values()))

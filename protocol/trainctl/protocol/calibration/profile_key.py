@@ -43,7 +43,7 @@ def settings_digest(config: RunFile, node: str) -> str:
 def _newer(config: RunFile, table: NodeTable) -> tuple[tuple[str, object, object], ...]:
     """Settings with their defaults that count only where they differ: profiles from before they existed still fit."""
     return (
-        ("tf32", config.model.tf32, False), ("offload", config.optimizer.offload, False),
+        ("tf32", config.model.tf32, False),
         ("cudnn_benchmark", table.cudnn_benchmark, True), ("deterministic", table.deterministic, False),
         ("compile", table.compile or config.model.compile, "off"),
         ("attention", table.attention or config.model.attention, "auto"),

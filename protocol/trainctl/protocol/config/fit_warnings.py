@@ -91,7 +91,6 @@ def _without_effect(config: RunFile, devices: Collection[str]) -> Iterator[str]:
             "with data.prefetch = 0 no thread assembles micro-batches ahead",
         ),
         ("model.tf32", config.model.tf32, on_cpu, "TF32 is for GPUs"),
-        ("optimizer.offload", config.optimizer.offload, on_cpu, "a CPU's memory holds the moments anyway"),
         (
             "optimizer.final_fraction",
             config.optimizer.final_fraction != falls_to,

@@ -46,10 +46,23 @@ def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
 
 
 def parse(raw: dict[str, Any], where: str = "run file") -> RunFile:
-    """A run file as parsed TOML. Raises InvalidInputError naming `where` and the field."""
-    config = toml_file.checked(raw, RunFile, where)
+    """Return the run file of parsed TOML. Raises InvalidInputError naming `where` and the field."""
+    config = toml_file.checked(_without_gone(raw, where), RunFile, where)
     _check_sense(config, where)
     return config
+
+
+def _without_gone(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the tables without the defaults of settings that only earlier versions have. Raises InvalidInputError for
+    one that was chosen."""
+    model, optimizer = raw.get("model"), raw.get("optimizer")
+    if isinstance(model, dict) and model.get("dtype") == "bf16-sr":
+        raise InvalidInputError(f"{where}: model.dtype", 'this version has no "bf16-sr": set "bfloat16"')
+    if not isinstance(optimizer, dict) or "offload" not in optimizer:
+        return raw
+    if optimizer["offload"] is not False:
+        raise InvalidInputError(f"{where}: optimizer.offload", 'is gone: leave it out, and set kind = "paged-adamw"')
+    return {**raw, "optimizer": {key: value for key, value in optimizer.items() if key != "offload"}}
 
 
 def to_dict(config: RunFile) -> dict[str, Any]:
@@ -197,9 +210,6 @@ def _torch_only(config: RunFile) -> list[str]:
         found.append('"seq2seq" needs torch, because mlx-lm has no encoder-decoder models: set "torch"')
     if config.model.base == "nf4":
         found.append('MLX has no "nf4": set model.base = "mlx-4bit" for all ranks, or train with torch')
-    if config.optimizer.offload:
-        problem = "shares its memory with the host, so nothing would be saved by moving moments there"
-        found.append(f"MLX {problem}: set optimizer.offload = false, or train with torch")
     if config.optimizer.kind != "adamw":
         kind = config.optimizer.kind
         found.append(f'MLX has no {kind!r}: set optimizer.kind = "adamw" for all ranks, or train with torch')
@@ -295,7 +305,7 @@ def _check_sense(config: RunFile, where: str) -> None:
     with wrong.going_on():
         check_policies(config.policy, where)
     for check in (
-        _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_precision,
+        _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base,
         _check_backends, _check_held_out, _check_growing, _check_evaluations,
         _check_copies, _check_attention, _check_samples,
     ):  # fmt: skip
@@ -396,16 +406,6 @@ def _check_base(config: RunFile, where: str) -> None:
     if config.adapter.kind == "full":
         problem = f'{base!r} is for adapters, since packed weights can\'t be trained: set adapter.kind = "lora"'
         raise InvalidInputError(f"{where}: model.base", problem)
-
-
-def _check_precision(config: RunFile, where: str) -> None:
-    if config.model.dtype == "bf16-sr" and config.adapter.kind != "full":
-        problem = '"bf16-sr" rounds trained weights, and those of adapters are float32: set "bfloat16"'
-        raise InvalidInputError(f"{where}: model.dtype", problem)
-    if config.optimizer.offload and config.optimizer.kind != "adamw":
-        kind = config.optimizer.kind
-        problem = f'is for "adamw"; to keep the moments of {kind!r} off the device, use "paged-adamw-8bit"'
-        raise InvalidInputError(f"{where}: optimizer.offload", problem)
 
 
 def _check_attention(config: RunFile, where: str) -> None:

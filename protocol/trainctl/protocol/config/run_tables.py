@@ -28,7 +28,7 @@ LayerNames = Annotated[
 DataKind = Literal["text", "rows", "samples"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
 Precision = Annotated[
-    Literal["auto", "float32", "bfloat16", "bf16-sr", "float16"],
+    Literal["auto", "float32", "bfloat16", "float16"],
     Meta(extra={REFUSED: {
         "fp32": 'write "float32"', "bf16": 'write "bfloat16"', "fp16": 'write "float16"',
         "tf32": 'set model.tf32 = true, with "float32"',
@@ -74,7 +74,7 @@ class RunTable(_Table, frozen=True):
 
 class ModelTable(_Table, frozen=True):
     path: PathText  # a Hugging Face directory: config.json, model.safetensors; or a cached model's id, org/name
-    dtype: Precision = "float32"  # of compute; auto: by all ranks' devices; bf16-sr: without float32 masters
+    dtype: Precision = "float32"  # of compute; auto: by all ranks' devices
     gradient_checkpointing: GradientCheckpointing = "none"  # layers whose activations backward computes again
     init: Literal["pretrained", "random"] = "pretrained"  # random: train from scratch; path needs no weights
     base: Literal["stored", "nf4"] | QuantizedFormat = (
@@ -90,9 +90,7 @@ class ModelTable(_Table, frozen=True):
     @property
     def computed(self) -> ComputeDtype:
         """The data type of forward and backward passes. Of "auto" before it is resolved, float32."""
-        if self.dtype == "auto":
-            return "float32"
-        return "bfloat16" if self.dtype == "bf16-sr" else self.dtype
+        return "float32" if self.dtype == "auto" else self.dtype
 
 
 class DataTable(_Table, frozen=True):
@@ -150,7 +148,6 @@ class OptimizerTable(_Table, frozen=True):
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the peak, at the last step
     warmup_ratio: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction of run.steps, in place of warmup_steps
     update_ratio_every: NonNegativeInt = 0  # steps between measurements of the update relative to the weights; 0: none
-    offload: bool = False  # moments in the host's memory, on torch with CUDA
 
     def warmup(self, steps: int) -> int:
         """Warm-up steps of a run of so many: a ratio is rounded up, but leaves one step at the peak or after."""

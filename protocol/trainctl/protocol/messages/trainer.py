@@ -186,14 +186,12 @@ class Compute(msgspec.Struct, frozen=True):
     tf32: bool | None = None  # whether float32 matrix products may use TF32; None: not supported by the device
     compile: str = "off"  # mode of the model compiler
     attention: str = ""  # attention kernel, for example sdpa, eager or mx.fast; empty: unknown
-    weights: str = ""  # form of the trained weights, for example float32 or bf16-sr; empty: unknown
+    weights: str = ""  # form of the trained weights, for example float32 or bfloat16; empty: unknown
     deterministic: bool | None = (
         None  # whether all kernels give the same bits each time; None: not chosen on the device
     )
     cudnn_benchmark: bool | None = None  # whether cuDNN times its algorithms; None: not a CUDA device
-    update: str = (
-        ""  # library whose kernel updates the weights: torch, triton or bitsandbytes; empty: not a CUDA device
-    )
+    update: str = ""  # library whose kernel updates the weights: torch or bitsandbytes; empty: not a CUDA device
     versions: tuple[tuple[str, str], ...] = ()  # pairs (name, version) of python, torch, numpy, cuda, driver ...
 
 

@@ -29,7 +29,6 @@ from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable, RunFi
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.backends.compile_meter import CompileMeter
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.batch import Batch, Tokens
 from trainctl.trainer.objectives.objective import Objective, Outputs, Sums, Vocabulary
@@ -50,6 +49,14 @@ VOCABULARY_FLOATS: Final = 1 << 24
 NO_REFERENCE: Final = "the model has no adapter, and the batch has no reference log-probabilities"
 SUREST: Final = -1e-7
 """Log-probability above which the odds of an answer no longer grow: those of one that is certain are infinite."""
+
+
+@dataclass
+class CompileMeter:
+    """The time that a model's compiler has taken so far, and the pieces of code that it made: 0 without one."""
+
+    seconds: float = 0.0
+    graphs: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,13 +118,12 @@ class Parts:
     optimizer: OptimizerTable | None  # None: nothing is trained, and the backend holds weights alone
     adapter: Lora | None = None  # what is trained in place of the model's own weights
     limit_bytes: int | None = None  # that it may take on its device
-    rounding_seed: int | None = None  # trained weights are bfloat16 alone, rounded stochastically; None: with masters
 
     def weights_in(self, dtype: str) -> str:
         """The form of the trained weights of a model that computes in `dtype`, in words."""
         if self.adapter is not None or self.optimizer is None:
             return "float32 adapters" if self.adapter is not None else dtype
-        return "bf16-sr" if self.rounding_seed is not None else "float32"
+        return "float32"
 
 
 @dataclass(frozen=True)

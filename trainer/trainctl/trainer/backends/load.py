@@ -20,10 +20,19 @@ from trainctl.trainer.backends.base import Backend, BackendName, Parts
 from trainctl.trainer.backends.random_weights import random_weights
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
+from trainctl.trainer.common.without_torch import import_without_torch
 from trainctl.trainer.objectives.registry import objective_for
 
 log = logging.getLogger(__name__)
 _MODULES: dict[BackendName, str] = {"torch": "torch", "mlx": "mlx_lm"}
+
+
+def import_library(config: RunFile, node: str, where: str) -> None:
+    """Import the library that `node` computes with; with MLX, torch is left out. Call it in a process that has one
+    backend, before anything else imports transformers. A torch that has been imported, as for a reducer on gloo, costs
+    nothing more. Raises InvalidInputError if the library isn't installed."""
+    if backend_of(config, config.nodes.get(node, NodeTable()), where) == "mlx":
+        import_without_torch("mlx_lm")
 
 
 def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -> Backend:
@@ -41,8 +50,7 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
         log.warning("%s has an adapter_config.json beside whole weights: the adapter isn't read", model)
     limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
     optimizer = config.optimizer if trains else None
-    rounding_seed = config.run.seed if config.model.dtype == "bf16-sr" else None
-    parts = Parts(objective, optimizer, read_lora(config, where), limit_bytes, rounding_seed)
+    parts = Parts(objective, optimizer, read_lora(config, where), limit_bytes)
     try:
         backend = kind.open(config, node, parts, where)
         if parts.adapter is not None:

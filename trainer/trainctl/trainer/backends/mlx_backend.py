@@ -50,18 +50,11 @@ from trainctl.trainer.backends.chunked_loss import MlxChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.mlx_model import flat, read_model, set_dtype
 from trainctl.trainer.backends.mlx_probe import probing
+from trainctl.trainer.backends.mlx_weights import Arrays, MlxWeights
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.common.versions import in_use
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums, Vocabulary
-from trainctl.trainer.precision.mlx_weights import (
-    Arrays,
-    MlxCopiedWeights,
-    MlxOwnWeights,
-    MlxRoundedWeights,
-    MlxSplitWeights,
-    MlxWeights,
-)
 
 _PIECE_VALUES = 1 << 22
 """Values of a parameter updated at a time."""
@@ -86,7 +79,9 @@ class MlxBackend(Backend):
         self._places = _places(model, adapter)
         held = dict(flat(model.trainable_parameters()))
         held_in = dtype if adapter is None and parts.optimizer is None else mx.float32
-        self._weights = self._held({name: held[place.name].astype(held_in) for name, place in self._places.items()})
+        weights = {name: held[place.name].astype(held_in) for name, place in self._places.items()}
+        in_16_bits = adapter is None and parts.optimizer is not None and dtype != mx.float32
+        self._weights = MlxWeights(weights, dtype if in_16_bits else None)
         self.shapes = {name: _turned(p, self._places[name]).shape for name, p in self._weights.computed.items()}
         self._groups = _grouped({name: p.size for name, p in self._weights.computed.items()})
         self.slots = () if parts.optimizer is None else ADAMW_SLOTS
@@ -97,17 +92,9 @@ class MlxBackend(Backend):
         self._sums: list[Any] = []  # of the last forward
         self._added: list[list[Any]] = []  # of each micro-batch since `clear`
         self._differentiate: Callable[..., Any] = mx.value_and_grad(self._scaled_loss)
-        mx.eval(self._weights.computed, self._weights.kept, self._slots)
+        mx.eval(self._weights.computed, self._weights.masters, self._slots)
         model.train()
         self._publish()
-
-    def _held(self, weights: Arrays) -> MlxWeights:
-        """Trained weights, float32 until now, as the run's dtype has them."""
-        if self.parts.adapter is not None or self.parts.optimizer is None or self._dtype == mx.float32:
-            return MlxOwnWeights(weights)
-        if self.parts.rounding_seed is not None:
-            return MlxRoundedWeights(weights, self.parts.rounding_seed)
-        return MlxSplitWeights(weights) if self._dtype == mx.bfloat16 else MlxCopiedWeights(weights, self._dtype)
 
     @classmethod
     def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "MlxBackend":
@@ -193,12 +180,12 @@ class MlxBackend(Backend):
         first, second = (self._slots[slot] for slot in ADAMW_SLOTS)
         for names in self._groups:
             for name in names:
-                state = self._weights.values(name), totals[name], first[name], second[name]
+                state = self._weights.masters[name], totals[name], first[name], second[name]
                 values, first[name], second[name] = self._updated(state, factor, learning_rate)
-                self._weights.store(name, values, self.updates)
+                self._weights.store(name, values)
             new = {name: self._weights.computed[name] for name in names}
             self._model.update(self._tree(new))  # before they are computed: old arrays can be reused
-            mx.eval(self._weights.computed, self._weights.kept, self._slots)
+            mx.eval(self._weights.computed, self._weights.masters, self._slots)
 
     def evaluate(self, batch: Batch) -> Sums:
         with self._evaluating():
@@ -284,7 +271,7 @@ class MlxBackend(Backend):
             return
         for name, array in given.items():
             self._weights.store(name, array)
-        mx.eval(self._weights.computed, self._weights.kept)
+        mx.eval(self._weights.computed, self._weights.masters)
         self._publish()
 
     def _part(self, part: Part) -> Arrays:
@@ -292,7 +279,7 @@ class MlxBackend(Backend):
             case "accumulators":
                 return self._gradients()
             case "weights":
-                return {name: self._weights.values(name) for name in self.shapes}
+                return dict(self._weights.masters)
             case _:
                 return self._slots[part]
 

@@ -3,14 +3,8 @@ host.
 
 An 8-bit moment is stored in blocks of 256 values (Dettmers et al. 2022): a code for each value, which selects one of
 256 fixed numbers, and the block's largest magnitude, which they are multiplied by.
-
-Where weights have no float32 form of their own, or moments are in the host's memory, parameters are updated in pieces:
-only a piece's float32 weights, and its moments, are on the device. Small parameters are updated together where the
-weights allow it, as a GPU takes longer to start on one than to update it.
 """
 
-import logging
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,15 +12,10 @@ from typing import Any
 import torch
 
 from trainctl.protocol.config.run_tables import OptimizerTable
-from trainctl.protocol.errors import InvalidInputError, check_installed
-from trainctl.protocol.machine.compilers import lacking
+from trainctl.protocol.errors import check_installed
 from trainctl.trainer.backends.base import ADAMW_SLOTS
-from trainctl.trainer.common.code_cache import code_cache
-from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.precision.torch_weights import TorchWeights
+from trainctl.trainer.backends.torch_weights import TorchWeights
 
-log = logging.getLogger(__name__)
-_CACHE = "TRITON_CACHE_DIR"
 _BLOCK_VALUES = 256
 """Values that share a largest magnitude: bitsandbytes' constant."""
 _FEWEST_VALUES = 4096
@@ -35,7 +24,7 @@ _NEIGHBOURS = (0, 1, -1, 2, -2)
 """Distances, in the last place of a float32, at which a block's largest magnitude is looked for."""
 
 _PIECE_VALUES, _PIECE_VALUES_ON_CPU = 1 << 24, 1 << 20
-"""Values updated at a time where weights aren't updated as they are. A GPU needs more to be worth a launch."""
+"""Values updated at a time by bitsandbytes. A GPU needs more to be worth a launch."""
 
 Parameters = Sequence[torch.nn.Parameter]
 Gradients = Sequence[torch.Tensor]
@@ -75,22 +64,15 @@ class AdamW(ABC):
         """Take over what `moments` gave: the same updates follow, to the bit."""
 
 
-def check_optimizer(table: OptimizerTable, device: torch.device, where: str) -> None:
-    """Raises InvalidInputError for an optimizer of bitsandbytes where that isn't installed, and for moments in the
-    host's memory on a device that shares it."""
+def check_optimizer(table: OptimizerTable, where: str) -> None:
+    """Raise InvalidInputError for an optimizer of bitsandbytes where that isn't installed."""
     if table.kind != "adamw":
         check_installed("bitsandbytes", "bitsandbytes", f"{where}: optimizer.kind", repr(table.kind))
-    if table.offload and device.type == "mps":
-        problem = "on mps, the device's memory is the host's, so nothing would be saved: set false"
-        raise InvalidInputError(f"{where}: optimizer.offload", problem)
 
 
 def adamw(weights: TorchWeights, table: OptimizerTable) -> AdamW:
-    """The optimizer that a run file asks for."""
-    if table.kind != "adamw":
-        return _BitsAndBytes(weights, table)
-    masters = None if table.offload else weights.masters
-    return _Pieces(weights, table) if masters is None else _Fused(weights, masters, table)
+    """Return the optimizer that a run file asks for."""
+    return _Fused(weights, table) if table.kind == "adamw" else _BitsAndBytes(weights, table)
 
 
 def _groups(parameters: Parameters, decayed: Sequence[bool], table: OptimizerTable) -> list[dict[str, Any]]:
@@ -103,9 +85,10 @@ def _groups(parameters: Parameters, decayed: Sequence[bool], table: OptimizerTab
 class _Fused(AdamW):
     """torch's, which reads and writes each value once."""
 
-    def __init__(self, weights: TorchWeights, masters: Parameters, table: OptimizerTable) -> None:
+    def __init__(self, weights: TorchWeights, table: OptimizerTable) -> None:
+        masters = weights.masters
         betas, groups = (table.beta1, table.beta2), _groups(masters, [p.ndim >= 2 for p in masters], table)
-        self._weights, self._masters = weights, masters
+        self._weights = weights
         self._optimizer = torch.optim.AdamW(groups, lr=table.learning_rate, betas=betas, eps=table.epsilon, fused=True)
         for parameter in masters:
             moments = {slot: torch.zeros_like(parameter) for slot in ADAMW_SLOTS}
@@ -116,7 +99,7 @@ class _Fused(AdamW):
         torch._foreach_mul_([*gradients], factor)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        for master, gradient in zip(self._masters, gradients, strict=True):
+        for master, gradient in zip(self._weights.masters, gradients, strict=True):
             master.grad = gradient
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -142,141 +125,6 @@ class _Fused(AdamW):
         torch._foreach_copy_(self.moments(slot), [*values])
 
 
-class _Pieces(AdamW):
-    """torch's kernel, on a piece of a parameter at a time."""
-
-    updates = 0
-
-    def __init__(self, weights: TorchWeights, table: OptimizerTable) -> None:
-        self._weights, self._table = weights, table
-        parameters = weights.parameters
-        self._device = parameters[0].device
-        self._offloaded = table.offload and self._device.type != "cpu"
-        self._size = _PIECE_VALUES_ON_CPU if self._device.type == "cpu" else _PIECE_VALUES
-        place = torch.device("cpu") if self._offloaded else self._device
-        self._moments = {
-            slot: [torch.zeros(p.shape, device=place, pin_memory=self._offloaded) for p in parameters]
-            for slot in ADAMW_SLOTS
-        }
-        self._groups = [*_grouped([p.numel() for p in parameters], min(self._size, weights.group_values))]
-        """Of parameters that are updated together."""
-        self._kernel = None if self._offloaded else _triton_update(weights)
-        if self._kernel is not None:
-            self.library = "triton"
-
-    @torch.no_grad()
-    def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
-        self.updates += 1
-        if self._kernel is not None:
-            self._update_all(self._kernel, learning_rate, gradients, factor)
-            return
-        torch._foreach_mul_([*gradients], factor)
-        step = torch.full((), float(self.updates), device=self._device)
-        for indices in self._groups:
-            is_alone = self._offloaded or len(indices) == 1
-            values = None if is_alone else self._weights.group(indices)
-            if values is not None:
-                self._update_group(indices, values, gradients, learning_rate, step)
-                continue
-            for index in indices:
-                flat = gradients[index].reshape(-1)
-                for start in range(0, flat.numel(), self._size):
-                    self._update_piece(index, start, flat[start : start + self._size], learning_rate, step)
-
-    def _update_all(self, kernel: Any, learning_rate: float, gradients: Gradients, factor: float) -> None:
-        """By one kernel of CUDA."""
-        table, parts = self._table, self._weights.kernel_parts(self.updates)
-        values = learning_rate, table.beta1, table.beta2, table.epsilon, table.weight_decay
-        moments = (self._moments[slot] for slot in ADAMW_SLOTS)
-        kernel(parts, gradients, *moments, factor, values, self.updates)
-
-    def _update_group(
-        self, indices: range, values: torch.Tensor, gradients: Gradients, learning_rate: float, step: torch.Tensor
-    ) -> None:
-        parts = torch.split(values, [gradients[index].numel() for index in indices])
-        for is_matrix in (True, False):
-            chosen = [
-                at for at, index in enumerate(indices) if (self._weights.parameters[index].ndim >= 2) == is_matrix
-            ]
-            if chosen:
-                held = (gradients, *(self._moments[slot] for slot in ADAMW_SLOTS))
-                given, first, second = ([one[indices[at]].view(-1) for at in chosen] for one in held)
-                self._call([parts[at] for at in chosen], given, first, second, step, learning_rate, is_matrix=is_matrix)
-        self._weights.store_group(indices, values, self.updates)
-
-    def _call(
-        self, values: Gradients, gradients: Gradients, first: Gradients, second: Gradients, step: torch.Tensor,
-        learning_rate: float, *, is_matrix: bool,
-    ) -> None:  # fmt: skip
-        table = self._table
-        torch._fused_adamw_(
-            [*values], [*gradients], [*first], [*second], [], [step] * len(values), lr=learning_rate,
-            beta1=table.beta1, beta2=table.beta2, weight_decay=table.weight_decay if is_matrix else 0.0,
-            eps=table.epsilon, amsgrad=False, maximize=False,
-        )  # fmt: skip
-
-    def _update_piece(
-        self, index: int, start: int, gradient: torch.Tensor, learning_rate: float, step: torch.Tensor
-    ) -> None:
-        stop = start + gradient.numel()
-        values = self._weights.piece(index, start, stop)
-        held = [self._moments[slot][index].view(-1)[start:stop] for slot in ADAMW_SLOTS]
-        used = [moment.to(self._device, non_blocking=True) for moment in held]
-        is_matrix = self._weights.parameters[index].ndim >= 2
-        self._call([values], [gradient], [used[0]], [used[1]], step, learning_rate, is_matrix=is_matrix)
-        if self._offloaded:
-            torch._foreach_copy_(held, used, non_blocking=True)  # the backend waits for the device after an update
-        self._weights.store(index, start, values, self.updates)
-
-    @property
-    def held_bytes(self) -> int:
-        return 0 if self._offloaded else sum(each.nbytes for slot in self._moments.values() for each in slot)
-
-    def moments(self, slot: str) -> list[torch.Tensor]:
-        return self._moments[slot]
-
-    def set_moments(self, slot: str, values: Sequence[torch.Tensor]) -> None:
-        torch._foreach_copy_(self._moments[slot], [*values])
-
-
-def _triton_update(weights: TorchWeights) -> Any:
-    """One kernel that updates all parameters of a CUDA device; None where there is none, or Triton can't compile it."""
-    parts = weights.kernel_parts(1)
-    if parts is None or parts[0].weights.device.type != "cuda":
-        return None
-    if names := lacking("cuda"):
-        return _one_by_one(f"this machine has no {' and no '.join(names)}; install what is missing")
-    try:
-        if _CACHE not in os.environ:  # torch.compile's kernels for CUDA go there too then
-            os.environ[_CACHE] = str(code_cache("triton"))
-    except OSError as error:
-        return _one_by_one(f"{error}; set {_CACHE} to a folder of your own")
-    try:
-        from trainctl.trainer.precision.triton_update import TritonUpdate
-
-        return TritonUpdate.compiled(parts)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001  whatever the library raises
-        return _one_by_one(f"Triton can't compile its kernel: {first_line(error)}")
-
-
-def _one_by_one(reason: str) -> None:
-    log.warning("AdamW runs one operation at a time, which takes several times as long: %s", reason)
-
-
-def _grouped(sizes: Sequence[int], most: int) -> Iterator[range]:
-    """Indices of neighbours that have at most so many values together, or of one that has more."""
-    begin, held = 0, 0
-    for index, size in enumerate(sizes):
-        if index > begin and held + size > most:
-            yield range(begin, index)
-            begin, held = index, 0
-        held += size
-    if sizes:
-        yield range(begin, len(sizes))
-
-
 class _BitsAndBytes(AdamW):
     """bitsandbytes', on a piece of a parameter at a time: on a CPU it takes several float32 values for each one that it
     updates. A piece is whole blocks, so each value is updated as in the whole. Of a parameter with fewer than 4,096
@@ -288,8 +136,7 @@ class _BitsAndBytes(AdamW):
         import bitsandbytes
 
         library: Any = bitsandbytes.optim
-        self._weights, self._whole = weights, weights.masters is not None
-        held = weights.masters or weights.parameters
+        self._weights, held = weights, weights.masters
         on_cpu = held[0].device.type == "cpu"
         self._paged = table.kind.startswith("paged-") and held[0].device.type == "cuda"
         self._pieces = [
@@ -297,12 +144,12 @@ class _BitsAndBytes(AdamW):
             for index, parameter in enumerate(held)
             for start, stop in _bounds(parameter.numel(), _PIECE_VALUES_ON_CPU if on_cpu else _PIECE_VALUES)
         ]
-        self._masters = [
+        self._views = [
             torch.nn.Parameter(held[index].detach().view(-1)[start:stop]) for index, start, stop in self._pieces
         ]
         decayed = [weights.parameters[index].ndim >= 2 for index, _, _ in self._pieces]
         self._optimizer = library.AdamW(
-            _groups(self._masters, decayed, table), lr=table.learning_rate, betas=(table.beta1, table.beta2),
+            _groups(self._views, decayed, table), lr=table.learning_rate, betas=(table.beta1, table.beta2),
             eps=table.epsilon, optim_bits=8 if table.kind.endswith("-8bit") else 32, is_paged=self._paged,
         )  # fmt: skip
         places: dict[torch.nn.Parameter, tuple[Any, int, int]] = {}
@@ -310,26 +157,19 @@ class _BitsAndBytes(AdamW):
             for column, parameter in enumerate(group["params"]):
                 self._optimizer.init_state(group, parameter, row, column)
                 places[parameter] = (group, row, column)
-        self._places = [places[parameter] for parameter in self._masters]  # group, and its row and column
-        self._states = [self._optimizer.state[parameter] for parameter in self._masters]
-        if not self._whole:
-            for parameter in self._masters:
-                parameter.data = parameter.data.new_empty(0, dtype=torch.float32)
+        self._places = [places[parameter] for parameter in self._views]  # group, and its row and column
+        self._states = [self._optimizer.state[parameter] for parameter in self._views]
 
     @torch.no_grad()
     def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
         torch._foreach_mul_([*gradients], factor)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        for at, ((index, start, stop), master) in enumerate(zip(self._pieces, self._masters, strict=True)):
-            if not self._whole:
-                master.data = self._weights.piece(index, start, stop)
+        for at, ((index, start, stop), master) in enumerate(zip(self._pieces, self._views, strict=True)):
             master.grad = gradients[index].reshape(-1)[start:stop]
             self._update_one(at, master)
             master.grad = None
-            self._weights.store(index, start, master.data, self.updates)
-            if not self._whole:
-                master.data = master.data.new_empty(0)
+        self._weights.publish()
 
     def _update_one(self, at: int, master: torch.nn.Parameter) -> None:
         """As the library's own `step` does for each parameter."""

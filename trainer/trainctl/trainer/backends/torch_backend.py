@@ -50,17 +50,10 @@ from trainctl.trainer.backends.torch_device import (
 from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.backends.torch_outputs import TorchOutputs
 from trainctl.trainer.backends.torch_probe import probing
+from trainctl.trainer.backends.torch_weights import TorchWeights, accumulate
 from trainctl.trainer.common.versions import in_use
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums
-from trainctl.trainer.precision.torch_gradients import accumulate
-from trainctl.trainer.precision.torch_weights import (
-    CopiedWeights,
-    OwnWeights,
-    RoundedWeights,
-    SplitWeights,
-    TorchWeights,
-)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_OPTIMIZER = "loaded without an optimizer"
@@ -92,7 +85,8 @@ class TorchBackend(Backend):
         named = sorted((torch_lora.stored_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
         self.shapes = {name: tuple(p.shape) for name, p in named}
         self._parameters = [p for _, p in named]
-        self._weights = self._in_16_bits(dtype) or OwnWeights(self._parameters)
+        is_whole = parts.adapter is None and parts.optimizer is not None  # buffers (rotary frequencies) stay float32
+        self._weights = TorchWeights(self._parameters, dtype if is_whole else None)
         self._totals: list[torch.Tensor] | None = None  # None: zeros
         self._optimizer = None if parts.optimizer is None else adamw(self._weights, parts.optimizer)
         self.slots = () if parts.optimizer is None else ADAMW_SLOTS
@@ -115,7 +109,7 @@ class TorchBackend(Backend):
             torch.set_num_threads(node.rank_threads)
         device, dtype = choose_device(node.device, where), _DTYPES[config.model.computed]
         if parts.optimizer is not None:
-            check_optimizer(parts.optimizer, device, where)
+            check_optimizer(parts.optimizer, where)
         if parts.adapter is not None and parts.optimizer is not None:
             check_graphs(config.model.compile, device, where)
         choose_kernels(device, node, tf32=config.model.tf32)
@@ -333,9 +327,6 @@ class TorchBackend(Backend):
         elif (held := self._host_views(part)) is not None:
             for name, values in zip(self.shapes, held, strict=True):
                 np.copyto(arrays[name], values)  # a third faster than torch's copy
-        elif part == "weights" and self._weights.masters is None:
-            for index, array in enumerate(self._on_host(arrays)):
-                array.copy_(self._weights.values(index), non_blocking=on_cuda)
         else:
             torch._foreach_copy_(self._on_host(arrays), self._part(part), non_blocking=on_cuda)
         self.wait()
@@ -358,8 +349,7 @@ class TorchBackend(Backend):
                 self.wait()  # the arrays may be written to afterwards
             return
         if part == "weights":
-            for index, array in enumerate(self._on_host(arrays)):
-                self._weights.store(index, 0, array.reshape(-1).to(self._device))
+            self._weights.load(self._on_host(arrays))
             return
         assert self._optimizer is not None, _NO_OPTIMIZER
         self._optimizer.set_moments(part, self._on_host(arrays))
@@ -370,10 +360,8 @@ class TorchBackend(Backend):
     def _host_views(self, part: Part) -> list[Array] | None:
         """The memory of a part that stays where it is, on a CPU in float32; looked for again where it has moved. None
         of other parts, which views would keep in memory."""
-        table, masters = self.parts.optimizer, self._weights.masters
+        table = self.parts.optimizer
         if self._device.type != "cpu" or part == "accumulators" or table is None or table.kind != "adamw":
-            return None
-        if part == "weights" and masters is None:
             return None
         tensors = self._part(part)
         places = [tensor.data_ptr() for tensor in tensors]
@@ -386,7 +374,7 @@ class TorchBackend(Backend):
         if part == "accumulators":
             return self._gradients()
         if part == "weights":
-            return [*(self._weights.masters or ())]
+            return [*self._weights.masters]
         assert self._optimizer is not None, _NO_OPTIMIZER
         return self._optimizer.moments(part)
 
@@ -394,15 +382,6 @@ class TorchBackend(Backend):
         if self._totals is None:
             self._totals = [torch.zeros(p.shape, device=p.device) for p in self._parameters]
         return self._totals
-
-    def _in_16_bits(self, dtype: torch.dtype) -> TorchWeights | None:
-        """Trained parameters, float32 until now, in `dtype`; buffers (rotary frequencies) stay float32. None where they
-        stay as they are."""
-        if self.parts.adapter is not None or self.parts.optimizer is None or dtype == torch.float32:
-            return None
-        if self.parts.rounding_seed is not None:
-            return RoundedWeights(self._parameters, self.parts.rounding_seed)
-        return SplitWeights(self._parameters) if dtype == torch.bfloat16 else CopiedWeights(self._parameters, dtype)
 
     def wait(self) -> None:
         if self._device.type == "cuda":

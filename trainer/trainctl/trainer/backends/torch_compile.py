@@ -27,7 +27,7 @@ import torch
 from trainctl.protocol.config.run_tables import Compile, DataTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.compilers import lacking
-from trainctl.trainer.backends.compile_meter import CompileMeter
+from trainctl.trainer.backends.base import CompileMeter
 from trainctl.trainer.common.code_cache import code_cache
 from trainctl.trainer.data.batch import Batch
 

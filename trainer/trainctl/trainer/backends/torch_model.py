@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from trainctl.protocol.config.quantization import quantization_key
 from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.protocol.machine.large_imports import import_large
 from trainctl.trainer.attention import torch_masks
-from trainctl.trainer.backends import library_dropout, rope_config, torch_quantized
+from trainctl.trainer.backends import rope_config, torch_quantized
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import only_the_model
 
@@ -27,7 +28,23 @@ class Nf4(NamedTuple):
 
 
 log = logging.getLogger(__name__)
+_NOISE = re.compile(r"drop|jitter_noise")
+"""In the names of rates: attention_dropout, resid_pdrop, drop_path_rate, layerdrop, router_jitter_noise."""
 _LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+
+
+def without_dropout(config: Any) -> tuple[str, ...]:
+    """Set all rates of random noise in a configuration of transformers, and in those within it, to 0, and return the
+    names of those that were above 0. The library's random numbers depend on micro-batches, ranks and the device, so one
+    batch would have another loss each time. `[adapter] dropout` doesn't depend on them, and is the only one."""
+    changed: list[str] = []
+    for name, value in [*vars(config).items()]:
+        if hasattr(value, "to_dict"):
+            changed += without_dropout(value)
+        elif _NOISE.search(name) and isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+            setattr(config, name, type(value)(0))
+            changed.append(name)
+    return tuple(changed)
 
 
 def read_model(
@@ -45,7 +62,7 @@ def read_model(
     try:
         with only_the_model(path, config, with_weights=with_weights) as folder:
             whole, loader = _architecture(folder)
-            if rates := library_dropout.turn_off(whole):
+            if rates := without_dropout(whole):
                 log.warning("the model's own dropout is off (%s); [adapter] dropout is available", ", ".join(rates))
             if not with_weights:
                 new: torch.nn.Module = loader.from_config(whole, dtype=dtype, trust_remote_code=False)

@@ -26,8 +26,7 @@ from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import disk_speed, file_digests
 from trainctl.protocol.machine.process_title import set_title
-from trainctl.trainer.backends.import_library import import_library
-from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.load import import_library, load
 from trainctl.trainer.calibration import device_speed
 from trainctl.trainer.calibration.data_rate import data_rate
 from trainctl.trainer.calibration.findings import (

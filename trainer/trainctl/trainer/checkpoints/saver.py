@@ -20,7 +20,7 @@ from trainctl.trainer.checkpoints.host_copy import HostCopy
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.data.training_data import Look, Seen, TrainingData
-from trainctl.trainer.precision.loss_scale import LossScale
+from trainctl.trainer.step.loss_scale import LossScale
 from trainctl.trainer.step.progress import Progress
 
 

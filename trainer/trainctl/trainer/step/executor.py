@@ -36,9 +36,9 @@ from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.data.prefetch import Prefetch
 from trainctl.trainer.data.training_data import TrainingData
 from trainctl.trainer.objectives.objective import Sums
-from trainctl.trainer.precision.loss_scale import LossScale
 from trainctl.trainer.step import probe
 from trainctl.trainer.step.held_out_sums import HeldOutSums
+from trainctl.trainer.step.loss_scale import LossScale
 from trainctl.trainer.step.memory_trend import MemoryTrend
 from trainctl.trainer.step.micro_batches import MicroBatches, PlanSums
 from trainctl.trainer.step.progress import HalfBatch, Progress

@@ -13,7 +13,7 @@ import numpy as np
 from trainctl.protocol.messages import Form, Generation
 from trainctl.trainer.backends.base import Array, Backend
 from trainctl.trainer.collective.group import Group
-from trainctl.trainer.precision.loss_scale import LossScale
+from trainctl.trainer.step.loss_scale import LossScale
 from trainctl.trainer.step.progress import Progress
 
 

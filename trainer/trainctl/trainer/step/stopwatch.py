@@ -8,8 +8,7 @@ from typing import Any
 
 from trainctl.protocol.messages import PHASES, Phases
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.base import Backend
-from trainctl.trainer.backends.compile_meter import CompileMeter
+from trainctl.trainer.backends.base import Backend, CompileMeter
 
 Ranges = Callable[[str], AbstractContextManager[object]]
 """Makes a range of a phase in a profile."""

@@ -23,7 +23,7 @@ from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.json_text import with_names
-from trainctl.trainer.backends.import_library import import_library
+from trainctl.trainer.backends.load import import_library
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.garbage import no_collections

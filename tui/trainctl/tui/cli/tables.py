@@ -256,9 +256,7 @@ def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str
 
 def _precision(compute: m.Compute | None) -> str:
     """What a rank computes in, unless that is float32."""
-    if compute is None or compute.dtype == "float32":
-        return ""
-    return compute.weights if compute.weights == "bf16-sr" else compute.dtype
+    return "" if compute is None or compute.dtype == "float32" else compute.dtype
 
 
 def _passes(rank: m.RankView) -> int:
