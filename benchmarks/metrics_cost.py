@@ -4,7 +4,7 @@
     python -m benchmarks metrics_cost [report|agent] [--count N] [--burst N] [--seconds N]
 
 `report` is a step of ten values, beside wandb (offline) and tensorboardX where installed, and beside the least there
-could be: the same row encoded and put on a queue that another thread takes from. The real executor runs real plans;
+could be: the same row encoded and put on a queue that another thread takes from. The real loop runs real plans;
 only its arithmetic is replaced, by a matrix product, which the peers get too. Counted is all that a step spends to
 report: memory's peak begun, the Report made (memory read included), kept for the next fence, Soon and Report handed to
 the control thread (which sends them to a real ROUTER over a socket file), and the Report handed to the thread that
@@ -44,7 +44,7 @@ from trainctl.protocol.client import BlockingClient
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.schema import VALUES_KEPT, open_for_reading
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.step.stopwatch import Stopwatch
+from trainctl.trainer.step.observer import Stopwatch
 
 # ---------------------------------------------------------------- a training loop that reports
 

@@ -22,8 +22,9 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import open_dataset
-from trainctl.trainer.step.executor import Executor, Identity, Settings
+from trainctl.trainer.loop import train
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity, Rank, Settings
 
 RATE, PASSES, SAMPLES = 1e-4, 2, 64
 
@@ -97,7 +98,7 @@ class Work:
 
 
 class Ours:
-    """The executor, as a rank on its own runs it."""
+    """The training loop, as a rank on its own runs it."""
 
     def __init__(self, work: Work, *, compiled: bool) -> None:
         config = run_file.parse(work.raw("default" if compiled else "off"))
@@ -107,7 +108,7 @@ class Ours:
         progress.form(m.Form(run="speed", generation=GENERATION, engine="none", ranks=(0,)))
         self._work, self._count, self.values = work, 0, dict[str, float]()
         status = StatusWriter(work.folder / "status", os.getpid())
-        self._executor = Executor(
+        self._rank = Rank(
             Identity("speed", "here", 0),
             Settings.of(config, "here"),
             self.backend,
@@ -125,14 +126,14 @@ class Ours:
             cursor=cursor, global_batch=work.batch, divisor=float(work.tokens_a_step), learning_rate=RATE,
             work=(m.RankWork(0, (m.Range(cursor, work.batch),), work.micro),),
         )  # fmt: skip
-        report = self._executor.train(plan, time.perf_counter())
+        report = train(self._rank, plan, time.perf_counter())
         self.values = report.values | {
             f"{name}_seconds": seconds for name, seconds in msgspec.structs.asdict(report.phases).items()
         }
 
     def close(self) -> None:
         """End the thread that reads ahead."""
-        self._executor.close()
+        self._rank.close()
 
 
 class Loop:

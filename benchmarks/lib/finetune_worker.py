@@ -1,6 +1,6 @@
 """One trainer of `finetune_speed.py`: loads a model, then trains as many steps as each line of standard input says.
 
-Contenders: `torch` and `mlx` (this program's executor), `trainer` (transformers), `trl` (SFTTrainer), `mlx_lm`. All
+Contenders: `torch` and `mlx` (this program's loop), `trainer` (transformers), `trl` (SFTTrainer), `mlx_lm`. All
 read the same tokenised rows in the same order, and pad each micro-batch to its longest row. Answers with a JSON line
 each: seconds and peak bytes, the latter as VmHWM less what was resident once the libraries were imported.
 """
@@ -22,8 +22,9 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.permutation import samples_at
-from trainctl.trainer.step.executor import Executor, Identity, Settings
+from trainctl.trainer.loop import train
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity, Rank, Settings
 
 RATE = 1e-4
 GENERATION = m.Generation(1, 1)
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def ours(config: Any, dataset: Dataset, status: Path) -> None:
-    """The executor, as a rank on its own runs it."""
+    """The training loop, as a rank on its own runs it."""
     (node,) = config.nodes.values()
     if node.backend == "torch":
         import torch
@@ -94,9 +95,7 @@ def ours(config: Any, dataset: Dataset, status: Path) -> None:
     progress.form(m.Form(run=who.run, generation=GENERATION, engine="none", ranks=(0,)))
     settings = Settings.of(config, "here")
     backend = load(config, node, "speed")
-    executor = Executor(
-        who, settings, backend, dataset, progress, StatusWriter(status, os.getpid()), lambda message: None
-    )
+    rank = Rank(who, settings, backend, dataset, progress, StatusWriter(status, os.getpid()), lambda message: None)
     batch = config.batch.global_
     for step in range(1, config.run.steps + 1):
         cursor = (step - 1) * batch
@@ -105,7 +104,7 @@ def ours(config: Any, dataset: Dataset, status: Path) -> None:
             global_batch=batch, divisor=batch * dataset.mean_weight, learning_rate=RATE,
             work=(m.RankWork(0, (m.Range(cursor, batch),), config.batch.micro),),
         )  # fmt: skip
-        executor.train(plan, time.perf_counter())
+        train(rank, plan, time.perf_counter())
         turns.step_done()
 
 

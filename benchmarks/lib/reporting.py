@@ -17,6 +17,7 @@ from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
+from trainctl.trainer import loop
 from trainctl.trainer.backends.base import Backend, CompileMeter, Memory, Parts, Totals
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.collective.group import Tail
@@ -24,11 +25,11 @@ from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.batch import Batch, from_blocks
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices
+from trainctl.trainer.loop import train
 from trainctl.trainer.objectives.pretrain import OBJECTIVE
-from trainctl.trainer.step import executor
-from trainctl.trainer.step.executor import Executor, Identity, Settings
-from trainctl.trainer.step.memory_trend import STEPS
+from trainctl.trainer.step.observer import STEPS
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity, Rank, Settings
 
 Micros = NDArray[np.float64]
 OWN_VALUES = 7
@@ -121,7 +122,7 @@ class Samples:
 
 
 class Loop:
-    """The trainer's own executor at step 0 of a generation of one rank, on the work above."""
+    """The trainer's own loop at step 0 of a generation of one rank, on the work above."""
 
     def __init__(self, work: int, status: StatusWriter, send: Callable[[m.FromTrainer], None], values: int) -> None:
         self.progress, self._values, self._step = TimedProgress(), values, 0
@@ -129,15 +130,15 @@ class Loop:
         self.progress.form(m.Form(run=IDENTITY.run, generation=GENERATION, engine="none", ranks=(0,)))
         backend, data = cast(Backend, Work(work, self.progress)), cast(Dataset, Samples())
         settings = Settings(0, "float32", 1.0, 0)
-        self._executor = Executor(IDENTITY, settings, backend, data, self.progress, status, send)
+        self._rank = Rank(IDENTITY, settings, backend, data, self.progress, status, send)
 
     def step(self) -> m.Report:
         brought = {f"user:metric_{place}": 0.125 * place for place in range(self._values - OWN_VALUES)}
 
-        def own_loss(own: Tail) -> dict[str, float]:
+        def step_values(_: object, own: Tail, *__: object) -> dict[str, float]:
             return {"own_loss": own.loss_sum / own.weight, **brought}
 
-        executor._own_loss = own_loss
+        loop.step_values = step_values  # type: ignore[assignment]
         self._step += 1
         cursor = (self._step - 1) * SAMPLES
         plan = m.StepPlan(
@@ -153,7 +154,7 @@ class Loop:
             learning_rate=1e-3,
             divisor=64.0,
         )
-        return self._executor.train(plan, time.perf_counter())
+        return train(self._rank, plan, time.perf_counter())
 
 
 class Reporter:

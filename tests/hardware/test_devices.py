@@ -135,7 +135,7 @@ def test_a_resumed_run_continues_bit_for_bit(new_rig, device, changes):
     resumed.backend.import_state(straight.backend.export_state())
     resumed.progress.load(5, straight.progress.cursor)
     resumed.form(m.Generation(2, 1))
-    resumed.executor.loss_scale = straight.executor.loss_scale
+    resumed.rank.loss_scale = straight.rank.loss_scale
     expected = [straight.train(step, 5).loss_sum for step in range(6, 12)]
     found = [resumed.train(step, 5, generation=m.Generation(2, 1)).loss_sum for step in range(6, 12)]
     assert found == expected

@@ -45,9 +45,10 @@ from trainctl.trainer.collective.shared_buffer import Layout
 from trainctl.trainer.collective.standby import standby_here
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.loop import train
 from trainctl.trainer.references.preparation import ReferenceSettings, prepare_reference, wants_reference
-from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity, Rank, Settings
 
 GENERATION = m.Generation(1, 1)
 G = 12
@@ -62,7 +63,7 @@ class Rig:
     backend: Backend
     dataset: Dataset
     progress: Progress
-    executor: Executor
+    rank: Rank
     sent: list[m.FromTrainer] = field(default_factory=list)
     seq: int = 0
 
@@ -86,7 +87,7 @@ class Rig:
         return msgspec.structs.replace(plan, **changes)
 
     def train(self, step, micro, **changes):
-        return self.executor.train(self.plan(step, micro, **changes), time.perf_counter())
+        return train(self.rank, self.plan(step, micro, **changes), time.perf_counter())
 
     def form(self, generation=GENERATION):
         assert self.progress.form(m.Form(run="r", generation=generation, engine="none", ranks=(0,)))
@@ -176,7 +177,7 @@ def new_rig(run_file, tmp_path, assets):
     """Make a rank: `new_rig("torch")`, `new_rig("mlx", samples=True)`, `new_rig("torch", model__dtype="bfloat16")`.
     One of a group, `rank=2`, has not been told to form anything. `node`: more of its node's table."""
     pages: list[StatusWriter] = []
-    opened: list[Executor] = []
+    opened: list[Rank] = []
 
     def make(backend, *, samples=False, wrap=None, rank=None, node=None, **changes):
         if samples:
@@ -195,16 +196,16 @@ def new_rig(run_file, tmp_path, assets):
         settings = Settings.of(config, "here")
         sent: list[m.FromTrainer] = []
         model = wrap(loaded) if wrap else loaded
-        executor = Executor(Identity("r", "here", rank or 0), settings, model, dataset, progress, status, sent.append)
-        opened.append(executor)
-        rig = Rig(config, model, dataset, progress, executor, sent)
+        made = Rank(Identity("r", "here", rank or 0), settings, model, dataset, progress, status, sent.append)
+        opened.append(made)
+        rig = Rig(config, model, dataset, progress, made, sent)
         if rank is None:
             rig.form()
         return rig
 
     yield make
-    for executor in opened:
-        executor._prefetch.close()
+    for made in opened:
+        made.prefetch.close()
     for page in pages:
         page.close()
 

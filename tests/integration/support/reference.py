@@ -18,9 +18,10 @@ from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.loop import train
 from trainctl.trainer.references.preparation import ReferenceSettings, prepare_reference, wants_reference
-from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity, Rank, Settings
 
 ALONE = Identity("alone", "here", 0)
 GENERATION = m.Generation(1, 1)
@@ -38,10 +39,10 @@ def one_rank_curve(
         run = run_file.parse(config | {"model": config["model"] | {"path": str(model)}})
         status = StatusWriter(folder / "status", os.getpid())
         dataset = open_dataset(run, folder, "reference")
-        executor = _executor(run, dataset, status, folder)
+        rank = _rank(run, dataset, status, folder)
         plans = _plans(run, dataset, steps or run.run.steps)
-        curve = [_committed(plan, executor.train(plan, time.perf_counter())) for plan in plans]
-        executor.close()
+        curve = [_committed(plan, train(rank, plan, time.perf_counter())) for plan in plans]
+        rank.close()
         status.close()
     return curve
 
@@ -58,7 +59,7 @@ def _perturbed(model: Path, folder: Path, perturbation: float, draw: int) -> Pat
     return folder
 
 
-def _executor(run: run_tables.RunFile, dataset: Dataset, status: StatusWriter, folder: Path) -> Executor:
+def _rank(run: run_tables.RunFile, dataset: Dataset, status: StatusWriter, folder: Path) -> Rank:
     progress = Progress()
     progress.load(0, 0)
     assert progress.form(m.Form(run=ALONE.run, generation=GENERATION, engine="none", ranks=(ALONE.rank,)))
@@ -67,7 +68,7 @@ def _executor(run: run_tables.RunFile, dataset: Dataset, status: StatusWriter, f
     if wants_reference(run):
         model = model_digests(Path(run.model.path)).whole
         prepare_reference(ReferenceSettings.of(run, name, folder, model), dataset, backend)
-    return Executor(ALONE, settings, backend, dataset, progress, status, lambda message: None)
+    return Rank(ALONE, settings, backend, dataset, progress, status, lambda message: None)
 
 
 def _plans(run: run_tables.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:

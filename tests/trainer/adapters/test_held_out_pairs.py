@@ -9,6 +9,8 @@ from tests.trainer.support.preferences import NAMES, PAIRS
 
 from trainctl.node_agent.planning.held_out import result
 from trainctl.protocol import messages as m
+from trainctl.trainer.loop import train
+from trainctl.trainer.step import side_plans
 from trainctl.trainer.step.pair_texts import PairTexts
 
 DPO, ORPO = {"kind": "dpo"}, {"kind": "orpo"}
@@ -19,14 +21,14 @@ def evaluated(rig, micro, cuts=()):
     count, found = rig.dataset.held_out, []
     for first, stop in zip((0, *cuts), (*cuts, count), strict=True):
         work = (m.RankWork(0, (m.Range(first, stop - first),), micro),)
-        found.append(rig.executor.evaluate(rig.plan(0, micro, kind="evaluate", cursor=0, work=work), 0.0))
+        found.append(side_plans.evaluate(rig.rank, rig.plan(0, micro, kind="evaluate", cursor=0, work=work), 0.0))
     return result(rig.config, found)
 
 
 def trained(tune, backend, objective, **changes):
     rig = tune(backend, objective, **changes)
     for step in range(1, 5):
-        rig.executor.train(rig.plan(step, G, learning_rate=2e-2), 0.0)
+        train(rig.rank, rig.plan(step, G, learning_rate=2e-2), 0.0)
     return rig
 
 
@@ -98,7 +100,7 @@ def test_ranks_and_micro_batches_change_nothing(tune, objective):
 def test_pairs_are_reported_with_their_rewards_and_texts(tune):
     rig = trained(tune, "torch", DPO)
     work = (m.RankWork(0, (m.Range(0, rig.dataset.held_out),), 2),)
-    report = rig.executor.evaluate(rig.plan(0, 2, kind="evaluate", cursor=0, work=work), 0.0)
+    report = side_plans.evaluate(rig.rank, rig.plan(0, 2, kind="evaluate", cursor=0, work=work), 0.0)
     assert [pair.index for pair in report.pairs] == [*range(rig.dataset.held_out)]
     assert sum(pair.margin for pair in report.pairs) == pytest.approx(report.sums["rewards/margins"], rel=1e-5)
     texts = PairTexts(rig.config, rig.dataset)

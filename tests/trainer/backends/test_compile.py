@@ -23,7 +23,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.compilers import compiler_of, lacking, lacks_of
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import CompileMeter
-from trainctl.trainer.step.stopwatch import Stopwatch
+from trainctl.trainer.step.observer import Stopwatch
 
 HEADERS = "( and no header files of Python)?"
 """At the end of what is missing, on a machine that has none."""

@@ -135,7 +135,7 @@ def train(rig, steps):
 
 def parts(rig):
     """Everything that later steps depend on, as arrays by name."""
-    state, scale = rig.backend.export_state(), rig.executor.loss_scale
+    state, scale = rig.backend.export_state(), rig.rank.loss_scale
     counts = {"updates": state.updates, "scale": scale.value, "good steps": scale.good_steps}
     return {"weights": state.weights, **state.slots, "random": state.random, "counts": counts}
 
@@ -187,7 +187,7 @@ def test_float16_from_another_type_begins_with_a_loss_scale_of_its_own(new_rig, 
         rig = new_rig("torch", model__dtype=precision)
         saver = saver_of(rig, paths)
         saver.resume(folder)
-        scales.append(rig.executor.loss_scale.value)
+        scales.append(rig.rank.loss_scale.value)
         train(rig, range(rig.progress.last_step + 1, rig.progress.last_step + 2))
         folder = Path(saver.write().path)
     assert scales == [1.0, LossScale.of("float16").value, 1.0]

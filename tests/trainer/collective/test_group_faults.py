@@ -15,6 +15,7 @@ from tests.waiting import until
 from trainctl.protocol import messages as m
 from trainctl.trainer.collective.group import ReducerGroup
 from trainctl.trainer.common.errors import AbandonedError, GroupError
+from trainctl.trainer.loop import train
 
 SHARES, MICROS = (6, 4, 2), (4, 3, 2)
 
@@ -31,7 +32,7 @@ class Watched(ReducerGroup):
 
 def begin(ranks, plan):
     """Have them run the plan, and see them all at the sum."""
-    futures = [rank.submit(functools.partial(rank.rig.executor.train, plan, time.perf_counter())) for rank in ranks]
+    futures = [rank.submit(functools.partial(train, rank.rig.rank, plan, time.perf_counter())) for rank in ranks]
     soon = m.Soon(run="r", rank=0, generation=plan.generation, seq=plan.seq)
     for rank in ranks:
         until(lambda rank=rank: msgspec.structs.replace(soon, rank=rank.number) in rank.rig.sent)

@@ -176,7 +176,7 @@ def test_nothing_is_left_of_a_group(new_ranks):
     for rank in ranks.ranks:
         rank.close()
         rank.call(rank.rig.backend.clear)
-        rank.group = rank.rig.executor.group = None
+        rank.group = rank.rig.rank.group = None
     assert there() == before
 
 

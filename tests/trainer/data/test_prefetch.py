@@ -9,6 +9,7 @@ from tests.waiting import until
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.data import batch as batches
 from trainctl.trainer.data.prefetch import Prefetch
+from trainctl.trainer.loop import train
 
 
 def made(positions):
@@ -73,7 +74,7 @@ def test_a_failure_on_a_thread_is_raised_where_the_batch_is_wanted(prefetch):
 def test_the_curve_is_the_same_bit_for_bit(new_rig, count):
     def curve(ahead):
         rig = new_rig("torch", samples=True, data__prefetch=ahead, data__workers=2)
-        return [rig.executor.train(rig.plan(step, 1 + step % 5), 0.0).loss_sum for step in range(1, 8)]
+        return [train(rig.rank, rig.plan(step, 1 + step % 5), 0.0).loss_sum for step in range(1, 8)]
 
     assert curve(count) == curve(2)
 
@@ -84,4 +85,4 @@ def test_a_sample_that_the_cache_lacks_is_named(new_rig):
     object.__setattr__(cache, "tokens", cache.tokens[: len(cache.tokens) // 2])
     with pytest.raises(TrainctlError, match=r"sample \d+: its tokens are missing from the token cache"):
         for step in range(1, 40):
-            rig.executor.train(rig.plan(step, 3), 0.0)
+            train(rig.rank, rig.plan(step, 3), 0.0)

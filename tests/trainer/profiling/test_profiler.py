@@ -19,6 +19,7 @@ from trainctl.trainer.profiling import trace_process
 from trainctl.trainer.profiling.metal_recorder import CAPTURE, VARIABLE, MetalRecorder
 from trainctl.trainer.profiling.phase_recorder import PhaseRecorder
 from trainctl.trainer.profiling.profiler import Profiler
+from trainctl.trainer.step import side_plans
 
 PHASES = {"data", "forward", "backward", "sync", "optimizer"}
 
@@ -31,7 +32,7 @@ class Profiled:
         self.step = 0
 
         def show(ranges):
-            rig.executor.ranges = ranges
+            rig.rank.observer.ranges = ranges
 
         self.profiler = Profiler("r", 0, folder, rig.backend, self.said.append, show)
 
@@ -51,7 +52,7 @@ class Profiled:
     def evaluate(self):
         self.profiler.before("evaluate")
         work = (m.RankWork(0, (m.Range(0, 2),), 2),)
-        self.rig.executor.evaluate(self.rig.plan(self.step, 2, kind="evaluate", work=work), time.perf_counter())
+        side_plans.evaluate(self.rig.rank, self.rig.plan(self.step, 2, kind="evaluate", work=work), time.perf_counter())
 
     def outcome(self):
         until(lambda: self.said, what="the trace")
@@ -97,7 +98,7 @@ def test_the_steps_after_one_that_warms_up_are_in_the_trace(profiled, backend):
     done = at.outcome()
     assert at.events(done)
     assert all(bool(phase.operators) == (backend == "torch") for phase in done.phases if phase.name == "forward")
-    assert at.rig.executor.ranges is None
+    assert at.rig.rank.observer.ranges is None
     assert [path.name for path in at.folder.iterdir()] == [done.file], "nothing half-written is left"
     repeated = [at.profiler.state() for _ in range(profiling.REPEATS + 1)]
     assert repeated == [*[done] * profiling.REPEATS, None]
@@ -167,7 +168,7 @@ def test_an_error_of_the_recorder_costs_the_profile_and_not_the_step(profiled, m
     assert (problem or at.outcome().problem) == "the library has a bug"
     at.profiler.close()
     assert not [*at.folder.iterdir()]
-    assert at.rig.executor.ranges is None
+    assert at.rig.rank.observer.ranges is None
 
 
 def test_a_nearly_full_disk_or_a_folder_that_takes_no_file_cost_the_profile_and_leave_nothing(profiled, monkeypatch):
@@ -205,7 +206,7 @@ def test_a_rank_that_leaves_before_the_end_says_so_and_leaves_nothing(profiled):
     at.profiler.close()
     assert at.outcome().problem == "the rank left before all steps were recorded"
     assert not [*at.folder.iterdir()]
-    assert at.rig.executor.ranges is None
+    assert at.rig.rank.observer.ranges is None
 
 
 def test_a_trace_that_cannot_be_read_is_kept_without_a_table_and_one_that_no_viewer_opens_is_not(tmp_path, monkeypatch):

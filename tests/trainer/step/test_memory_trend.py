@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainctl.trainer.backends.base import Memory
-from trainctl.trainer.step.memory_trend import STEPS, MemoryTrend
+from trainctl.trainer.step.observer import TREND_STEPS, MemoryTrend
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40), st.integers(1, 10**12))
@@ -14,11 +14,13 @@ def test_mean_and_slope_are_those_of_the_last_steps(peaks, cap):
     trend = MemoryTrend()
     for count, peak in enumerate(peaks, 1):
         found = trend.add(Memory(peak, peak, cap))
-        last = peaks[max(0, count - STEPS) : count]
+        last = peaks[max(0, count - TREND_STEPS) : count]
         assert found["memory_use"] == pytest.approx(sum(last) / len(last) / cap)
-        assert ("memory_growth" in found) == (len(last) == STEPS)
-        if len(last) == STEPS:
-            assert found["memory_growth"] == pytest.approx(np.polyfit(range(STEPS), last, 1)[0], rel=1e-6, abs=0.01)
+        assert ("memory_growth" in found) == (len(last) == TREND_STEPS)
+        if len(last) == TREND_STEPS:
+            assert found["memory_growth"] == pytest.approx(
+                np.polyfit(range(TREND_STEPS), last, 1)[0], rel=1e-6, abs=0.01
+            )
 
 
 def test_what_cannot_be_read_says_nothing():

@@ -5,7 +5,7 @@ import pytest
 from tests.trainer.support.curves import UNEVEN, G, group_losses, losses, worst
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.step.executor import Settings
+from trainctl.trainer.step.rank import Settings
 
 STEPS = 20
 PACKED = {"samples": True, "data__packing": "best-fit", "data__sequence_length": 40}

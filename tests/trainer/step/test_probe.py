@@ -8,6 +8,7 @@ import pytest
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
 from trainctl.trainer.common.errors import DeviceMemoryError
+from trainctl.trainer.step import side_plans
 
 BACKENDS = ("torch", "mlx")
 ROUNDING = 2e-5
@@ -15,7 +16,7 @@ ROUNDING = 2e-5
 
 def probe(rig):
     plan = rig.plan(0, 1, kind="probe", work=(m.RankWork(0, (), 1),))
-    return rig.executor.probe(plan, time.perf_counter(), "llama")
+    return side_plans.probe(rig.rank, plan, time.perf_counter(), "llama")
 
 
 def values(packed):

@@ -11,7 +11,9 @@ from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.common.errors import GroupError
 from trainctl.trainer.control.group_handler import GroupOrders
-from trainctl.trainer.step.executor import Identity
+from trainctl.trainer.loop import train
+from trainctl.trainer.step import side_plans
+from trainctl.trainer.step.rank import Identity
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def alone(rank, steps, rate=3e-3):
         changes = {"generation": m.Generation(1, 0), "learning_rate": rate}
         changes["work"] = (m.RankWork(rank.number, (m.Range((step - 1) * G, 2),), 2),)
         plan = rank.rig.plan(step, 4, **changes)
-        rank.call(lambda plan=plan: rank.rig.executor.train(plan, 0.0))
+        rank.call(lambda plan=plan: train(rank.rig.rank, plan, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_ranks_behind_are_given_the_state_of_one_ahead(new_ranks, same_state, tw
     alone(source, 3)
     alone(behind, 1, rate=1e-3)
     alone(level, 3, rate=2e-3)
-    source.rig.executor.loss_scale.value, source.rig.executor.loss_scale.good_steps = 512.0, 77
+    source.rig.rank.loss_scale.value, source.rig.rank.loss_scale.good_steps = 512.0, 77
     before = [state(rank) for rank in ranks.ranks]
     assert not same_state(before[0], before[1])
 
@@ -71,17 +73,17 @@ def test_ranks_behind_are_given_the_state_of_one_ahead(new_ranks, same_state, tw
     assert same_state(after[1], before[0])
     assert same_state(after[2], before[2]), "one that stands there already keeps its own"
     assert (behind.rig.progress.last_step, behind.rig.progress.cursor, behind.rig.progress.batch) == (3, 3 * G, None)
-    scale = behind.rig.executor.loss_scale
+    scale = behind.rig.rank.loss_scale
     assert (scale.value, scale.good_steps) == (512.0, 77)
 
     for rank in ranks.ranks:
-        rank.rig.executor.loss_scale.value = 1.0
+        rank.rig.rank.loss_scale.value = 1.0
     reports = ranks.train(ranks.plan(4, (2, 1, 2), (1, 1, 2)))
     assert [report.step for report in reports] == [4, 4, 4], reports
 
     plan = ranks.plan(4, (0, 0, 0), (1, 1, 1), kind="sync")
     expected = state(level).weights, state(source).weights
-    reports = ranks.all(lambda rank: rank.rig.executor.sync(plan, 0.0))
+    reports = ranks.all(lambda rank: side_plans.synchronize(rank.rig.rank, plan, 0.0))
     synced = [state(rank) for rank in ranks.ranks]
     assert same_state(synced[1], synced[0])
     assert same_state(synced[2], synced[0])

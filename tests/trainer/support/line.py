@@ -9,7 +9,7 @@ from tests.waiting import HANG_SECONDS
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
 from trainctl.trainer.control.thread import Control
-from trainctl.trainer.step.executor import Identity
+from trainctl.trainer.step.rank import Identity
 
 DEADLINE_SECONDS = HANG_SECONDS
 WHO = Identity("r", "here", 0)

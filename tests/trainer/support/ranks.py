@@ -15,6 +15,7 @@ from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.reducer_process import ReducerProcess
 from trainctl.trainer.collective.shared_buffer import Layout, layout_digest
 from trainctl.trainer.collective.standby import Standby
+from trainctl.trainer.loop import train
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.progress import FenceAnswer
 
@@ -59,7 +60,7 @@ class Rank:
     def change_rig(self, new_rig: Callable[[], Any]) -> None:
         """Go on in the same group with another model and other data."""
         rig = self.call(new_rig)
-        rig.progress.formed, rig.executor.group = self.rig.progress.formed, self.group
+        rig.progress.formed, rig.rank.group = self.rig.progress.formed, self.group
         self.rig = rig
 
     def call(self, work: Callable[[], T]) -> T:
@@ -76,10 +77,10 @@ class Rank:
         self.group.complete()
         if form.source is not None:
             rig = self.rig
-            scale = rig.executor.loss_scale
+            scale = rig.rank.loss_scale
             state_transfer.level(self.group, form, self.number, rig.backend, scale, rig.progress)
         self.group.formed()
-        self.rig.executor.group = self.group
+        self.rig.rank.group = self.group
 
     def fence(self, generation: m.Generation) -> FenceAnswer:
         """What the control thread does with a fence."""
@@ -149,7 +150,7 @@ class Ranks:
         return m.StepPlan(**(values | {"seq": self._seq} | changes))
 
     def train(self, plan: m.StepPlan) -> list[m.Report | Exception]:
-        return self.all(lambda rank: rank.rig.executor.train(plan, time.perf_counter()))
+        return self.all(lambda rank: train(rank.rig.rank, plan, time.perf_counter()))
 
     def fence(self) -> list[FenceAnswer]:
         self.generation = self.generation.next()

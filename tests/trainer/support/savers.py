@@ -14,6 +14,6 @@ STEPS, BREAK, MICRO = 4, 2, 5
 def saver_of(rig: Any, paths: RunPaths) -> Saver:
     digest = model_digests(Path(rig.config.model.path)).whole
     return Saver(
-        "r", rig.config, paths, rig.backend, rig.dataset, rig.progress, rig.executor.loss_scale,
+        "r", rig.config, paths, rig.backend, rig.dataset, rig.progress, rig.rank.loss_scale,
         layout_digest(rig.backend.shapes), digest,
     )  # fmt: skip

@@ -24,8 +24,8 @@ from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.runtime import WHERE, Failures, checked_run_file, likely_engine, load_trainer
 from trainctl.trainer.signals import Termination
-from trainctl.trainer.step.executor import Identity
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity
 
 
 def main() -> int:

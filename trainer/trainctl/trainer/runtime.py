@@ -42,14 +42,15 @@ from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.growing_dataset import GrowingDataset, SealedChunks, open_growing
 from trainctl.trainer.data.token_cache import Report
 from trainctl.trainer.data.training_data import Look, TrainingData
+from trainctl.trainer.loop import train
 from trainctl.trainer.profiling.profiler import Profiler
 from trainctl.trainer.references.preparation import Company, ReferenceSettings, prepare_reference, wants_reference
-from trainctl.trainer.step import preflight, state_transfer
-from trainctl.trainer.step.executor import Executor, Identity, Settings
+from trainctl.trainer.step import preflight, side_plans, state_transfer
+from trainctl.trainer.step.observer import Ranges
 from trainctl.trainer.step.pair_texts import PairTexts
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity, Rank, Settings
 from trainctl.trainer.step.sampler import SAMPLE_FAILURES, Sampler
-from trainctl.trainer.step.stopwatch import Ranges
 
 LOG_SECONDS = 10.0
 """Seconds between two lines in the log about the progress of loading."""
@@ -67,12 +68,12 @@ class Trainer:
         self._progress, self._status, self._control = progress, status, control
         self._layout = Layout(backend.shapes, layout_digest(backend.shapes))
         settings = Settings.of(config, who.node)
-        self._executor = Executor(who, settings, backend, dataset, progress, status, control.send)
+        self._rank = Rank(who, settings, backend, dataset, progress, status, control.send)
         facts = read_facts(Path(config.model.path), "run file: model.path")
-        self._executor.flops = step_flops(config.adapter, facts, "run file")
+        self._rank.observer.flops = step_flops(config.adapter, facts, "run file")
         self._model_files = model_files
         self._saver = Saver(
-            who.run, config, paths, backend, dataset, progress, self._executor.loss_scale, self._layout.digest,
+            who.run, config, paths, backend, dataset, progress, self._rank.loss_scale, self._layout.digest,
             self._model_files.whole, who.node,
         )  # fmt: skip
         self._copies = Copies(who.run, who.rank, paths.checkpoints, config.checkpoint, control.send)
@@ -86,7 +87,7 @@ class Trainer:
         self._pair_texts = PairTexts(config, dataset)
         self.profiler = Profiler(who.run, who.rank, paths.profiles, backend, control.send, self._show_phases)
         control.profile_state = self.profiler.state
-        self._joined: m.Generation | None = None  # the generation of the executor's group
+        self._joined: m.Generation | None = None  # the generation of the rank's group
         self._is_saved = False  # what a signal had to write
         interface = config.nodes.get(who.node, run_tables.NodeTable()).interface
         self._membership = Membership(
@@ -127,7 +128,7 @@ class Trainer:
                     started = time.perf_counter()
         finally:
             self.checkpointer.close()
-            self._executor.close()
+            self._rank.close()
             self._dataset.close()
             self._membership.close()
             self._metrics.close()
@@ -146,7 +147,7 @@ class Trainer:
                 self._join(order)
             case m.Fence(generation=generation):
                 log.info("left %s at step %s", generation, f"{self._progress.last_step:,}")
-                self._executor.group.close()
+                self._rank.group.close()
                 self._status.show("regroup")
             case m.Leave(reason=reason):
                 log.info("leaving: %s", reason)
@@ -179,7 +180,7 @@ class Trainer:
         """Whether no other rank has this one's state."""
         progress = self._progress
         trains = progress.formed is not None and progress.formed == self._joined and progress.whole
-        return trains and self._executor.group.is_alone and progress.last_step > 0
+        return trains and self._rank.group.is_alone and progress.last_step > 0
 
     def _write_if_alone(self) -> None:
         """A signal ends this rank."""
@@ -197,7 +198,7 @@ class Trainer:
             group.complete()
             joined = time.perf_counter()
             if form.source is not None:
-                scale = self._executor.loss_scale
+                scale = self._rank.loss_scale
                 state_transfer.level(group, form, self._who.rank, self._backend, scale, self._progress)
             group.formed()
         except (AbandonedError, GroupError) as error:
@@ -215,8 +216,8 @@ class Trainer:
         self._control.send(outcome)
 
     def _take_group(self, generation: m.Generation, group: Group) -> None:
-        self._executor.group.close()
-        self._executor.group, self._joined = group, generation
+        self._rank.group.close()
+        self._rank.group, self._joined = group, generation
         self._status.show("idle", self._progress.last_step, (generation.term, generation.n))
 
     def _stand_by(self) -> None:
@@ -256,27 +257,27 @@ class Trainer:
         match plan.kind:
             case "train":
                 with self.profiler.step(plan.step):
-                    return self._executor.train(plan, started)
+                    return train(self._rank, plan, started)
             case "evaluate":
                 return self._evaluate(plan, started)
             case "checkpoint":
                 return self._checkpoint(plan, started)
             case "sync":
-                return self._executor.sync(plan, started)
+                return side_plans.synchronize(self._rank, plan, started)
             case "measure":
-                return self._executor.measure(plan, started)
+                return side_plans.measure(self._rank, plan, started)
             case "probe":
-                return self._executor.probe(plan, started, self._family)
+                return side_plans.probe(self._rank, plan, started, self._family)
             case "sample":
                 return self._sample(plan, started)
             case "defragment":
-                return self._executor.defragment(plan, started)
+                return side_plans.defragment(self._rank, plan, started)
             case "profile":
                 return self._profile(plan, started)
 
     def _evaluate(self, plan: m.StepPlan, started: float) -> m.EvaluationReport:
         """A tokenizer that fails costs the texts of pairs, not the evaluation."""
-        report = self._executor.evaluate(plan, started)
+        report = side_plans.evaluate(self._rank, plan, started)
         try:
             pairs = tuple(self._pair_texts.described(pair) for pair in report.pairs)
         except SAMPLE_FAILURES as error:
@@ -292,17 +293,17 @@ class Trainer:
             answers = self._sampler.answers(plan)
         except SAMPLE_FAILURES as error:
             failure = f"sample failed: {first_line(error)}"
-        report = self._executor.written(plan, started, failure)
+        report = side_plans.acknowledge(self._rank, plan, started, failure)
         return m.SampleReport(**msgspec.structs.asdict(report), answers=answers)
 
     def _profile(self, plan: m.StepPlan, started: float) -> m.Report:
         """What prevents a profile costs the profile, not the run: the report says why."""
         self._status.show("profile")
         problem = self.profiler.arm(plan)
-        return self._executor.written(plan, started, problem)
+        return side_plans.acknowledge(self._rank, plan, started, problem)
 
     def _show_phases(self, ranges: Ranges | None) -> None:
-        self._executor.ranges = ranges
+        self._rank.observer.ranges = ranges
 
     def _checkpoint(self, plan: m.StepPlan, started: float) -> m.Report:
         """A disk that doesn't take it costs the checkpoint, not the run: the report says why, or a later message if it
@@ -317,7 +318,7 @@ class Trainer:
                     written = self.checkpointer.write(plan)
             except CHECKPOINT_FAILURES as error:
                 failure = f"checkpoint failed: {first_line(error)}"
-        report = self._executor.written(plan, started, failure)
+        report = side_plans.acknowledge(self._rank, plan, started, failure)
         return msgspec.structs.replace(report, checkpoint=written)
 
 

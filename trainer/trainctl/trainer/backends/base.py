@@ -222,8 +222,10 @@ class Backend(ABC):
     def totals(self, *, with_norm: bool = False) -> Totals:
         """What has been accumulated since `clear`; waits for the device, once."""
         rows, norm = self._read(with_norm)
-        width = len(self.parts.objective.row.weights) + len(self.parts.objective.row.metrics)
-        numbers = [sum((row[column] for row in rows), 0.0) for column in range(width)]
+        row = self.parts.objective.row
+        numbers = (
+            np.array(rows, np.float64).sum(axis=0).tolist() if rows else [0.0] * (len(row.weights) + len(row.metrics))
+        )
         return Totals(self.parts.objective.named(numbers), norm)
 
     @abstractmethod

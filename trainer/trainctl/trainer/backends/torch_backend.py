@@ -158,7 +158,8 @@ class TorchBackend(Backend):
             terms = [loss * scale for loss, scale in zip(sums.losses.values(), scales, strict=True)]
             self._loss = functools.reduce(torch.add, terms)
             self._sums = [found.detach() for found in sums.numbers()]
-            self._wait_on_mps()
+            if self._device.type == "mps":  # or memory is read before it is taken
+                torch.mps.synchronize()
             self._memory.sample()  # while the graph is held
 
     def backward(self) -> None:
@@ -166,7 +167,8 @@ class TorchBackend(Backend):
         with self._memory_errors():
             loss, self._loss = self._loss, None
             self._scratch = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
-            self._wait_on_mps()
+            if self._device.type == "mps":  # or memory is read before it is taken
+                torch.mps.synchronize()
             self._keep_close()
             self._memory.sample()
 
@@ -184,7 +186,7 @@ class TorchBackend(Backend):
         if self._compiled is not None and self._compiled.keeps_graphs:
             whole = torch.contiguous_format
             return [gradient.to(torch.float32, copy=True, memory_format=whole) for gradient in self._scratch]
-        if all(gradient.dtype == torch.float32 for gradient in self._scratch):
+        if {gradient.dtype for gradient in self._scratch} == {torch.float32}:
             return _owned([*self._scratch])
         waiting, self._scratch = deque(self._scratch), ()
         made = []
@@ -386,10 +388,7 @@ class TorchBackend(Backend):
     def wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._wait_on_mps()
-
-    def _wait_on_mps(self) -> None:
-        if self._device.type == "mps":
+        elif self._device.type == "mps":
             torch.mps.synchronize()
 
     def _keep_close(self) -> None:

@@ -43,7 +43,7 @@ class TorchWeights:
 def accumulate(totals: list[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
     """Add gradients to contiguous float32 totals, with the same bits as if all gradients were widened first. Memory is
     allocated before the first addition, so a lack of it leaves the totals as they were."""
-    if all(gradient.dtype == torch.float32 for gradient in gradients) or totals[0].device.type == "cuda":
+    if {gradient.dtype for gradient in gradients} == {torch.float32} or totals[0].device.type == "cuda":
         torch._foreach_add_(totals, [*gradients])  # CUDA's kernels widen each value as they add it
         return
     piece = torch.empty(min(_PIECE_VALUES, max(total.numel() for total in totals)), device=totals[0].device)

@@ -20,7 +20,7 @@ from trainctl.trainer.calibration.measuring_process import NewGroup
 from trainctl.trainer.calibration.node_profile import node_profile
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
-from trainctl.trainer.step.executor import Identity
+from trainctl.trainer.step.rank import Identity
 
 NEVER: Final = "TRAINCTL_CALIBRATION"
 """Environment variable: with the value `never`, no start on this node calibrates, whatever the run file says."""

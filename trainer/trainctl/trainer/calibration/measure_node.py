@@ -49,7 +49,7 @@ from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.step import preflight
-from trainctl.trainer.step.executor import Identity
+from trainctl.trainer.step.rank import Identity
 
 LEAST_SWEPT: Final = 64
 """Micro-batch up to which the sweep goes at least, even if the global batch is smaller: it may grow."""

@@ -23,9 +23,11 @@ from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.permutation import Indices, ranges_of
 from trainctl.trainer.data.training_data import TrainingData
+from trainctl.trainer.loop import train
 from trainctl.trainer.references.preparation import wants_reference
-from trainctl.trainer.step.executor import Executor, Identity, Settings
+from trainctl.trainer.step import side_plans
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity, Rank, Settings
 
 REPEATS: Final = 2
 """Measurements of a size after the first, of which the fastest counts: other work on the machine only slows passes."""
@@ -46,7 +48,7 @@ class StepTime(NamedTuple):
 
 
 class StepRunner:
-    """Raises DeviceMemoryError where a micro-batch doesn't fit, and what the executor raises."""
+    """Raises DeviceMemoryError where a micro-batch doesn't fit, and what a step raises."""
 
     def __init__(
         self, config: RunFile, node: str, backend: Backend, data: TrainingData, folder: Path,
@@ -60,14 +62,14 @@ class StepRunner:
         self._progress.form(m.Form(run="calibration", generation=_GENERATION, engine="none", ranks=(0,)))
         self._status = StatusWriter(folder / "status", os.getpid())
         given = cast(TrainingData, _WithReference(data)) if wants_reference(config) else data
-        self._executor = Executor(
+        self._rank = Rank(
             Identity("calibration", node, 0), Settings.of(config, node), backend, given, self._progress, self._status,
             lambda _: None,
         )  # fmt: skip
 
     def close(self) -> None:
         """End its threads."""
-        self._executor.close()
+        self._rank.close()
         self._status.close()
 
     def settle(self) -> None:
@@ -125,7 +127,7 @@ class StepRunner:
     def train(self, micro: int, samples: int) -> m.Report:
         """The report of a training step of the first so many samples."""
         plan = self._plan("train", micro, (m.Range(0, samples),))
-        return self._report(micro, lambda: self._executor.train(plan, time.perf_counter()))
+        return self._report(micro, lambda: train(self._rank, plan, time.perf_counter()))
 
     def _pieces(self, micro: int, count: int) -> list[Indices]:
         """The first micro-batches of the data, with samples of like length together as during training."""
@@ -135,7 +137,7 @@ class StepRunner:
 
     def _measure(self, micro: int, positions: Indices) -> Pass:
         plan = self._plan("measure", micro, ranges_of(positions))
-        report = self._report(micro, lambda: self._executor.measure(plan, time.perf_counter()))
+        report = self._report(micro, lambda: side_plans.measure(self._rank, plan, time.perf_counter()))
         seconds = report.phases.forward + report.phases.backward
         return Pass(micro, max(seconds, 1e-9), self._backend.memory().peak_bytes)
 
@@ -149,7 +151,7 @@ class StepRunner:
         )  # fmt: skip
 
     def _report(self, micro: int, run: Callable[[], m.Report]) -> m.Report:
-        """The executor continues with half a micro-batch that doesn't fit, and fails where a single sample doesn't."""
+        """A step continues with half a micro-batch that doesn't fit, and fails where a single sample doesn't."""
         try:
             report = run()
         except TrainctlError as error:

@@ -5,6 +5,7 @@ there until `deliver`, so a sum that failed or came too late leaves them as they
 (`share`) goes the same way as integers, to which all others add zeros: the bits arrive as they were.
 """
 
+import functools
 import hashlib
 import logging
 import socket
@@ -51,7 +52,7 @@ class Tail:
     tokens: int
     bad_losses: int  # ranks whose loss sums are not all finite
 
-    @property
+    @functools.cached_property
     def weight(self) -> float:
         """The first one, which divides reported losses and rates."""
         return next(iter(self.weights.values()))

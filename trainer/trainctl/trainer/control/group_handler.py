@@ -9,8 +9,8 @@ from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import GroupError, first_line
 from trainctl.trainer.control.inbox import Joined, Joining, Order
-from trainctl.trainer.step.executor import Identity
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity
 
 
 class GroupOrders:

@@ -28,8 +28,8 @@ from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.group_handler import GroupOrders
 from trainctl.trainer.control.inbox import Broken, Order, Orphaned, Signalled
 from trainctl.trainer.control.outbox import Outbox
-from trainctl.trainer.step.executor import Identity
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity
 
 _ALIVE_SECONDS = 1.0
 _FENCE_RETRY_MILLISECONDS = 20

@@ -18,6 +18,7 @@ function, and walking a bijection's cycles back into [0, N) is a bijection of [0
 walk takes fewer than four rounds on average.
 """
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -77,7 +78,7 @@ def uniform(shape: tuple[int, ...], key: int, bound: float) -> NDArray[np.float3
 
 def positions_of(ranges: Iterable[Range]) -> Indices:
     """All positions of `ranges`, in the order given."""
-    parts = [np.arange(part.start, part.stop, dtype=np.int64) for part in ranges]
+    parts = [np.arange(part.start, part.start + part.count, dtype=np.int64) for part in ranges]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
@@ -98,6 +99,7 @@ def _feistel(values: NDArray[np.uint64], half: int, keys: list[int]) -> NDArray[
     return (left << shift) | right
 
 
+@functools.lru_cache
 def _round_keys(seed: int, epoch: int) -> list[int]:
     base = _mix_one(_mix_one(seed + _GOLDEN) + epoch + _GOLDEN)
     return [_mix_one(base + (turn + 1) * _GOLDEN) for turn in range(_ROUNDS)]

@@ -115,3 +115,9 @@ class Objective(ABC):
         weights, metrics = self.row.weights, [metric.name for metric in self.row.metrics]
         count = len(weights)
         return Sums(dict(zip(weights, numbers[:count], strict=True)), dict(zip(metrics, numbers[count:], strict=True)))
+
+
+def term_scales(scale: float, weights: Mapping[str, float]) -> tuple[float, ...]:
+    """Return the factor of each term of a loss before backward: `scale`, relative to the first term's weight."""
+    first, *others = weights.values()
+    return (scale, *(scale * first / other if other else 0.0 for other in others))

@@ -1,1 +1,2 @@
-"""One plan on one rank: micro-batches, progress, the sum, the update, and state transfer between ranks."""
+"""What the loop and the plans that train nothing work with: a loaded rank, micro-batches, progress, measurements, and
+state transfer between ranks."""

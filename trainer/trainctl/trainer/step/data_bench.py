@@ -32,8 +32,8 @@ from trainctl.trainer.data.prefetch import Prefetch
 from trainctl.trainer.data.token_cache import sources_of
 from trainctl.trainer.data.tokenizing import PROCESS_BYTES, open_cache
 from trainctl.trainer.data.worker_pool import usable_cores
-from trainctl.trainer.step.executor import Settings
 from trainctl.trainer.step.micro_batches import MicroBatches
+from trainctl.trainer.step.rank import Settings
 
 COLD_SECONDS, WARM_SECONDS = 3.0, 1.0
 """Most that is read from the disk, and least that is read from memory."""
@@ -53,7 +53,7 @@ class MicroBatchReader:
         self._micro = micro_of(config, table)
 
     def pieces(self) -> Iterator[Indices]:
-        """Of one epoch, or of its first samples."""
+        """Yield the micro-batches of one epoch, or of its first samples."""
         cutter, cursor = MicroBatches(self._settings.micro_tokens), 0
         while cursor == 0 or cursor + self._batch <= min(self._dataset.samples, _MOST_SAMPLES):
             work = m.RankWork(0, (m.Range(cursor, self._share),), self._micro)
@@ -61,9 +61,10 @@ class MicroBatchReader:
                 run="bench", generation=m.Generation(1, 1), seq=1, kind="train", step=1, plan_version=1, cursor=cursor,
                 global_batch=self._batch, work=(work,), learning_rate=0.0, divisor=1.0,
             )  # fmt: skip
-            yield from cutter.of_next_step(
-                plan, work, lambda positions: self._dataset.targets(self._samples(positions))
-            )
+            queue = cutter.queue(plan, work, lambda positions: self._dataset.targets(self._samples(positions)))
+            while queue:
+                yield queue.next
+                queue.done()
             cursor += self._batch
 
     def make(self, positions: Indices) -> Any:

@@ -1,7 +1,9 @@
 """A rank's work of one plan, cut into micro-batches that memory suffices for."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -14,7 +16,7 @@ Lengths = Callable[[Indices], Indices]
 """Of each position, the length of its sample."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlanSums:
     """What a plan's micro-batches came to, and what memory allowed."""
 
@@ -44,52 +46,79 @@ class MicroBatches:
         self._tokens = tokens
         self._fits: dict[bool, _Fit] = {}  # by whether there is a backward: evaluation needs other memory
 
-    def each(
-        self, plan: StepPlan, work: RankWork, sums: PlanSums, run: Callable[[Indices, Iterator[Indices]], None],
-        lengths: Lengths | None = None,
-    ) -> None:  # fmt: skip
-        """`run` over the work in micro-batches; it is given those that follow too. If `lengths` are given, the longest
-        samples come first: micro-batches of like lengths have little padding, and a lack of memory shows at once. A
-        micro-batch that memory didn't suffice for is run again in halves, and the smaller size is kept until another
-        version of the plan. Raises TrainctlError if one sample is too much."""
-        positions, widths = _longest_first(positions_of(work.ranges), lengths)
-        size = self._allowed(plan, work)
+    def queue(self, plan: StepPlan, work: RankWork, lengths: Lengths | None = None) -> "MicroBatchQueue":
+        """Return the micro-batches of a rank's part of a plan. If `lengths` are given, the longest samples come first:
+        micro-batches of like lengths have little padding, and a lack of memory shows at once."""
+        return MicroBatchQueue(self, plan, work, lengths)
+
+    def allowed(self, plan: StepPlan, work: RankWork) -> int:
+        """Return what fitted when this version of the plan asked for the same before, else what is asked for."""
+        fit = self._fits.get(_has_backward(plan.kind))
+        is_known = fit is not None and (fit.plan_version, fit.asked) == (plan.plan_version, work.micro_batch)
+        return fit.fits if fit is not None and is_known else work.micro_batch
+
+    def remember(self, plan: StepPlan, work: RankWork, fits: int) -> None:
+        """Keep a smaller size until another version of the plan."""
+        self._fits[_has_backward(plan.kind)] = _Fit(plan.plan_version, work.micro_batch, fits)
+
+    def pieces(self, positions: Indices, widths: Indices, size: int) -> Iterator[Indices]:
+        """Yield positions in micro-batches of at most `size` samples; `widths` are their lengths."""
         done = 0
         while done < len(positions):
-            following = self._pieces(positions[done:], widths[done:], size)
-            piece = next(following)
-            try:
-                run(piece, following)
-                done += len(piece)
-            except DeviceMemoryError as error:
-                if len(piece) == 1:
-                    raise TrainctlError(f"out of memory with a micro-batch of one sample: {error}") from None
-                size = len(piece) // 2
-                sums.replays += 1
-                self._fits[_has_backward(plan.kind)] = _Fit(plan.plan_version, work.micro_batch, size)
-        sums.micro_batch = min(size, len(positions))
+            width = int(widths[done])
+            most = min(size, max(1, self._tokens // width)) if self._tokens and width else size
+            yield positions[done : done + most]
+            done += most
 
-    def of_next_step(self, plan: StepPlan, work: RankWork, lengths: Lengths) -> Iterator[Indices]:
-        """The micro-batches of the step after `plan` as long as nothing changes."""
-        positions = positions_of(work.ranges) + plan.global_batch
-        return self._pieces(*_longest_first(positions, lengths), self._allowed(plan, work))
 
-    def _pieces(self, positions: Indices, widths: Indices, size: int) -> Iterator[Indices]:
-        done = 0
-        while done < len(positions):
-            piece = positions[done : done + self._within(size, int(widths[done]))]
-            yield piece
-            done += len(piece)
+class MicroBatchQueue:
+    """A plan's micro-batches that are still to be done. One that memory doesn't suffice for is halved."""
 
-    def _within(self, size: int, width: int) -> int:
-        """How many of `size` samples, padded to `width`, a micro-batch takes."""
-        return min(size, max(1, self._tokens // width)) if self._tokens and width else size
+    def __init__(self, micro_batches: MicroBatches, plan: StepPlan, work: RankWork, lengths: Lengths | None) -> None:
+        self._micro_batches, self._plan, self._work = micro_batches, plan, work
+        self._positions, self._widths = _longest_first(positions_of(work.ranges), lengths)
+        self._size = micro_batches.allowed(plan, work)
+        self._done = self._replays = 0
+        self._pieces = deque(micro_batches.pieces(self._positions, self._widths, self._size))
 
-    def _allowed(self, plan: StepPlan, work: RankWork) -> int:
-        """What fitted when this version of the plan asked for the same before, else what is asked for."""
-        found = self._fits.get(_has_backward(plan.kind))
-        known = found is not None and (found.plan_version, found.asked) == (plan.plan_version, work.micro_batch)
-        return found.fits if found is not None and known else work.micro_batch
+    def __bool__(self) -> bool:
+        """Return whether there is a micro-batch to do."""
+        return bool(self._pieces)
+
+    @property
+    def next(self) -> Indices:
+        """The positions of the micro-batch to do now."""
+        return self._pieces[0]
+
+    def following(self) -> Iterator[Indices]:
+        """Return the micro-batches after that one, as long as memory suffices."""
+        return islice(self._pieces, 1, None)
+
+    def done(self) -> None:
+        """Go on to the next micro-batch."""
+        self._done += len(self._pieces.popleft())
+
+    def halve(self, error: DeviceMemoryError) -> None:
+        """Do the micro-batch again in halves. Raises TrainctlError if it has one sample."""
+        if len(self.next) == 1:
+            raise TrainctlError(f"out of memory with a micro-batch of one sample: {error}") from None
+        self._size = len(self.next) // 2
+        self._replays += 1
+        self._micro_batches.remember(self._plan, self._work, self._size)
+        rest = self._positions[self._done :], self._widths[self._done :]
+        self._pieces = deque(self._micro_batches.pieces(*rest, self._size))
+
+    def sums(
+        self, loss_sum: float = 0.0, weight: float = 0.0, samples: int = 0, tokens: int = 0, own_tokens: int = 0
+    ) -> PlanSums:
+        """Return what the plan came to, with the micro-batch in use at the end and how often it was halved."""
+        micro_batch = min(self._size, len(self._positions))
+        return PlanSums(micro_batch, self._replays, loss_sum, weight, samples, tokens, own_tokens)
+
+    def of_next_step(self, lengths: Lengths) -> Iterator[Indices]:
+        """Return the micro-batches of the step after the plan, as long as nothing changes."""
+        positions = positions_of(self._work.ranges) + self._plan.global_batch
+        return self._micro_batches.pieces(*_longest_first(positions, lengths), self._size)
 
 
 def _longest_first(positions: Indices, lengths: Lengths | None) -> tuple[Indices, Indices]:

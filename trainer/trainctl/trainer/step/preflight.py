@@ -19,7 +19,7 @@ from trainctl.trainer.collective.shared_buffer import Layout, layout_digest
 from trainctl.trainer.common.model_files import model_family
 from trainctl.trainer.data.training_data import TrainingData
 from trainctl.trainer.step import probe
-from trainctl.trainer.step.executor import Identity
+from trainctl.trainer.step.rank import Identity
 
 _BEFORE_THE_FIRST = m.Generation(0, 0)
 

@@ -11,7 +11,9 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, TrainctlError
 from trainctl.trainer.collective.group import Solo
 from trainctl.trainer.common.errors import AbandonedError, DeviceMemoryError, OutdatedError
+from trainctl.trainer.loop import train
 from trainctl.trainer.objectives.objective import Sums
+from trainctl.trainer.step import side_plans
 from trainctl.trainer.step.progress import FenceAnswer
 
 G = 12
@@ -97,7 +99,7 @@ def test_clearing_caches_between_steps_changes_no_bit(new_rig, same_bits, backen
     for step in (1, 2):
         rig.train(step, 3)
         straight.train(step, 3)
-        done = rig.executor.defragment(rig.plan(step, 3, kind="defragment"), 0.0)
+        done = side_plans.defragment(rig.rank, rig.plan(step, 3, kind="defragment"), 0.0)
         assert (done.kind, done.step, done.own_samples) == ("defragment", step, 0)
         assert m.FREED not in done.values, "of a CPU's cache nothing is known"
     assert same_bits(rig.backend.export_state().weights, straight.backend.export_state().weights)
@@ -120,7 +122,7 @@ class Hoarding(Eventful):
 
 def test_what_clearing_caches_freed_is_reported(new_rig):
     rig = new_rig("mlx", wrap=Hoarding)
-    freed = [rig.executor.defragment(rig.plan(1, 3, kind="defragment"), 0.0).values[m.FREED] for _ in range(2)]
+    freed = [side_plans.defragment(rig.rank, rig.plan(1, 3, kind="defragment"), 0.0).values[m.FREED] for _ in range(2)]
     assert freed == [3_000_000.0, 0.0]
 
 
@@ -169,12 +171,12 @@ def test_a_batch_wholly_held_is_finished_by_a_plan_without_samples(new_rig, same
             held.append(fence(rig.progress, SECOND))
             return tail
 
-    rig.executor.group = FencedGroup()
+    rig.rank.group = FencedGroup()
     with pytest.raises(AbandonedError):
         rig.train(1, 5)
     assert held[0].held == (m.Range(0, G),)
     assert rig.progress.last_step == 0
-    rig.executor.group = Solo()
+    rig.rank.group = Solo()
     rig.form(SECOND)
     report = rig.train(1, 5, generation=SECOND, finishes=FIRST, work=(m.RankWork(0, (), 5),))
     assert (report.step, report.own_samples) == (1, G)
@@ -238,7 +240,7 @@ def test_only_the_newest_reports_are_kept_for_a_fence(new_rig):
 def test_soon_is_said_before_the_update_and_a_plan_that_skips_a_step_is_refused(new_rig):
     rig = new_rig("mlx")
     plan = rig.plan(1, 3)
-    rig.executor.train(plan, 0.0)
+    train(rig.rank, plan, 0.0)
     assert rig.sent == [m.Soon(run="r", rank=0, generation=FIRST, seq=plan.seq)]
     with pytest.raises(ProtocolError, match="step 3 after step 1"):
         rig.train(3, 3)
@@ -269,7 +271,7 @@ def test_a_step_in_which_no_token_counts_updates_nothing(new_rig, same_bits):
 
     rig = new_rig("mlx")
     rig.train(1, 4)
-    before, rig.executor.group = weights(rig), WeightlessGroup()
+    before, rig.rank.group = weights(rig), WeightlessGroup()
     report = rig.train(2, 4)
     assert (report.skipped, report.weight, rig.progress.last_step) == ("empty", 0.0, 2)
     assert same_bits(before, weights(rig))
@@ -277,9 +279,9 @@ def test_a_step_in_which_no_token_counts_updates_nothing(new_rig, same_bits):
 
 def test_float16_overflow_halves_the_loss_scale(new_rig):
     rig = new_rig("torch", model__dtype="float16", wrap=lambda inner: Poisoned(inner, {0}, 0.0, 1e9))
-    first = rig.executor.loss_scale.value
+    first = rig.rank.loss_scale.value
     assert rig.train(1, G).skipped == "overflow"
-    assert rig.executor.loss_scale.value == first / 2
+    assert rig.rank.loss_scale.value == first / 2
     assert rig.train(2, G).skipped is None
 
 
@@ -343,7 +345,7 @@ def test_evaluation_short_of_memory_leaves_the_training_micro_batch(new_rig):
     rig.backend.evaluate = cramped
     rig.backend.room = 100
     for _ in range(2):
-        report = rig.executor.evaluate(rig.plan(0, 7, kind="evaluate", cursor=0, work=work), 0.0)
+        report = side_plans.evaluate(rig.rank, rig.plan(0, 7, kind="evaluate", cursor=0, work=work), 0.0)
         assert (report.micro_batch, report.own_samples) == (3, 12)
     assert refused == [7], "the second evaluation knows"
     report = rig.train(1, 7)
@@ -354,9 +356,9 @@ def test_evaluation_short_of_memory_leaves_the_training_micro_batch(new_rig):
 def test_the_reported_micro_batch_is_the_one_used(new_rig):
     rig = new_rig("mlx")
     assert rig.train(1, 500).micro_batch == G, "there are no more samples"
-    assert rig.executor.written(rig.plan(1, 5, kind="checkpoint"), 0.0, None).micro_batch == 0
+    assert side_plans.acknowledge(rig.rank, rig.plan(1, 5, kind="checkpoint"), 0.0, None).micro_batch == 0
     nothing = rig.plan(1, 5, kind="evaluate", work=(m.RankWork(0, (), 5),))
-    assert rig.executor.evaluate(nothing, 0.0).micro_batch == 0
+    assert side_plans.evaluate(rig.rank, nothing, 0.0).micro_batch == 0
 
 
 @pytest.mark.tier("all")
@@ -416,12 +418,12 @@ def test_a_rank_is_timed_after_its_first_micro_batch_and_its_next_step_is_the_sa
     rig, straight = new_rig(backend, wrap=lambda inner: Eventful(inner, event)), new_rig(backend)
     with monkeypatch.context() as patched:
         patched.setattr(time, "perf_counter", lambda: clock[0])
-        timed = rig.executor.measure(rig.plan(1, 4, kind="measure"), 0.0)
-        one = rig.executor.measure(rig.plan(1, G, kind="measure"), 0.0)
+        timed = side_plans.measure(rig.rank, rig.plan(1, 4, kind="measure"), 0.0)
+        one = side_plans.measure(rig.rank, rig.plan(1, G, kind="measure"), 0.0)
     assert (timed.kind, timed.samples_per_second, timed.own_samples) == ("measure", 2.0, 0)
     assert one.samples_per_second == G / 2.0, "the only one counts"
     nothing = rig.plan(1, 4, kind="measure", work=(m.RankWork(1, (m.Range(0, G),), 4),))
-    assert rig.executor.measure(nothing, 0.0).samples_per_second is None
+    assert side_plans.measure(rig.rank, nothing, 0.0).samples_per_second is None
     assert (rig.progress.last_step, rig.progress.batch) == (0, None)
     assert rig.train(1, 4).loss_sum == straight.train(1, 4).loss_sum
     assert same_bits(weights(rig), weights(straight))
@@ -440,7 +442,7 @@ def test_what_a_fence_comes_into_ends_before_the_next_micro_batch(new_rig, kind)
     rig.backend.evaluate = fenced
     work = (m.RankWork(0, (m.Range(0, 6),), 3),)
     with pytest.raises(AbandonedError):
-        getattr(rig.executor, kind)(rig.plan(1, 3, kind=kind, cursor=0, work=work), 0.0)
+        getattr(side_plans, kind)(rig.rank, rig.plan(1, 3, kind=kind, cursor=0, work=work), 0.0)
     assert len(answers) == 1
     assert evaluated == ([3] if kind == "evaluate" else [])
     assert answers[0].held == ()
@@ -454,7 +456,7 @@ def test_evaluation_leaves_a_half_done_batch_alone(new_rig):
     rig.form(SECOND)
     work = (m.RankWork(0, (m.Range(0, rig.dataset.held_out),), 5),)
     plan = rig.plan(0, 3, kind="evaluate", cursor=0, generation=SECOND, work=work)
-    report = rig.executor.evaluate(plan, 0.0)
+    report = side_plans.evaluate(rig.rank, plan, 0.0)
     assert report.own_samples == rig.dataset.held_out
     assert report.weight == rig.dataset.held_out * 20
     assert 4 < report.loss_sum / report.weight < 7

@@ -1,0 +1,147 @@
+"""One step of training on one rank, the same for both libraries: from a plan's samples to the step's report.
+
+The update is by the gradient of the weighted mean of the loss over the whole batch, however ranks and micro-batches cut
+it, and never by a mean of means. So everything on the way is a sum:
+
+    micro-batch   gradient of  sum(losses) * s / D        D: the plan's divisor; s: float16's loss scale, else 1
+    rank          + its other micro-batches               in float32, in accumulators
+    group         + the other ranks, and their weights W
+    update        total * D / (s * W)                     the gradient of the mean, then clipped
+"""
+
+import math
+from functools import partial
+
+import numpy as np
+
+from trainctl.protocol.errors import ProtocolError
+from trainctl.protocol.messages import Report, Soon, StepPlan
+from trainctl.trainer.collective.group import Tail
+from trainctl.trainer.common.errors import DeviceMemoryError
+from trainctl.trainer.objectives.objective import Sums, term_scales
+from trainctl.trainer.step.micro_batches import MicroBatchQueue
+from trainctl.trainer.step.observer import Stopwatch, step_values
+from trainctl.trainer.step.progress import HalfBatch
+from trainctl.trainer.step.rank import Rank
+
+_CLIP_EPSILON = 1e-6
+"""Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
+
+
+def train(rank: Rank, plan: StepPlan, started: float) -> Report:
+    """Do a plan's step and return its report. `started` is when the wait for the plan began, by time.perf_counter.
+
+    Raises AbandonedError if a fence ends the plan's generation half-way, and GroupError if the sum fails: the
+    accumulators then hold what they held, and a later plan finishes the batch. Raises ProtocolError for a plan that
+    doesn't follow the last step, and TrainctlError if memory can't hold a single sample.
+    """
+    backend, progress = rank.backend, rank.progress
+    arrived = rank.dataset.wait_for(plan.cursor + plan.global_batch, partial(_show_wait, rank, plan))
+    watch = rank.observer.begin(max(started, arrived))  # the wait for data is no part of the step
+    batch = _begin(rank, plan)
+    queue = rank.micro_batches.queue(plan, rank.work(plan), rank.targets)
+    scales = _step_scales(rank, plan, batch)
+    while queue:
+        try:
+            _micro_batch(rank, plan, batch, queue, scales, watch)
+        except DeviceMemoryError as error:
+            queue.halve(error)
+    if rank.dataset.covers(plan.cursor + 2 * plan.global_batch):
+        rank.prefetch.expect(queue.of_next_step(rank.targets))
+    rank.send(Soon(run=rank.who.run, rank=rank.who.rank, generation=plan.generation, seq=plan.seq))
+    totals = backend.totals(with_norm=rank.group.is_alone)  # waits for the device, once a step
+    watch.settle(backend)
+    own = _own_tail(rank, batch, totals.sums)
+    with watch.phase("sync"):
+        tail = rank.group.all_reduce(backend, own)  # the accumulators keep this rank's part until the sum is delivered
+    with progress.exclusive(plan.generation):  # a fence waits here until the step is whole
+        with watch.phase("optimizer"):
+            rank.group.deliver(backend)
+            norm, clip, skipped = _update(rank, plan, batch, tail, totals.norm)
+        rank.status.show("commit")
+        progress.commit(plan)
+        rank.loss_scale.committed(rank.settings.dtype, skipped)
+        values = {"clip_scale": clip, **step_values(rank.objective, own, tail, rank.group.reduced)}
+        sums = queue.sums(tail.loss_sum, tail.weight, batch.samples, tail.tokens, own.tokens)
+        report = rank.observer.report(plan, watch, sums, own.weight, values, grad_norm=norm, skipped=skipped)
+        progress.remember(report)
+    return report
+
+
+def _show_wait(rank: Rank, plan: StepPlan) -> None:
+    """A rank that has just been started has less of a growing file than the others."""
+    rank.progress.check(plan.generation)
+    rank.status.show("data", plan.step)
+
+
+def _begin(rank: Rank, plan: StepPlan) -> HalfBatch:
+    """Return the batch that the accumulators belong to: a new one, or one that a fence left and this plan finishes."""
+    with rank.progress.exclusive(plan.generation):
+        if plan.step != rank.progress.last_step + 1:
+            raise ProtocolError(f"received a plan for step {plan.step} after step {rank.progress.last_step}")
+        batch, is_new = rank.progress.begin(plan, rank.loss_scale.value)
+        if is_new:
+            rank.backend.clear()
+    rank.status.show("data", plan.step, (plan.generation.term, plan.generation.n))
+    return batch
+
+
+def _micro_batch(
+    rank: Rank, plan: StepPlan, batch: HalfBatch, queue: MicroBatchQueue, scales: tuple[float, ...], watch: Stopwatch
+) -> None:
+    """Take the next micro-batch forward and backward, and add its gradient: all of it, and only if the plan's
+    generation still stands."""
+    positions, backend = queue.next, rank.backend
+    with watch.phase("data"):
+        data = rank.prefetch.get(positions, queue.following())
+    with watch.on_device("forward", backend):
+        backend.forward(data, *scales)
+    with watch.on_device("backward", backend):
+        backend.backward()
+        with rank.progress.exclusive(plan.generation):
+            backend.accumulate()
+            batch.add(positions, rank.objective.weights(data), data.tokens)
+    queue.done()
+
+
+def _step_scales(rank: Rank, plan: StepPlan, batch: HalfBatch) -> tuple[float, ...]:
+    """Return what each term of the loss is multiplied by before backward. With several terms, no factor after the sum
+    could give each its own divisor: all ranks alike take the step's whole weights from its samples beforehand."""
+    scale = batch.scale / plan.divisor
+    if len(rank.objective.row.weights) == 1:
+        return (scale,)
+    whole = np.arange(plan.cursor, plan.cursor + plan.global_batch, dtype=np.int64)
+    return term_scales(scale, rank.objective.weights(rank.batch(whole)))
+
+
+def _own_tail(rank: Rank, batch: HalfBatch, sums: Sums) -> Tail:
+    """Return what this rank adds to the sums that travel behind the gradients."""
+    weights = {name: batch.weights.get(name, 0.0) for name in rank.objective.row.weights}
+    bad = int(not all(map(math.isfinite, sums.losses.values())))
+    return Tail(sums.losses, weights, sums.metrics, batch.tokens, bad)
+
+
+def _update(
+    rank: Rank, plan: StepPlan, batch: HalfBatch, tail: Tail, known_norm: float | None
+) -> tuple[float, float, str | None]:
+    """Scale, clip and update, or skip. Return the gradient's norm before clipping, what clipping multiplied it by, and
+    why the update was skipped. `known_norm`: the accumulators', where it has been read."""
+    to_mean = plan.divisor / (batch.scale * tail.weight) if tail.weight > 0 else math.nan
+    norm = rank.backend.gradient_norm(known_norm) * to_mean
+    if (skipped := _skip_reason(tail, norm)) is not None:
+        return norm, 1.0, skipped
+    limit = rank.settings.clip_norm
+    clip = min(1.0, limit / (norm + _CLIP_EPSILON)) if limit > 0 else 1.0
+    with rank.observer.update(plan.step):
+        rank.backend.update(plan.learning_rate, to_mean * clip)
+    return norm, clip, None
+
+
+def _skip_reason(tail: Tail, norm: float) -> str | None:
+    """Return why parameters stay as they are. All ranks decide alike: they have the same tail, and the same bits of the
+    summed gradient, in which one rank's infinity or NaN is."""
+    if tail.bad_losses:
+        return "nan"
+    if tail.weight <= 0:
+        return "empty"
+    return None if math.isfinite(norm) else "overflow"

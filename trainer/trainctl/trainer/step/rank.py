@@ -1,0 +1,98 @@
+"""A loaded rank: what the training loop and the side plans work with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.messages import FromTrainer, RankWork, StepPlan
+from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.trainer.adapters.dropout import token_keys
+from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.collective.group import Group, Solo
+from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.data.permutation import Indices
+from trainctl.trainer.data.prefetch import Prefetch
+from trainctl.trainer.data.training_data import TrainingData
+from trainctl.trainer.step.loss_scale import LossScale
+from trainctl.trainer.step.micro_batches import MicroBatches
+from trainctl.trainer.step.observer import Observer
+from trainctl.trainer.step.progress import Progress
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this trainer is."""
+
+    run: str
+    node: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run file that steps need."""
+
+    seed: int
+    dtype: str
+    clip_norm: float
+    micro_tokens: int
+    prefetch: int = 0
+    workers: int = 1
+    update_ratio_every: int = 0
+    tf32: bool = False
+
+    @classmethod
+    def of(cls, config: RunFile, node: str) -> "Settings":
+        """Return the settings of a node's rank."""
+        own = config.nodes.get(node, NodeTable()).micro_tokens
+        tokens = config.batch.micro_tokens if own is None else own
+        data, optimizer = config.data, config.optimizer
+        return cls(
+            config.run.seed, config.model.computed, optimizer.clip_norm, tokens, data.prefetch, data.workers,
+            optimizer.update_ratio_every, config.model.tf32,
+        )  # fmt: skip
+
+
+class Rank:
+    """Carries out one plan at a time on the main thread."""
+
+    def __init__(
+        self, who: Identity, settings: Settings, backend: Backend, dataset: TrainingData, progress: Progress,
+        status: StatusWriter, send: Callable[[FromTrainer], None],
+    ) -> None:  # fmt: skip
+        """`send` passes a message to the agent without waiting."""
+        self.who, self.settings, self.backend, self.dataset = who, settings, backend, dataset
+        self.progress, self.status, self.send = progress, status, send
+        self.objective = backend.parts.objective
+        self.group: Group = Solo()
+        self.loss_scale = LossScale.of(settings.dtype)
+        self.micro_batches = MicroBatches(settings.micro_tokens)
+        self.prefetch = Prefetch(self.batch, settings.prefetch, settings.workers)
+        self.observer = Observer(who.run, who.rank, backend, status, settings.update_ratio_every)
+
+    def close(self) -> None:
+        """Leave the group, and end the threads that assemble batches."""
+        self.group.close()
+        self.prefetch.close()
+
+    def work(self, plan: StepPlan) -> RankWork:
+        """Return the rank's part of a plan, which may be nothing."""
+        mine = (work for work in plan.work if work.rank == self.who.rank)
+        return next(mine, RankWork(self.who.rank, (), 1))
+
+    def batch(self, positions: Indices) -> Batch:
+        """Return the samples at positions of the run, with the keys of the adapter's dropout where it has one."""
+        batch, adapter = self.dataset.batch(self._samples(positions)), self.backend.parts.adapter
+        if adapter is None or not adapter.table.dropout:
+            return batch
+        rows = (positions[:, None] * batch.sequences + np.arange(batch.sequences)).ravel()
+        return replace(batch, keys=token_keys(self.settings.seed, rows, batch.inputs.shape[1]))
+
+    def targets(self, positions: Indices) -> Indices:
+        """Return the length of the sample at each position, in tokens to learn."""
+        return self.dataset.targets(self._samples(positions))
+
+    def _samples(self, positions: Indices) -> Indices:
+        return self.dataset.samples_at(positions, self.settings.seed)

@@ -1,0 +1,146 @@
+"""The plans that train nothing: evaluate, measure, synchronize, probe, give memory back, and acknowledge.
+
+Each is carried out on a rank's main thread, and leaves the accumulators alone. `started` is when the wait for the plan
+began, by time.perf_counter. They raise AbandonedError if a fence ends the plan's generation, GroupError if a sum fails,
+and TrainctlError if memory can't hold a single sample.
+"""
+
+import msgspec
+
+from trainctl.protocol.config.objectives import ANSWER_TOKENS
+from trainctl.protocol.messages import (
+    FREED,
+    EvaluatedPair,
+    EvaluationReport,
+    Probed,
+    Report,
+    StepPlan,
+    followed_pairs,
+)
+from trainctl.trainer.collective.group import Tail
+from trainctl.trainer.common.errors import DeviceMemoryError
+from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.data.permutation import Indices
+from trainctl.trainer.objectives.objective import Objective, Sums, term_scales
+from trainctl.trainer.step import probe as probes
+from trainctl.trainer.step.observer import Stopwatch
+from trainctl.trainer.step.rank import Rank
+from trainctl.trainer.step.state_transfer import take_lowest
+
+
+class HeldOutSums:
+    """Sums over the held-out samples of a rank's part of an evaluation, by name."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self.losses = dict.fromkeys(objective.row.weights, 0.0)
+        self.weights = dict.fromkeys((*objective.row.weights, ANSWER_TOKENS), 0.0)
+        self.metrics: dict[str, float] = {}
+        self.samples = 0
+        self.pairs: tuple[EvaluatedPair, ...] = ()  # the first and the worst of the rank's, by index
+
+    def add(self, indices: Indices, batch: Batch, sums: Sums) -> None:
+        """Add a micro-batch of held-out samples, with what `Backend.evaluate` gave."""
+        weights = {ANSWER_TOKENS: batch.weight, **self._objective.weights(batch)}
+        for totals, parts in ((self.losses, sums.losses), (self.weights, weights), (self.metrics, sums.metrics)):
+            for name, value in parts.items():
+                totals[name] = totals.get(name, 0.0) + value
+        self.samples += len(batch)
+        if sums.rewards is not None:
+            rows = zip(indices.tolist(), *(sums.rewards[half::2].tolist() for half in (0, 1)), strict=True)
+            self.pairs = followed_pairs([*self.pairs, *(EvaluatedPair(*row) for row in rows)])
+
+    @property
+    def weight(self) -> float:
+        """The first weight, which the loss is reported per."""
+        return self.weights[self._objective.row.weight_unit]
+
+    @property
+    def loss_sum(self) -> float:
+        """The rank's own mean loss, each term divided by its own weight, times `weight`."""
+        own = {name: self.weights[name] for name in self._objective.row.weights}
+        return Tail(self.losses, own, {}, 0, 0).loss_sum
+
+
+def evaluate(rank: Rank, plan: StepPlan, started: float) -> EvaluationReport:
+    """Return the rank's loss sums over its part of the held-out samples."""
+    watch, held_out = rank.observer.begin(started), HeldOutSums(rank.objective)
+    queue = rank.micro_batches.queue(plan, rank.work(plan), rank.dataset.held_out_targets)
+    with watch.phase("evaluate"):
+        while queue:
+            rank.progress.check(plan.generation)
+            rank.status.show("evaluate")  # once more for each, as a sign of life
+            indices = queue.next
+            batch = rank.dataset.held_out_batch(indices)
+            try:
+                held_out.add(indices, batch, rank.backend.evaluate(batch))
+                queue.done()
+            except DeviceMemoryError as error:
+                queue.halve(error)
+    sums = queue.sums(held_out.loss_sum, held_out.weight, held_out.samples)
+    report = msgspec.structs.asdict(rank.observer.report(plan, watch, sums, sums.weight))
+    return EvaluationReport(
+        **report, losses=held_out.losses, weights=held_out.weights, sums=held_out.metrics, pairs=held_out.pairs
+    )
+
+
+def measure(rank: Rank, plan: StepPlan, started: float) -> Report:
+    """Return how fast forward and backward passes go over training samples. Where there is more than one micro-batch,
+    the first only warms up. Nothing is added to the accumulators."""
+    watch, timed = rank.observer.begin(started), list[tuple[int, float]]()
+    queue = rank.micro_batches.queue(plan, rank.work(plan), lambda at: rank.targets(rank.dataset.at_hand(at)))
+    while queue:
+        rank.progress.check(plan.generation)
+        positions = queue.next
+        batch, begun = rank.batch(rank.dataset.at_hand(positions)), watch.seconds()
+        try:
+            _pass(rank, plan, batch, watch)
+            timed.append((len(positions), watch.seconds() - begun))
+            queue.done()
+        except DeviceMemoryError as error:
+            queue.halve(error)
+        rank.backend.forget()
+    kept = timed[1:] or timed
+    rate = sum(count for count, _ in kept) / sum(seconds for _, seconds in kept) if kept else None
+    return msgspec.structs.replace(rank.observer.report(plan, watch, queue.sums()), samples_per_second=rate)
+
+
+def _pass(rank: Rank, plan: StepPlan, batch: Batch, watch: Stopwatch) -> None:
+    with watch.phase("forward"):
+        rank.backend.forward(batch, *term_scales(1 / plan.divisor, rank.objective.weights(batch)))
+    with watch.phase("backward"):
+        rank.backend.backward()
+        rank.backend.wait()
+
+
+def synchronize(rank: Rank, plan: StepPlan, started: float) -> Report:
+    """Take over the state of the group's lowest rank, and report how far this one had drifted."""
+    watch = rank.observer.begin(started)
+    with watch.phase("sync"):
+        drift = take_lowest(rank.group, plan.generation, rank.backend, rank.progress)
+    return msgspec.structs.replace(rank.observer.report(plan, watch), drift=drift)
+
+
+def probe(rank: Rank, plan: StepPlan, started: float, family: str) -> Probed:
+    """Return the log-probabilities of the data's first tokens, by forward passes; `family` is the model's."""
+    watch, batch = Stopwatch(rank.status, started), rank.dataset.probe_batch()
+    with watch.phase("probe"):
+        measured = probes.probe(
+            rank.backend, batch, tf32=rank.settings.tf32, check=lambda: rank.progress.check(plan.generation)
+        )
+    return probes.probed(rank.observer.report(plan, watch), rank.backend, batch, family, *measured)
+
+
+def defragment(rank: Rank, plan: StepPlan, started: float) -> Report:
+    """Give what the allocator keeps unused back to the device, and report how much that was."""
+    watch, before = rank.observer.begin(started), rank.backend.memory().cache_bytes
+    rank.backend.discard()
+    report, after = rank.observer.report(plan, watch), rank.backend.memory().cache_bytes
+    if before is None or after is None:
+        return report
+    return msgspec.structs.replace(report, values={**report.values, FREED: float(max(0, before - after))})
+
+
+def acknowledge(rank: Rank, plan: StepPlan, started: float, failure: str | None) -> Report:
+    """Return the report of a plan that others carry out, such as a checkpoint, with why it failed."""
+    return rank.observer.report(plan, rank.observer.begin(started), skipped=failure)
