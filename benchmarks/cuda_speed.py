@@ -35,7 +35,7 @@ from lib.cuda_contenders import MAKERS, SIZES, Work
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.device_table import datasheet_tflops
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.trainer.checkpoints.host_copy import HostCopy
+from trainctl.trainer.checkpoints.saver import HostCopy
 
 BARS = {("compiled ours", "compiled loop"): 0.98, ("ours", "Trainer"): 1.1, ("compiled ours", "best Trainer"): 1.0}
 """The least tokens per second of ours over those of a peer."""

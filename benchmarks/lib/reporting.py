@@ -26,7 +26,7 @@ from trainctl.trainer.data.batch import Batch, from_blocks
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.loop import train
-from trainctl.trainer.objectives.pretrain import OBJECTIVE
+from trainctl.trainer.objectives.next_token import NextToken
 from trainctl.trainer.step.observer import STEPS
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity, Rank, Settings
@@ -58,7 +58,7 @@ class TimedProgress(Progress):
 class Work:
     """A backend whose arithmetic is one matrix product; what it says of memory is true."""
 
-    parts = Parts(OBJECTIVE, None)
+    parts = Parts(NextToken("pretrain"), None)
     compile_meter = CompileMeter()
 
     def __init__(self, side: int, progress: TimedProgress) -> None:

@@ -376,13 +376,12 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python):
         from trainctl.trainer.backends.base import Parts
         from trainctl.trainer.backends.torch_backend import TorchBackend
         from trainctl.trainer.backends.torch_model import read_model
-        from trainctl.trainer.objectives.pretrain import OBJECTIVE
+        from trainctl.trainer.objectives.next_token import NextToken
         from trainctl.protocol.config.run_tables import OptimizerTable
 
         torch.set_num_threads(1)
-        backend = TorchBackend(
-            read_model(Path(sys.argv[1]) / "model", "run.toml"), Parts(OBJECTIVE, OptimizerTable(learning_rate=1e-3))
-        )
+        parts = Parts(NextToken("pretrain"), OptimizerTable(learning_rate=1e-3))
+        backend = TorchBackend(read_model(Path(sys.argv[1]) / "model", "run.toml"), parts)
         gc.freeze()  # as a trainer does
         gc.enable()
         def work(size):

@@ -9,7 +9,7 @@ from tests.trainer.support.families import EACH, FAMILIES
 
 from trainctl.protocol.config.run_file import check_paths
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.random_weights import random_weights
+from trainctl.trainer.backends.load import random_weights
 from trainctl.trainer.data.permutation import mix, uniform
 
 ONE_OF_EACH = {family.kind: name for name, family in FAMILIES.items()}

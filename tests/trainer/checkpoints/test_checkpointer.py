@@ -9,8 +9,7 @@ from tests.trainer.support.written_checkpoints import loop_of
 from trainctl.protocol import messages as m
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
-from trainctl.trainer.checkpoints.host_copy import HostCopy
-from trainctl.trainer.checkpoints.saver import Copied
+from trainctl.trainer.checkpoints.saver import Copied, HostCopy
 
 LOOP = loop_of(4)
 PLAN = m.StepPlan(

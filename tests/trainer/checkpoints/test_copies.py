@@ -25,10 +25,9 @@ from trainctl.protocol.config.run_tables import CheckpointTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.copy_mark import COPYING, step_in_copy
-from trainctl.trainer.checkpoints import copies, copy_process, files, pending_copy, retention
-from trainctl.trainer.checkpoints.copies import Copies
+from trainctl.trainer.checkpoints import copies, copy_process, files, retention
+from trainctl.trainer.checkpoints.copies import Copies, PendingCopy
 from trainctl.trainer.checkpoints.copy_process import CopyError, Line, copy_newest, to_path, to_rsync
-from trainctl.trainer.checkpoints.pending_copy import PendingCopy
 
 SOON = (0.01, 0.01)
 
@@ -369,7 +368,7 @@ def test_a_trainer_passes_on_what_happens_to_the_copy(run, tmp_path, monkeypatch
         wait_for(lambda: trainer.has(*outcomes))
     trainer.copies.close()
     assert isinstance(trainer.said[0], m.CheckpointCopy) and trainer.said[0].to == str(tmp_path / "there")
-    assert pending_copy.read(run / "checkpoints") is None
+    assert copies.read_pending(run / "checkpoints") is None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     unable = Trainer(run, str(tmp_path))
     unable.writes(run, 5)
@@ -410,7 +409,7 @@ def test_a_trainer_that_leaves_before_the_copy_is_done_leaves_it_to_the_next(run
     written(run, 2)
     with contextlib.suppress(OSError), killed.copies.after(3):
         raise OSError(28, "No space left on device")
-    assert pending_copy.read(run / "checkpoints") == PendingCopy(0, 3)
+    assert copies.read_pending(run / "checkpoints") == PendingCopy(0, 3)
     monkeypatch.undo()
     early = Trainer(run, str(tmp_path / "there"))
     early.copies.resume()
@@ -419,7 +418,7 @@ def test_a_trainer_that_leaves_before_the_copy_is_done_leaves_it_to_the_next(run
     monkeypatch.setattr(Copies, "start", lambda _: None)
     for step in (3, 4):
         killed.writes(run, step)
-    assert pending_copy.read(run / "checkpoints") == PendingCopy(0, 3)
+    assert copies.read_pending(run / "checkpoints") == PendingCopy(0, 3)
     monkeypatch.undo()
     other = Copies("run-1", 1, run / "checkpoints", CheckpointTable(copy_to=str(tmp_path / "there")), early.said.append)
     other.resume()
@@ -428,4 +427,4 @@ def test_a_trainer_that_leaves_before_the_copy_is_done_leaves_it_to_the_next(run
     early.copies.resume()
     wait_for(lambda: early.has((4, "copying"), (4, "copied")))
     early.copies.close()
-    assert pending_copy.read(run / "checkpoints") is None
+    assert copies.read_pending(run / "checkpoints") is None

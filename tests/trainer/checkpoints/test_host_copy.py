@@ -3,7 +3,7 @@
 import numpy as np
 from tests.trainer.support.passes import go_on, trained
 
-from trainctl.trainer.checkpoints.host_copy import HostCopy
+from trainctl.trainer.checkpoints.saver import HostCopy
 
 
 def test_a_copy_follows_updates_and_memory_that_moves(load_backend):

@@ -272,7 +272,7 @@ def test_the_first_fork_server_is_the_trainer_forked_and_one_that_dies_is_replac
     said = run_python("""
         import gc, psutil
         from tests.trainer.support.ranks import pid_of
-        from trainctl.trainer.collective.fork_self import ForkedServer
+        from trainctl.trainer.collective.fork_client import ForkedServer
         from trainctl.trainer.collective.standby import early_standby
         standby = early_standby("ring")
         server = standby._server.process

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainctl.trainer.data.growing_lines import ChunkCutter
-from trainctl.trainer.data.growing_order import GrowingOrder
+from trainctl.trainer.data.growing_dataset import GrowingOrder
 from trainctl.trainer.data.permutation import permute, samples_at
+from trainctl.trainer.data.sealing import ChunkCutter
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)
 SEEDS = st.integers(0, 2**40)

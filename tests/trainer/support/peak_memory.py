@@ -20,7 +20,7 @@ from trainctl.protocol.config.objectives import objective_of
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.host_memory import KernelPeak
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.checkpoints.host_copy import HostCopy
+from trainctl.trainer.checkpoints.saver import HostCopy
 from trainctl.trainer.data import batch as batches
 
 

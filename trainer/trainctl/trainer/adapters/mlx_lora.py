@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import mlx.core as mx
+from mlx import nn
 from mlx.utils import tree_unflatten
 
+from trainctl.trainer.adapters import dropout
 from trainctl.trainer.adapters.lora import Lora, stored_name
 
 _DECODER_LAYER = re.compile(r"^.*\.layers\.\d+\.")
@@ -31,8 +34,6 @@ def attach(model: Any, lora: Lora) -> dict[str, Place]:
         layer: made.from_base(linear[layer], r=lora.table.rank, dropout=0.0, scale=lora.scale) for layer in lora.layers
     }
     if lora.table.dropout:
-        from trainctl.trainer.adapters.mlx_dropout import Dropout
-
         for place, (layer, (_, width)) in enumerate(sorted(lora.layers.items())):
             layers[layer].dropout = Dropout(lora, place, width)
     model.update_modules(tree_unflatten([*layers.items()]))
@@ -67,3 +68,18 @@ def mlx_config(lora: Lora) -> dict[str, Any]:
         "fine_tune_type": "lora", "num_layers": lora.table.layers or lora.decoder_layers,
         "lora_parameters": {"rank": lora.table.rank, "scale": lora.scale, "dropout": lora.table.dropout, "keys": keys},
     }  # fmt: skip
+
+
+class Dropout(nn.Module):  # type: ignore[misc, name-defined]
+    """Drops inputs of one adapter while training."""
+
+    def __init__(self, lora: Lora, place: int, width: int) -> None:
+        super().__init__()
+        self._tokens, self._rate = lora.token_keys, lora.table.dropout
+        self._channels = mx.array(dropout.channel_keys(place, width))
+
+    def __call__(self, x: Any) -> Any:
+        if not self.training or self._tokens.value is None:
+            return x
+        kept = dropout.kept(self._tokens.value, self._channels, dropout.threshold(self._rate))
+        return mx.where(kept, x.astype(mx.float32) * (1 / (1 - self._rate)), 0)

@@ -2,13 +2,18 @@
 
 import importlib.util
 import logging
+import math
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from trainctl.protocol.config.families import check_objective
+from trainctl.protocol.config.families import TESTED, check_objective
 from trainctl.protocol.config.run_file import needs_torch
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, installing
@@ -17,10 +22,10 @@ from trainctl.protocol.machine.large_imports import import_large
 from trainctl.trainer.adapters.lora import read_lora
 from trainctl.trainer.backends import document_mask
 from trainctl.trainer.backends.base import Backend, BackendName, Parts
-from trainctl.trainer.backends.random_weights import random_weights
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
 from trainctl.trainer.common.without_torch import import_without_torch
+from trainctl.trainer.data.permutation import mix, uniform
 from trainctl.trainer.objectives.registry import objective_for
 
 log = logging.getLogger(__name__)
@@ -104,3 +109,23 @@ def choose(wanted: str, where: str) -> BackendName:
     else:
         problem = f"{wanted!r} is not installed here; {installing(wanted)}"
     raise InvalidInputError(f"{where}: nodes.backend", problem)
+
+
+_STANDARD_DEVIATION = 0.02
+"""Of matrices, where config.json has none: transformers' default."""
+
+
+def random_weights(
+    shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], seed: int
+) -> dict[str, NDArray[np.float32]]:
+    """Values for each of `shapes`. `config`: the model's config.json, of a tested family."""
+    bound = config.get("initializer_range", _STANDARD_DEVIATION) * math.sqrt(3)  # uniform in +-b: deviation b / sqrt 3
+    norm = TESTED[config["model_type"]].neutral_norm
+    key = int(mix(np.array([seed], np.uint64))[0])
+    values = {}
+    for place, (name, shape) in enumerate(sorted(shapes.items())):
+        if len(shape) >= 2:
+            values[name] = uniform(shape, key + place, bound)
+        else:
+            values[name] = np.full(shape, 0.0 if name.endswith(".bias") else norm, np.float32)
+    return values

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -17,10 +18,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import COPY_COMMAND, is_rsync_target
 from trainctl.protocol.config.run_tables import CheckpointTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.checkpoints import pending_copy
+from trainctl.protocol.files.durable_files import make_folder, write_file
+from trainctl.protocol.record import checkpoints
 from trainctl.trainer.checkpoints.background import NICENESS
 from trainctl.trainer.checkpoints.copy_process import Line
-from trainctl.trainer.checkpoints.pending_copy import PendingCopy
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 
@@ -70,10 +71,10 @@ class Copies:
 
     def resume(self) -> None:
         """Have the newest checkpoint copied if an earlier trainer of this rank has left that out."""
-        pending = pending_copy.read(self._folder) if self._target else None
+        pending = read_pending(self._folder) if self._target else None
         if pending is None or pending.rank != self._rank:
             return
-        newest = pending_copy.newest_step(self._folder)
+        newest = newest_step(self._folder)
         if newest is not None and newest >= pending.step:
             log.info("the checkpoint of step %s has not been copied yet: copying it", f"{newest:,}")
             self.start()
@@ -118,7 +119,7 @@ class Copies:
 
     def _conclude(self, last: Line | None, problem: str) -> None:
         """The process ended by an error, after its `last` line: say so, unless it had said how the newest copy went."""
-        step = last.step if last is not None and last.state == "copying" else pending_copy.newest_step(self._folder)
+        step = last.step if last is not None and last.state == "copying" else newest_step(self._folder)
         has_said = last is not None and (last.state == "failed" or (last.state, last.step) == ("copied", step))
         if step is not None and not has_said:
             self._pass_on(Line(step, "failed", problem=problem))
@@ -144,14 +145,14 @@ class Copies:
     def _expect(self, step: int) -> None:
         with self._lock:
             self._expected = step
-            before = pending_copy.read(self._folder)
+            before = read_pending(self._folder)
             self._note(step if before is None or before.rank != self._rank else min(step, before.step))
 
     def _note(self, step: int | None) -> None:
         """Keep the lowest step whose checkpoint isn't known to be copied. A disk that refuses costs a copy after this
         trainer's end, not the checkpoint."""
         try:
-            pending_copy.note(self._folder, None if step is None else PendingCopy(self._rank, step))
+            note_pending(self._folder, None if step is None else PendingCopy(self._rank, step))
         except OSError as error:
             log.warning("can't note which checkpoint has to be copied: %s", first_line(error))
 
@@ -190,3 +191,41 @@ def _lower_priority(pid: int) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
     except OSError:
         return
+
+
+PENDING: Final = ".copy-pending"
+"""File in `checkpoints`; gone once the newest one is copied and the agent has been sent a message about that."""
+
+
+class PendingCopy(msgspec.Struct, frozen=True):
+    """Checkpoints from a step on aren't known to be copied."""
+
+    rank: int  # rank whose trainer copies them
+    step: int  # the lowest step
+
+
+def read_pending(folder: Path) -> PendingCopy | None:
+    """What is pending in `checkpoints`; None if nothing is."""
+    try:
+        return msgspec.json.decode((folder / PENDING).read_bytes(), type=PendingCopy)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def note_pending(folder: Path, pending: PendingCopy | None) -> None:
+    """Have the disk keep what is pending, as a whole or not at all; None: nothing. Raises OSError."""
+    path = folder / PENDING
+    if pending is None:
+        path.unlink(missing_ok=True)
+        return
+    make_folder(path.parent)
+    write_file(path, msgspec.json.encode(pending))
+
+
+def newest_step(folder: Path) -> int | None:
+    """The step of the newest complete checkpoint in `checkpoints`; None without one."""
+    found = checkpoints.newest_complete(folder, hashes=False)
+    try:
+        return checkpoints.read_manifest(found).step if found is not None else None
+    except InvalidInputError:  # it was removed meanwhile
+        return None

@@ -6,10 +6,12 @@ being joined, and that a fence was answered. Messages that the agent cannot take
 repeats the newest reports anyway.
 """
 
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -20,6 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.addresses import split
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlError
+from trainctl.protocol.messages import FromTrainer
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import check_frames, new_socket
@@ -27,7 +30,6 @@ from trainctl.trainer.common.errors import OutdatedError, first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.group_handler import GroupOrders
 from trainctl.trainer.control.inbox import Broken, Order, Orphaned, Signalled
-from trainctl.trainer.control.outbox import Outbox
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity
 
@@ -287,3 +289,51 @@ class Control:
 
     def _say(self, message: m.FromTrainer) -> None:
         self._unsent.append(codec.encode(message))
+
+
+class Outbox:
+    """`put` on any thread; `descriptor` becomes readable when `take` has something to give."""
+
+    def __init__(self) -> None:
+        self._messages: SimpleQueue[FromTrainer | None] = SimpleQueue()
+        self._frames: deque[bytes] = deque()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    @property
+    def descriptor(self) -> int:
+        return self._woken.fileno()
+
+    def put(self, message: FromTrainer) -> None:
+        """Pass a message on; returns at once."""
+        self._messages.put(message)
+
+    def take(self) -> list[bytes]:
+        """The frames encoded so far, oldest first."""
+        with suppress(BlockingIOError):  # no one has called `wake` since the last time
+            self._woken.recv(4096)
+        return [self._frames.popleft() for _ in range(len(self._frames))]
+
+    def wake(self) -> None:
+        """Make `descriptor` readable."""
+        try:
+            self._waker.send(b"\0")
+        except BlockingIOError:
+            return  # as many wake-ups are waiting as the system holds: one is enough
+
+    def finish(self) -> None:
+        """Encode what has been put, and end the thread; `take` gives the rest."""
+        self._messages.put(None)
+        self._thread.join()
+
+    def close(self) -> None:
+        self._waker.close()
+        self._woken.close()
+
+    def _run(self) -> None:
+        while (message := self._messages.get()) is not None:
+            self._frames.append(codec.encode(message))
+            self.wake()

@@ -9,6 +9,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +21,7 @@ from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.data.batch import Batch, collate
 from trainctl.trainer.data.dataset import Dataset, dataset_of, open_dataset, place_of
-from trainctl.trainer.data.growing_order import GrowingOrder
-from trainctl.trainer.data.permutation import Indices
+from trainctl.trainer.data.permutation import Indices, permute
 from trainctl.trainer.data.sealing import Sealing, SealingProcess
 from trainctl.trainer.data.token_cache import Report, no_report, read_cache
 from trainctl.trainer.data.training_data import Look, Seen
@@ -30,6 +30,64 @@ LOOK_SECONDS = 0.5
 """Seconds between two looks of what waits."""
 _SHORT = 16
 """Characters of a chunk's digest that a checkpoint keeps."""
+
+
+_PASS_SHIFT = 32
+
+
+@dataclass(frozen=True)
+class GrowingOrder:
+    """What has been sealed by now; `sealed` and `complete` give the next one."""
+
+    seed: int
+    starts: tuple[int, ...] = (0,)  # S_c of each chunk, and the number of all samples
+    ended: bool = False
+
+    @property
+    def samples(self) -> int:
+        """Samples of all sealed chunks."""
+        return self.starts[-1]
+
+    @property
+    def chunks(self) -> int:
+        """Sealed chunks."""
+        return len(self.starts) - 1
+
+    def sealed(self, samples: int) -> "GrowingOrder":
+        """With another chunk of so many samples, perhaps none."""
+        return GrowingOrder(self.seed, (*self.starts, self.samples + samples))
+
+    def complete(self) -> "GrowingOrder":
+        """The file has ended."""
+        return GrowingOrder(self.seed, self.starts, ended=True)
+
+    def covers(self, stop: int) -> bool:
+        """Whether the samples of all positions below `stop` are known."""
+        return stop <= self.samples or (self.ended and self.samples > 0)
+
+    def needed(self, cursor: int) -> int:
+        """How many chunks, from the first on, the positions below `cursor` are in."""
+        if cursor > self.samples:
+            return self.chunks
+        return int(np.searchsorted(self.starts[:-1], cursor, side="left"))
+
+    def chunk_of(self, samples: Indices) -> Indices:
+        """The chunk that each sample is in."""
+        chunks: Indices = np.searchsorted(self.starts, samples, side="right") - 1
+        return chunks
+
+    def at(self, positions: Indices) -> Indices:
+        """The sample at each position, numbered through all chunks. Raises IndexError for one that isn't known yet."""
+        if len(positions) and not self.covers(int(positions.max()) + 1):
+            raise IndexError(f"position {positions.max()} is not in the {self.samples} sealed samples")
+        passes, within = np.divmod(positions, max(1, self.samples))
+        chunks = self.chunk_of(within)
+        found = np.empty(len(positions), np.int64)
+        for turn, chunk in {*zip(passes.tolist(), chunks.tolist(), strict=True)}:
+            here = (passes == turn) & (chunks == chunk)
+            start, stop = self.starts[chunk : chunk + 2]
+            found[here] = start + permute(within[here] - start, stop - start, self.seed, (turn << _PASS_SHIFT) + chunk)
+        return found
 
 
 class SealedChunks(NamedTuple):

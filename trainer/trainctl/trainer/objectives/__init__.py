@@ -1,1 +1,1 @@
-"""Objectives: from a model's outputs on a batch to named sums and weights, one module each."""
+"""Objectives: from a model's outputs on a batch to named sums and weights."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName, ObjectiveTable
+from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName
 from trainctl.trainer.data.batch import Batch
 
 
@@ -86,10 +86,6 @@ class Objective(ABC):
     def __init__(self, name: ObjectiveName) -> None:
         self.name: ObjectiveName = name
         self.row = OBJECTIVES[name]
-
-    def configured(self, table: ObjectiveTable) -> "Objective":
-        """As `[objective]` of the run file sets it."""
-        return self
 
     @abstractmethod
     def sums(self, outputs: Outputs) -> Sums:

@@ -1,14 +1,18 @@
-"""The objective of a run by its name."""
-
-import importlib
+"""The objective that a run file asks for."""
 
 from trainctl.protocol.config.objectives import objective_name
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.trainer.objectives.next_token import NextToken
 from trainctl.trainer.objectives.objective import Objective
+from trainctl.trainer.objectives.preferences import Dpo, Orpo
 
 
 def objective_for(config: RunFile) -> Objective:
-    """The one that `config` asks for: OBJECTIVE of the module of its name."""
-    name = objective_name(config.objective, config.data.kind)
-    found: Objective = importlib.import_module(f"trainctl.trainer.objectives.{name}").OBJECTIVE
-    return found.configured(config.objective)
+    """Return the objective of a run."""
+    match objective_name(config.objective, config.data.kind):
+        case "dpo":
+            return Dpo(config.objective)
+        case "orpo":
+            return Orpo(config.objective)
+        case name:
+            return NextToken(name)

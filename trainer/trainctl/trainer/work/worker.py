@@ -7,36 +7,85 @@ Exit status 0: told to leave, or the agent is gone; 1: one line on standard erro
 import argparse
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
+import numpy as np
 import zmq
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import micro_of
-from trainctl.protocol.config.run_tables import NodeTable
-from trainctl.protocol.errors import ProtocolError
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.process_title import set_title
+from trainctl.protocol.messages.requests import ANSWER_BYTES
+from trainctl.protocol.record.checkpoints import verify
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.json_text import with_names
-from trainctl.trainer.backends.load import import_library
+from trainctl.trainer.adapters.lora import read_lora
+from trainctl.trainer.backends.base import Backend, Decoding
+from trainctl.trainer.backends.load import import_library, load
+from trainctl.trainer.checkpoints.files import ADAPTER, is_base, read_loop
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.garbage import no_collections
 from trainctl.trainer.common.logs import log
+from trainctl.trainer.common.model_files import longest_context
 from trainctl.trainer.data.row_tokens import row_tokenizer
+from trainctl.trainer.data.rows import fields_of, prompt_of
 from trainctl.trainer.runtime import Failures
 from trainctl.trainer.step.answering import Answerer
-from trainctl.trainer.work.checkpoint_model import load_checkpoint
-from trainctl.trainer.work.row_answers import RowAnswerer
-from trainctl.trainer.work.scoring import Scorer
+from trainctl.trainer.work.scoring import ERROR_CHARACTERS, Scorer
 
 AGAIN_SECONDS = 1.0
 """Time after which an unanswered request is repeated."""
+
+
+class RowAnswerer:
+    """A model that answers rows."""
+
+    def __init__(self, answerer: Answerer, how: Decoding) -> None:
+        self._answerer, self._how = answerer, how
+
+    def process(self, first: int, rows: Sequence[str]) -> list[dict[str, Any]]:
+        """For each row, of which the first has index `first`: `answer`, `tokens` (how many were generated) and `ended`
+        (whether the model ended the answer); `cut` if the answer was too large; or `error`, the reason why it has
+        none."""
+        return [self._result(number, row) for number, row in enumerate(rows, first)]
+
+    def _result(self, number: int, row: str) -> dict[str, Any]:
+        how = self._how._replace(seed=row_seed(self._how.seed, number))
+        try:
+            made = self._answerer.answer(prompt_of(fields_of(row, "row"), "row"), how, lambda: None)
+        except InvalidInputError as error:
+            return {"error": error.problem[:ERROR_CHARACTERS]}
+        except (ValueError, TypeError, KeyError, IndexError) as error:  # of a library, about this row
+            return {"error": first_line(error)[:ERROR_CHARACTERS]}
+        text = fitting(made.text, ANSWER_BYTES)
+        cut = {"cut": True} if text != made.text else {}
+        return {"answer": text, "tokens": made.tokens, "ended": made.ended, **cut}
+
+
+def row_seed(seed: int, number: int) -> int:
+    """A row's own seed, whichever node answers it."""
+    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+
+
+def fitting(text: str, size: int) -> str:
+    """The longest start of a text that is at most `size` bytes long as a JSON string."""
+    text = text.encode("utf-8", "replace").decode()
+    if len(msgspec.json.encode(text)) <= size:
+        return text
+    low, high = 0, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(msgspec.json.encode(text[:middle])) <= size else (low, middle - 1)
+    return text[:low]
 
 
 def main() -> int:
@@ -123,3 +172,43 @@ def _parser() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+class CheckpointModel(NamedTuple):
+    """A loaded model."""
+
+    backend: Backend
+    config: RunFile  # as it is on this node
+    directory: Path  # that has the model's configuration and tokenizer
+    longest: int | None  # tokens that the model allows; None: it doesn't say
+
+
+def load_checkpoint(checkpoint: Path, config: RunFile, node: str, where: str) -> CheckpointModel:
+    """Raises InvalidInputError if the checkpoint is damaged, or its adapters' base is missing here or another one."""
+    verify(checkpoint)
+    config = run_file.on_this_machine(config, node)
+    directory = Path(config.model.path) if config.adapter.kind != "full" else checkpoint
+    if not (directory / "config.json").is_file():
+        raise InvalidInputError(f"{where}: model.path", f"the adapters' base model is missing on {node}: {directory}")
+    model = msgspec.structs.replace(config.model, path=str(directory), init="pretrained")
+    config = msgspec.structs.replace(config, model=model)
+    if config.adapter.kind != "full":
+        wanted = read_loop(checkpoint).base_digest
+        if not is_base(directory, read_lora(config, where), wanted):
+            problem = f"{directory} on {node} is not the model that the adapters were trained on: its files differ"
+            raise InvalidInputError(f"{where}: model.path", problem)
+    backend = load(config, config.nodes.get(node, NodeTable()), where, trains=False)
+    if config.adapter.kind != "full":
+        backend.copy_in("weights", _arrays(checkpoint / ADAPTER))
+    return CheckpointModel(backend, config, directory, longest_context(directory))
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        loaded: dict[str, Any] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInputError(str(path), f"not readable weights: {first_line(error)}") from None
+    return loaded
