@@ -21,7 +21,15 @@ class Checkout:
         monkeypatch.setenv("PATH", f"{uv.parent}:/usr/bin:/bin" if installer == "uv" else "/usr/bin:/bin")
 
     def make(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        line = ["make", "-C", str(ROOT), "--no-print-directory", f"VENV={self.venv}", f"PYTHON={sys.executable}", *words]
+        line = [
+            "make",
+            "-C",
+            str(ROOT),
+            "--no-print-directory",
+            f"VENV={self.venv}",
+            f"PYTHON={sys.executable}",
+            *words,
+        ]
         return subprocess.run(line, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
 
     @property

@@ -15,8 +15,8 @@ from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.log_feed import LogFeed
 from trainctl.tui.state.source import Source
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.styled_line import Line
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line
 
 T = TypeVar("T")
 READ_ONLY = "read-only: this screen sends no commands"

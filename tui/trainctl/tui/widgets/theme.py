@@ -68,7 +68,7 @@ def rank_role(place: int) -> str:
 
 
 def run_role(place: int) -> str:
-    """Return the colour of what is the whole run's, such as the loss and then its evaluation: none of the first ranks'."""
+    """Return the colour of a line of the whole run, such as the loss and its evaluation: none of the first ranks'."""
     return "text" if place == 0 else f"series{-place % _SERIES}"
 
 
