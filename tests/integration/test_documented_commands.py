@@ -51,8 +51,8 @@ done
 
 def commands(page: str) -> list[str]:
     """The page's command lines, without what explains them."""
-    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    lines = [line for text in blocks for line in text.splitlines()]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    lines = [line for language, text in blocks if not language for line in text.splitlines()]
     known = re.compile(r"(trainctl|trainctl-agent|make|pip|ssh|\.)( |$)|there=")
     return [re.split(r"\s{2,}#", line)[0].strip() for line in lines if known.match(line)]
 
