@@ -32,9 +32,8 @@ NOT_RUN = {
 """Commands that these tests don't run, each with its reason."""
 README_BLOCKS = (("Your own run", 0), ("Demo", 1))
 """Those that test_readme.py runs."""
-STEPS = 12
-SHOWN = "detach"
-"""A word of every full screen's bottom line."""
+STEPS = 4
+FEW_STEPS = f"s/^steps = .*/steps = {STEPS}/; s/^every_steps = .*/every_steps = {STEPS // 2}/"
 AGENT = """
 trainctl-agent run --name mbp --detach
 trap 'kill $(grep -ho "\\"pid\\":[0-9]*" "$XDG_STATE_HOME"/trainctl/.agents/*.json | cut -d: -f2)' EXIT
@@ -62,7 +61,7 @@ def run_here(page: str) -> list[str]:
     screens = ("trainctl replay", "trainctl demo")
     look = shlex.join([sys.executable, screen_once.__file__])
     return [
-        f"{look} {SHOWN} {line}" if line == "trainctl" or line.startswith(screens) else line
+        f"{look} {line}" if line == "trainctl" or line.startswith(screens) else line
         for line in commands(page)
         if line not in NOT_RUN
     ]
@@ -92,7 +91,7 @@ def test_the_commands_of_training(folder: Path) -> None:
     first_asking = next(place for place, line in enumerate(lines) if line.startswith("trainctl send"))
     for place, line in enumerate(lines):
         if line.startswith("trainctl init"):
-            lines[place] = f"{line}\nsed -i 's/^steps = .*/steps = {STEPS}/' run.toml"
+            lines[place] = f"{line}\nsed -i '{FEW_STEPS}' run.toml"
         elif line.startswith("trainctl quantize"):
             path = 's/^path = .*Qwen3-0.6B"/path = "Qwen3-0.6B-mlx-4bit"\\nbase = "mlx-4bit"/'
             lines[place] = f"{line}\nsed '{path}' run.toml > qlora.toml"
@@ -111,10 +110,10 @@ def test_the_commands_of_training(folder: Path) -> None:
 def test_the_commands_of_operating(folder: Path) -> None:
     """After a run of a few steps, which RUN stands for."""
     lines = [
-        re.sub(r"\bsft-1b-\S+@9000", f"$RUN@{STEPS}", line).replace(" RUN ", " $RUN ")
+        re.sub(r"\bRUN\b", "$RUN", re.sub(r"\bsft-1b-\S+@9000", f"RUN@{STEPS // 2}", line))
         for line in run_here("docs/operating.md")
     ]
-    made = f"trainctl init --model Qwen3-0.6B --data answers.jsonl\nsed -i 's/^steps = .*/steps = {STEPS}/' run.toml"
+    made = f"trainctl init --model Qwen3-0.6B --data answers.jsonl\nsed -i '{FEW_STEPS}' run.toml"
     begun = (
         "trainctl run run.toml --follow\nRUN=$(basename $(trainctl ls --json | grep -o '[^\"]*/runs/[^\"]*' | head -1))"
     )

@@ -1,5 +1,7 @@
-"""`python screen_once.py WORD COMMAND...`: runs a command on a terminal of its own, presses q once WORD is on its
-screen, and exits with its status. Exits with 1 if it ends before that."""
+"""`python screen_once.py COMMAND...`: opens a full screen on a terminal of its own, presses q, exits with its status.
+
+It exits with 1 if the command ends without having taken the whole screen.
+"""
 
 import fcntl
 import os
@@ -8,23 +10,25 @@ import struct
 import sys
 import termios
 
+WHOLE_SCREEN = b"\x1b[?1049h"
 
-def main(word: str, command: list[str]) -> int:
+
+def main(command: list[str]) -> int:
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ["TERM"] = "xterm-256color"
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         os.execvp(command[0], command)
-    drawn, is_shown = b"", False
+    drawn = b""
     while part := _read(terminal):
         drawn += part
-        is_shown = is_shown or word.encode() in drawn
-        if is_shown:  # at each part: the first closes what a first start shows
+        if WHOLE_SCREEN in drawn:  # at each part: the first closes what a first start shows
             os.write(terminal, b"q")
     _, status = os.waitpid(pid, 0)
-    if not is_shown:
+    if WHOLE_SCREEN not in drawn:
         sys.stderr.write(drawn.decode("utf-8", "replace"))
-    return os.waitstatus_to_exitcode(status) if is_shown else 1
+        return 1
+    return os.waitstatus_to_exitcode(status)
 
 
 def _read(terminal: int) -> bytes:
@@ -35,4 +39,4 @@ def _read(terminal: int) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))
