@@ -8,10 +8,14 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?=
 NODEJS := examples/nodejs/node_modules/.trainctl-lock.json
 
-.PHONY: demo test test-all soak hardware check format bench lowest debian bare clean
+.PHONY: demo watch-demo test test-all soak hardware check format bench lowest debian bare clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
+
+# The full screen alone, over eight nodes that train nothing: without PyTorch and MLX.
+watch-demo: $(VENV)/.ready-tui
+	@$(BIN)/trainctl demo --scripted $(DEMO_ARGS)
 
 # The quick tier (tests/tiers.py): it needs nothing but Python and make.
 test: $(VENV)/.ready-dev
@@ -104,6 +108,7 @@ TORCH ?= cpu
 endif
 TORCH ?= default
 SIZE_cpu := 0.5 GB to download and 2 GB on disk, without CUDA. For CUDA, run make TORCH=default
+SIZE_tui := 25 MB to download and 130 MB on disk, without PyTorch and MLX
 SIZE_default := on Linux 3 GB to download and 8 GB on disk, with CUDA. Without CUDA, make TORCH=cpu is 0.5 and 2 GB
 TORCH_PACKAGE := install -c constraints.txt --index-url https://download.pytorch.org/whl/$(TORCH) torch
 
@@ -114,22 +119,27 @@ define install
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON to a Python 3.11 or newer" >&2; exit 2; }
 	@mkdir -p $(VENV)
 	@echo "setup: installing trainctl[$(1)] into $(VENV); follow it in $(VENV)/setup.log:" \
-	  "$(SIZE_$(TORCH))" >&2
+	  "$(SIZE_$(if $(filter tui,$(1)),tui,$(TORCH)))" >&2
 	@{ if command -v uv; then [ -x $(BIN)/pip ] || uv venv --allow-existing --seed --python $(PYTHON) $(VENV); \
 	  else [ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV); fi; \
-	  [ $(TORCH) = default ] || $(BIN)/python -c 'import torch' 2> /dev/null \
-	    || $(BIN)/python -m pip --no-input --retries 1 --timeout 10 $(TORCH_PACKAGE) || echo "no PyTorch for $(TORCH) there"; \
+	  [ $(1) = tui ] || [ $(TORCH) = default ] || $(BIN)/python -c 'import torch' 2> /dev/null \
+	    || $(BIN)/python -m pip --no-input --retries 1 --timeout 10 $(TORCH_PACKAGE) \
+	    || echo "setup: no PyTorch for $(TORCH) at download.pytorch.org; taking the package index's:" $(SIZE_default) >&3; \
 	  if command -v uv; then uv pip $(PACKAGES) --python $(BIN)/python; else $(BIN)/python -m pip --no-input $(PACKAGES); fi; \
-	} > $(VENV)/setup.log 2>&1 || { tail -n 15 $(VENV)/setup.log >&2; echo "setup: failed; fix the problem and run the" \
+	} 3>&2 > $(VENV)/setup.log 2>&1 || { tail -n 15 $(VENV)/setup.log >&2; echo "setup: failed; fix the problem and run the" \
 	  "same command again, or run make clean first" >&2; exit 1; }
 	@touch $@
 endef
 
 PROJECTS := pyproject.toml protocol/trainctl/protocol/__init__.py constraints.txt
 
+$(VENV)/.ready-tui: $(PROJECTS)
+	$(call install,tui)
+
 $(VENV)/.ready: $(PROJECTS)
 	$(call install,all)
+	@touch $(VENV)/.ready-tui
 
 $(VENV)/.ready-dev: $(PROJECTS)
 	$(call install,dev)
-	@touch $(VENV)/.ready
+	@touch $(VENV)/.ready $(VENV)/.ready-tui

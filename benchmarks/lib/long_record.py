@@ -38,7 +38,7 @@ def make(folder: Path, steps: int, ranks: int) -> Path:
                 return directory
         shutil.rmtree(directory)
     paths.directory.mkdir(parents=True, exist_ok=True)
-    timeline = Timeline(recordings.read(recordings.shipped()), directory.name, ranks, faults=False)
+    timeline = Timeline(recordings.shipped(), directory.name, ranks, faults=False)
     began_at = time.time() - steps * STEP_SECONDS
     connection = open_for_writing(paths.record, RUN_SCHEMA)
     for setting in ("synchronous=OFF", "journal_mode=OFF", "cache_size=-400000"):

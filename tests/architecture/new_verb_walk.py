@@ -107,8 +107,7 @@ async def screen() -> None:
         for opened in (entry.run, lambda: pilot.press("ctrl+l")):
             await _open(pilot, app, opened)
             await pilot.press("backspace", "2", "enter")
-            await until(pilot, lambda: "applied" in dialog_text(app))
-            await pilot.press("escape")
+            await until(pilot, lambda: "applied" in hint(app))
         await pilot.press("colon", *VERB, "space", *"factor=3")
         assert "×3: changes the curve" in hint(app)
         await pilot.press("enter")

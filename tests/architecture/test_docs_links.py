@@ -1,4 +1,4 @@
-"""Every link of the README and the docs leads somewhere, and every picture in their folder is shown."""
+"""Links of the README and the docs lead somewhere, every picture of theirs is shown, and what must be short is."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,7 @@ from tools.protocol_docs import docs
 from tools import pages
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+MOST_README_LINES, MOST_ROW_CHARACTERS = 110, 240
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + DOCS
 
 
@@ -37,3 +38,23 @@ def test_every_link_leads_somewhere_and_every_page_is_in_the_index() -> None:
 def test_every_picture_is_shown_and_kept_in_one_folder() -> None:
     shown = {(page.parent / link).resolve() for page in PAGES for link in links(page) if ".svg" in link}
     assert shown == set(pages.PICTURES.glob("*"))
+
+
+def test_the_readme_is_read_in_one_go() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= MOST_README_LINES
+
+
+def measurements() -> list[list[list[str]]]:
+    """Return the tables of measurements.md, each as rows of cells, the heading first."""
+    text = (ROOT / "docs" / "measurements.md").read_text("utf-8")
+    found = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    return [[[cell.strip() for cell in row[1:-1].split("|")] for row in table.splitlines()] for table in found]
+
+
+def test_every_measurement_is_short_and_names_its_command() -> None:
+    for heading, _, *rows in measurements():
+        for row in rows:
+            assert len(" | ".join(row)) <= MOST_ROW_CHARACTERS, row
+            if "command" in heading:
+                command = row[heading.index("command")]
+                assert command in ("by hand", "the same") or re.fullmatch(r"`[^`]+`", command), row

@@ -1,25 +1,13 @@
 """The README's commands, read from the file and run as they are written, each block in a network of its own."""
 
-import contextlib
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.integration.support.namespaces import Network
-from tests.waiting import HANG_SECONDS
+from tests.integration.support.documented import block, run
 
-from trainctl.trainer.calibration.at_start import NEVER
-
-ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text("utf-8")
 pytestmark = [pytest.mark.tier("test"), pytest.mark.needs("namespaces")]
-KEPT = (NEVER,)
-"""Settings of ours that the commands inherit: calibrations at a start have tests of their own."""
-BEGIN = "set -euo pipefail\n"
 UNTIL_SHOWN = """
 for _ in $(seq 3000); do
   grep -q "step 1 " demo.out && break
@@ -39,28 +27,6 @@ pid=$(grep -ho '"pid":[0-9]*' "$XDG_STATE_HOME"/trainctl/.agents/*.json | cut -d
 kill "$pid"
 while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
 """
-
-
-def block(heading: str, number: int = 0) -> list[str]:
-    """The commands of a block of code under a heading."""
-    part = README.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    return re.findall(r"```\n(.*?)```", part, re.DOTALL)[number].strip().splitlines()
-
-
-def run(folder: Path, script: str) -> str:
-    """What a shell prints that has this environment's programs, a home of its own and no network but loopback."""
-    home = folder / "home"
-    home.mkdir()
-    folders = {name: str(home / name) for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")}
-    taken = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith("TRAINCTL_")}
-    environment = {**taken, **folders, "HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    with contextlib.closing(Network(["here"])) as network:
-        done = subprocess.run(
-            network.on("here", "bash", "-c", BEGIN + script), cwd=folder, env=environment, capture_output=True,
-            text=True, check=False, timeout=HANG_SECONDS,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_your_own_run(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def played(*arguments: str) -> dict[str, Any]:
 
 
 def test_a_scripted_demo_plays_the_same_each_time() -> None:
-    one, other = played("--cluster=3"), played("--cluster=3")
+    one, other = played("--nodes=3"), played("--nodes=3")
     assert one == other
     assert one["ok"] and one["recording"] and one["state"] == "finished" and one["steps"] == 300
     assert [node["name"] for node in one["nodes"]] == ["torch-a", "torch-b", "torch-c"]
@@ -56,8 +56,7 @@ def test_tables_of_a_run_come_through_its_agent() -> None:
 def test_what_only_a_recording_can_do_is_refused_without_one() -> None:
     for arguments, wrong in (
         (("--speed=2",), "--speed"),
-        (("--cluster=2",), "--scripted"),
-        (("--scripted", "--cluster=2", "--nodes=3"), "--nodes"),
+        (("--nodes=60",), "--scripted"),
     ):
         done = trainctl("demo", "--headless", *arguments)
         assert done.returncode == 2

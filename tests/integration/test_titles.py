@@ -43,7 +43,7 @@ def check_titles(cluster: Cluster, run: str, node: str, rank: int, generation: s
     who = f"rank {rank} of {run}"
     (server,) = trainer.children()
     assert shown(trainer) == f"trainctl: trainer {who}"
-    until(lambda: shown(trainer.parent()) == f"trainctl: shim {who}", 20, "the shim's title")
+    until(lambda: shown(trainer.parent()) == f"trainctl: trainer parent {who}", 20, "its parent's title")
     assert shown(server) == f"trainctl: fork server {who}"
     wanted = [f"trainctl: reducer {who} {generation}"]
     until(lambda: [title for _, title in reducers(server)] == wanted, 20, f"{wanted} alone", lambda: reducers(server))

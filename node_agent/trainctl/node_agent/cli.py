@@ -23,7 +23,6 @@ from trainctl.protocol.config.alert_rules import AlertHooks, check_command, chec
 from trainctl.protocol.config.cluster_file import Cluster, check_hooks, default_path, read_default
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.protocol.files.durable_files import write_file
 from trainctl.protocol.machine.large_imports import import_large
 from trainctl.protocol.machine.standard_streams import exit_code, lossy_streams, open_closed
 from trainctl.protocol.record.paths import node_directory
@@ -225,10 +224,6 @@ def _say_bound(name: str, listen: str, live: str, metrics: str | None = None) ->
 
 @app.command(short_help="Play a recorded run as a cluster on this machine.")
 def play(
-    recording: Annotated[
-        Path | None,
-        typer.Argument(help="The recording to play (default: the bundled one).", show_default=False),
-    ] = None,
     nodes: Annotated[
         int | None,
         typer.Option(min=1, max=64, help="Number of nodes (default: as recorded); extra nodes repeat recorded ones."),
@@ -272,7 +267,7 @@ def play(
     from trainctl.node_agent.replay.player import Pace, Player, passing_folder
     from trainctl.protocol.machine.process_title import set_title
 
-    played = recordings.read(recording or recordings.shipped())
+    played = recordings.shipped()
     set_title("player", f"of {played.name}")
     pace = Pace(rate, speed, steps, begin, readings)
     at = _metrics_address("", Cluster(), metrics, anyone=False)
@@ -290,20 +285,6 @@ def play(
 
     with contextlib.nullcontext(folder) if folder is not None else passing_folder(played.name) as directory:
         asyncio.run(serve(directory))
-
-
-@app.command()
-def record(
-    run_directory: Annotated[Path, typer.Argument(help="Run directory of a finished run, on the node that led it.")],
-    output: Annotated[Path, typer.Argument(help="File to write the recording to.")],
-) -> None:
-    """Make a recording for `play` from a finished run."""
-    from trainctl.node_agent.replay import format as recordings
-    from trainctl.node_agent.replay.capture import of_run
-
-    body = recordings.packed(of_run(run_directory))
-    write_file(output, body)
-    print(f"{output}: {len(body):,} bytes")
 
 
 service_commands.register(app)

@@ -1,7 +1,6 @@
 """The shipped recording as a timeline: each step is whole for any number of nodes, and each fault raises its alert."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,7 +10,6 @@ from trainctl.node_agent.replay import format as recordings
 from trainctl.node_agent.replay.alerts import PlayedAlerts
 from trainctl.node_agent.replay.timeline import Timeline
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import AnyEvent
 
 VIEW = next(item for item in examples.EXAMPLES["published by an agent"].values() if isinstance(item, m.RunView))
@@ -19,7 +17,7 @@ VIEW = next(item for item in examples.EXAMPLES["published by an agent"].values()
 
 @pytest.fixture(scope="module")
 def recorded() -> recordings.Recording:
-    return recordings.read(recordings.shipped())
+    return recordings.shipped()
 
 
 @pytest.mark.parametrize("nodes", [1, 8])
@@ -43,12 +41,6 @@ def test_a_node_is_lost_and_comes_back_in_another_generation(recorded: recording
     changes = [states[0], *(after for before, after in pairwise(states) if after != before)]
     assert changes == ["run", "lost", "rejoining", "run"]
     assert timeline.generation(300).n == timeline.generation(1).n + 2
-
-
-def test_what_is_no_recording_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "some.recording").write_bytes(b"x\x9c\x03\x00\x00\x00\x00\x01")
-    with pytest.raises(InvalidInputError, match="not a recording"):
-        recordings.read(tmp_path / "some.recording")
 
 
 def test_each_fault_raises_its_alert_once_and_it_ends(recorded: recordings.Recording) -> None:

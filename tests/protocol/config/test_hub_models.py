@@ -83,3 +83,10 @@ def test_a_folder_of_that_name_takes_precedence(path: Path, cache: Path) -> None
     assert run_file.read(path).model.path == "org/tiny-1.5"
     (path.parent / "org" / "tiny-1.5").mkdir()
     assert run_file.read(path).model.path == str(path.parent / "org" / "tiny-1.5")
+
+
+def test_a_folder_that_is_named_like_an_id_is_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert hub_models.model_folder("org/name") == Path("org/name")
+    hub_models.check_cached("org/name", "MODEL")

@@ -2,7 +2,7 @@
 
 import random
 
-from tests.tui.support.driving import body, burst, dialog_text, driven, until
+from tests.tui.support.driving import body, burst, dialog_text, driven, hint, until
 from tests.tui.support.recorded import source_of
 from textual.pilot import Pilot
 
@@ -72,8 +72,12 @@ async def test_a_dialog_is_worked_by_the_mouse() -> None:
         await pilot.click("#field-micro", offset=(1, 0))
         await pilot.press("end", "backspace", "4")
         await pilot.click(text, offset=(text.shown[-1].index("enter"), len(text.shown) - 1))
-        await until(pilot, lambda: "applied @ step 120" in dialog_text(app))
-        await pilot.click(text, offset=(text.shown[-1].index("esc"), len(text.shown) - 1))
+        await until(pilot, lambda: not isinstance(app.screen, CommandDialog))
+        await until(pilot, lambda: "applied @ step 120" in hint(app))
+        await pilot.press("x")
+        await pilot.pause()
+        text = app.screen.query_one("#dialog-text", Lines)
+        await pilot.click(text, offset=(text.shown[-1].index("y/N") + 2, len(text.shown) - 1))
         await until(pilot, lambda: not isinstance(app.screen, CommandDialog))
         await pilot.press("x")
         await pilot.pause()

@@ -59,7 +59,6 @@ CALLS = (
 FEW = (
     ("trainctl", "keys", "new"), ("trainctl", "config"), ("trainctl", "config", "--json"), ("trainctl", "help", "keys"),
     ("trainctl", "check"), ("trainctl", "check", "--json"), ("trainctl-agent", "--version"),
-    ("trainctl-agent", "record", "--help"), ("trainctl-agent", "record"),
 )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def test_an_agent_without_alert_hooks_says_so(training: Trained) -> None:
 def test_ls_and_status_show_the_run(training: Trained) -> None:
     done = call("ls", *training.at)
     header, row = done.stdout.splitlines()
-    assert header.split() == ["RUN", "STATE", "STEP", "BATCH", "LOSS", "COST", "LEAD", "STARTED", "DIRECTORY"]
+    assert header.split() == ["RUN", "STATE", "STEP", "BATCH", "LAST", "LOSS", "COST", "LEAD", "STARTED", "DIRECTORY"]
     assert (done.returncode, row.startswith("tiny-")) == (0, True)
     (listed,) = call_json("ls", *training.at)["runs"]
     assert (listed["state"], listed["steps"]) == ("running", FOREVER)

@@ -22,6 +22,8 @@ from tests.tui.support.states import ALONE, FLEET, GROUP, MIXED, NOTHING, attach
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
+from trainctl.tui.charts import plots
+from trainctl.tui.charts.viewport import Chart, ChartView, Extent, Pick
 from trainctl.tui.screens import fleet_table, header, overview_view
 from trainctl.tui.state import rank_speed, reducer
 from trainctl.tui.state import view_state as md
@@ -29,6 +31,7 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.widgets import inline_bars
+from trainctl.tui.widgets.theme import rank_role
 
 
 def texts(made: list[ln.Line]) -> list[str]:
@@ -47,6 +50,17 @@ def test_a_wide_head_has_the_best_and_the_worst_case_beside_the_eta() -> None:
     assert "ETA 1h 00m, 15:31 (55m 00s to 1h 15m)" in texts(header.lines(state, CLOCK, 120, UNICODE, rows=2))[0]
     assert "ETA 1h 00m" in (narrow := texts(header.lines(state, CLOCK, 80, UNICODE, rows=2))[0])
     assert " to " not in narrow
+
+
+@pytest.mark.parametrize("state", [FLEET, GROUP, MIXED])
+def test_lines_of_the_run_have_no_ranks_colour(state: ViewState) -> None:
+    assert state.run is not None
+    of_ranks = {rank_role(place) for place in range(len(state.run.ranks))}
+    loss, evaluation = (trace.role for trace in overview_view.loss_panel(state).traces)
+    assert loss != evaluation and not of_ranks & {loss, evaluation}
+    chart = Chart((Pick("loss"), Pick("eval_loss")))
+    on_charts = plots.traces(chart, ChartView((chart,)), plots.Sources(state), Extent(120))
+    assert [trace.role for trace in on_charts] == [loss, evaluation]
 
 
 def test_the_loss_in_the_head_is_the_mean_of_sixteen_steps_unless_the_last_is_no_number() -> None:

@@ -239,8 +239,8 @@ async def test_help(pictures: Pictures, columns: int) -> None:
 
 @pytest.mark.parametrize(
     "keys",
-    [("s",), ("s", "down", "1"), ("s", "a"), ("s", "a", "enter")],
-    ids=["plan", "typing", "auto", "applied"],
+    [("s",), ("s", "down", "1"), ("s", "a")],
+    ids=["plan", "typing", "auto"],
 )
 async def test_split_dialog(pictures: Pictures, keys: tuple[str, ...]) -> None:
     await pictures.compare(app_of(source_of(3)), 80, *keys)

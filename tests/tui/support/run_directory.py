@@ -21,7 +21,7 @@ def make(directory: Path, nodes: int = NODES, *, faults: bool = False) -> Path:
     """160 steps of the shipped recording, three of them missing, and a log for each rank."""
     paths = RunPaths(directory)
     paths.logs.mkdir(parents=True)
-    timeline = Timeline(recordings.read(recordings.shipped()), directory.name, nodes, faults=faults)
+    timeline = Timeline(recordings.shipped(), directory.name, nodes, faults=faults)
     at = BEGAN_AT
     with RunDb(paths, resumable=False) as recorder:
         for number in range(1, STEPS + 1):

@@ -71,7 +71,7 @@ def test_the_node_screen_shows_it_beside_the_compilers_mode() -> None:
 def test_a_report_finds_the_step_in_a_long_record(tmp_path: Path) -> None:
     paths, took = RunPaths(tmp_path / "run-1"), {1: 7.5, 350: 41.2, 351: 3.0}
     paths.logs.mkdir(parents=True)
-    timeline = Timeline(recordings.read(recordings.shipped()), paths.directory.name, 2)
+    timeline = Timeline(recordings.shipped(), paths.directory.name, 2)
     with RunDb(paths, resumable=False) as recorder:
         for number in range(1, 501):
             played = timeline.played_step(number, 1e9 + number)

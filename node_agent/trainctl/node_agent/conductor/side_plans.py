@@ -84,22 +84,27 @@ def levelling(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None
 
 
 def evaluation(state: ConductorState, proposals: Proposals, plan: m.StepPlan, reports: Reports) -> None:
-    """The loss over all held-out samples, and what else was measured: the ranks' sums over their weights."""
+    """The loss over all held-out samples, and what else was measured: the ranks' sums over their weights.
+
+    It is one event: that of the command that asked for it, if one did."""
     loss, weight, values = held_out.result(state.config, [*reports.values()])
     seconds = max(report.step_seconds for report in reports.values())
     pairs = held_out.pairs([*reports.values()])
     state.decide(d.Evaluated(plan.step, loss, weight, seconds, values, pairs))
-    state.happen(e.Evaluated(loss, seconds), step=plan.step)
+    made = e.Evaluated(loss, seconds)
+    if not plan.commands:
+        state.happen(made, step=plan.step)
     # Kept together with what policies make of it, and not before the result: killed between, it is done again.
     state.keep(eval_loss=loss, eval_step=plan.step, eval_values=values)
     proposals.ask(HeldOutLoss(plan.step, loss))
     state.persist()
     for id in plan.commands:
-        state.end(id, "applied", plan.step, made=e.Evaluated(loss))
+        state.end(id, "applied", plan.step, made=made)
 
 
 def sample(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
-    """The model's answers. Without any the commands fail, never the run."""
+    """The model's answers, in one event: that of the command that asked for them, if one did. Without any the commands
+    fail, never the run."""
     ((rank, report),) = reports.items()
     node, answers = state.node(rank), report.answers if isinstance(report, m.SampleReport) else ()
     if not answers:
@@ -111,7 +116,8 @@ def sample(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
         state.decide(d.Sampled(row))
     tokens, seconds = sum(answer.tokens for answer in answers), sum(answer.seconds for answer in answers)
     done = e.Sampled(node, len(answers), tokens, seconds)
-    state.happen(done, step=plan.step)
+    if not plan.commands:
+        state.happen(done, step=plan.step)
     texts = [answer.text if len(answers) == 1 else f"{answer.prompt}\n{answer.text}" for answer in answers]
     made = msgspec.structs.replace(done, answer="\n\n".join(texts)[:ANSWER_CHARACTERS])
     for id in plan.commands:

@@ -14,8 +14,8 @@ from trainctl.protocol.machine import process_title, shim
 from trainctl.protocol.messages import ProcessReading
 
 MOST_PROCESSES = 32
-_ROLES = {"fork server": "standby", "standby reducer": "standby", "reducer": "reducer"}
-"""Role of a trainer's descendant by its title; the fork server counts as a standby."""
+_ROLES = {"fork server": "standby", "spare reducer": "standby", "reducer": "reducer"}
+"""Role of a trainer's descendant by its title; the fork server counts as a spare one."""
 
 
 class _Known(NamedTuple):

@@ -8,14 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import CommandState, Severity
 from trainctl.protocol.messages.events import AnyEvent
-
-VERSION = 2
-"""Version of what is read and written."""
-LARGEST_BYTES = 64 * 1024 * 1024
-"""Most bytes of an unpacked recording; a larger file is refused."""
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True):
@@ -93,39 +87,7 @@ class Recording(msgspec.Struct, frozen=True):
     machines: tuple[RecordedMachine, ...]
 
 
-class _Head(msgspec.Struct):
-    version: int
-
-
-def packed(recording: Recording) -> bytes:
-    return zlib.compress(msgspec.msgpack.encode(recording), 9)
-
-
-def read(path: Path) -> Recording:
-    """Raises InvalidInputError for a file that is no recording, or one of another version."""
-    unpacking = zlib.decompressobj()
-    try:
-        body = unpacking.decompress(path.read_bytes(), LARGEST_BYTES)
-        if unpacking.unconsumed_tail:
-            raise InvalidInputError(str(path), f"not a recording: it unpacks to over {LARGEST_BYTES:,} bytes")
-        found = _decoded(path, body)
-    except OSError as error:
-        raise InvalidInputError(str(path), f"cannot be read: {error.strerror}") from None
-    except (zlib.error, msgspec.MsgspecError) as error:
-        raise InvalidInputError(str(path), f"not a recording: {error}") from None
-    if not found.steps or not found.ranks or any(not step.parts for step in found.steps):
-        raise InvalidInputError(str(path), "has no step, or has a step without ranks")
-    return found
-
-
-def _decoded(path: Path, body: bytes) -> Recording:
-    version = msgspec.msgpack.decode(body, type=_Head).version
-    if version != VERSION:
-        problem = f"has recording version {version}, and this program plays version {VERSION}"
-        raise InvalidInputError(str(path), f"{problem}; make it again with trainctl-agent record")
-    return msgspec.msgpack.decode(body, type=Recording)
-
-
-def shipped() -> Path:
-    """The recording that comes with the program."""
-    return Path(__file__).parent / "eight-ranks.recording"
+def shipped() -> Recording:
+    """Return the recording that comes with the program."""
+    body = (Path(__file__).parent / "eight-ranks.recording").read_bytes()
+    return msgspec.msgpack.decode(zlib.decompress(body), type=Recording)

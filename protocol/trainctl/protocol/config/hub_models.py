@@ -38,9 +38,9 @@ def reference(model: Path) -> Reference:
 
 
 def model_folder(path: str, revision: str | None = None) -> Path:
-    """The cached folder of the model with that id, of its main branch or of a commit; `path` itself if it isn't an id
-    or isn't cached."""
-    if not is_hub_id(path) or importlib.util.find_spec("huggingface_hub") is None:
+    """Return the cached folder of the model with that id, of its main branch or of a commit; `path` itself if it is a
+    folder, isn't an id or isn't cached."""
+    if Path(path).is_dir() or not is_hub_id(path) or importlib.util.find_spec("huggingface_hub") is None:
         return Path(path)
     from huggingface_hub import snapshot_download
 
@@ -53,7 +53,7 @@ def model_folder(path: str, revision: str | None = None) -> Path:
 def check_cached(path: str, where: str) -> None:
     """Raises NotCachedError, blaming `where`, for the id of a model that isn't cached on this machine, or
     InvalidInputError if the library that reads the cache isn't installed."""
-    if not is_hub_id(path) or model_folder(path) != Path(path):
+    if Path(path).is_dir() or not is_hub_id(path) or model_folder(path) != Path(path):
         return
     if importlib.util.find_spec("huggingface_hub") is None:
         problem = f"{path} is a Hugging Face id, which needs huggingface_hub here; {installing('torch', 'mlx')}"

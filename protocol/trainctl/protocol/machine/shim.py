@@ -122,7 +122,7 @@ def _show_title(record: Path) -> None:
         from trainctl.protocol.machine.process_title import set_title
 
         rank = record.name.partition(".")[0].replace("-", " ")
-        set_title("shim", f"{rank} of {record.absolute().parent.name}")
+        set_title("trainer parent", f"{rank} of {record.absolute().parent.name}")
 
 
 def _watch_log(log: Path, limit: int) -> None:

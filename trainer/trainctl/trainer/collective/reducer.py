@@ -102,7 +102,7 @@ def serve(
     channel: Channel, ready: Mapping[Engine, engines.Collective] | None = None, whose: str | None = None
 ) -> NoReturn:
     """Be a reducer, with the engines that are `ready`, for the rest of this process. `whose`: see `set_title`."""
-    set_title("standby reducer", whose)
+    set_title("spare reducer", whose)
     reset_signals()
     orders: SimpleQueue[tuple[Order, list[int]]] = SimpleQueue()
     threading.Thread(target=_read, args=(channel, orders), name="channel", daemon=True).start()

@@ -38,6 +38,7 @@ from trainctl.tui.terminal.key_buffer import KeyBuffer
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
 from trainctl.tui.terminal.terminal_app import AsciiFilter, TerminalApp
 from trainctl.tui.text.glyphs import Glyphs, for_locale, key_in_ascii
+from trainctl.tui.text.styled_line import Line
 from trainctl.tui.widgets import theme as themes
 from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.line_view import Repaintable
@@ -45,6 +46,8 @@ from trainctl.tui.widgets.theme import THEMES
 
 COLLECT_SECONDS = 30.0
 """How often what screens and dialogs left behind is given back: as they are cycles, it would grow for many minutes."""
+OUTCOME_SECONDS = 15.0
+"""How long the bottom line says what a command has done, unless a key comes before."""
 WORD_KEYS = {"alt+b": "ctrl+left", "alt+f": "ctrl+right", "alt+backspace": "ctrl+w"}
 """In a text alt with these goes by words."""
 
@@ -88,6 +91,8 @@ class TrainctlApp(TerminalApp):
         self.fleet_metrics = config.settings.columns if config is not None else ()
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
+        self._outcome: Line = ()
+        self._outcome_until = 0.0
         self._opened, self._opens_runs, self._first_keys = False, opens_runs, first_keys
         self._repainting = RepaintScheduler(self, self._painting)
         self._key_buffer = KeyBuffer(self, self._press)
@@ -210,6 +215,8 @@ class TrainctlApp(TerminalApp):
     async def _press(self, key: events.Key) -> None:
         """Hands a key on, once an Escape before it has led where it leads and the screen to take it is there."""
         self._repainting.pressed()
+        if self._outcome:
+            self.show_outcome(())
         if not self.screen.is_mounted and not self._key_buffer.waits:
             self._key_buffer.wait_for(self.screen)
         if not self._key_buffer.holds(key):
@@ -262,6 +269,16 @@ class TrainctlApp(TerminalApp):
     def _ring(self) -> None:
         if self.alert_bell.rings(self.live):
             self.bell()
+
+    @property
+    def outcome(self) -> Line:
+        """What the last command did, for the bottom line; empty once a key has come, or after a while."""
+        return self._outcome if self.clock.monotonic() < self._outcome_until else ()
+
+    def show_outcome(self, outcome: Line) -> None:
+        """Show in the bottom line what a command has done, in place of the keys."""
+        self._outcome, self._outcome_until = outcome, self.clock.monotonic() + OUTCOME_SECONDS
+        self.paint()
 
     # ------------------------------------------------------------ actions
 

@@ -8,6 +8,7 @@ from trainctl.tui.charts import metrics
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Pick, with_chart
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.figure_names import LAST_LOSS
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece
 
@@ -66,7 +67,7 @@ def choices_of(
             made += [PickerEntry(Pick(name, rank), title, where) for rank, where in ranks.items()]
     for item in runs:
         if run is None or item.run != run.run:
-            words = f"{item.state} {item.step:,}/{f.count(item.steps)}, loss {f.loss(item.last_loss)}"
+            words = f"{item.state} {item.step:,}/{f.count(item.steps)}, {LAST_LOSS.label} {f.loss(item.last_loss)}"
             made.append(PickerEntry(item.run, ln.clean(item.run), words))
     return tuple(made)
 

@@ -1,6 +1,7 @@
 """The charts of a view as plots, from the run's state and what its record answered. Pure."""
 
 import datetime
+import itertools
 import string
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Extent, Pi
 from trainctl.tui.state.series import Window
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.widgets.theme import series_role
+from trainctl.tui.widgets.theme import rank_role, run_role
 
 NAME_CELLS = 12
 
@@ -157,14 +158,16 @@ def traces(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> tu
     ]
     several = len({pick.metric for _, pick in lines if pick.rank is not None}) > 1
     made = []
+    of_ranks, of_runs = itertools.count(), itertools.count()
     for index, (known, pick) in enumerate(lines):
         own = sources.state if known.run.run == run.run else None
         style = catalogue.style_of(pick.metric)
         window = window_of(known.answers, own, (pick.metric, pick.rank), reach[known.run.run], sources.tails)
         axis = sources.axis(known.run.run, view.x, elapsed=bool(view.runs)) if place.axis.kind != "step" else Axis()
         label = name_of(pick, known.run, several, bool(view.runs), own is None) if len(lines) > 1 else ""
+        role = run_role(next(of_runs)) if pick.rank is None else rank_role(next(of_ranks))
         made.append(Trace(
-            catalogue.in_units(window, style.factor), ln.shorten(ln.clean(label), NAME_CELLS), series_role(index),
+            catalogue.in_units(window, style.factor), ln.shorten(ln.clean(label), NAME_CELLS), role,
             axis, style.points, string.ascii_letters[index % 52], pick.metric,
             sparse=style.sparse,
         ))  # fmt: skip

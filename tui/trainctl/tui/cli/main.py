@@ -145,8 +145,9 @@ def demo(
         int | None,
         typer.Option(
             min=1,
-            max=MOST_DEMO_NODES,
-            help="Agents to start, with one rank each [3 with torch and MLX installed, else 2].",
+            max=64,
+            help=f"Agents to start, with one rank each, at most {MOST_DEMO_NODES} that train [3 with torch and MLX "
+            "installed, else 2; 8 with --scripted].",
             show_default=False,
         ),
     ] = None,
@@ -180,9 +181,6 @@ def demo(
     scripted: Annotated[
         bool, typer.Option("--scripted", help="Play a recorded run with scripted faults instead; nothing is trained.")
     ] = False,
-    cluster: Annotated[
-        int | None, typer.Option(min=1, max=64, help="With --scripted: number of nodes [8].", show_default=False)
-    ] = None,
     speed: Annotated[
         float | None,
         typer.Option(
@@ -195,19 +193,16 @@ def demo(
 ) -> int:
     """Train a small real model on real text. Starts a few agents, a run and the full screen on this machine."""
     without_screen = headless or json or not output.has_screen()
-    if nodes is not None and cluster is not None:
-        raise InvalidInputError("--cluster", "means the same as --nodes here: give only one")
     if scripted:
         from trainctl.tui.cli import demo_scripted as played
 
-        asked = played.ScriptedOptions(cluster or nodes or played.NODES, steps, speed)
+        asked = played.ScriptedOptions(nodes or played.NODES, steps, speed)
         return played.headless(asked) if without_screen else played.on_screen(asked)
     if speed is not None:
         raise InvalidInputError("--speed", "applies only to a recording: add --scripted")
-    if cluster is not None:
+    if nodes is not None and nodes > MOST_DEMO_NODES:
         raise InvalidInputError(
-            "--cluster",
-            f"applies only to a recording: add --scripted, or train with --nodes (at most {MOST_DEMO_NODES})",
+            "--nodes", f"must be at most {MOST_DEMO_NODES}, or add --scripted, which trains nothing"
         )
     from trainctl.tui.cli import demo as program
 

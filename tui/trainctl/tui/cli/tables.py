@@ -11,17 +11,19 @@ from trainctl.tui.cli.output import arrowed, one_line
 from trainctl.tui.state import event_text, rank_speed
 from trainctl.tui.text import compute_words, cost_line, energy, rates_line, work_lines
 from trainctl.tui.text import formatting as fmt
+from trainctl.tui.text.figure_names import LAST_LOSS, LAST_STEP
 from trainctl.tui.text.styled_line import clean, groups, line, plain
 
 _POLICY_COLUMNS, _COMPUTE_COLUMNS = 100, 69
 """Most columns of a line with policies, or with what ranks resolved, without its heading."""
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
-    """Columns two spaces apart; names in `right` (separated by spaces) are right-aligned."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str | Sequence[str] = "") -> str:
+    """Columns two spaces apart; names in `right` (separated by spaces, or a sequence) are right-aligned."""
+    rights = right.split() if isinstance(right, str) else right
     cells = [list(header), *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    laid = [str.rjust if name in right.split() else str.ljust for name in header]
+    laid = [str.rjust if name in rights else str.ljust for name in header]
     rows_of_parts = ([lay(cell, width) for lay, cell, width in zip(laid, row, widths, strict=True)] for row in cells)
     return "\n".join("  ".join(parts).rstrip() for parts in rows_of_parts)
 
@@ -46,8 +48,8 @@ def runs_table(runs: Sequence[m.RunSummary]) -> str:
          run.lead or fmt.NA, date_and_time(run.started_at), run.directory)
         for run in runs
     ]  # fmt: skip
-    header = ("RUN", "STATE", "STEP", "BATCH", "LOSS", "COST", "LEAD", "STARTED", "DIRECTORY")
-    return table(header, rows, right="STEP BATCH LOSS COST")
+    header = ("RUN", "STATE", "STEP", "BATCH", LAST_LOSS.label.upper(), "COST", "LEAD", "STARTED", "DIRECTORY")
+    return table(header, rows, right=("STEP", "BATCH", LAST_LOSS.label.upper(), "COST"))
 
 
 def _spent(run: m.RunSummary) -> str:
@@ -79,7 +81,8 @@ def status_text(
         f"run        {run.run}  {run.state.upper()}{origin}{why}",
         f"step       {run.step:,}/{fmt.count(run.steps)} ({fmt.percent(run.step / run.steps if run.steps else None)})"
         f"  lead {run.lead}  {_engine(run)}  {run.generation}",
-        f"training   {_training(run, snapshot.last_step)}",
+        f"{LAST_STEP.label}  {_last_step(run, snapshot.last_step)}",
+        *_evaluation_lines(run),
         f"rates      {plain(groups(rates_line.pieces(run_rates(run, snapshot.last_step)), 200))}",
         *_left_lines(snapshot),
         *_cost_lines(snapshot, [*_own_host(snapshot), *(hosts or {}).values()]),
@@ -297,15 +300,20 @@ def _straggler_lines(run: m.RunView, parts: Sequence[m.RankStep]) -> list[str]:
     return ["", f"straggler  {slow.node}: the others waited {waited} for it; +{excess} in {slow.phase} (last step)"]
 
 
-def _training(run: m.RunView, last: m.StepCommitted | None) -> str:
+def _last_step(run: m.RunView, last: m.StepCommitted | None) -> str:
     if last is None:
-        return "no step committed yet"
-    at = f" @{run.eval_step:,}" if run.eval_step is not None else ""
-    perplexity = f" (perplexity {run.perplexity:.4g})" if run.perplexity is not None else ""
+        return "none committed yet"
     return (
-        f"loss {fmt.loss(last.loss)}  eval {fmt.loss(run.eval_loss)}{at}{perplexity}  |g| {fmt.loss(last.grad_norm)}  "
+        f"loss {fmt.loss(last.loss)}  |g| {fmt.loss(last.grad_norm)}  "
         f"{fmt.seconds(last.step_seconds)} a step  {_rate(last, run)}"
     )
+
+
+def _evaluation_lines(run: m.RunView) -> list[str]:
+    if run.eval_loss is None:
+        return []
+    perplexity = f" (perplexity {run.perplexity:.4g})" if run.perplexity is not None else ""
+    return [f"evaluation loss {fmt.loss(run.eval_loss)} @{run.eval_step or 0:,}{perplexity}"]
 
 
 def _rate(step: m.StepCommitted, run: m.RunView | None) -> str:

@@ -7,13 +7,13 @@ from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui.commands import forms, verb_registry
 from trainctl.tui.commands.command import Order, replies
 from trainctl.tui.commands.context import READ_ONLY, AppContext, ProgressView
-from trainctl.tui.text.styled_line import plain
+from trainctl.tui.text.styled_line import Piece, clean, line, plain
 
 MUTE_MINUTES = 60.0
 
 
 class _Unwatched:
-    """Nothing on screen follows the command: a notification says how it ended."""
+    """Nothing on screen follows the command: the bottom line says that it was applied, a notification why not."""
 
     watching = False
 
@@ -21,20 +21,18 @@ class _Unwatched:
         return None
 
 
-def send_unwatched(app: AppContext, order: Order) -> None:
-    """Send a command that no dialog follows: a notification says how it ended."""
-    send(app, order, _Unwatched())
+UNWATCHED = _Unwatched()
 
 
-def acknowledge(app: AppContext, alert: m.AlertView) -> None:
+def acknowledge(app: AppContext, alert: m.AlertView, follower: ProgressView = UNWATCHED) -> None:
     """Have an alert call nobody any more."""
-    send_unwatched(app, Order("acknowledge", {"id": alert.id}))
+    send(app, Order("acknowledge", {"id": alert.id}), follower)
 
 
-def mute(app: AppContext, alert: m.AlertView) -> None:
+def mute(app: AppContext, alert: m.AlertView, follower: ProgressView = UNWATCHED) -> None:
     """Mute an alert's kind on its node for an hour; one that is muted, no longer."""
     minutes = 0.0 if alert.muted else MUTE_MINUTES
-    send_unwatched(app, Order("mute", {"kind": alert.kind, "minutes": minutes}, alert.node or None))
+    send(app, Order("mute", {"kind": alert.kind, "minutes": minutes}, alert.node or None), follower)
 
 
 def send(app: AppContext, order: Order, follower: ProgressView) -> None:
@@ -67,6 +65,9 @@ async def _carry(app: AppContext, progress: forms.Progress, follower: ProgressVi
 
 
 def _tell(app: AppContext, progress: forms.Progress) -> None:
-    text = f"{progress.order.verb}: {plain(forms.progress_line(progress, app.glyphs))}"
-    failed = progress.reply is None or progress.reply.state != "applied"
-    app.notify(text, severity="error" if failed else "information", markup=False)
+    verb, node, reply = progress.order.verb, progress.order.node, progress.reply
+    if reply is not None and progress.applied:
+        name = f"{verb} {clean(node)}" if node else verb
+        app.show_outcome(line(Piece(f"{name} ", "strong"), *forms.applied_line(reply, app.glyphs)))
+    else:
+        app.notify(f"{verb}: {plain(forms.progress_line(progress, app.glyphs))}", severity="error", markup=False)

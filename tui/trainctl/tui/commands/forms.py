@@ -43,6 +43,10 @@ class Progress:
     problem: str = ""
 
     @property
+    def applied(self) -> bool:
+        return self.reply is not None and self.reply.state == "applied"
+
+    @property
     def ended(self) -> bool:
         return bool(self.problem) or (self.reply is not None and self.reply.state in m.FINAL_COMMAND_STATES)
 
@@ -136,8 +140,13 @@ def progress_line(progress: Progress, glyphs: Glyphs) -> Line:
     if reply is None or reply.state == "accepted":
         return line(*parts, Piece(f" {glyphs.ellipsis}", "dim"))
     if reply.state == "applied":
-        at = f" @ step {reply.step:,}" if reply.step is not None else ""
-        change = f"  {clean(reply.before)} {glyphs.arrow} {clean(reply.after)}" if reply.before and reply.after else ""
-        return line(*parts, arrow, Piece(f"applied{at}", "good"), change)
+        return line(*parts, arrow, *applied_line(reply, glyphs))
     where = f"{reply.field}: " if reply.field else ""
     return line(*parts, arrow, Piece(f"{reply.state}: {clean(where + (reply.reason or 'no reason given'))}", "bad"))
+
+
+def applied_line(reply: m.CommandReply, glyphs: Glyphs) -> Line:
+    """Return when a command was applied and what it changed: `applied @ step 120  micro 8 → 4`."""
+    at = f" @ step {reply.step:,}" if reply.step is not None else ""
+    change = f"  {clean(reply.before)} {glyphs.arrow} {clean(reply.after)}" if reply.before and reply.after else ""
+    return line(Piece(f"applied{at}", "good"), change)

@@ -7,6 +7,7 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol import messages as m
 from trainctl.tui.commands.dispatch import acknowledge, mute
 from trainctl.tui.dialogs import alert_text
+from trainctl.tui.dialogs.command_dialog import followed
 from trainctl.tui.dialogs.popup import Popup
 from trainctl.tui.text.styled_line import Line, Piece, key_words, line
 
@@ -41,10 +42,12 @@ class WhyScreen(Popup[None]):
         acts = key_words("A", "acknowledges  ", "screen.acknowledge") + key_words(
             "m", "mute for an hour  ", "screen.mute"
         )
+        if self.progress is not None:
+            made += [*followed(self.progress, clock, self._glyphs, self.CELLS), ()]
         return [*made, (*(acts if found else ()), *key_words("esc", "closes  ", "screen.close"))]
 
     def action_acknowledge(self) -> None:
-        acknowledge(self.owner, self._alert)
+        acknowledge(self.owner, self._alert, self)
 
     def action_mute(self) -> None:
-        mute(self.owner, self._alert)
+        mute(self.owner, self._alert, self)

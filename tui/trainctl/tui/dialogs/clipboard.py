@@ -7,6 +7,7 @@ from trainctl.tui.state import event_text
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
+from trainctl.tui.text.figure_names import LAST_LOSS
 
 Values = tuple[tuple[str, str], ...]
 
@@ -24,7 +25,7 @@ def of_fleet(state: ViewState, row: Row | None) -> Values:
         made += [("run", state.run.run), ("directory", state.run.directory), ("step", str(state.run.step))]
         loss = state.last_step.value.loss if state.last_step is not None else None
         if loss is not None and math.isfinite(loss):
-            made.append(("loss", f"{loss:.6g}"))
+            made.append((LAST_LOSS.label, f"{loss:.6g}"))
     return tuple(made)
 
 
@@ -38,5 +39,5 @@ def of_event(event: m.Event, at: str) -> Values:
 
 def of_run(run: m.RunSummary) -> Values:
     """Of a run in the list."""
-    loss = (("loss", f.loss(run.last_loss)),) if run.last_loss is not None else ()
+    loss = ((LAST_LOSS.label, f.loss(run.last_loss)),) if run.last_loss is not None else ()
     return (("run", run.run), ("directory", run.directory), ("name", run.name), *loss)

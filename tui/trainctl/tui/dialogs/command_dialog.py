@@ -11,7 +11,6 @@ from textual.widget import Widget
 from textual.widgets import Input, Label
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.commands import command_line, forms, verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import READ_ONLY, KeyHint
@@ -29,27 +28,16 @@ _LAST_ROWS = 3
 
 
 class OrderDialog(Dialog[None]):
-    """Sends one command, and shows how far it has come. Escape closes; the command goes on."""
+    """Sends one command. Closed before it is applied, the command goes on."""
 
     def __init__(self, form: forms.Form) -> None:
         super().__init__(form.title)
         self.form = form
-        self.progress: forms.Progress | None = None
 
     @property
     def blocked(self) -> str:
         """Why nothing can be sent; empty if it can."""
         return READ_ONLY if self.owner.read_only else self.form.blocked
-
-    @property
-    def watching(self) -> bool:
-        return self._is_there and self.is_mounted and self in self.app.screen_stack
-
-    def follow(self, progress: forms.Progress) -> None:
-        """Shows how far the command has come."""
-        self.progress = progress
-        if self.watching:
-            self.refresh_text()
 
     def text(self) -> list[Line]:
         return self.asking() if self.progress is None else self.telling(self.progress)
@@ -237,11 +225,5 @@ def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: in
     """A command that was sent: what it says, when, and how far it has come, in lines of at most `columns` cells."""
     made: list[Line] = [line(Piece(text, "strong")) for text in wrap(command_line.spoken(progress.order), columns)]
     made.append(line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim")))
-    pieces = forms.progress_line(progress, glyphs)
-    role = next((piece.role for piece in reversed(pieces) if piece.role in ("bad", "good")), "accent")
-    made += [line(Piece(row, role)) for row in wrap(plain(pieces), columns)]
-    reply = progress.reply
-    if progress.ended and reply is not None and reply.state == "applied" and reply.plan_version is not None:
-        is_new = VERBS[progress.order.verb].scope == "edit" and reply.before != reply.after
-        made.append(line(Piece(f"the plan is {'now ' if is_new else ''}v{reply.plan_version}", "dim")))
-    return made
+    role = "bad" if progress.ended else "accent"
+    return made + [line(Piece(row, role)) for row in wrap(plain(forms.progress_line(progress, glyphs)), columns)]

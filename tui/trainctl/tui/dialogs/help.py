@@ -7,6 +7,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.tui.dialogs.popup import Popup
+from trainctl.tui.text.figure_names import FIGURES, WORDS
 from trainctl.tui.text.styled_line import Line, Piece, cell_len, fit, folded, labelled, line, wrap
 
 _HELP_CELLS = 35
@@ -58,15 +59,9 @@ class HelpScreen(Popup[None]):
 
 _LEGEND: tuple[Line, ...] = (
     line(
-        Piece("   step  ", "label"), Piece("d", "phase_d"), " data  ", Piece("f", "phase_f"), " forward  ",
+        Piece("     step  ", "label"), Piece("d", "phase_d"), " data  ", Piece("f", "phase_f"), " forward  ",
         Piece("b", "phase_b"), " backward  ", Piece("s", "phase_s"), " sync  ", Piece("o", "phase_o"), " optimizer  ",
         Piece(".", "phase_wait"), " wait",
     ),
-    line(Piece("  micro  ", "label"), "8×3: micro-batch 8, so the rank's share takes three passes"),
-    line(Piece("own t/s  ", "label"), "tokens / (data + forward + backward): the rank's own speed"),
-    line(Piece("   SLOW  ", "label"), "the others wait for it; its slow phase is in capitals"),
-    line(Piece("   loss  ", "label"), "mean of the last 16 steps; the chart shows each step"),
-    line(Piece("    eff  ", "label"), "fleet tokens/s divided by the sum of own rates"),
-    line(Piece("    n/a  ", "label"), "unknown; an old value is dimmed and shows its age"),
-    line(Piece("  7  12  ", "label"), "applied commands, numbered in charts and events"),
+    *(line(Piece(f"{figure.label:>9}  ", "label"), figure.meaning) for figure in (*FIGURES, *WORDS)),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 
 from trainctl.tui.commands.context import AppContext, KeyHint, context_of
+from trainctl.tui.commands.forms import Progress
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, folded, key_words, line
@@ -29,7 +30,7 @@ CLOSES = key_words("esc", "closes", "screen.close")
 
 
 class Dialog(OneFrame, ModalScreen[T]):
-    """A titled box of lines over a screen; escape closes it."""
+    """A titled box of lines over a screen. Escape closes it, and so does the command that it sent, once applied."""
 
     DEFAULT_CSS = """
     Dialog { align: center middle; background: $background 55%; }
@@ -46,6 +47,20 @@ class Dialog(OneFrame, ModalScreen[T]):
     def __init__(self, title: str) -> None:
         super().__init__()
         self._box_title = title
+        self.progress: Progress | None = None
+
+    @property
+    def watching(self) -> bool:
+        """Whether a person sees how the command that was sent is doing."""
+        return self._is_there and self.is_mounted and self.is_current
+
+    def follow(self, progress: Progress) -> None:
+        """Show how far the command has come. One that was applied needs no reader any more."""
+        self.progress = progress
+        if self.watching and progress.applied:
+            self.action_close()
+        elif self.watching:
+            self.refresh_text()
 
     @property
     def owner(self) -> AppContext:

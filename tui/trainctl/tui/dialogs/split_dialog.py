@@ -19,6 +19,7 @@ _OTHER_ROWS = 14
 """Rows of the dialog that are no node's, its border included."""
 _LEAST_ROWS = 7
 """Those it can't do without."""
+_AGAIN = "edits again"
 _TYPED_KEYS = {**{digit: digit for digit in "0123456789"}, "percent_sign": "%", "backspace": "backspace"}
 
 
@@ -67,32 +68,18 @@ class SplitDialog(OrderDialog, Repaintable):
         self._edit(sp.auto(self.split))
 
     def action_undo(self) -> None:
-        """The plan's shares (new ones if it has moved on) or the former ones; after a command, those before it."""
-        if self._outdated:
+        """The plan's shares or the former ones; new ones if the plan has moved on or the command failed."""
+        if self._outdated or (self.progress is not None and self.progress.ended):
             self.form, self.split = self._now()
+            self.progress = None
             self.refresh_text()
-        elif self.progress is None:
+        else:
             self._edit(sp.undo(self.split))
-        elif self.progress.ended:
-            self._reopen(self.progress)
 
     def _edit(self, split: sp.Split) -> None:
         if self.progress is None and not self.form.blocked:
             self.split, self._remark = split, ""
             self.refresh_text()
-
-    def _reopen(self, ended: forms.Progress) -> None:
-        """Edit again, from the plan as it is now; what was applied is proposed to be undone."""
-        before, sent = tuple(seat.share for seat in self.split.seats), self.split.shares
-        reply = ended.reply
-        self.form, made = self._now()
-        if reply is not None and reply.state == "applied" and len(made.seats) == len(before):
-            # The reply can be here before the run's new view: the plan it made is what counts.
-            seats = [replace(seat, share=share) for seat, share in zip(made.seats, sent, strict=True)]
-            made = replace(made, seats=tuple(seats), shares=before, former=before)
-            self.form = replace(self.form, if_plan=reply.plan_version or self.form.if_plan)
-        self.split, self.progress = made, None
-        self.refresh_text()
 
     def _now(self) -> tuple[forms.Form, sp.Split]:
         """The form and the split of the plan as it is, the same node chosen."""
@@ -125,14 +112,8 @@ class SplitDialog(OrderDialog, Repaintable):
     def hints(self) -> list[KeyHint]:
         """What its keys do now, for the bottom line."""
         if self.progress is not None and self.progress.ended:
-            return [KeyHint("u", self._again(self.progress), "screen.undo", "u"), CLOSE]
+            return [KeyHint("u", _AGAIN, "screen.undo", "u"), CLOSE]
         return [CLOSE] if self.progress is not None or self.blocked else [SEND, CLOSE]
-
-    @staticmethod
-    def _again(ended: forms.Progress) -> str:
-        """What `u` does after a command has ended."""
-        applied = ended.reply is not None and ended.reply.state == "applied"
-        return "back to the previous shares" if applied else "back to the edits"
 
     # ------------------------------------------------------------ what it says
 
@@ -183,5 +164,5 @@ class SplitDialog(OrderDialog, Repaintable):
 
     def telling(self, progress: forms.Progress) -> list[Line]:
         made = [*self._table(), (), *followed(progress, self.owner.clock, self._glyphs, self.cells)]
-        again = key_words("u", f"{self._again(progress)}  ", "screen.undo") if progress.ended else ()
+        again = key_words("u", f"{_AGAIN}  ", "screen.undo") if progress.ended else ()
         return [*made, (), (*again, *CLOSES)]

@@ -11,7 +11,7 @@ from trainctl.tui.screens import calibration_view
 from trainctl.tui.screens.chosen_rank import ChosenRankScreen
 from trainctl.tui.text import formatting as fmt
 from trainctl.tui.text.styled_line import Line
-from trainctl.tui.widgets.theme import series_role
+from trainctl.tui.widgets.theme import rank_role
 
 
 class CalibrationScreen(ChosenRankScreen):
@@ -50,7 +50,7 @@ class CalibrationScreen(ChosenRankScreen):
         if row is None or not profiles:
             return [self.head(columns), *calibration_view.nothing(node or "NODE", columns, rows - 1)][:rows]
         when = fmt.clock(profiles[0].created_at, owner.clock.wall(), owner.clock.zone)
-        role = series_role(row.place)
+        role = rank_role(row.place)
         body = calibration_view.lines(node, profiles, columns, rows - 1, owner.glyphs, role, when)
         return [self.head(columns), *body][:rows]
 

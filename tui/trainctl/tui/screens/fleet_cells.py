@@ -9,7 +9,7 @@ from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, line, shorten
 from trainctl.tui.widgets.inline_bars import phase_bar, share_bar, sparkline
-from trainctl.tui.widgets.theme import series_role
+from trainctl.tui.widgets.theme import rank_role
 
 Cell = Callable[[Row, Glyphs, int], Line]
 """Makes a row's cell in so many columns."""
@@ -23,7 +23,7 @@ def _na(text: str, role: str = "text") -> Line:
 
 def node(row: Row, glyphs: Glyphs, size: int) -> Line:
     """In the colour of its line in the charts."""
-    role = "cursor" if row.selected else "strong" if row.out else series_role(row.place)
+    role = "cursor" if row.selected else "strong" if row.out else rank_role(row.place)
     if row.child:
         return line(Piece(f"  :{row.view.rank}", role))
     mark = (f"{glyphs.opened} " if row.open else f"{glyphs.cursor} ") if row.members else ""

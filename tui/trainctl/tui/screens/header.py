@@ -12,14 +12,13 @@ from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import cost_line, energy, rates_line
+from trainctl.tui.text import figure_names as names
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width
 
 SPAN_COLUMNS = 120
 """Columns from which the best and the worst case stand beside the ETA."""
-LOSS_STEPS = 16
-"""Steps that the loss in the head is the mean of."""
 STATE_ROLES = {
     "running": "good", "finished": "good", "starting": "accent", "pausing": "warning", "paused": "warning",
     "stopping": "warning", "stopped": "warning", "failed": "bad",
@@ -36,7 +35,7 @@ def lines(
         return [fit(_without_run(state, clock, columns, badge), columns)] + [fit((), columns)] * (rows - 1)
     made = [_identity(state, run, clock, columns, glyphs, badge), _learning(state, clock, columns, rows, glyphs)]
     if rows >= 4:
-        made.append(groups(rates_line.pieces(_rates(state, run)), columns))
+        made.append(groups(rates_line.pieces(_rates(state, run), names.RECENT_RATE), columns))
     if rows >= 3:
         at = line(Piece("at ", "label"), clean(address)) if address and columns >= 120 else ()
         made.append(spread(_resources(state, run, clock, columns - width(at) - 1, glyphs), at, columns))
@@ -202,13 +201,16 @@ def _learning(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: G
     perplexity = line(Piece(" ppl ", "label"), f.loss(run.perplexity)) if is_shown else ()
     gradient = line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None))
     spent = _cost(state, run, clock) if rows < 3 else None  # a head of more lines has one for it
+    unit, recent = clean(f.short_unit(run.rate_unit)), Piece(f"{names.RECENT_RATE.label} " * (columns >= 100), "label")
     parts = [
-        line(Piece("loss ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)),
+        line(
+            Piece(f"{names.AVERAGE_LOSS.label} ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)
+        ),
         line(Piece("eval ", "label"), f.loss(run.eval_loss), *perplexity, Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
         gradient if spent is None else cost_line.short(spent),
-        line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(f" {clean(f.short_unit(run.rate_unit))}", "label")),
-        line(Piece("eff ", "label"), f.percent(efficiency(state))),
+        line(recent, Piece(f.compact(fleet_rate(state)), "strong"), Piece(f" {unit}", "label")),
+        line(Piece(f"{names.EFFICIENCY.label} ", "label"), f.percent(efficiency(state))),
     ]
     if step is not None and step.skipped:
         parts.insert(1, line(Piece(f"SKIPPED {step.skipped}", "bad")))
@@ -219,11 +221,11 @@ def _learning(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: G
 
 
 def _loss(state: ViewState) -> float | None:
-    """Mean of the last 16 steps' losses, which wander less than one step's; a last loss that is no number as it is."""
+    """Return the average loss, which wanders less than one step's; a last loss that is no number as it is."""
     if state.last_step is None:
         return None
     last = state.last_step.value.loss
-    mean = s.lately(state.lately("loss"), LOSS_STEPS) if last is None or math.isfinite(last) else None
+    mean = s.lately(state.lately("loss"), names.LOSS_STEPS) if last is None or math.isfinite(last) else None
     return last if mean is None else mean
 
 

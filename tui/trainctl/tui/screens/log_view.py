@@ -13,7 +13,7 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.widgets.theme import series_role
+from trainctl.tui.widgets.theme import rank_role
 
 LEVELS = {
     "DEBUG": ("debug", "dim"), "INFO": ("info", "dim"), "WARNING": ("WARN", "warning"), "ERROR": ("ERROR", "bad"),
@@ -49,7 +49,7 @@ def names_of(state: ViewState) -> dict[int, Named]:
     """Every rank of the run shown, in the colour and with the letter it has in the charts."""
     nodes = {view.rank: view.node for view in state.run.ranks} if state.run else {}
     return {
-        rank: Named(nodes[rank], label, series_role(place), string.ascii_lowercase[place % 26])
+        rank: Named(nodes[rank], label, rank_role(place), string.ascii_lowercase[place % 26])
         for place, (rank, label) in enumerate(rank_names(state.run).items())
     }
 

@@ -11,6 +11,7 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import compute_words, energy
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.compile_times import Compilation
+from trainctl.tui.text.figure_names import PROCESS_NAMES
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, flowed, groups, line, plain, shorten
 from trainctl.tui.widgets.inline_bars import share_bar
@@ -209,7 +210,7 @@ def _processes(row: Row, columns: int) -> Line:
     parts = []
     for item in mine:
         figures = f"{item.pid} {f.figure(item.cpu_percent, '{:.0f}%')} {_size(item.memory_bytes)}"
-        parts.append(line(Piece(f"{clean(item.role)} ", "label"), Piece(figures, role)))
+        parts.append(line(Piece(f"{clean(PROCESS_NAMES.get(item.role, item.role))} ", "label"), Piece(figures, role)))
     return groups(parts, columns)
 
 

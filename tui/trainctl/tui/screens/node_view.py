@@ -19,7 +19,7 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.widgets import memory_breakdown
-from trainctl.tui.widgets.theme import series_role
+from trainctl.tui.widgets.theme import rank_role
 
 _TABLE_CELLS, _MEMORY_CELLS = 40, 44
 _TWO_CHARTS, _THREE_CHARTS = 76, 116
@@ -64,7 +64,7 @@ def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> ln.Line:
     letter = f"{string.ascii_lowercase[row.place % 26]} " if glyphs.letters else ""
     name = f" {letter}{ln.shorten(ln.clean(row.view.node), columns // 2, glyphs.ellipsis)} "
     return ln.rule(
-        columns, glyphs.horizontal, (0, f"{glyphs.horizontal} node", "title"), (6, name, series_role(row.place)),
+        columns, glyphs.horizontal, (0, f"{glyphs.horizontal} node", "title"), (6, name, rank_role(row.place)),
         (6 + len(name), f"{row.place + 1} of {len(views)} ", "label"),
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def busy_panel(state: ViewState, row: Row) -> p.Plot:
     """What the rank needs for its part, beside the step that all take."""
     tracks = (
         Trace(state.lately("step_seconds"), "step", "dim", letter="s"),
-        Trace(state.lately("busy_seconds", row.view.rank), "busy", series_role(row.place), letter="b"),
+        Trace(state.lately("busy_seconds", row.view.rank), "busy", rank_role(row.place), letter="b"),
     )
     return p.panel("busy and step seconds", tracks, *_span(state), mk.of_run(state), least_span=0.2,
                    most_times=4.0)  # fmt: skip
@@ -130,7 +130,7 @@ def busy_panel(state: ViewState, row: Row) -> p.Plot:
 
 def rate_panel(state: ViewState, row: Row) -> p.Plot:
     """The rank's rate alone."""
-    track = Trace(state.lately("own_tokens_per_second", row.view.rank), "", series_role(row.place))
+    track = Trace(state.lately("own_tokens_per_second", row.view.rank), "", rank_role(row.place))
     return p.panel("own tok/s", (track,), *_span(state), mk.of_run(state), least_span=0.2)
 
 
@@ -141,6 +141,6 @@ def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPha
     values = np.array([value for _, value in known], np.float64)
     ones, none = np.ones(len(known)), np.zeros(len(known), np.int64)
     window = s.Window(1, steps, values, values, values, ones, values, none)
-    track = Trace(window, "", series_role(row.place))
+    track = Trace(window, "", rank_role(row.place))
     return p.panel("trainer's peak memory, GB", (track,), *_span(state), mk.of_run(state), empty_text="n/a",
                    least_span=0.2)  # fmt: skip

@@ -21,7 +21,7 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.widgets.theme import series_role
+from trainctl.tui.widgets.theme import rank_role, run_role
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
 MOST_LINES = 6
@@ -159,9 +159,9 @@ def _panels(state: ViewState, columns: int, selected: int | None) -> list[p.Plot
 def loss_panel(state: ViewState) -> p.Plot:
     """Loss over the whole run, with the evaluations as points."""
     evaluations = state.window("eval_loss")
-    tracks = [Trace(state.window("loss"), "", "series0", band="band")]
+    tracks = [Trace(state.window("loss"), "", run_role(0), band="band")]
     if len(evaluations):
-        tracks.append(Trace(evaluations, "eval", "series1", points=True))
+        tracks.append(Trace(evaluations, "eval", run_role(1), points=True))
     return p.panel("loss", tuple(tracks), *_range(state), mk.of_run(state))
 
 
@@ -198,7 +198,7 @@ def _track(state: ViewState, metric: str, views: Sequence[m.RankView], index: in
     view = views[index]
     several = sum(other.node == view.node for other in views) > 1
     name = ln.shorten(ln.clean(view.node), 10) + (f":{view.rank}" if several else "")
-    role, letter = series_role(index), string.ascii_lowercase[index % 26]
+    role, letter = rank_role(index), string.ascii_lowercase[index % 26]
     return Trace(s.means(state.window(metric, view.rank)), name, role, letter=letter)
 
 

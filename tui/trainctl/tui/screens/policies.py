@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol import messages as m
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.dispatch import send_unwatched
+from trainctl.tui.commands.dispatch import UNWATCHED
 from trainctl.tui.commands.verb_description import NoInverse
 from trainctl.tui.dialogs import undo_picker
 from trainctl.tui.screens import policies_view
@@ -64,7 +64,7 @@ class PoliciesScreen(PolledScreen[PolicyReport, m.PolicyStatus]):
 
     def action_off(self) -> None:
         if self.chosen is not None and self.chosen.mode != "off":
-            send_unwatched(self.owner, Order("autopilot", {"name": self.chosen.name, "mode": "off"}))
+            self.owner.send_order(Order("autopilot", {"name": self.chosen.name, "mode": "off"}), UNWATCHED)
 
     def undo(self) -> None:
         """The dialog of what undoes the chosen policy's last command, or why nothing does."""

@@ -14,6 +14,7 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import cost_line, energy, rates_line, work_lines
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.figure_names import LAST_LOSS
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.widgets import table_head
 
@@ -32,9 +33,10 @@ class RunsColumn:
     least: int = 60
 
 
+_LOSS = LAST_LOSS.label.upper()
 _COLUMNS = (
     RunsColumn("name", "RUN", 0), RunsColumn("state", "STATE", 9), RunsColumn("step", "STEPS", 16, True),
-    RunsColumn("loss", "LOSS", 8, True), RunsColumn("age", "STARTED", 14, True),
+    RunsColumn("loss", _LOSS, 9, True), RunsColumn("age", "STARTED", 14, True),
     RunsColumn("duration", "LASTED", 10, True, 76), RunsColumn("lead", "  LEAD", 11, least=100),
     RunsColumn("", "  NODES", 30, least=120),
 )  # fmt: skip
@@ -106,7 +108,7 @@ def row(
     texts = {
         "RUN": f"{'  ' * (item.depth - 1)}{glyphs.child} " * bool(item.depth) + ln.clean(run.name),
         "STATE": _state(run),
-        "STEPS": f"{run.step:,}/{f.count(run.steps)}", "LOSS": f.loss(run.last_loss),
+        "STEPS": f"{run.step:,}/{f.count(run.steps)}", _LOSS: f.loss(run.last_loss),
         "STARTED": f.clock(run.started_at, clock.wall(), clock.zone), "LASTED": f.duration(item.duration_seconds),
         "  LEAD": f"  {ln.clean(run.lead) or f.NA}", "  NODES": "  " + (" ".join(map(ln.clean, run.nodes)) or f.NA),
         "COST": _spent(run, clock),

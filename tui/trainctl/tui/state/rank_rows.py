@@ -7,12 +7,12 @@ from trainctl.tui.state import rank_speed, stragglers
 from trainctl.tui.state import series as s
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.view_state import Seen, ViewState
+from trainctl.tui.text.figure_names import RATE_STEPS
 
 BAD_STATES = ("hung", "lost", "failed")
 _OLD_SECONDS = 5.0
 _HOST_SECONDS = 30.0
 """A machine's reading older than this says nothing of it any more."""
-_OWN_RATE_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def own_rate(state: ViewState, rank: int, seen: Seen[m.RankStep] | None) -> floa
     """Tokens per second the rank would reach alone: the median of its last steps."""
     if seen is None:
         return None
-    return s.typical(state.lately("own_tokens_per_second", rank), _OWN_RATE_STEPS) or seen.value.own_tokens_per_second
+    return s.typical(state.lately("own_tokens_per_second", rank), RATE_STEPS) or seen.value.own_tokens_per_second
 
 
 def _taking_part(state: ViewState) -> list[m.RankView]:
@@ -163,7 +163,7 @@ def sum_of_own_rates(state: ViewState) -> float | None:
 def fleet_rate(state: ViewState) -> float | None:
     """The run's rate lately, by the present plan as soon as it has done a step; in its `rate_unit`."""
     rates = state.lately(state.run.rate_metric if state.run is not None else "tokens_per_second")
-    return s.typical(s.tail(rates, state.plan_step), _OWN_RATE_STEPS) or s.typical(rates, _OWN_RATE_STEPS)
+    return s.typical(s.tail(rates, state.plan_step), RATE_STEPS) or s.typical(rates, RATE_STEPS)
 
 
 def efficiency(state: ViewState) -> float | None:
@@ -182,4 +182,4 @@ def efficiency(state: ViewState) -> float | None:
 def _by_plan(state: ViewState, metric: str, rank: int | None = None) -> float | None:
     window = s.tail(state.lately(metric, rank), state.plan_step)
     steps = len(window) * window.bucket_steps
-    return s.typical(window, _OWN_RATE_STEPS) if steps >= rank_speed.FEW_STEPS else None
+    return s.typical(window, RATE_STEPS) if steps >= rank_speed.FEW_STEPS else None

@@ -3,16 +3,17 @@
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.objectives import PAIRS, SAMPLES
 from trainctl.tui.text import formatting as f
+from trainctl.tui.text.figure_names import AVERAGE_RATE, LAST_STEP, Figure
 from trainctl.tui.text.styled_line import Line, Piece, clean, line
 
 
-def pieces(rates: m.RunRates) -> list[Line]:
-    """The most important first."""
+def pieces(rates: m.RunRates, of: Figure = LAST_STEP) -> list[Line]:
+    """The most important first: the average, then what is `of` the last step or of recent ones."""
     average, unit = f.compact(rates.average_per_second), clean(rates.unit)
     samples = samples_of(rates.unit)
     return [
-        line(Piece("average ", "label"), Piece(average, "strong"), Piece(f" {unit}", "label")),
-        line(_few(rates.steps_per_second), Piece(" steps/s", "label")),
+        line(Piece(f"{AVERAGE_RATE.label} ", "label"), Piece(average, "strong"), Piece(f" {unit}", "label")),
+        line(Piece(f"{of.label} ", "label"), _few(rates.steps_per_second), Piece(" steps/s", "label")),
         line(_few(rates.samples_per_second), Piece(f" {samples}/s", "label")),
         line(f.seconds(rates.seconds_per_sample), Piece(f" per {samples.removesuffix('s')}", "label")),
         line(f.duration(rates.seconds_per_epoch), Piece(" per epoch", "label")),

@@ -42,7 +42,8 @@ def _key(hint: KeyHint, words: str) -> Line:
 
 
 class CommandBar(Vertical):
-    """One line of keys; while a command is typed or awaited its line, under what there is to say of it."""
+    """One line of keys, or of what the last command did; while one is typed or awaited its line, under what there is to
+    say of it."""
 
     DEFAULT_CSS = "CommandBar { height: auto; dock: bottom; } CommandBar Lines { height: 1; }"
 
@@ -51,7 +52,7 @@ class CommandBar(Vertical):
         self._glyphs = glyphs
         self.progress: forms.Progress | None = None
         self._said = 1  # rows, above the line that is typed
-        self._hinted: tuple[list[KeyHint], int] | None = None  # what the keys were last made from, while they show
+        self._bottom: tuple[list[KeyHint], Line, int] | None = None  # what the keys were last made from
 
     @property
     def _owner(self) -> AppContext:
@@ -78,10 +79,12 @@ class CommandBar(Vertical):
     def paint(self) -> None:
         """The keys of the moment; while the `:` line is open, what it says stays."""
         if not self.open:
-            hinted = self._owner.key_hints(), self.size.width
-            if hinted != self._hinted:
-                self._hinted = hinted
-                self.query_one("#keys", Lines).show([keys_line(*hinted)])
+            owner, columns = self._owner, self.size.width
+            bottom = owner.key_hints(), owner.outcome, columns
+            if bottom != self._bottom:
+                self._bottom = bottom
+                hints, outcome, _ = bottom
+                self.query_one("#keys", Lines).show([fit(outcome, columns) if outcome else keys_line(hints, columns)])
 
     def start(self) -> None:
         """Opens the `:` line."""
@@ -104,7 +107,7 @@ class CommandBar(Vertical):
             paint()
 
     def _say(self, pieces: Line) -> None:
-        columns, self._hinted = self.size.width, None
+        columns, self._bottom = self.size.width, None
         rows = [fit(row, columns) for row in folded(pieces, columns, _MOST_SAID, self._glyphs.ellipsis)]
         self.query_one("#keys", Lines).show(rows)
         if len(rows) != self._said:
@@ -165,9 +168,11 @@ class CommandBar(Vertical):
         return self.is_mounted and self.open
 
     def follow(self, progress: forms.Progress) -> None:
-        """Shows how far the command has come, in place of the hints."""
+        """Show how far the command has come, in place of the hints; one that was applied closes an empty line."""
         self.progress = progress
-        if self.watching:
+        if self.watching and progress.applied and not self.query_one("#command", Input).value:
+            self.close()
+        elif self.watching:
             self._say(line(Piece(f"{progress.order.verb}  ", "strong"), *forms.progress_line(progress, self._glyphs)))
 
 

@@ -56,14 +56,20 @@ TERMINAL: Final = dataclasses.replace(
 )
 THEMES: Final = (NIGHT, DAY, CONTRAST, TERMINAL)
 
+_SERIES = 8
 _STYLES = {
     theme.name: {role: Style.parse(looks[place]) for role, looks in LOOKS.items()} for place, theme in enumerate(THEMES)
 }
 
 
-def series_role(place: int) -> str:
-    """The colour of a run's rank, or of a chart's line, by its place among them."""
-    return f"series{place % 8}"
+def rank_role(place: int) -> str:
+    """Return the colour of a run's rank, in every chart and table, by its place among the ranks."""
+    return f"series{place % _SERIES}"
+
+
+def run_role(place: int) -> str:
+    """Return the colour of a line of the whole run, such as the loss and its evaluation: none of the first ranks'."""
+    return "text" if place == 0 else f"series{-place % _SERIES}"
 
 
 def style_of(role: str, theme: str) -> Style:
