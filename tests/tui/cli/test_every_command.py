@@ -123,7 +123,7 @@ def check_place(folder: Path, calls: tuple[tuple[str, ...], ...], place: str) ->
         ("keys list", False),
         ("send stop --help", False),
         ("help run", False),
-        ("status --run demo", False),
+        ("status demo", False),
         ("report run", False),
     ],
 )

@@ -78,7 +78,7 @@ def test_ls_and_status_show_the_run(training: Trained) -> None:
     done = call("status", *training.at)
     for text in ("run        tiny-", "/100,000", "global batch 12", "RANK", NODE, "torch"):
         assert text in done.stdout
-    found = call_json("status", "--run", listed["run"], *training.at)
+    found = call_json("status", listed["run"], *training.at)
     assert (found["run"]["run"], found["run"]["ranks"][0]["node"]) == (listed["run"], NODE)
     assert (found["node"]["address"], found["run"]["loss_unit"]) == (training.agent.address, "nats per token")
     rates, last = found["rates"], found["last_step"]
@@ -86,8 +86,24 @@ def test_ls_and_status_show_the_run(training: Trained) -> None:
     assert rates["average_per_second"] == pytest.approx(last["tokens_total"] / last["seconds_total"])
     names = ("steps_per_second", "samples_per_second", "seconds_per_epoch", "epochs_left")
     assert all(rates[name] > 0 for name in names)
-    assert_one_line(call("status", "--run", "nobody", *training.at), 3, "no run 'nobody'")
-    assert call_json("status", "--run", "nobody", *training.at, status=3)["error"]["code"] == "refused"
+    assert_one_line(call("status", "nobody", *training.at), 3, "no run 'nobody'")
+    assert call_json("status", "nobody", *training.at, status=3)["error"]["code"] == "refused"
+
+
+def test_a_run_is_named_to_an_agent_by_the_beginning_of_its_id_its_name_or_as_the_last(
+    training: Trained, tmp_path: Path
+) -> None:
+    run = call_json("ls", *training.at)["runs"][0]["run"]
+    for given in (run, run[:9], "tiny", "last"):
+        assert call_json("status", given, *training.at)["run"]["run"] == run
+        assert call_json("send", "note", "text=x", "--run", given, *training.at)["run"] == run
+        assert call_json("events", given, "-n", "1", *training.at)["run"] == run
+        assert call_json("logs", given, "-n", "1", *training.at)["run"] == run
+        for words in (("policies", given), ("alerts", given), ("diagnose", given), ("report", given, "--json")):
+            done = call(*words, *training.at)
+            assert done.returncode == 0, done.stderr
+        done = call("export", given, "--output", tmp_path / "steps.csv", *training.at)
+        assert done.returncode == 0, done.stderr
 
 
 def test_events_and_logs_give_as_many_lines_as_were_asked_for(training: Trained) -> None:
@@ -252,7 +268,7 @@ def test_a_run_followed_to_its_end_and_taken_up_again(idle: Trained) -> None:
         f"trainctl: note rejected: run: no run 'tiny-nowhere' on {NODE}\n",
     )
     # Its newest checkpoint is of step 20: what came after is done again.
-    again = call("run", "--resume", head["run"], "--follow", "--json", *idle.at)
+    again = call("run", "--resume", "tiny", "--follow", "--json", *idle.at)
     assert again.returncode == 0, again.stderr
     head_again, *lines = map(json.loads, again.stdout.splitlines())
     assert head_again["run"] == head["run"]

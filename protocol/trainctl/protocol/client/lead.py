@@ -61,7 +61,7 @@ async def find_lead(addresses: Sequence[str]) -> str:
     found = await _answers(addresses)
     leads = _leads(found)
     if len(leads) > 1:
-        raise SeveralRunsError("--run", f"several runs are active: {', '.join(sorted(leads))}; name one of them", leads)
+        raise SeveralRunsError("RUN", f"several runs are active: {', '.join(sorted(leads))}; name one of them", leads)
     return next(iter(leads.values()), None) or next(iter(found))
 
 
@@ -122,7 +122,7 @@ async def find_run(addresses: Sequence[str], run: str) -> str:
     try:
         return await find_lead(addresses)
     except SeveralRunsError as several:
-        raise InvalidInputError("--run", f"no agent knows {run}; active: {', '.join(several.leads)}") from None
+        raise InvalidInputError("RUN", f"no agent knows {run}; active: {', '.join(several.leads)}") from None
 
 
 async def all_runs(addresses: Sequence[str]) -> tuple[m.RunSummary, ...]:

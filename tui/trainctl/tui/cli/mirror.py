@@ -10,7 +10,7 @@ import typer
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import received_names
 from trainctl.tui.cli import output, run_lookup
-from trainctl.tui.cli.options import ClusterFile, Connect, RunArgument, address_of, subcommands
+from trainctl.tui.cli.options import ClusterFile, Connect, RunArgument, subcommands
 
 if TYPE_CHECKING:
     from trainctl.tui.export.mirror.run_source import RunSource
@@ -61,5 +61,6 @@ def _source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | N
         with contextlib.closing(DirectorySource(directory)) as source:
             yield source
         return
-    with BlockingClient(address_of(ctx, connect, cluster, run)) as client:
-        yield AgentSource(client, run)
+    at = run_lookup.at_agent(ctx, connect, cluster, run)
+    with BlockingClient(at.address) as client:
+        yield AgentSource(client, at.run or run)

@@ -13,7 +13,7 @@ import typer
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.cli import agent_call, output, run_lookup
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, RunArgument, address_of, subcommands, where
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, RunArgument, subcommands
 from trainctl.tui.cli.output import has_screen
 from trainctl.tui.demo.stages import stage
 
@@ -31,9 +31,11 @@ def replay(
     speed: Annotated[
         float, typer.Option(min=0.25, max=4096, help="Playback speed; 2 is twice as fast as the run.")
     ] = 8.0,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
 ) -> int:
     """Replay a run in the full screen, from its directory. You can play, pause and seek, but not send commands."""
-    directory = run_lookup.find_or_ask(ctx, run)
+    directory = run_lookup.find_or_ask(ctx, run, connect, cluster)
     if not has_screen():
         raise InvalidInputError(
             "terminal",
@@ -76,9 +78,8 @@ def export(
                 writer.write(rows)
                 count += len(rows)
         else:
-            count = agent_call.call(
-                address_of(ctx, connect, cluster, run), lambda client: _through(client, run, what, writer)
-            )
+            at = run_lookup.at_agent(ctx, connect, cluster, run)
+            count = agent_call.call(at.address, lambda client: _through(client, at.run or run, what, writer))
         writer.close()
     if output_file is not None:
         output.tell(f"{output_file}: {count:,} rows")
@@ -113,6 +114,8 @@ def export_model(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Don't compare the export's logits with the trained model's.")
     ] = False,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
     """Write a run's trained model for peft, mlx-lm, transformers or llama.cpp, from its checkpoints on this machine."""
@@ -120,7 +123,7 @@ def export_model(
 
     if step is not None and best:
         raise InvalidInputError("--best", "can't be combined with --step: give only one")
-    directory = run_lookup.find_or_ask(ctx, run)
+    directory = run_lookup.find_or_ask(ctx, run, connect, cluster)
     given = {"--to": to, "--step": step, "--output": output_folder, "--dtype": dtype}
     words = [f"{option}={value}" for option, value in given.items() if value is not None]
     words += [option for option, on in (("--best", best), ("--no-verify", no_verify)) if on]
@@ -185,7 +188,7 @@ def simulate(
 @app.command()
 def score(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run.")],
+    run: RunArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="JSONL file with rows as for training.")],
     step: Annotated[
         int | None, typer.Option(min=0, help="Step of the checkpoint [newest].", show_default=False)
@@ -229,13 +232,14 @@ def score(
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     given["use_generation_config"] = use_generation_config or None
     options = row_scores.answer_options(given, answers=answers)
-    rows, run_id = row_scores.read_file(file, prompts=answers), Path(run).name
+    rows = row_scores.read_file(file, prompts=answers)
+    at = run_lookup.at_agent(ctx, connect, cluster, Path(run).name)
+    run_id = at.run or run
     wanted = row_scores.Wanted(resume or row_scores.new_id(), run_id, step, best, chosen, options)
-    address = agent_call.find_lead(where(ctx, connect, cluster).addresses, run_id)
     shown = _Progress(f"score {wanted.work}: {rows.rows:,} rows of {file.name} with {run_id}")
     with destination(output_file) as stream, shown:
         failed = agent_call.call(
-            address, lambda client: row_scores.Scoring(client, rows, wanted, stream, shown.show).run()
+            at.address, lambda client: row_scores.Scoring(client, rows, wanted, stream, shown.show).run()
         )
     if failed:
         output.complain(row_scores.lacking(failed, rows.rows))

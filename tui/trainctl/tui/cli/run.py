@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -20,8 +21,20 @@ from trainctl.protocol.errors import Collected, InvalidInputError, NotCachedErro
 from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import CommandFailed, RunStateChanged
-from trainctl.tui.cli import agent_call, command_result, output
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
+from trainctl.tui.cli import agent_call, command_result, output, run_lookup
+from trainctl.tui.cli.options import (
+    ClusterFile,
+    Connect,
+    Json,
+    JsonLines,
+    Set,
+    Timeout,
+    complete_nodes,
+    complete_runs,
+    subcommands,
+    subgroup,
+    where,
+)
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.setup import (
     data_bench,
@@ -47,7 +60,13 @@ def run(
     file: Annotated[Path | None, typer.Argument(metavar="RUN.toml", show_default=False)] = None,
     set_: Set = None,
     resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Resume this run instead of starting a new one.")
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Resume this run instead of starting a new one.",
+            autocompletion=complete_runs,
+        ),
     ] = None,
     branch: Annotated[
         str | None,
@@ -55,10 +74,18 @@ def run(
             "--branch",
             metavar="RUN@STEP",
             help="Start a new run from this checkpoint of RUN, with RUN's own run file unless RUN.toml is given.",
+            autocompletion=complete_runs,
         ),
     ] = None,
     node: Annotated[
-        str | None, typer.Option("--node", metavar="NODE", show_default=False, help="The node that will lead the run.")
+        str | None,
+        typer.Option(
+            "--node",
+            metavar="NODE",
+            show_default=False,
+            help="The node that will lead the run.",
+            autocompletion=complete_nodes,
+        ),
     ] = None,
     old_lead_is_off: Annotated[
         bool,
@@ -138,6 +165,8 @@ def _start(
     if not json:
         start_agent.offer(at, output.tell)
     with command_result.told(order, json=json):
+        args = run_lookup.with_ids(at.addresses, args)
+        order, resume = replace(order, args=args), args.get("resume")
         address = _asked(at, args, node)
         before = agent_call.call(address, lambda client: _as_it_was(client, resume)) if follow and resume else None
         begins = follow or copy is not None  # its first step may be far off

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,9 +14,20 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ExpiredError, RefusedError, TrainctlError
 from trainctl.protocol.messages.events import ProfileFailed
 from trainctl.protocol.messages.verbs import MAX_PROFILE_STEPS, VERBS
-from trainctl.tui.cli import agent_call, command_result, output
+from trainctl.tui.cli import agent_call, command_result, output, run_lookup
 from trainctl.tui.cli.help_topics import VerbCommand
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
+from trainctl.tui.cli.options import (
+    ClusterFile,
+    Connect,
+    Json,
+    Node,
+    Run,
+    RunAtAgent,
+    Timeout,
+    complete_nodes,
+    subcommands,
+    where,
+)
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.state.rank_speed import live_ranks
 
@@ -48,7 +60,7 @@ def send(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, autocompletion=_words)
     ] = None,
-    node: Annotated[str | None, typer.Option("--node", help="The node to act on.")] = None,
+    node: Node = None,
     run: Run = None,
     id_: Annotated[
         str | None,
@@ -80,7 +92,9 @@ def send(
         arguments.check_text(text or "", name)
     order = command.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
     with command_result.told(order, json=json):
-        lead = agent_call.find_lead(at.addresses, run)
+        named = run_lookup.with_ids(at.addresses, args) if order.verb == "start-run" else args
+        order = replace(order, args=named, run=run_lookup.id_at(at.addresses, run))
+        lead = agent_call.find_lead(at.addresses, order.run)
         reply = command_result.send(lead, order, wait, timeout)
     if wait == "none":
         # Nobody has answered: there is no state.
@@ -107,12 +121,13 @@ PROFILE_POLL_SECONDS = 0.5
 @app.command()
 def profile(
     ctx: typer.Context,
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="A run id. Default: the active run, or the newest.")
-    ] = None,
+    run: RunAtAgent = None,
     steps: Annotated[int, typer.Option("--steps", min=1, max=MAX_PROFILE_STEPS, help="Steps to profile.")] = 3,
     node: Annotated[
-        list[str] | None, typer.Option("--node", help="A node to profile; repeatable. Default: all nodes.")
+        list[str] | None,
+        typer.Option(
+            "--node", help="A node to profile; repeatable. Default: all nodes.", autocompletion=complete_nodes
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Copy the traces to this folder.", show_default=False)
@@ -130,11 +145,12 @@ def profile(
     at = where(ctx, connect, cluster)
     for text in (run, *(node or ())):
         arguments.check_text(text or "", "RUN" if text == run else "--node")
-    lead = agent_call.find_lead(at.addresses, run)
-    order = command.make_order("profile", {"steps": steps, "nodes": node or []}, run=run)
+    run_id = run_lookup.id_at(at.addresses, run)
+    lead = agent_call.find_lead(at.addresses, run_id)
+    order = command.make_order("profile", {"steps": steps, "nodes": node or []}, run=run_id)
     with command_result.told(order, json=json):
         events = (
-            agent_call.call(lead, lambda client: client.traces(run), lead=run is None)
+            agent_call.call(lead, lambda client: client.traces(run_id), lead=run is None)
             if last
             else _record(lead, order, timeout, json=json)
         )
@@ -196,12 +212,15 @@ def _show_profile(lead: str, events: m.Traces, out: Path | None, *, json: bool) 
 @app.command()
 def promote(
     ctx: typer.Context,
-    node: Annotated[str, typer.Argument(metavar="NODE", show_default=False, help="The new lead.")],
+    node: Annotated[
+        str,
+        typer.Argument(metavar="NODE", show_default=False, help="The new lead.", autocompletion=complete_nodes),
+    ],
+    run: RunAtAgent = None,
     old_lead_is_off: Annotated[
         bool,
         typer.Option("--old-lead-is-off", help="Skip the vote. Use it only if the old lead is powered off."),
     ] = False,
-    run: Run = None,
     timeout: Timeout = 60.0,
     connect: Connect = None,
     cluster: ClusterFile = None,
@@ -209,10 +228,11 @@ def promote(
 ) -> int:
     """Make another node the lead. The old lead hands over the run; if it is gone, a majority of nodes votes."""
     at = where(ctx, connect, cluster)
-    for name, text in (("NODE", node), ("--run", run)):
+    for name, text in (("NODE", node), ("RUN", run)):
         arguments.check_text(text or "", name)
-    order = command.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node, run=run)
+    order = command.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node)
     with command_result.told(order, json=json):
+        order = replace(order, run=run_lookup.id_at(at.addresses, run))
         reply = command_result.send(_own_agent(at, node), order, "applied", timeout)
     return command_result.finish(order, reply, json=json, code=command.exit_code(reply))
 
