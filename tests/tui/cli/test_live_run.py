@@ -202,6 +202,19 @@ def test_a_command_is_applied_at_a_step_it_names_and_once_by_its_id(training: Tr
     assert (other["state"], other["error"]["code"]) == ("conflict", "conflict")
 
 
+def test_undo_sends_what_undoes_the_newest_change(training: Trained) -> None:
+    nothing = call("send", "undo", *training.at)
+    assert_one_line(nothing, 3, "undo: no change of this run can be undone now")
+    for value in ("3e-4", "1e-3"):
+        assert call("send", "set-lr", value, "schedule=set", *training.at).returncode == 0
+    done = call("send", "undo", *training.at)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("set-lr applied at step ") and "-> 3e-4 constant" in done.stdout
+    assert done.stderr.startswith("undoes "), done.stderr
+    undone = next(event for event in reversed(call_json("events", *training.at)["events"]) if event["verb"] == "set-lr")
+    assert undone["undoes"]
+
+
 def test_what_the_agent_refuses_is_exit_code_3_with_its_reason(training: Trained) -> None:
     for words, says in (
         (["resize-batch", "micro=64"], f"micro: 64 is over {NODE}'s share of 12"),

@@ -3,15 +3,16 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import ExpiredError, RefusedError, TrainctlError
+from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages.events import ProfileFailed
 from trainctl.protocol.messages.verbs import MAX_PROFILE_STEPS, VERBS
 from trainctl.tui.cli import agent_call, command_result, output, run_lookup
@@ -37,13 +38,21 @@ if TYPE_CHECKING:
 app = subcommands()
 
 
+UNDO = "undo"
+"""Stands for the command that undoes the newest change of a run."""
+
+
 def _verbs(incomplete: str) -> list[tuple[str, str]]:
-    return [(verb.name, verb.summary) for verb in VERBS.values() if verb.name.startswith(incomplete)]
+    known = [*((verb.name, verb.summary) for verb in VERBS.values()), (UNDO, "undo the run's newest change")]
+    return [(name, summary) for name, summary in known if name.startswith(incomplete)]
 
 
 def _words(ctx: typer.Context, incomplete: str) -> list[str]:
     """What may follow, for the shell."""
     given = [ctx.params["verb"], *(ctx.params.get("words") or ())]
+    if given[0] == "rebalance" and "=" not in incomplete:
+        shares = [f"{node}=" for node in complete_nodes(ctx, incomplete)]
+        return [*shares, *arguments.next_words(given, incomplete)]
     if given[-1] == "=":  # bash makes three words of `name=value`
         return [word.partition("=")[2] for word in arguments.next_words(given[:-2], f"{given[-2]}={incomplete}")]
     return arguments.next_words(given, incomplete)
@@ -51,7 +60,8 @@ def _words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @app.command(
     cls=VerbCommand,
-    help=f"Send a command, such as trainctl send {arguments.EXAMPLE}. VERB --help shows its arguments and an example.",
+    help=f"Send a command, such as trainctl send {arguments.EXAMPLE}. VERB --help shows its arguments and an example. "
+    "trainctl send undo undoes the run's newest change.",
     epilog=arguments.verbs_summary(),
 )
 def send(
@@ -84,23 +94,51 @@ def send(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    args = arguments.verb_args(verb, words or [], local=False)  # a bad argument is an error with or without an agent
-    at = where(ctx, connect, cluster)
-    if targets.is_local(at.addresses[0]):
-        args = arguments.verb_args(verb, words or [], local=True)
     for name, text in (("--node", node), ("--run", run)):
         arguments.check_text(text or "", name)
-    order = command.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
+    options: dict[str, Any] = {"id": id_, "node": node, "if_plan": if_plan, "ttl_seconds": ttl}
+    if verb == UNDO:
+        if words or node is not None or id_ is not None:
+            problem = "takes no arguments, no --node and no --id: it undoes the run's newest change"
+            raise InvalidInputError(UNDO, problem)
+        at = run_lookup.at_agent(ctx, connect, cluster, run)
+        order = agent_call.call(at.address, lambda client: _undoing(client, at.run, options), lead=True)
+        return _send((at.address,), order, wait, timeout, json=json)
+    args = arguments.verb_args(verb, words or [], local=False)  # a bad argument is an error with or without an agent
+    addresses = where(ctx, connect, cluster).addresses
+    if targets.is_local(addresses[0]):
+        args = arguments.verb_args(verb, words or [], local=True)
+    order = command.make_order(verb, args, run=run, **options)
+    return _send(addresses, order, wait, timeout, json=json)
+
+
+async def _undoing(client: "Client", run: str | None, options: dict[str, Any]) -> command.Order:
+    """Return the command that undoes a run's newest change. Raises RefusedError."""
+    from trainctl.tui.commands import undo, verb_registry
+
+    seen = await client.snapshot(0, run)
+    found = undo.newest(seen.run, seen.events, most=1)
+    if not found or seen.run is None:
+        raise RefusedError("undo: no change of this run can be undone now; trainctl events lists its changes")
+    output.tell("; ".join((found[0].says, *found[0].remarks)))
+    order = found[0].order
+    is_against = verb_registry.of(order.verb).against_plan and options["if_plan"] is None
+    plan = seen.run.plan_version if is_against else options["if_plan"]
+    named = {**options, "node": order.node, "if_plan": plan, "undoes": order.undoes}
+    return command.make_order(order.verb, dict(order.args), run=seen.run.run, **named)
+
+
+def _send(addresses: Sequence[str], order: command.Order, wait: command.Wait, timeout: float, *, json: bool) -> int:
     with command_result.told(order, json=json):
-        named = run_lookup.with_ids(at.addresses, args) if order.verb == "start-run" else args
-        order = replace(order, args=named, run=run_lookup.id_at(at.addresses, run))
-        lead = agent_call.find_lead(at.addresses, order.run)
+        named = run_lookup.with_ids(addresses, order.args) if order.verb == "start-run" else order.args
+        order = replace(order, args=named, run=run_lookup.id_at(addresses, order.run))
+        lead = agent_call.find_lead(addresses, order.run)
         reply = command_result.send(lead, order, wait, timeout)
     if wait == "none":
         # Nobody has answered: there is no state.
         fields = {**command_result.fields(order, reply), "state": None}
         return output.answer(f"{order.verb} sent without waiting; id {reply.id}", json=json, **fields)
-    more = _perplexity(lead, reply) if verb == "evaluate" and reply.after and not json else ""
+    more = _perplexity(lead, reply) if order.verb == "evaluate" and reply.after and not json else ""
     return command_result.finish(order, reply, json=json, code=command.exit_code(reply), more=more)
 
 
