@@ -71,7 +71,7 @@ def test_an_agent_without_alert_hooks_says_so(training: Trained) -> None:
 def test_ls_and_status_show_the_run(training: Trained) -> None:
     done = call("ls", *training.at)
     header, row = done.stdout.splitlines()
-    assert header.split() == ["RUN", "STATE", "STEP", "BATCH", "LOSS", "COST", "LEAD", "STARTED", "DIRECTORY"]
+    assert header.split() == ["RUN", "STATE", "STEP", "BATCH", "LOSS", "COST", "SPACE", "LEAD", "STARTED", "DIRECTORY"]
     assert (done.returncode, row.startswith("tiny-")) == (0, True)
     (listed,) = call_json("ls", *training.at)["runs"]
     assert (listed["state"], listed["steps"]) == ("running", FOREVER)
@@ -290,6 +290,30 @@ def test_a_run_followed_to_its_end_and_taken_up_again(idle: Trained) -> None:
     assert "resumed from step 20" in call("events", *idle.at).stdout
     assert call_json("ls", *idle.at)["runs"][0]["state"] == "finished"
     assert call("events", *idle.at).stdout.count("the learning rate was too low") == 1
+
+
+def test_a_run_is_renamed_and_removed_once_it_has_ended(training: Trained, tmp_path: Path) -> None:
+    run = call_json("ls", *training.at)["runs"][0]["run"]
+    assert call_json("runs", "rename", "tiny", "best", *training.at)["run"] == run
+    assert call_json("status", "best", *training.at)["run"]["run"] == run
+    assert f"{run} (best)" in call("ls", *training.at).stdout
+    assert_one_line(call("runs", "rename", "best", "not a name", *training.at), 3, "name")
+    assert_one_line(call("runs", "remove", "best", "--yes", *training.at), 3, f"{run} is running: stop it first")
+    assert call("send", "stop", *training.at).returncode == 0
+    with training.agent.client() as client:
+        wait_for_end(client)
+    until(lambda: call_json("ls", *training.at)["runs"][0]["state"] == "stopped", what="the run's end")
+    (row,) = call_json("ls", *training.at)["runs"]
+    directory = Path(row["directory"])
+    held = sum(file.stat().st_blocks * 512 for file in directory.rglob("*"))
+    assert row["size_bytes"] == pytest.approx(held, rel=0.05) and row["name"] == "best"
+    assert_one_line(call("runs", "remove", "best", *training.at), 2, "--yes: removing", "can't be undone")
+    assert directory.is_dir()
+    removed = call_json("runs", "remove", "best", "--yes", *training.at)
+    assert removed["freed_bytes"] == pytest.approx(held, rel=0.05)
+    assert not directory.exists() and not list(directory.parent.glob(f".*{run}"))
+    assert call_json("ls", *training.at)["runs"] == []
+    assert_one_line(call("runs", "remove", "best", "--yes", *training.at), 2, "no agent knows a run of that name")
 
 
 def test_ctrl_c_detaches_from_a_run_that_goes_on(idle: Trained) -> None:

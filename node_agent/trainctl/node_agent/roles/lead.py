@@ -101,6 +101,10 @@ class Lead:
         """The run that is led, until its record is closed."""
         return self._role.session
 
+    def check_no_work(self) -> None:
+        """Raises InvalidInputError while separate work or a calibration may need any run."""
+        self._role.check_no_work()
+
     @property
     def run(self) -> str | None:
         """The run that is led, or about to be."""

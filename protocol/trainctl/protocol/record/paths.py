@@ -64,10 +64,28 @@ class RunPaths:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.run_file = directory / "run.toml"
+        self.name_file = directory / "name"
         self.record = directory / "record.db"
         self.checkpoints = directory / "checkpoints"
         self.logs = directory / "logs"
         self.profiles = directory / "profiles"
+
+    @property
+    def given_name(self) -> str:
+        """The name that the run was given later; empty if it was given none."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return self.name_file.read_text("utf-8").strip()
+        return ""
+
+    @property
+    def size_bytes(self) -> int:
+        """What the directory takes of the disk. Files that go meanwhile don't count."""
+        found: dict[tuple[int, int], int] = {}
+        for path in self.directory.rglob("*"):
+            with contextlib.suppress(OSError):
+                kept = path.lstat()
+                found[kept.st_dev, kept.st_ino] = 512 * kept.st_blocks
+        return sum(found.values())
 
     @property
     def node_data(self) -> Path:

@@ -1,4 +1,4 @@
-"""The subcommands that only look: `ls`, `status`, `alerts`, `policies`, `diagnose`, `report`, `diff`, `watch`, `events`
+"""The subcommands that only look: `status`, `alerts`, `policies`, `diagnose`, `report`, `diff`, `watch`, `events`
 and `logs`."""
 
 from pathlib import Path
@@ -20,7 +20,6 @@ from trainctl.tui.cli.options import (
     RunAtAgent,
     complete_nodes,
     subcommands,
-    where,
 )
 
 app = subcommands()
@@ -29,15 +28,6 @@ HOOK_TEST_SECONDS = 30.0
 """More than a command and a webhook may take, one after the other."""
 DIFFERS = 1
 """Exit code of `diff` if the runs differ, as that of diff(1)."""
-
-
-@app.command(name="ls")
-def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
-    """List the runs that the agents know, newest first."""
-    at = where(ctx, connect, cluster)
-    runs = agent_call.all_runs(at.addresses)
-    text = tables.runs_table(runs) if runs else ""
-    return output.answer(text, json=json, none="no runs yet; start one with trainctl run RUN.toml", runs=runs)
 
 
 @app.command()

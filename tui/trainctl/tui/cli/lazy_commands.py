@@ -10,7 +10,8 @@ from trainctl.protocol.errors import InvalidInputError
 
 FILES = {
     "run": "run", "check": "run",
-    "ls": "inspect", "status": "inspect", "alerts": "inspect", "policies": "inspect", "watch": "inspect",
+    "ls": "runs", "runs": "runs",
+    "status": "inspect", "alerts": "inspect", "policies": "inspect", "watch": "inspect",
     "diagnose": "inspect", "report": "inspect", "diff": "inspect",
     "events": "inspect", "logs": "inspect",
     "send": "send", "profile": "send", "promote": "send",
@@ -23,7 +24,7 @@ FILES = {
 """Where each is, in the order of the help."""
 CHANGING = frozenset({
     "run", "send", "profile", "promote", "demo", "score", "init", "keys new", "keys authorize", "keys revoke",
-    "cluster add", "cluster remove", "cluster sync", "calibrate", "bench",
+    "cluster add", "cluster remove", "cluster sync", "calibrate", "bench", "runs rename", "runs remove",
 })  # fmt: skip
 """Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
 

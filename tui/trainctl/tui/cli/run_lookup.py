@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 import typer
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config import toml_file
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths, state_root
@@ -74,7 +73,7 @@ def find(given: str, root: Path | None = None) -> Path:
     folder = root or state_root()
     here = runs_in([folder] if root is not None else local_folders())
     if given not in here:
-        given = match(given, {run: _name_of(directory) for run, directory in here.items()}) or given
+        given = match(given, {run: RunPaths(directory).given_name for run, directory in here.items()}) or given
     if given not in here:
         raise InvalidInputError(given, f"no such run directory, and no run with that id in {folder}")
     return here[given]
@@ -83,12 +82,6 @@ def find(given: str, root: Path | None = None) -> Path:
 def local_folders() -> list[Path]:
     """Return the state folders of this user, and of the demos."""
     return [state_root(), *default_folder().glob("demo-*/state")]
-
-
-def _name_of(directory: Path) -> str:
-    with contextlib.suppress(InvalidInputError, KeyError, TypeError):
-        return str(toml_file.read(RunPaths(directory).run_file, "run file")["run"]["name"])
-    return ""
 
 
 def match(given: str, runs: dict[str, str]) -> str | None:

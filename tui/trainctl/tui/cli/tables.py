@@ -40,14 +40,19 @@ def date_and_time(at: float) -> str:
 def runs_table(runs: Sequence[m.RunSummary]) -> str:
     """The output of `trainctl ls`."""
     rows = [
-        (run.run, f"{run.state}{'?' if run.stale else ''}{' SIMULATED' if run.simulated else ''}",
+        (_titled(run), f"{run.state}{'?' if run.stale else ''}{' SIMULATED' if run.simulated else ''}",
          f"{run.step:,}/{fmt.count(run.steps)}",
          fmt.count(run.global_batch), fmt.loss(run.last_loss), _spent(run),
-         run.lead or fmt.NA, date_and_time(run.started_at), run.directory)
+         fmt.space(run.size_bytes), run.lead or fmt.NA, date_and_time(run.started_at), run.directory)
         for run in runs
     ]  # fmt: skip
-    header = ("RUN", "STATE", "STEP", "BATCH", "LOSS", "COST", "LEAD", "STARTED", "DIRECTORY")
-    return table(header, rows, right="STEP BATCH LOSS COST")
+    header = ("RUN", "STATE", "STEP", "BATCH", "LOSS", "COST", "SPACE", "LEAD", "STARTED", "DIRECTORY")
+    return table(header, rows, right="STEP BATCH LOSS COST SPACE")
+
+
+def _titled(run: m.RunSummary) -> str:
+    """Return the run's id, with its name if that isn't how the id begins."""
+    return run.run if run.run.startswith(run.name) else f"{run.run} ({run.name})"
 
 
 def _spent(run: m.RunSummary) -> str:
