@@ -78,6 +78,10 @@ def test_ls_and_status_show_the_run(training: Trained) -> None:
     done = call("status", *training.at)
     for text in ("run        tiny-", "/100,000", "global batch 12", "RANK", NODE, "torch"):
         assert text in done.stdout
+    verbose = call("status", "-v", *training.at).stdout
+    *_, head, rank = verbose.splitlines()
+    assert head.split("  ")[0] == "NODE" and "GPU USED" in head and "PRECISION" in head
+    assert rank.startswith(NODE) and verbose.startswith(done.stdout.split("\n")[0])
     found = call_json("status", listed["run"], *training.at)
     assert (found["run"]["run"], found["run"]["ranks"][0]["node"]) == (listed["run"], NODE)
     assert (found["node"]["address"], found["run"]["loss_unit"]) == (training.agent.address, "nats per token")
@@ -290,6 +294,34 @@ def test_a_run_followed_to_its_end_and_taken_up_again(idle: Trained) -> None:
     assert "resumed from step 20" in call("events", *idle.at).stdout
     assert call_json("ls", *idle.at)["runs"][0]["state"] == "finished"
     assert call("events", *idle.at).stdout.count("the learning rate was too low") == 1
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_run_is_extended_only_if_no_earlier_step_would_have_been_different(idle: Trained, schedule: str) -> None:
+    words = ("--set", f"optimizer.schedule={schedule}", "--set", "checkpoint.at_end=true", "--follow")
+    done = call("run", idle.file, *words, *idle.at)
+    assert done.returncode == 0, done.stderr
+    run = done.stdout.split()[0]
+    before = {step["step"]: step["loss"] for step in _steps(idle, run)}
+    extended = call("run", "--resume", "tiny", "--steps", "40", "--follow", *idle.at)
+    if schedule == "constant":
+        assert extended.returncode == 0, extended.stderr
+        after = {step["step"]: step["loss"] for step in _steps(idle, run)}
+        assert [*after] == [*range(1, 41)] and {step: after[step] for step in before} == before
+        assert call_json("ls", *idle.at)["runs"][0]["steps"] == 40
+    else:
+        line = f"trainctl run --branch {run}@30 --set run.steps=40"
+        assert_one_line(extended, 3, "start-run rejected: steps: the cosine schedule of 30 steps", line)
+        assert {step["step"]: step["loss"] for step in _steps(idle, run)} == before
+        branched = call("run", *shlex.split(line)[2:], "--follow", *idle.at)
+        assert branched.returncode == 0, branched.stderr
+    assert_one_line(call("run", idle.file, "--steps", "40", *idle.at), 2, "--steps: only extends a run that is resumed")
+
+
+def _steps(trained: Trained, run: str) -> list[dict[str, Any]]:
+    file = trained.file.with_suffix(".jsonl")
+    assert call("export", run, "--format", "jsonl", "--output", file, *trained.at).returncode == 0
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_a_run_is_renamed_and_removed_once_it_has_ended(training: Trained, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ class Lead:
     async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
         taken = await self._adoption.take(command, args)
         opening = await self.launch.old(
-            args.resume or "", command.id, command.by, taken.without, from_step=args.from_step
+            args.resume or "", command.id, command.by, taken.without, from_step=args.from_step, steps=args.steps
         )
         opening.conductor.leave_out(taken.without)
         return opening._replace(notices=(*taken.notices, *opening.notices))

@@ -104,7 +104,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     simulated: bool = False  # whether nothing was trained: ranks, times and losses are simulated
     branch: BranchPoint | None = None  # checkpoint of another run that it started from; None: it started at step 0
     global_batch: Count | None = None  # samples of each step; None: unknown
-    size_bytes: Count | None = None  # what its directory on the agent's node takes of the disk; None: unknown
+    size_bytes: Count | None = None  # what its removal from the agent's node would free of the disk; None: unknown
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):

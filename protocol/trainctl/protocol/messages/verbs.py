@@ -86,6 +86,10 @@ class StartRun(Args, frozen=True):
     from_step: Annotated[
         Count | None, _about("resume: step of the checkpoint to continue from, in place of the newest; 0 starts over")
     ] = None
+    steps: Annotated[
+        Annotated[int, Meta(ge=1, le=2**40)] | None,
+        _about("resume: train to this step, if no earlier step would have been different", "steps"),
+    ] = None
     branch: Annotated[
         str | None,
         _about(
@@ -107,6 +111,8 @@ class StartRun(Args, frozen=True):
             raise InvalidInputError("old_lead_is_off", "a new run has no old lead: remove this argument")
         if self.from_step is not None and self.resume is None:
             raise InvalidInputError("from_step", "only a run that is resumed has earlier steps: remove this argument")
+        if self.steps is not None and self.resume is None:
+            raise InvalidInputError("steps", "a new run has run.steps in its file: remove this argument")
         if self.branch is not None:
             branch_point(self.branch)
         if self.overrides and (self.branch is None or self.config is not None):

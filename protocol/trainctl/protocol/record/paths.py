@@ -5,6 +5,7 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from trainctl.protocol.config.names import state_folder
@@ -79,13 +80,15 @@ class RunPaths:
 
     @property
     def size_bytes(self) -> int:
-        """What the directory takes of the disk. Files that go meanwhile don't count."""
-        found: dict[tuple[int, int], int] = {}
+        """What its removal frees of the disk: files that a branch or its parent has too don't count, nor do those that
+        go meanwhile."""
+        links, sizes = Counter[int](), dict[int, tuple[int, int]]()
         for path in self.directory.rglob("*"):
             with contextlib.suppress(OSError):
                 kept = path.lstat()
-                found[kept.st_dev, kept.st_ino] = 512 * kept.st_blocks
-        return sum(found.values())
+                links[kept.st_ino] += 1
+                sizes[kept.st_ino] = (1 if stat.S_ISDIR(kept.st_mode) else kept.st_nlink), 512 * kept.st_blocks
+        return sum(size for number, (everywhere, size) in sizes.items() if links[number] == everywhere)
 
     @property
     def node_data(self) -> Path:

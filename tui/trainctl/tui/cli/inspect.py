@@ -32,7 +32,17 @@ DIFFERS = 1
 
 @app.command()
 def status(
-    ctx: typer.Context, run: RunAtAgent = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
+    ctx: typer.Context,
+    run: RunAtAgent = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also print each rank's GPU, library, attention and precision, in one table."
+        ),
+    ] = False,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
 ) -> int:
     """Show the run, its ranks, separate work and machines."""
 
@@ -44,8 +54,9 @@ def status(
         return snapshot, hosts, (await client.attend()).viewers, works
 
     snapshot, hosts, viewers, works = agent_call.call(at.address, look, lead=run is None)
+    devices = f"\n\n{tables.devices_table(snapshot, hosts)}" if verbose else ""
     return output.answer(
-        tables.status_text(snapshot, hosts, viewers, works), json=json, node=snapshot.node, run=snapshot.run,
+        tables.status_text(snapshot, hosts, viewers, works) + devices, json=json, node=snapshot.node, run=snapshot.run,
         last_step=snapshot.last_step, rank_steps=snapshot.rank_steps, peers=snapshot.peers, hosts=hosts,
         viewers=viewers, works=[work for work in works if work.is_active], at=snapshot.at,
         rates=run_rates(snapshot.run, snapshot.last_step) if snapshot.run else None,

@@ -104,6 +104,16 @@ def run(
             help="With --resume: continue from the checkpoint of this step, not from the newest. 0 starts over.",
         ),
     ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            min=1,
+            show_default=False,
+            metavar="N",
+            help="With --resume: train to this step, if no earlier step would have been different.",
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print its steps and events as they happen (Ctrl-C detaches).")
     ] = False,
@@ -123,12 +133,14 @@ def run(
         raise InvalidInputError("--set", "a resumed run keeps its own run file: leave out --set")
     if resume is None and from_step is not None:
         raise InvalidInputError("--from-step", "only a run that is resumed has earlier steps: add --resume RUN")
+    if resume is None and steps is not None:
+        raise InvalidInputError("--steps", "only extends a run that is resumed: for a new one, --set run.steps=N")
     at = where(ctx, connect, cluster)
     overrides = arguments.pairs(set_ or [], "--set")
     with standard_input.copied(file, overrides, at.addresses[0], output.tell) as copy:
         settings = {**overrides, **(copy.overrides if copy else {})}
         settings = data_check.with_steps(file, settings) if file is not None else settings
-        chosen = _Chosen(file, settings, resume, branch, node, timeout, from_step)
+        chosen = _Chosen(file, settings, resume, branch, node, timeout, from_step, steps)
         code = _start(at, chosen, copy, old_lead_is_off=old_lead_is_off, follow=follow, json=json)
         if copy is not None and copy.begun and not follow:
             copy.wait()
@@ -145,12 +157,13 @@ class _Chosen(NamedTuple):
     node: str | None
     timeout: float
     from_step: int | None
+    steps: int | None
 
 
 def _start(
     at: targets.Where, chosen: _Chosen, copy: InputCopy | None, *, old_lead_is_off: bool, follow: bool, json: bool
 ) -> int:
-    file, overrides, resume, branch, node, timeout, from_step = chosen
+    file, overrides, resume, branch, node, timeout, from_step, steps = chosen
     args: dict[str, Any] = {} if resume is None else {"resume": arguments.check_text(resume, "--resume")}
     if branch is not None:
         args["branch"] = arguments.check_text(branch, "--branch")
@@ -161,6 +174,7 @@ def _start(
         args["overrides"] = overrides
     args |= {"old_lead_is_off": True} if old_lead_is_off else {}
     args |= {"from_step": from_step} if from_step is not None else {}
+    args |= {"steps": steps} if steps is not None else {}
     order = command.make_order("start-run", args, node=node, ttl_seconds=min(86400.0, max(60.0, timeout)))
     if not json:
         start_agent.offer(at, output.tell)
