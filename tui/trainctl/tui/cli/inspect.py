@@ -174,6 +174,12 @@ def report(
     md: Annotated[
         Path | None, typer.Option("--md", metavar="FILE", help="Write Markdown [standard output].", show_default=False)
     ] = None,
+    bench: Annotated[
+        Path | None,
+        typer.Option(
+            "--bench", metavar="FILE", show_default=False, help="Add the table that trainctl bench --json printed."
+        ),
+    ] = None,
     connect: Connect = None,
     cluster: ClusterFile = None,
     json: Json = False,
@@ -181,11 +187,13 @@ def report(
     """Report on a run from its record: its curve with every intervention, speed, time, faults, policies and recipe.
     Reads the run's directory; the run may still be active."""
     from trainctl.protocol.record.paths import RunPaths
+    from trainctl.tui.bench import bench_rows
     from trainctl.tui.export.writers import destination
     from trainctl.tui.report import html_page, markdown_page, read_facts, sections
 
     facts = read_facts.read_facts(RunPaths(run_lookup.find_or_ask(ctx, run, connect, cluster)))
-    page = sections.page(facts)
+    saved = bench_rows.read_saved(bench) if bench is not None else None
+    page = sections.page(facts, saved)
     makers = (("--html", html, html_page.page_html), ("--md", md, markdown_page.page_markdown))
     written = {}
     for option, file, make in makers:
@@ -194,7 +202,7 @@ def report(
             with destination(file, option) as stream:
                 stream.write(written[file].encode("utf-8", "replace"))
     if json:
-        output.emit_ok(files=[str(file) for file in written], **msgspec.structs.asdict(facts))
+        output.emit_ok(files=[str(file) for file in written], bench=saved, **msgspec.structs.asdict(facts))
     elif written:
         output.tell(", ".join(f"{file}: {len(text.encode()):,} bytes" for file, text in written.items()))
     else:
