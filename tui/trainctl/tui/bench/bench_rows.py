@@ -21,6 +21,7 @@ from trainctl.protocol.config.run_tables import (
     SamplesTable,
 )
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui.report.document import ReportSection, ReportTable
 from trainctl.tui.text.formatting import NA, duration, gigabytes, loss, money, percent, rate
 
 LEAST_STEPS: Final = 3
@@ -207,6 +208,14 @@ def read_saved(file: Path) -> SavedBench:
     if not saved.rows:
         raise InvalidInputError("--bench", f"{file} has no rows: run trainctl bench --json again")
     return saved
+
+
+def section(saved: SavedBench) -> ReportSection:
+    """Return the table as a section of a report."""
+    head = header(saved.rows, saved.unit)
+    rows = tuple(cells(row, saved.currency) for row in saved.rows)
+    right = tuple(numeric(head, len(saved.rows[0].settings)))
+    return ReportSection("Settings compared", (ReportTable(head, rows, f"Short real runs on {saved.node}", right),))
 
 
 def numeric(head: Sequence[str], settings: int) -> list[int]:

@@ -193,7 +193,7 @@ def report(
 
     facts = read_facts.read_facts(RunPaths(run_lookup.find_or_ask(ctx, run, connect, cluster)))
     saved = bench_rows.read_saved(bench) if bench is not None else None
-    page = sections.page(facts, saved)
+    page = sections.page(facts, *([bench_rows.section(saved)] if saved is not None else []))
     makers = (("--html", html, html_page.page_html), ("--md", md, markdown_page.page_markdown))
     written = {}
     for option, file, make in makers:

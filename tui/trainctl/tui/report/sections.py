@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from trainctl.protocol import messages as m
-from trainctl.tui.bench import bench_rows
-from trainctl.tui.bench.bench_rows import SavedBench
 from trainctl.tui.report import curve_charts, setup_sections
 from trainctl.tui.report.document import (
     Block,
@@ -32,20 +30,10 @@ LEAST_SECONDS: Final = 0.001
 """A fault that kept the run from training for less has cost no time."""
 
 
-def page(facts: RunFacts, bench: SavedBench | None = None) -> ReportPage:
-    """Return all sections that have something to say; the last has the table of a bench."""
-    filled = {title: tuple(blocks(facts)) for title, blocks in _SECTIONS.items()}
-    if bench is not None:
-        filled["Settings compared"] = (_bench_table(bench),)
-    parts = tuple(ReportSection(title, blocks) for title, blocks in filled.items() if blocks)
-    return ReportPage(f"Report of run {facts.run}", parts)
-
-
-def _bench_table(bench: SavedBench) -> ReportTable:
-    head = bench_rows.header(bench.rows, bench.unit)
-    rows = tuple(bench_rows.cells(row, bench.currency) for row in bench.rows)
-    right = tuple(bench_rows.numeric(head, len(bench.rows[0].settings)))
-    return ReportTable(head, rows, f"Short real runs on {bench.node}", right)
+def page(facts: RunFacts, *more: ReportSection) -> ReportPage:
+    """Return all sections that have something to say, and then these."""
+    filled = (ReportSection(title, tuple(blocks(facts))) for title, blocks in _SECTIONS.items())
+    return ReportPage(f"Report of run {facts.run}", (*(section for section in filled if section.blocks), *more))
 
 
 def when(at: float | None) -> str:
