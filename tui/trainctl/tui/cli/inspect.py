@@ -11,16 +11,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
 from trainctl.tui.cli import agent_call, output, run_lookup, tables
-from trainctl.tui.cli.options import (
-    ClusterFile,
-    Connect,
-    Json,
-    JsonLines,
-    RunArgument,
-    RunAtAgent,
-    complete_nodes,
-    subcommands,
-)
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, complete_nodes, subcommands
+from trainctl.tui.cli.run_lookup import RunArgument, RunAtAgent
 
 app = subcommands()
 Hosts = dict[str, m.HostReading]

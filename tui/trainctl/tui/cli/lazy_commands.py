@@ -16,7 +16,7 @@ FILES = {
     "events": "inspect", "logs": "inspect",
     "send": "send", "profile": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
-    "simulate": "replay_export", "mirror": "mirror",
+    "simulate": "replay_export", "mirror": "replay_export",
     "config": "config", "keys": "keys", "init": "init", "quantize": "init", "data": "run", "doctor": "doctor",
     "calibrate": "doctor", "selftest": "doctor", "advise": "advise", "bench": "advise",
     "discover": "cluster", "cluster": "cluster", "help": "help_topics",

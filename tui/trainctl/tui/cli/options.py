@@ -46,26 +46,17 @@ Config = Annotated[
 ]
 
 
-def _agents(ctx: typer.Context) -> targets.Where:
+def agents_of(ctx: typer.Context) -> targets.Where:
+    """Return the agents to ask for a completion, as far as the command line names them."""
     params = ctx.params
     return where(ctx, params.get("connect"), params.get("cluster"))
-
-
-def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the runs that begin like this, for the shell."""
-    from trainctl.tui.cli import run_lookup
-
-    found = [run_lookup.LAST, *run_lookup.runs_in(run_lookup.local_folders())]
-    with contextlib.suppress(TrainctlError):
-        found += [row.run for row in agent_call.all_runs(_agents(ctx).addresses, COMPLETION_SECONDS)]
-    return [run for run in dict.fromkeys(found) if run.startswith(incomplete)]
 
 
 def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the nodes that begin like this, for the shell."""
     found: list[str] = []
     with contextlib.suppress(TrainctlError):
-        agents = _agents(ctx)
+        agents = agents_of(ctx)
         if agents.cluster is not None:
             found += agents.cluster.nodes
         else:
@@ -75,23 +66,9 @@ def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     return [node for node in dict.fromkeys(found) if node.startswith(incomplete)]
 
 
-_RUN = "its id, the beginning or name of it, or last"
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help=f"A run: {_RUN}; or its directory.", autocompletion=complete_runs)
-]
-RunAtAgent = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN", help=f"A run: {_RUN}. Default: the active run, or the newest.", autocompletion=complete_runs
-    ),
-]
 Node = Annotated[str | None, typer.Option("--node", help="The node to act on.", autocompletion=complete_nodes)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON; with --follow, one object per line.")]
-Run = Annotated[
-    str | None,
-    typer.Option("--run", help=f"A run: {_RUN}. Default: the active run, or the newest.", autocompletion=complete_runs),
-]
 ReadOnly = Annotated[bool, typer.Option("--read-only", help="Watch only: send no commands.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for it to be applied.")]
 Set = Annotated[

@@ -1,26 +1,36 @@
 """The subcommands over a run's record: `replay` shows it in the screens, `export` writes it as a table, `export-model`
-writes the run's model, `score` applies that model to rows. `simulate` makes the record of a run that nothing trained.
+writes the run's model, `mirror` copies it for other viewers, `score` applies its model to rows. `simulate` makes the
+record of a run that nothing trained.
 """
 
+import contextlib
 import shutil
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.security import received_names
 from trainctl.tui.cli import agent_call, output, run_lookup
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, RunArgument, subcommands
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands
 from trainctl.tui.cli.output import has_screen
+from trainctl.tui.cli.run_lookup import RunArgument
 from trainctl.tui.demo.stages import stage
+
+if TYPE_CHECKING:
+    from trainctl.tui.export.mirror.run_source import RunSource
 
 app = subcommands()
 Format = Literal["csv", "jsonl", "parquet"]
 ModelForm = Literal["peft", "mlx", "fused", "mlx-4bit"]
 Dtype = Literal["float32", "bfloat16"]
+MirrorTo = Literal["tensorboard", "wandb"]
+DEFAULT_PROJECT = "trainctl"
 What = Literal["steps", "ranks", "metrics", "evaluations", "samples", "events", "hosts"]
 
 
@@ -131,6 +141,52 @@ def export_model(
     with seen:
         made = make([f"--run-directory={directory}", *words])
     return output.answer(description(made), json=json, **made)
+
+
+@app.command()
+def mirror(
+    ctx: typer.Context,
+    run: RunArgument,
+    to: Annotated[MirrorTo, typer.Option("--to", help="Viewer to write for; needs the extra with that name.")],
+    output_folder: Annotated[
+        Path,
+        typer.Option("--output", help="Output folder; each run gets its own subfolder.", show_default=True),
+    ] = Path("mirrors"),
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep copying until the run ends or Ctrl-C.")] = False,
+    project: Annotated[str | None, typer.Option(help=f"W&B project [{DEFAULT_PROJECT}].", show_default=False)] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="With wandb: write a folder and upload nothing.")] = False,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+) -> int:
+    """Copy a run to TensorBoard or W&B. Reads the run's directory, or asks an agent with --connect or if the run isn't
+    on this machine. The run isn't changed. Calling it again continues where it stopped."""
+    from trainctl.tui.export.mirror import session
+
+    if to != "wandb" and (project is not None or offline):
+        raise InvalidInputError(
+            "--project" if project is not None else "--offline", "applies only to --to wandb: remove it"
+        )
+    with _mirror_source(ctx, run, connect, cluster) as source:
+        folder = received_names.below(output_folder, source.run)
+        wanted = session.MirrorOptions(to, folder, follow, project or DEFAULT_PROJECT, offline, output.tell)
+        place = session.run(source, wanted)
+    output.tell(f"{folder}: mirrored to step {place.step:,}")
+    return 0
+
+
+@contextlib.contextmanager
+def _mirror_source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | None) -> Iterator["RunSource"]:
+    from trainctl.protocol.client.blocking import BlockingClient
+    from trainctl.tui.export.mirror.run_source import AgentSource, DirectorySource
+
+    directory = run_lookup.find_here(run) if connect is None and cluster is None else None
+    if directory is not None:
+        with contextlib.closing(DirectorySource(directory)) as source:
+            yield source
+        return
+    at = run_lookup.at_agent(ctx, connect, cluster, run)
+    with BlockingClient(at.address) as client:
+        yield AgentSource(client, at.run or run)
 
 
 @app.command()

@@ -30,11 +30,11 @@ from trainctl.tui.cli.options import (
     Set,
     Timeout,
     complete_nodes,
-    complete_runs,
     subcommands,
     subgroup,
     where,
 )
+from trainctl.tui.cli.run_lookup import complete_runs
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.setup import (
     data_bench,

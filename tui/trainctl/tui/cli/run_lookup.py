@@ -5,23 +5,47 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths, state_root
 from trainctl.protocol.security import received_names
 from trainctl.tui.cli import agent_call
-from trainctl.tui.cli.options import where
+from trainctl.tui.cli.options import COMPLETION_SECONDS, agents_of, where
 from trainctl.tui.demo.folder import default_folder
 
 LAST: Final = "last"
 """Stands for the newest run."""
 _WHOLE_ID = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}\Z")
 """The end of a hosted run's id."""
+
+
+def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the runs that begin like this, for the shell."""
+    found = [LAST, *runs_in(local_folders())]
+    with contextlib.suppress(TrainctlError):
+        found += [row.run for row in agent_call.all_runs(agents_of(ctx).addresses, COMPLETION_SECONDS)]
+    return [run for run in dict.fromkeys(found) if run.startswith(incomplete)]
+
+
+_RUN = "its id, the beginning or name of it, or last"
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help=f"A run: {_RUN}; or its directory.", autocompletion=complete_runs)
+]
+RunAtAgent = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN", help=f"A run: {_RUN}. Default: the active run, or the newest.", autocompletion=complete_runs
+    ),
+]
+Run = Annotated[
+    str | None,
+    typer.Option("--run", help=f"A run: {_RUN}. Default: the active run, or the newest.", autocompletion=complete_runs),
+]
 
 
 class RunAt(NamedTuple):

@@ -10,7 +10,8 @@ import typer
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.tui.cli import agent_call, output, run_lookup, tables
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, RunArgument, subcommands, subgroup, where
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands, subgroup, where
+from trainctl.tui.cli.run_lookup import RunArgument
 from trainctl.tui.text.formatting import space
 
 if TYPE_CHECKING:

@@ -17,18 +17,8 @@ from trainctl.protocol.messages.events import ProfileFailed
 from trainctl.protocol.messages.verbs import MAX_PROFILE_STEPS, VERBS
 from trainctl.tui.cli import agent_call, command_result, output, run_lookup
 from trainctl.tui.cli.help_topics import VerbCommand
-from trainctl.tui.cli.options import (
-    ClusterFile,
-    Connect,
-    Json,
-    Node,
-    Run,
-    RunAtAgent,
-    Timeout,
-    complete_nodes,
-    subcommands,
-    where,
-)
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, Node, Timeout, complete_nodes, subcommands, where
+from trainctl.tui.cli.run_lookup import Run, RunAtAgent
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.state.rank_speed import live_ranks
 
