@@ -38,6 +38,7 @@ class QueryContext:
         self.presence = Presence()
         self.doctor = Doctor(context.node, default_folder(), context.directory, self._run_files)
         self.host_reading: m.HostReading | None = None
+        self._removals: dict[str, asyncio.Task[int]] = {}  # by run
 
     @property
     def node(self) -> str:
@@ -77,7 +78,17 @@ class QueryContext:
         self._context.db.rename_run(run, name)
 
     async def remove_run(self, run: str) -> int:
-        """Remove a run that has ended here, and return how many bytes that frees. Raises InvalidInputError."""
+        """Remove a run that has ended here, and return how many bytes that frees. A request that is repeated has the
+        outcome of its first. Raises InvalidInputError."""
+        if run not in self._removals:
+            self._removals[run] = asyncio.create_task(self._remove(run), name="trainctl-remove")
+        try:
+            return await asyncio.shield(self._removals[run])
+        except InvalidInputError:
+            self._removals.pop(run, None)
+            raise
+
+    async def _remove(self, run: str) -> int:
         known = self._known(run)
         if known.state in m.ACTIVE_RUN_STATES or self.live_run(known.directory) is not None:
             raise InvalidInputError("run", f"{run} is active: stop it first with trainctl send stop --run {run}")

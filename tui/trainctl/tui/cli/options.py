@@ -54,16 +54,16 @@ def agents_of(ctx: typer.Context) -> targets.Where:
 
 def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the nodes that begin like this, for the shell."""
-    found: list[str] = []
+    names: list[str] = []
     with contextlib.suppress(TrainctlError):
         agents = agents_of(ctx)
         if agents.cluster is not None:
-            found += agents.cluster.nodes
+            names += agents.cluster.nodes
         else:
             address = agents.addresses[0]
             seen = agent_call.call(address, lambda client: client.snapshot(0), answer_seconds=COMPLETION_SECONDS)
-            found += [seen.node.node, *(peer.node for peer in seen.peers)]
-    return [node for node in dict.fromkeys(found) if node.startswith(incomplete)]
+            names += [seen.node.node, *(peer.node for peer in seen.peers)]
+    return [node for node in dict.fromkeys(names) if node.startswith(incomplete)]
 
 
 Node = Annotated[str | None, typer.Option("--node", help="The node to act on.", autocompletion=complete_nodes)]

@@ -26,10 +26,10 @@ _WHOLE_ID = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}\Z")
 
 def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the runs that begin like this, for the shell."""
-    found = [LAST, *runs_in(local_folders())]
+    ids = [LAST, *runs_in(local_folders())]
     with contextlib.suppress(TrainctlError):
-        found += [row.run for row in agent_call.all_runs(agents_of(ctx).addresses, COMPLETION_SECONDS)]
-    return [run for run in dict.fromkeys(found) if run.startswith(incomplete)]
+        ids += [row.run for row in agent_call.all_runs(agents_of(ctx).addresses, COMPLETION_SECONDS)]
+    return [run for run in dict.fromkeys(ids) if run.startswith(incomplete)]
 
 
 _RUN = "its id, the beginning or name of it, or last"
@@ -74,13 +74,13 @@ def id_at(addresses: Sequence[str], run: str | None) -> str | None:
 
 def with_ids(addresses: Sequence[str], args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `start-run` with the id of the run that they resume or branch off."""
-    found = dict(args)
-    if (resume := found.get("resume")) is not None:
-        found["resume"] = id_at(addresses, resume)
-    if (branch := found.get("branch")) is not None:
+    named = dict(args)
+    if (resume := named.get("resume")) is not None:
+        named["resume"] = id_at(addresses, resume)
+    if (branch := named.get("branch")) is not None:
         run, _ = verbs.branch_point(branch)
-        found["branch"] = f"{id_at(addresses, run)}{branch.removeprefix(run)}"
-    return found
+        named["branch"] = f"{id_at(addresses, run)}{branch.removeprefix(run)}"
+    return named
 
 
 def find(given: str, root: Path | None = None) -> Path:
@@ -160,8 +160,8 @@ def find_or_ask(ctx: typer.Context, run: str, connect: str | None, cluster: Path
             if is_path or not (os.environ.get("TRAINCTL_CONNECT") or ctx.find_root().params.get("connect")):
                 raise
     at = at_agent(ctx, connect, cluster, run)
-    known = agent_call.call(at.address, lambda client: client.runs(), lead=True).runs
-    row = next((row for row in known if row.run == at.run), None)
+    rows = agent_call.call(at.address, lambda client: client.runs(), lead=True).runs
+    row = next((row for row in rows if row.run == at.run), None)
     if row is None:
         raise InvalidInputError(run, f"no run with that id at {at.address}; trainctl ls lists its runs")
     directory = directory_of(row)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 app = subcommands()
 T = TypeVar("T")
+CHANGE_SECONDS = 300.0
+"""Seconds that an agent may take to remove a run's files."""
 group = subgroup("Rename and remove runs.")
 app.add_typer(group, name="runs")
 
@@ -76,10 +78,10 @@ def remove(
 def _find(addresses: tuple[str, ...], run: str) -> m.RunSummary:
     rows = agent_call.all_runs(addresses)
     meant = run_lookup.match(Path(run).name, {row.run: row.name for row in reversed(rows)})
-    found = next((row for row in rows if row.run == meant), None)
-    if found is None:
+    row = next((each for each in rows if each.run == meant), None)
+    if row is None:
         raise InvalidInputError(run, "no agent knows a run of that name; trainctl ls lists all")
-    return found
+    return row
 
 
 def _on_all(addresses: tuple[str, ...], row: m.RunSummary, change: "Callable[[Client], Awaitable[T]]") -> list[T]:
@@ -87,9 +89,9 @@ def _on_all(addresses: tuple[str, ...], row: m.RunSummary, change: "Callable[[Cl
     done, failed = list[T](), list[str]()
     for address in addresses:
         try:
-            known = agent_call.call(address, lambda client: client.runs()).runs
-            if any(own.run == row.run for own in known):
-                done.append(agent_call.call(address, change))
+            rows = agent_call.call(address, lambda client: client.runs()).runs
+            if any(own.run == row.run for own in rows):
+                done.append(agent_call.call(address, change, answer_seconds=CHANGE_SECONDS))
         except TrainctlError as error:
             failed.append(f"{address}: {error}")
     if failed:

@@ -33,8 +33,8 @@ UNDO = "undo"
 
 
 def _verbs(incomplete: str) -> list[tuple[str, str]]:
-    known = [*((verb.name, verb.summary) for verb in VERBS.values()), (UNDO, "undo the run's newest change")]
-    return [(name, summary) for name, summary in known if name.startswith(incomplete)]
+    verbs = [*((verb.name, verb.summary) for verb in VERBS.values()), (UNDO, "undo the run's newest change")]
+    return [(name, summary) for name, summary in verbs if name.startswith(incomplete)]
 
 
 def _words(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -107,11 +107,11 @@ async def _undoing(client: "Client", run: str | None, options: dict[str, Any]) -
     from trainctl.tui.commands import undo, verb_registry
 
     seen = await client.snapshot(0, run)
-    found = undo.newest(seen.run, seen.events, most=1)
-    if not found or seen.run is None:
+    inverses = undo.newest(seen.run, seen.events, most=1)
+    if not inverses or seen.run is None:
         raise RefusedError("undo: no change of this run can be undone now; trainctl events lists its changes")
-    output.tell("; ".join((found[0].says, *found[0].remarks)))
-    order = found[0].order
+    output.tell("; ".join((inverses[0].says, *inverses[0].remarks)))
+    order = inverses[0].order
     is_against = verb_registry.of(order.verb).against_plan and options["if_plan"] is None
     plan = seen.run.plan_version if is_against else options["if_plan"]
     named = {**options, "node": order.node, "if_plan": plan, "undoes": order.undoes}
