@@ -32,7 +32,7 @@ CALL = "trainctl.tui.cli.main as cli; assert cli.main({words!r}) == 2"
     ("module", "loads", "without"),
     [
         ("trainctl.tui.cli.main", "", HEAVY),
-        (CALL.format(words=LS), "trainctl.tui.cli.inspect", ("pydantic", "trainctl.tui.cli.run")),
+        (CALL.format(words=LS), "trainctl.tui.cli.runs", ("pydantic", "trainctl.tui.cli.run")),
         (CALL.format(words=SEND), "trainctl.tui.cli.send", ("pydantic", "trainctl.tui.cli.inspect")),
         (
             "trainctl.tui.app.launch",

@@ -20,7 +20,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertHooks
 
 ALERT = m.AlertView(id="disk:mbp", kind="disk", severity="warning", text="4.2 GB left", raised_at=5.0, node="mbp")
-CALL = HookCall("raised", 5.0, "studio", "run-1", "run", ALERT)
+CALL = HookCall("raised", 5.0, "studio", "run-1", "run", ALERT.text, ALERT)
 KEEP = """
 import json, os, sys
 with open(sys.argv[1], "a") as file:

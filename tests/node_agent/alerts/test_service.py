@@ -12,6 +12,7 @@ import zmq
 from tests.node_agent.support.loaded_session import LoadedSession
 from tests.node_agent.support.records import part, step
 
+from trainctl.node_agent.alerts.hooks import HookCall, Hooks
 from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.planning.durable import TRACE_STEPS, Profiling
 from trainctl.node_agent.transport.publisher import Publisher
@@ -183,6 +184,30 @@ async def test_a_hook_that_fails_is_told_of_without_a_run(tmp_path: Path, caplog
     assert await service.test_hooks("r2") == (m.HookOutcome("command", ""),)
     assert service.view.hook_problem == ""
     context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("on", [HOOKS.on, ("failed",), ()])
+def test_hooks_are_called_when_a_run_is_paused_and_when_it_ends_by_itself(
+    made: Any, monkeypatch: pytest.MonkeyPatch, on: Any
+) -> None:
+    agent = made()
+    calls: list[HookCall] = []
+    hooks = Hooks(AlertHooks(command=HOOKS.command, on=on), lambda _: None)
+    monkeypatch.setattr(hooks._queue, "put_nowait", calls.append)
+    agent.service.hooks = hooks
+    view = msgspec.structs.replace(agent.session.view, lead="a", reason="")
+    for state, reason in (
+        ("running", ""), ("pausing", ""), ("paused", ""), ("paused", ""), ("running", ""), ("failed", "no rank left"),
+        ("starting", ""), ("running", ""), ("finished", ""), ("finished", ""), ("starting", ""), ("stopped", ""),
+    ):  # fmt: skip
+        agent.publisher.publish(msgspec.structs.replace(view, state=state, reason=reason))
+    assert [call.event for call in calls] == [event for event in ("paused", "failed", "finished") if event in on]
+    assert all(call.run == view.run and call.alert is None for call in calls)
+    assert all(call.text.endswith(": no rank left") for call in calls if call.event == "failed")
+    calls.clear()
+    for state in ("running", "finished"):
+        agent.publisher.publish(msgspec.structs.replace(view, run="other", lead="b", state=state))
+    assert not calls, "its lead calls"
 
 
 class Clock:

@@ -81,7 +81,7 @@ OF_AGENTS = {m.HostWork, m.WorkFileRequest, m.SliceRequest, m.LinkRequest}
 OF_NODES = {m.LogRequest, m.TraceRequest, m.WorksRequest}
 OF_OPERATORS = {
     m.Command, m.AuditRequest, m.DigestsRequest, m.DiskRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork,
-    m.WorkRows, m.WorkResultsRequest, m.EndWork, m.CalibrateRequest, m.HookTestRequest,
+    m.WorkRows, m.WorkResultsRequest, m.EndWork, m.CalibrateRequest, m.HookTestRequest, m.EditRun,
 }  # fmt: skip
 
 

@@ -118,7 +118,10 @@ def test_the_argument_at_fault_is_named_in_plain_words() -> None:
 
 @pytest.mark.parametrize("call", [verbs.check, verbs.parse_args])
 def test_an_unknown_verb_names_those_there_are(call: Callable[..., Any]) -> None:
-    for verb in ("", "frobnicate", "resize_batch", "RESIZE-BATCH", "__class__"):
+    for verb in ("resize_batch", "RESIZE-BATCH", "resise-batch"):
+        with pytest.raises(InvalidInputError, match=r"^verb: unknown verb '.*'; did you mean resize-batch"):
+            call(verb, {})
+    for verb in ("", "frobnicate", "__class__"):
         with pytest.raises(InvalidInputError, match=r"^verb: .*the verbs are start-run, resize-batch"):
             call(verb, {})
 

@@ -71,14 +71,20 @@ def test_an_agent_without_alert_hooks_says_so(training: Trained) -> None:
 def test_ls_and_status_show_the_run(training: Trained) -> None:
     done = call("ls", *training.at)
     header, row = done.stdout.splitlines()
-    assert header.split() == ["RUN", "STATE", "STEP", "BATCH", "LAST", "LOSS", "COST", "LEAD", "STARTED", "DIRECTORY"]
+    assert header.split() == [
+        "RUN", "STATE", "STEP", "BATCH", "LAST", "LOSS", "COST", "SPACE", "LEAD", "STARTED", "DIRECTORY",
+    ]  # fmt: skip
     assert (done.returncode, row.startswith("tiny-")) == (0, True)
     (listed,) = call_json("ls", *training.at)["runs"]
     assert (listed["state"], listed["steps"]) == ("running", FOREVER)
     done = call("status", *training.at)
     for text in ("run        tiny-", "/100,000", "global batch 12", "RANK", NODE, "torch"):
         assert text in done.stdout
-    found = call_json("status", "--run", listed["run"], *training.at)
+    verbose = call("status", "-v", *training.at).stdout
+    *_, head, rank = verbose.splitlines()
+    assert head.split("  ")[0] == "NODE" and "GPU USED" in head and "PRECISION" in head
+    assert rank.startswith(NODE) and verbose.startswith(done.stdout.split("\n")[0])
+    found = call_json("status", listed["run"], *training.at)
     assert (found["run"]["run"], found["run"]["ranks"][0]["node"]) == (listed["run"], NODE)
     assert (found["node"]["address"], found["run"]["loss_unit"]) == (training.agent.address, "nats per token")
     rates, last = found["rates"], found["last_step"]
@@ -86,8 +92,24 @@ def test_ls_and_status_show_the_run(training: Trained) -> None:
     assert rates["average_per_second"] == pytest.approx(last["tokens_total"] / last["seconds_total"])
     names = ("steps_per_second", "samples_per_second", "seconds_per_epoch", "epochs_left")
     assert all(rates[name] > 0 for name in names)
-    assert_one_line(call("status", "--run", "nobody", *training.at), 3, "no run 'nobody'")
-    assert call_json("status", "--run", "nobody", *training.at, status=3)["error"]["code"] == "refused"
+    assert_one_line(call("status", "nobody", *training.at), 3, "no run 'nobody'")
+    assert call_json("status", "nobody", *training.at, status=3)["error"]["code"] == "refused"
+
+
+def test_a_run_is_named_to_an_agent_by_the_beginning_of_its_id_its_name_or_as_the_last(
+    training: Trained, tmp_path: Path
+) -> None:
+    run = call_json("ls", *training.at)["runs"][0]["run"]
+    for given in (run, run[:9], "tiny", "last"):
+        assert call_json("status", given, *training.at)["run"]["run"] == run
+        assert call_json("send", "note", "text=x", "--run", given, *training.at)["run"] == run
+        assert call_json("events", given, "-n", "1", *training.at)["run"] == run
+        assert call_json("logs", given, "-n", "1", *training.at)["run"] == run
+        for words in (("policies", given), ("alerts", given), ("diagnose", given), ("report", given, "--json")):
+            done = call(*words, *training.at)
+            assert done.returncode == 0, done.stderr
+        done = call("export", given, "--output", tmp_path / "steps.csv", *training.at)
+        assert done.returncode == 0, done.stderr
 
 
 def test_events_and_logs_give_as_many_lines_as_were_asked_for(training: Trained) -> None:
@@ -186,6 +208,19 @@ def test_a_command_is_applied_at_a_step_it_names_and_once_by_its_id(training: Tr
     assert (other["state"], other["error"]["code"]) == ("conflict", "conflict")
 
 
+def test_undo_sends_what_undoes_the_newest_change(training: Trained) -> None:
+    nothing = call("send", "undo", *training.at)
+    assert_one_line(nothing, 3, "undo: no change of this run can be undone now")
+    for value in ("3e-4", "1e-3"):
+        assert call("send", "set-lr", value, "schedule=set", *training.at).returncode == 0
+    done = call("send", "undo", *training.at)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("set-lr applied at step ") and "-> 3e-4 constant" in done.stdout
+    assert done.stderr.startswith("undoes "), done.stderr
+    undone = next(event for event in reversed(call_json("events", *training.at)["events"]) if event["verb"] == "set-lr")
+    assert undone["undoes"]
+
+
 def test_what_the_agent_refuses_is_exit_code_3_with_its_reason(training: Trained) -> None:
     for words, says in (
         (["resize-batch", "micro=64"], f"micro: 64 is over {NODE}'s share of 12"),
@@ -252,7 +287,7 @@ def test_a_run_followed_to_its_end_and_taken_up_again(idle: Trained) -> None:
         f"trainctl: note rejected: run: no run 'tiny-nowhere' on {NODE}\n",
     )
     # Its newest checkpoint is of step 20: what came after is done again.
-    again = call("run", "--resume", head["run"], "--follow", "--json", *idle.at)
+    again = call("run", "--resume", "tiny", "--follow", "--json", *idle.at)
     assert again.returncode == 0, again.stderr
     head_again, *lines = map(json.loads, again.stdout.splitlines())
     assert head_again["run"] == head["run"]
@@ -261,6 +296,58 @@ def test_a_run_followed_to_its_end_and_taken_up_again(idle: Trained) -> None:
     assert "resumed from step 20" in call("events", *idle.at).stdout
     assert call_json("ls", *idle.at)["runs"][0]["state"] == "finished"
     assert call("events", *idle.at).stdout.count("the learning rate was too low") == 1
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_run_is_extended_only_if_no_earlier_step_would_have_been_different(idle: Trained, schedule: str) -> None:
+    words = ("--set", f"optimizer.schedule={schedule}", "--set", "checkpoint.at_end=true", "--follow")
+    done = call("run", idle.file, *words, *idle.at)
+    assert done.returncode == 0, done.stderr
+    run = done.stdout.split()[0]
+    before = {step["step"]: step["loss"] for step in _steps(idle, run)}
+    extended = call("run", "--resume", "tiny", "--steps", "40", "--follow", *idle.at)
+    if schedule == "constant":
+        assert extended.returncode == 0, extended.stderr
+        after = {step["step"]: step["loss"] for step in _steps(idle, run)}
+        assert [*after] == [*range(1, 41)] and {step: after[step] for step in before} == before
+        assert call_json("ls", *idle.at)["runs"][0]["steps"] == 40
+    else:
+        line = f"trainctl run --branch {run}@30 --set run.steps=40"
+        assert_one_line(extended, 3, "start-run rejected: steps: the cosine schedule of 30 steps", line)
+        assert {step["step"]: step["loss"] for step in _steps(idle, run)} == before
+        branched = call("run", *shlex.split(line)[2:], "--follow", *idle.at)
+        assert branched.returncode == 0, branched.stderr
+    assert_one_line(call("run", idle.file, "--steps", "40", *idle.at), 2, "--steps: only extends a run that is resumed")
+
+
+def _steps(trained: Trained, run: str) -> list[dict[str, Any]]:
+    file = trained.file.with_suffix(".jsonl")
+    assert call("export", run, "--format", "jsonl", "--output", file, *trained.at).returncode == 0
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_run_is_renamed_and_removed_once_it_has_ended(training: Trained, tmp_path: Path) -> None:
+    run = call_json("ls", *training.at)["runs"][0]["run"]
+    assert call_json("runs", "rename", "tiny", "best", *training.at)["run"] == run
+    assert call_json("status", "best", *training.at)["run"]["run"] == run
+    assert f"{run} (best)" in call("ls", *training.at).stdout
+    assert_one_line(call("runs", "rename", "best", "not a name", *training.at), 3, "name")
+    assert_one_line(call("runs", "remove", "best", "--yes", *training.at), 3, f"{run} is running: stop it first")
+    assert call("send", "stop", *training.at).returncode == 0
+    with training.agent.client() as client:
+        wait_for_end(client)
+    until(lambda: call_json("ls", *training.at)["runs"][0]["state"] == "stopped", what="the run's end")
+    (row,) = call_json("ls", *training.at)["runs"]
+    directory = Path(row["directory"])
+    held = sum(file.stat().st_blocks * 512 for file in directory.rglob("*"))
+    assert row["size_bytes"] == pytest.approx(held, rel=0.05) and row["name"] == "best"
+    assert_one_line(call("runs", "remove", "best", *training.at), 2, "--yes: removing", "can't be undone")
+    assert directory.is_dir()
+    removed = call_json("runs", "remove", "best", "--yes", *training.at)
+    assert removed["freed_bytes"] == pytest.approx(held, rel=0.05)
+    assert not directory.exists() and not list(directory.parent.glob(f".*{run}"))
+    assert call_json("ls", *training.at)["runs"] == []
+    assert_one_line(call("runs", "remove", "best", "--yes", *training.at), 2, "no agent knows a run of that name")
 
 
 def test_ctrl_c_detaches_from_a_run_that_goes_on(idle: Trained) -> None:

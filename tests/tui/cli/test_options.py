@@ -13,8 +13,8 @@ from trainctl.tui.cli.main import app
 READING = {
     "advise", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench", "data preview",
     "diagnose", "diff", "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit",
-    "keys list", "logs", "ls", "mirror", "policies", "quantize", "replay", "report", "simulate", "status",
-    "watch",
+    "keys list", "logs", "ls", "mirror", "policies", "quantize", "replay", "report", "runs", "simulate",
+    "status", "watch",
 }  # fmt: skip
 
 

@@ -32,18 +32,19 @@ def test_a_command_without_a_run_is_refused_with_their_names(cluster: BlockingCl
         assert_one_line(call(*words, *at), 2, "several runs are active: ", *two.values())
     assert {row["run"] for row in call_json("ls", *at)["runs"]} == {*two.values()}
     assert call("keys", "audit", *at).returncode == 0, "which is of an agent, not of a run"
-    assert_one_line(call("status", "--run", "other", *at), 2, "no agent knows other; active: ")
+    assert_one_line(call("status", "other", *at), 2, "no agent knows other; active: ")
 
 
 def test_each_is_steered_and_ended_by_its_name(cluster: BlockingCluster, two: dict[str, str]) -> None:
     at = ("--cluster", cluster.file)
     for node, run in two.items():
         assert call("send", "note", f"text=to {node}", "--run", run, *at).returncode == 0
+        assert call_json("status", node, *at)["run"]["run"] == run, "by its name"
     for node, run in two.items():
-        said = call("events", "--run", run, *at).stdout
+        said = call("events", run, *at).stdout
         assert f"to {node}" in said and sum(f"to {other}" in said for other in two) == 1
-        assert call_json("status", "--run", run, *at)["run"]["lead"] == node
-        assert call_json("alerts", "--run", run, *at)["watched"]
+        assert call_json("status", run, *at)["run"]["lead"] == node
+        assert call_json("alerts", run, *at)["watched"]
     first, second = two.values()
     assert call("send", "stop", "--run", first, *at).returncode == 0
 

@@ -12,6 +12,19 @@ def test_pairs_keep_what_follows_the_first_equals_sign_and_an_at_sign_means_a_fi
     assert arguments.verb_args("note", ["text=@anna look"], local=True) == {"text": "@anna look"}
 
 
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        ("set-lr 3e-4", {"value": 3e-4}),
+        ("resize-batch 4 --node studio", {"micro": 4}),
+        ("note 'two words'", {"text": "two words"}),
+        ("autopilot first-shares mode=on", {"name": "first-shares", "mode": "on"}),
+    ],
+)
+def test_a_verb_s_first_argument_needs_no_name(text: str, args: dict[str, object]) -> None:
+    assert command_line.parse(text).args == args
+
+
 def test_each_verb_s_example_is_a_command() -> None:
     for verb in verbs.VERBS.values():
         if "@" not in verb.example:
@@ -28,6 +41,8 @@ def test_each_verb_s_example_is_a_command() -> None:
         (["resize-batch", "micro=4"], "", ["--node"]),
         (["set-lr"], "schedule=s", ["schedule=scale", "schedule=set"]),
         (["set-lr", "schedule=set"], "s", []),
+        (["mute"], "dis", ["disk"]),
+        (["autopilot", "first-shares"], "mode=a", ["mode=advise"]),
         (["start-run"], "c", ["config=@"]),
         (["frobnicate"], "", []),
     ],

@@ -177,13 +177,15 @@ def test_a_run_is_found_by_its_path_and_by_its_id(directory: Path, tmp_path: Pat
 
 
 def test_a_run_is_meant_by_its_id_its_beginning_its_name_or_as_the_last() -> None:
-    runs = ["fine-20261128-101010-aaaa", "fine-20261129-101010-bbbb", "fine-2-20261127-101010-cccc"]
-    meant = {runs[0]: 0, "last": 2, "fine": 1, "fine-2": 2, "fine-20261128": 0, "fine-2-2026": 2}
+    names = ["fine", "fine", "fine-2", "best"]
+    ids = ["fine-20261128-101010-aaaa", "fine-20261129-101010-bbbb", "fine-2-20261127-101010-cccc", "b-1"]
+    runs = dict(zip(ids, names, strict=True))
+    meant = {ids[0]: 0, "last": 3, "fine": 1, "fine-2": 2, "fine-20261128": 0, "fine-2-2026": 2, "best": 3, "b-": 3}
     for given, index in meant.items():
-        assert run_lookup.match(given, runs, "") == runs[index]
-    for given, words in (("fi", "several runs begin like that"), ("x", "there is none"), ("", "there is none")):
-        with pytest.raises(InvalidInputError, match=words):
-            run_lookup.match(given, runs, "there is none")
+        assert run_lookup.match(given, runs) == ids[index]
+    assert run_lookup.match("x", runs) is run_lookup.match("", runs) is run_lookup.match("last", {}) is None
+    with pytest.raises(InvalidInputError, match="several runs begin like that"):
+        run_lookup.match("fi", runs)
 
 
 def test_the_last_run_of_a_demo_is_found(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,14 +218,14 @@ def test_an_agent_leads_to_no_other_directory(
     )  # fmt: skip
     monkeypatch.setenv("TRAINCTL_CONNECT", "tcp://127.0.0.1:1")
     monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(run_lookup, "address_of", lambda *_: "tcp://127.0.0.1:1")
+    monkeypatch.setattr(run_lookup, "at_agent", lambda *_: run_lookup.RunAt("tcp://127.0.0.1:1", "demo-1"))
     monkeypatch.setattr(run_lookup.agent_call, "call", lambda *_, **__: m.Runs(rid="r", runs=(row,)))
     context: Any = SimpleNamespace()
     if place == "runs/demo-1":
-        assert run_lookup.find_or_ask(context, "demo-1") == directory
+        assert run_lookup.find_or_ask(context, "demo-1", None, None) == directory
         return
     with pytest.raises(InvalidInputError):
-        run_lookup.find_or_ask(context, "demo-1")
+        run_lookup.find_or_ask(context, "demo-1", None, None)
 
 
 def test_the_playhead_stops_at_the_end_and_begins_again() -> None:

@@ -16,6 +16,8 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.checkpoint_metadata import ParentCheckpoint
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.tui.bench import bench_rows
+from trainctl.tui.bench.bench_rows import BenchRow
 from trainctl.tui.report.read_facts import read_facts
 
 MOST_BYTES = 2_000_000
@@ -177,6 +179,24 @@ def test_the_size_of_a_page_is_bounded(tmp_path: Path) -> None:
     assert len(page.encode()) < MOST_BYTES
     page_checks.check(page)
     assert f"{3 * MANY:,}" not in page and "rows between the first and the last ones are left out" in page
+
+
+def test_it_carries_the_table_of_a_bench(directory: Path, tmp_path: Path) -> None:
+    file, rows = tmp_path / "bench.json", [
+        BenchRow(settings={"batch.micro": "1"}, tokens_per_second=1000.0, against_first=1.0),
+        BenchRow(settings={"batch.micro": "4"}, problem="out of memory"),
+    ]  # fmt: skip
+    file.write_text(json.dumps({"ok": True, **bench_rows.fields(rows, "studio", "EUR", "samples")}))
+    text = call("report", directory, "--bench", file).stdout
+    assert "Short real runs on studio" in text and "| batch.micro | TOKENS/S | SAMPLES/S |" in text
+    assert "out of memory" in text.split("## Settings compared")[1]
+    assert len(call_json("report", directory, "--bench", file)["bench"]["rows"]) == 2
+    page = tmp_path / "page.html"
+    assert call("report", directory, "--bench", file, "--html", page).returncode == 0
+    assert "Settings compared" in page.read_text()
+    file.write_text("{}")
+    assert_one_line(call("report", directory, "--bench", file), 2, "--bench", "isn't what trainctl bench --json prints")
+    assert_one_line(call("report", directory, "--bench", tmp_path / "none"), 2, "--bench", "No such file")
 
 
 def test_a_run_is_found_by_its_id_and_what_is_wrong_is_one_line(directory: Path, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Calls for help: the machine's command and webhook, given the alert as JSON, for a limited time, and not too often."""
+"""Calls about alerts and runs: the machine's command and webhook, given the event as JSON, for a limited time, and not
+too often."""
 
 import asyncio
 import contextlib
@@ -9,12 +10,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.alert_rules import AlertHooks
+from trainctl.protocol.config.alert_rules import AlertHooks, HookEvent
 
 HOOK_SECONDS = 10.0
 """Seconds a command or a webhook may take; a command is then killed with all that it started."""
@@ -30,21 +31,26 @@ PIPE_BYTES = 65536
 class HookCall(msgspec.Struct, frozen=True):
     """What a hook is given."""
 
-    event: str  # "raised", "cleared" or "test"
+    event: HookEvent | Literal["test"]
     at: float  # Unix seconds
     agent: str  # node that calls
     run: str
-    name: str  # the run's name in its file
-    alert: m.AlertView
+    name: str  # the run's name
+    text: str
+    alert: m.AlertView | None = None  # None: the event is of the run
 
     @property
     def environment(self) -> dict[str, str]:
         alert = self.alert
         return {
-            "TRAINCTL_ALERT_EVENT": self.event, "TRAINCTL_ALERT_KIND": alert.kind, "TRAINCTL_ALERT_ID": alert.id,
-            "TRAINCTL_ALERT_SEVERITY": alert.severity, "TRAINCTL_ALERT_NODE": alert.node,
-            "TRAINCTL_ALERT_TEXT": alert.text, "TRAINCTL_RUN": self.run,
-        }  # fmt: skip
+            "TRAINCTL_ALERT_EVENT": self.event,
+            "TRAINCTL_ALERT_KIND": alert.kind if alert is not None else "",
+            "TRAINCTL_ALERT_ID": alert.id if alert is not None else "",
+            "TRAINCTL_ALERT_SEVERITY": alert.severity if alert is not None else "",
+            "TRAINCTL_ALERT_NODE": alert.node if alert is not None else "",
+            "TRAINCTL_ALERT_TEXT": self.text,
+            "TRAINCTL_RUN": self.run,
+        }
 
 
 class Budget:
@@ -84,10 +90,10 @@ class Hooks:
 
     def call(self, call: HookCall) -> None:
         """Have the hooks called soon; returns at once."""
-        if not (self._hooks.command or self._hooks.webhook):
+        if call.event not in self._hooks.on or not (self._hooks.command or self._hooks.webhook):
             return
         if not self._budget.take(time.monotonic()) or self._queue.full():
-            self._note("rate", f"alert hooks: over {BURST} calls per minute; additional alerts are not sent")
+            self._note("rate", f"alert hooks: over {BURST} calls per minute; additional ones are not sent")
             return
         self._note("rate", "")
         self._queue.put_nowait(call)

@@ -53,6 +53,7 @@ class AlertService:
         self._run = ("", "")  # id and name of the run that is watched
         self._evaluator, self._is_idle = _of_machine(()), True
         self._guests: dict[str, GuestAlerts] = {}
+        self._states: dict[str, m.RunState] = {}  # of the runs that are active
         self._test: tuple[str, asyncio.Task[tuple[m.HookOutcome, ...]]] | None = None
         self._note_of_guest = note_of_guest
         self._mutes: tuple[m.MuteView, ...] = ()
@@ -87,6 +88,8 @@ class AlertService:
         tells all but its own silence."""
         if self._is_idle and isinstance(message, m.HostReading) and message.node == self._node:
             self._evaluator.heard(message, time.monotonic())
+        if isinstance(message, m.RunView):
+            self._call_about_run(message)
         if isinstance(message, m.StepCommitted) and (guest := self._guests.get(message.run)) is not None:
             guest.heard(message, time.monotonic())
         if self._session is None or self._is_idle:
@@ -97,6 +100,19 @@ class AlertService:
             and not self._is_profiled(message)
         ):
             self._evaluator.heard(message, time.monotonic())
+
+    def _call_about_run(self, view: m.RunView) -> None:
+        """Have the hooks called when a run that is led here has been paused, or has ended by itself."""
+        before = self._states.pop(view.run, None)
+        if view.state in m.ACTIVE_RUN_STATES:
+            self._states[view.run] = view.state
+        if before is None or view.state == before or view.lead != self._node:
+            return
+        if view.state == "finished" or view.state == "failed" or view.state == "paused":
+            steps = f" of {view.steps:,}" if view.steps else ""
+            why = f": {view.reason}" if view.reason else ""
+            text = f"{view.name} {view.state} at step {view.step:,}{steps}{why}"
+            self.hooks.call(HookCall(view.state, time.time(), self._node, view.run, view.name, text))
 
     def _is_profiled(self, message: m.StepCommitted | m.RankStep) -> bool:
         """Whether a rank's step says nothing of its speed and memory: a profiler ran on some rank."""
@@ -240,7 +256,7 @@ class AlertService:
         """`run` and its `name`: of an attached run; None: the run that is watched."""
         if not self._is_muted(alert):
             of = self._run if run is None else (run, name)
-            self.hooks.call(HookCall(event, time.time(), self._node, *of, alert))
+            self.hooks.call(HookCall(event, time.time(), self._node, *of, alert.text, alert))
 
     def _note(self, severity: m.Severity, data: AnyEvent) -> None:
         """Into the run's record, by its lead: a follower's own would collide with its lead's."""
@@ -279,7 +295,7 @@ class AlertService:
         """Call each hook once, and return how that went. A request that is repeated has the outcome of its first."""
         if self._test is None or self._test[0] != rid:
             alert = m.AlertView("test", "record", "warning", "a test of the alert hooks", time.time(), self._node)
-            call = HookCall("test", time.time(), self._node, *self._run, alert)
+            call = HookCall("test", time.time(), self._node, *self._run, alert.text, alert)
             self._test = rid, asyncio.create_task(self.hooks.make(call), name="trainctl-hook-test")
         return await asyncio.shield(self._test[1])
 

@@ -34,7 +34,7 @@ class Rights(NamedTuple):
             case (
                 m.Command() | m.AuditRequest() | m.DigestsRequest() | m.DiskRequest() | m.AttachRun() | m.RunSteps()
                 | m.EndRun() | m.OpenWork() | m.WorkRows() | m.WorkResultsRequest() | m.EndWork() | m.CalibrateRequest()
-                | m.HookTestRequest()
+                | m.HookTestRequest() | m.EditRun()
             ):  # fmt: skip
                 if self.role == "viewer":
                     return f"{self.name} is a viewer here; only an operator may send {what(message)}"
@@ -127,7 +127,7 @@ def claimed_node(message: m.ClientRequest) -> str | None:
             | m.TraceRequest() | m.DigestsRequest() | m.DiskRequest() | m.AuditRequest() | m.CalibrateRequest()
             | m.ProfilesRequest() | m.AttachRun() | m.RunSteps() | m.EndRun() | m.WorksRequest() | m.OpenWork()
             | m.WorkRows() | m.WorkResultsRequest() | m.EndWork() | m.WorkFileRequest() | m.Command()
-            | m.HookTestRequest()
+            | m.HookTestRequest() | m.EditRun()
         ):  # fmt: skip
             return None
 

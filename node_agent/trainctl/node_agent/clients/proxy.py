@@ -56,7 +56,7 @@ def _as_told(row: m.RunSummary, lead: str, told: dict[str, m.RunSummary]) -> m.R
     there = told.get(row.run)
     if there is None:
         return msgspec.structs.replace(row, lead=lead, stale=True)
-    return msgspec.structs.replace(there, directory=row.directory)
+    return msgspec.structs.replace(there, directory=row.directory, name=row.name, size_bytes=row.size_bytes)
 
 
 async def _runs_of(node: str, source: RunsSource) -> dict[str, m.RunSummary]:

@@ -74,6 +74,11 @@ async def _answer(request: m.Query, source: QuerySource) -> m.AgentReply:
             return m.Audit(rid=request.rid, refused=source.refusals(request.limit))
         case m.HookTestRequest():
             return m.HookTest(rid=request.rid, outcomes=await source.test_hooks(request.rid))
+        case m.EditRun(run=run, name=name):
+            if name is None:
+                return m.RunEdited(rid=request.rid, freed_bytes=await source.remove_run(run))
+            await source.rename_run(run, name)
+            return m.RunEdited(rid=request.rid, freed_bytes=0)
 
 
 async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:

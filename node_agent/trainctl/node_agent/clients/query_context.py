@@ -1,28 +1,33 @@
 """The context that queries are answered from: the node, its peers, and the runs it leads, follows or knows."""
 
+import asyncio
+import shutil
 import time
 from pathlib import Path
 
 from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.node_agent.clients.presence import Presence
-from trainctl.node_agent.clients.query_source import LiveRun
+from trainctl.node_agent.clients.query_source import LiveRun, UnknownRunError
 from trainctl.node_agent.guests.guest_runs import GuestRuns
-from trainctl.node_agent.records.agent_db import FollowedRun
+from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.rank_hosting import NO_RANK
+from trainctl.node_agent.runs import unstarted
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.files.durable_files import write_file
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import default_folder
 
 
 class QueryContext:
-    """An agent as its clients see it; changes nothing."""
+    """An agent as its clients see it; changes no run that is active."""
 
     def __init__(
         self, context: AgentContext, lead: Lead, follower: Follower, guests: GuestRuns, alerts: AlertService
@@ -33,6 +38,7 @@ class QueryContext:
         self.presence = Presence()
         self.doctor = Doctor(context.node, default_folder(), context.directory, self._run_files)
         self.host_reading: m.HostReading | None = None
+        self._removals: dict[str, asyncio.Task[int]] = {}  # by run
 
     @property
     def node(self) -> str:
@@ -61,6 +67,47 @@ class QueryContext:
 
     async def test_hooks(self, rid: str) -> tuple[m.HookOutcome, ...]:
         return await self._alerts.test_hooks(rid)
+
+    async def rename_run(self, run: str, name: str) -> None:
+        """Give a run another name here. Raises InvalidInputError, or RefusedError if the disk takes none."""
+        known = self._known(run)
+        try:
+            await asyncio.to_thread(write_file, RunPaths(known.directory).name_file, f"{name}\n".encode())
+        except OSError as error:
+            raise RefusedError(f"cannot rename {run}: {error}") from None
+        self._context.db.rename_run(run, name)
+
+    async def remove_run(self, run: str) -> int:
+        """Remove a run that has ended here, and return how many bytes that frees. A request that is repeated has the
+        outcome of its first. Raises InvalidInputError."""
+        if run not in self._removals:
+            self._removals[run] = asyncio.create_task(self._remove(run), name="trainctl-remove")
+        try:
+            return await asyncio.shield(self._removals[run])
+        except InvalidInputError:
+            self._removals.pop(run, None)
+            raise
+
+    async def _remove(self, run: str) -> int:
+        known = self._known(run)
+        if known.state in m.ACTIVE_RUN_STATES or self.live_run(known.directory) is not None:
+            raise InvalidInputError("run", f"{run} is active: stop it first with trainctl send stop --run {run}")
+        self._lead.check_no_work()
+        size_bytes = await asyncio.to_thread(lambda: RunPaths(known.directory).size_bytes)
+        unstarted.mark(known.directory)
+        self._context.db.forget_run(run)
+        await asyncio.to_thread(shutil.rmtree, known.directory, ignore_errors=True)
+        left_bytes = await asyncio.to_thread(lambda: RunPaths(known.directory).size_bytes)
+        if known.directory.exists():
+            raise InvalidInputError("run", f"{left_bytes:,} bytes of {known.directory} can't be removed: remove them")
+        unstarted.unmark(known.directory)
+        return size_bytes
+
+    def _known(self, run: str) -> KnownRun:
+        known = self._context.db.known_run(run)
+        if known is None:
+            raise UnknownRunError("run", f"no run {run!r} on this node")
+        return known
 
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
         if self._context.authenticator is not None:

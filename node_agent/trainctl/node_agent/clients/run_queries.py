@@ -132,6 +132,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         cursor=last.cursor if last else None,
         simulated=view.simulated if view else False,
         branch=view.branch if view else None,
+        size_bytes=RunPaths(Path(directory)).size_bytes,
     )
 
 

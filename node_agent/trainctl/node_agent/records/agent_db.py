@@ -328,8 +328,11 @@ class AgentDb:
         """A run of this node, None if there is none of this id."""
         return next((known for known in self.runs() if known.run == run), None)
 
+    def rename_run(self, run: str, name: str) -> None:
+        self._write_or_keep("UPDATE runs SET name = ? WHERE run = ?", (name, run))
+
     def forget_run(self, run: str) -> None:
-        """A run that never began."""
+        """Forget a run that never began, or that is removed."""
         for table in ("runs", "followed"):
             self._write_or_keep(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608  constants
 

@@ -60,6 +60,7 @@ def _add_run(node: str, paths: RunPaths, connection: sqlite3.Connection) -> None
     name, started_at = (view.name, view.started_at) if view is not None else (_name(paths), 0.0)
     if not name:
         return  # no folder of a run
+    name = paths.given_name or name
     state, reason = _state(view, events)
     row = (run, name, run_column(run), started_at, state, reason, view.kind if view is not None else "hosted")
     connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", row)

@@ -16,7 +16,7 @@ from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.addresses import live_beside
-from trainctl.protocol.errors import ProtocolError, VersionError
+from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
 from trainctl.protocol.record.paths import RunPaths, state_root
 from trainctl.protocol.security.keys import default_folder
 from trainctl.protocol.wire import codec, sockets
@@ -134,6 +134,12 @@ class PlayedAgent:
     def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]:
         view = self._played.live.view
         return [(view.run, view.name, view.directory, view.state, self._played.started_at)]
+
+    async def rename_run(self, run: str, name: str) -> None:
+        raise InvalidInputError("run", "it is a recording, which has the name that it was recorded with")
+
+    async def remove_run(self, run: str) -> int:
+        raise InvalidInputError("run", "it is a recording: remove its file")
 
     async def test_hooks(self, rid: str) -> tuple[m.HookOutcome, ...]:
         return ()

@@ -101,6 +101,10 @@ class Lead:
         """The run that is led, until its record is closed."""
         return self._role.session
 
+    def check_no_work(self) -> None:
+        """Raises InvalidInputError while separate work or a calibration may need any run."""
+        self._role.check_no_work()
+
     @property
     def run(self) -> str | None:
         """The run that is led, or about to be."""
@@ -147,7 +151,7 @@ class Lead:
     async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
         taken = await self._adoption.take(command, args)
         opening = await self.launch.old(
-            args.resume or "", command.id, command.by, taken.without, from_step=args.from_step
+            args.resume or "", command.id, command.by, taken.without, from_step=args.from_step, steps=args.steps
         )
         opening.conductor.leave_out(taken.without)
         return opening._replace(notices=(*taken.notices, *opening.notices))

@@ -9,6 +9,7 @@ from functools import partial
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.planning import lr_schedule
 from trainctl.node_agent.planning.terms import next_term
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import Copies
@@ -131,10 +132,11 @@ class Launch:
 
     async def old(
         self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = (),
-        *, from_step: int | None = None, starting: m.KeptCommand | None = None,
+        *, from_step: int | None = None, steps: int | None = None, starting: m.KeptCommand | None = None,
     ) -> restore.Opening:  # fmt: skip
         """Open an old run from its newest checkpoint, or from that of `from_step`; 0 starts over. `without`: ranks that
-        are lost from the beginning, and join when their nodes are reachable again. `starting`: the command that started
+        are lost from the beginning, and join when their nodes are reachable again. `steps`: where it ends, in place of
+        its file's last step. `starting`: the command that started
         the run before it went back, which is open until a step commits. Raises InvalidInputError, also if
         no checkpoint is left of a run that has written some, or RefusedError."""
         known = self._db.known_run(run)
@@ -143,7 +145,9 @@ class Launch:
         if known.kind != "hosted":
             raise InvalidInputError("resume", f"{run} was trained by another program; only that program can resume it")
         paths, cluster = RunPaths(known.directory), tuple(self._context.cluster.nodes)
-        config = preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
+        as_it_was = run_file.read(paths.run_file)
+        extended = run_file.read(paths.run_file, {"run.steps": str(steps)}) if steps is not None else None
+        config = preflight.with_nodes(extended or as_it_was, self._context.node, cluster)
         check_growing(config, self._context.cluster, str(paths.run_file))
         remade = await asyncio.to_thread(restore.make_usable, paths)
         ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))
@@ -156,6 +160,9 @@ class Launch:
         source = await asyncio.to_thread(_source, paths, self._context.node, out, from_step)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
         newer = await self._newer(paths, {*hosted.values()}, source) if from_step is None else None
+        if extended is not None:
+            before, after, done = as_it_was.run.steps, extended.run.steps, (newer or source).step
+            await asyncio.to_thread(lr_schedule.check_extension, run, config.optimizer, before, after, done)
         missing = ""
         if from_step is None:
             at_most = await asyncio.to_thread(restore.rollback_step, paths)
@@ -170,12 +177,16 @@ class Launch:
         if from_step is not None:
             await asyncio.to_thread(restore.call_rollback_off, paths)
         try:
+            if extended is not None:
+                await asyncio.to_thread(restore.write_run_file, paths, extended)
             opening = await asyncio.to_thread(
                 restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
                 placement=self._context.placement, seen=self._db.generation, starting=starting,
             )  # fmt: skip
             return opening._replace(notices=(*filter(None, (remade, *opening.notices, missing)),))
-        except InvalidInputError as error:
+        except (InvalidInputError, RefusedError) as error:
+            if extended is not None:
+                await asyncio.to_thread(restore.write_run_file, paths, as_it_was)
             await self._call_off(known, hosted, str(error))
             raise
 

@@ -118,12 +118,20 @@ def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) 
     made = not paths.directory.exists()
     try:
         make_folder(paths.logs)
-        write_file(paths.run_file, tomli_w.dumps(run_file.to_dict(config)).encode())
+        write_run_file(paths, config)
         return RunDb(paths, resumable=resumable)
     except (OSError, InvalidInputError) as error:
         if made:
             shutil.rmtree(paths.directory, ignore_errors=True)
         raise RefusedError(f"cannot make the run directory: {error}") from None
+
+
+def write_run_file(paths: RunPaths, config: RunFile) -> None:
+    """Raises RefusedError."""
+    try:
+        write_file(paths.run_file, tomli_w.dumps(run_file.to_dict(config)).encode())
+    except OSError as error:
+        raise RefusedError(f"cannot write {paths.run_file}: {error}") from None
 
 
 def make_usable(paths: RunPaths) -> str:

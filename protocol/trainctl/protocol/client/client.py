@@ -253,6 +253,14 @@ class Client(AttachedRuns):
         """Have the agent call each of its alert hooks once, and return how that went."""
         return await self.ask(m.HookTestRequest(rid=_rid()), m.HookTest)
 
+    async def rename_run(self, run: str, name: str) -> None:
+        """Give a run another name on the agent's node."""
+        await self.ask(m.EditRun(rid=_rid(), run=run, name=name), m.RunEdited)
+
+    async def remove_run(self, run: str) -> int:
+        """Remove a run that has ended from the agent's node, and return the space on the disk that was freed."""
+        return (await self.ask(m.EditRun(rid=_rid(), run=run), m.RunEdited)).freed_bytes
+
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
 

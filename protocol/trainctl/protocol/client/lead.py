@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import (
@@ -61,7 +63,7 @@ async def find_lead(addresses: Sequence[str]) -> str:
     found = await _answers(addresses)
     leads = _leads(found)
     if len(leads) > 1:
-        raise SeveralRunsError("--run", f"several runs are active: {', '.join(sorted(leads))}; name one of them", leads)
+        raise SeveralRunsError("RUN", f"several runs are active: {', '.join(sorted(leads))}; name one of them", leads)
     return next(iter(leads.values()), None) or next(iter(found))
 
 
@@ -122,24 +124,27 @@ async def find_run(addresses: Sequence[str], run: str) -> str:
     try:
         return await find_lead(addresses)
     except SeveralRunsError as several:
-        raise InvalidInputError("--run", f"no agent knows {run}; active: {', '.join(several.leads)}") from None
+        raise InvalidInputError("RUN", f"no agent knows {run}; active: {', '.join(several.leads)}") from None
 
 
 async def all_runs(addresses: Sequence[str]) -> tuple[m.RunSummary, ...]:
-    """Return the runs that several agents know, newest first, each as its lead has it if that answers. Raises
-    UnreachableError if none answers."""
+    """Return the runs that several agents know, newest first, each as its lead has it if that answers, with the space
+    that it takes on all of them. Raises UnreachableError if none answers."""
     found: dict[str, m.RunSummary] = {}
+    sizes: dict[str, int] = {}
 
     async def ask(address: str, node: str) -> None:
         with contextlib.suppress(TrainctlError):
             async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
                 for row in (await client.runs()).runs:
+                    sizes[row.run] = sizes.get(row.run, 0) + (row.size_bytes or 0)
                     if row.run not in found or row.lead == node:
                         found[row.run] = row
 
     answers = await _answers(addresses)
     await asyncio.gather(*(ask(address, seen.node.node) for address, seen in answers.items()))
-    return tuple(sorted(found.values(), key=lambda row: row.started_at, reverse=True))
+    rows = (msgspec.structs.replace(row, size_bytes=sizes[row.run]) for row in found.values())
+    return tuple(sorted(rows, key=lambda row: row.started_at, reverse=True))
 
 
 async def find_any(addresses: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ Thresholds belong to a run; what is called when one is passed belongs to a machi
 
 import dataclasses
 import shutil
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,6 +27,8 @@ AlertKind = Literal[
     "lead-silent",
 ]  # fmt: skip
 AlertSeverity = Literal["warning", "error"]
+HookEvent = Literal["raised", "cleared", "finished", "failed", "paused"]
+"""What hooks are called about: the first two are of alerts, the others of runs."""
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
 Steps = Annotated[int, Meta(ge=1, le=10_000)]
@@ -105,10 +107,11 @@ class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AlertHooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[alerts]` of cluster.toml: what an agent of that machine calls when an alert is raised or cleared."""
+    """`[alerts]` of cluster.toml: what an agent of that machine calls about its alerts and the runs that it leads."""
 
-    command: tuple[str, ...] = ()  # program and arguments, run without a shell, the alert as JSON on standard input
+    command: tuple[str, ...] = ()  # program and arguments, run without a shell, the event as JSON on standard input
     webhook: str = ""  # an http or https address that the same JSON is posted to
+    on: tuple[HookEvent, ...] = get_args(HookEvent)  # what they are called about
 
 
 def check_thresholds(table: AlertsTable, where: str) -> None:

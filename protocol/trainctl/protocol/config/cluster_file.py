@@ -134,7 +134,7 @@ def check_growing(config: RunFile, cluster: Cluster, where: str) -> None:
 def check_hooks(cluster: Cluster, path: Path) -> None:
     """Refuse hooks that others could write, for an agent that would run their programs as its own user. Raises
     InvalidInputError."""
-    if cluster.alerts == AlertHooks():
+    if not (cluster.alerts.command or cluster.alerts.webhook):
         return
     file = path.resolve()
     for place in dict.fromkeys((file, path.parent, file.parent)):

@@ -102,8 +102,13 @@ def _meant(name: str, known: Iterable[str], *, elsewhere: bool) -> str:
     plain = name.lower().replace("-", "_")
     if elsewhere and (meant := NAMES_ELSEWHERE.get(plain)):
         return f"; other trainers' {plain} is {meant} here: see {_PAGE}"
-    near = difflib.get_close_matches(plain, list(known), n=1, cutoff=0.7)
-    return f"; did you mean {near[0]}?" if near else ""
+    return did_you_mean(plain, known)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return what follows `unknown NAME`: the names that are spelled most like it; empty if none comes near."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=2, cutoff=0.7)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _in_leaf(value: Any, kind: Any, path: str, *, strict: bool) -> Iterator[tuple[str, str]]:

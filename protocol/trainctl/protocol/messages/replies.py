@@ -104,6 +104,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     simulated: bool = False  # whether nothing was trained: ranks, times and losses are simulated
     branch: BranchPoint | None = None  # checkpoint of another run that it started from; None: it started at step 0
     global_batch: Count | None = None  # samples of each step; None: unknown
+    size_bytes: Count | None = None  # what its removal from the agent's node would free of the disk; None: unknown
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):
@@ -397,6 +398,12 @@ class HookTest(Reply, tag="hook-test", frozen=True):
     outcomes: tuple[HookOutcome, ...]  # the command's before the webhook's; empty: the agent has no hooks
 
 
+class RunEdited(Reply, tag="run-edited", frozen=True):
+    """A run was renamed, or removed."""
+
+    freed_bytes: Count  # space on the disk that was freed
+
+
 class RunKept(Reply, tag="run-kept", frozen=True):
     """Confirms the newest recorded step of an attached run. The program must resend any steps after it."""
 
@@ -509,7 +516,8 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 AgentReply = (
     Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | Policies | DiagnosisReply | LogPart
-    | Viewers | Facts | Digests | Disk | Calibration | Profiles | LinkReply | Audit | HookTest | RunKept | Works
+    | Viewers | Facts | Digests | Disk | Calibration | Profiles | LinkReply | Audit | HookTest | RunEdited | RunKept
+    | Works
     | WorkStatus | Traces | TracePart | WorkHosted | WorkFilePart | SliceReply
     | CommandReply | Refusal
 )  # fmt: skip

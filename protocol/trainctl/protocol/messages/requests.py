@@ -192,6 +192,14 @@ class HookTestRequest(Request, tag="hook-test-request", frozen=True, forbid_unkn
     """Requests that the agent call each of its alert hooks once, now. Only operators may send it."""
 
 
+class EditRun(Request, tag="edit-run", frozen=True, forbid_unknown_fields=True):
+    """Renames a run on the agent's node, or removes one that has ended there, with its checkpoints and logs. Only
+    operators may send it."""
+
+    run: Name
+    name: Annotated[str, Meta(pattern=NAME_PATTERN)] | None = None  # its new name; None: remove it
+
+
 class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
     """Requests a change. Sending the same `id` again gives the same outcome; `rid` only addresses the reply."""
 
@@ -347,9 +355,9 @@ CalibrationRequest = CalibrateRequest | ProfilesRequest | LinkRequest
 Query = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
     | SamplesRequest | PairsRequest | PoliciesRequest | DiagnosisRequest | LogRequest | AttendRequest | FactsRequest
-    | TracesRequest | TraceRequest | DigestsRequest | DiskRequest | AuditRequest | HookTestRequest
+    | TracesRequest | TraceRequest | DigestsRequest | DiskRequest | AuditRequest | HookTestRequest | EditRun
 )  # fmt: skip
-"""Requests that change nothing."""
+"""Requests that change no run that is active."""
 Question = Query | CalibrationRequest | GuestRequest | WorkRequest
 """All requests but commands, which have an order."""
 ClientRequest = Question | Command

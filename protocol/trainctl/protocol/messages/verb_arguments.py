@@ -96,7 +96,8 @@ def completions(verb: Verb, before: Iterable[str], word: str) -> list[str]:
     left = [argument for argument in arguments_of(verb) if argument.name not in given]
     if "=" not in word:
         names = [argument.typed for argument in left if argument.typed.startswith(argument.name)]
-        return [name for name in names if name.startswith(word)]
+        bare = [choice for argument in left if argument.name == verb.first and not given for choice in argument.choices]
+        return [name for name in (*names, *(bare if word else ())) if name.startswith(word)]
     name, _, value = word.partition("=")
     values = next((argument.choices for argument in left if argument.name == name), ())
     return [f"{name}={choice}" for choice in values if choice.startswith(value)]

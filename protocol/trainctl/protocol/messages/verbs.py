@@ -86,6 +86,10 @@ class StartRun(Args, frozen=True):
     from_step: Annotated[
         Count | None, _about("resume: step of the checkpoint to continue from, in place of the newest; 0 starts over")
     ] = None
+    steps: Annotated[
+        Annotated[int, Meta(ge=1, le=2**40)] | None,
+        _about("resume: train to this step, if no earlier step would have been different", "steps"),
+    ] = None
     branch: Annotated[
         str | None,
         _about(
@@ -107,6 +111,8 @@ class StartRun(Args, frozen=True):
             raise InvalidInputError("old_lead_is_off", "a new run has no old lead: remove this argument")
         if self.from_step is not None and self.resume is None:
             raise InvalidInputError("from_step", "only a run that is resumed has earlier steps: remove this argument")
+        if self.steps is not None and self.resume is None:
+            raise InvalidInputError("steps", "a new run has run.steps in its file: remove this argument")
         if self.branch is not None:
             branch_point(self.branch)
         if self.overrides and (self.branch is None or self.config is not None):
@@ -222,7 +228,8 @@ class Profile(Args, frozen=True):
         """Nodes are separated by commas."""
         for name in pairs:
             if name not in ("steps", "nodes"):
-                raise InvalidInputError(name, f"profile has no argument {name!r}; it takes {cls.usage}")
+                near = validation_errors.did_you_mean(name, ("steps", "nodes")) or f"; it takes {cls.usage}"
+                raise InvalidInputError(name, f"profile has no argument {name!r}{near}")
         values = super().parse({name: text for name, text in pairs.items() if name == "steps"})
         nodes = {"nodes": [node for node in pairs["nodes"].split(",") if node]} if "nodes" in pairs else {}
         return {**values, **nodes}
@@ -347,6 +354,12 @@ class Verb:
         return next(scope for scope, kinds in _BY_SCOPE.items() if self.args in get_args(kinds))
 
     @property
+    def first(self) -> str:
+        """The argument whose name may be left out where it comes first; empty: none."""
+        fields = msgspec.structs.fields(self.args)
+        return fields[0].name if fields and not self.args.usage else ""
+
+    @property
     def typed(self) -> str:
         """The whole command of the example."""
         return f"{self.name} {self.example}".rstrip()
@@ -418,7 +431,7 @@ def knobs(verb: str | None) -> frozenset[Knob]:
 
 def check(verb: str, args: dict[str, Any], node: str | None = None) -> AnyArgs:
     """The arguments as their type. Raises InvalidInputError naming the verb or the field that is wrong."""
-    entry = _entry(verb)
+    entry = entry_of(verb)
     if node is not None and not entry.takes_node:
         raise InvalidInputError("node", f"{verb} applies to the whole run: leave out the node")
     if node is None and entry.needs_node:
@@ -433,20 +446,24 @@ def check(verb: str, args: dict[str, Any], node: str | None = None) -> AnyArgs:
 
 def parse_args(verb: str, pairs: dict[str, str]) -> dict[str, Any]:
     """`key=value` texts as the values the verb's fields want. Raises InvalidInputError as `check` does."""
-    entry = _entry(verb)
+    entry = entry_of(verb)
     known = {field.name for field in msgspec.structs.fields(entry.args)}
     for name in pairs:
         if name not in known and not entry.args.usage:
-            raise InvalidInputError(name, f"{verb} has no argument {name!r}; {_takes(entry)}")
+            problem = f"{verb} has no argument {name!r}"
+            raise InvalidInputError(name, problem + (validation_errors.did_you_mean(name, known) or _takes(entry)))
     try:
         return entry.args.parse(pairs)
     except msgspec.ValidationError as error:
         raise InvalidInputError(*_field_and_problem(entry, pairs, error, strict=False)) from None
 
 
-def _entry(verb: str) -> Verb:
+def entry_of(verb: str) -> Verb:
+    """Return the row of a verb. Raises InvalidInputError, with the names that are spelled like it."""
     if verb not in VERBS:
-        raise InvalidInputError("verb", f"unknown verb {verb!r}; the verbs are {', '.join(VERBS)}")
+        near = validation_errors.did_you_mean(verb, VERBS)
+        every = f"; the verbs are {', '.join(VERBS)}"
+        raise InvalidInputError("verb", f"unknown verb {verb!r}{near or every}")
     return VERBS[verb]
 
 
@@ -470,7 +487,7 @@ def given(args: Args) -> dict[str, Any]:
 
 def _takes(entry: Verb) -> str:
     names = [field.name for field in msgspec.structs.fields(entry.args)]
-    return f"it takes {', '.join(names)}" if names else "it takes no arguments"
+    return f"; it takes {', '.join(names)}" if names else "; it takes no arguments"
 
 
 def _field_and_problem(

@@ -5,6 +5,7 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from trainctl.protocol.config.names import state_folder
@@ -64,10 +65,30 @@ class RunPaths:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.run_file = directory / "run.toml"
+        self.name_file = directory / "name"
         self.record = directory / "record.db"
         self.checkpoints = directory / "checkpoints"
         self.logs = directory / "logs"
         self.profiles = directory / "profiles"
+
+    @property
+    def given_name(self) -> str:
+        """The name that the run was given later; empty if it was given none."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return self.name_file.read_text("utf-8").strip()
+        return ""
+
+    @property
+    def size_bytes(self) -> int:
+        """What its removal frees of the disk: files that a branch or its parent has too don't count, nor do those that
+        go meanwhile."""
+        links, sizes = Counter[int](), dict[int, tuple[int, int]]()
+        for path in self.directory.rglob("*"):
+            with contextlib.suppress(OSError):
+                kept = path.lstat()
+                links[kept.st_ino] += 1
+                sizes[kept.st_ino] = (1 if stat.S_ISDIR(kept.st_mode) else kept.st_nlink), 512 * kept.st_blocks
+        return sum(size for number, (everywhere, size) in sizes.items() if links[number] == everywhere)
 
     @property
     def node_data(self) -> Path:

@@ -3,6 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from trainctl.protocol.config.run_tables import (
     SamplesTable,
 )
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui.report.document import ReportSection, ReportTable
 from trainctl.tui.text.formatting import NA, duration, gigabytes, loss, money, percent, rate
 
 LEAST_STEPS: Final = 3
@@ -185,10 +187,47 @@ def cells(row: BenchRow, currency: str) -> tuple[str, ...]:
     )
 
 
-def fields(rows: Sequence[BenchRow], node: str, currency: str) -> dict[str, Any]:
+class SavedBench(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report takes of a table that `--json` printed."""
+
+    node: str
+    currency: str
+    unit: str
+    rows: tuple[BenchRow, ...]
+
+
+def read_saved(file: Path) -> SavedBench:
+    """Read a table that `trainctl bench --json` printed into a file. Raises InvalidInputError."""
+    try:
+        saved = msgspec.json.decode(file.read_bytes(), type=SavedBench)
+    except OSError as error:
+        raise InvalidInputError("--bench", f"{file}: {error.strerror or error}") from None
+    except msgspec.MsgspecError as error:
+        problem = f"{file} isn't what trainctl bench --json prints: {error}; run it again and keep its output"
+        raise InvalidInputError("--bench", problem) from None
+    if not saved.rows:
+        raise InvalidInputError("--bench", f"{file} has no rows: run trainctl bench --json again")
+    return saved
+
+
+def section(saved: SavedBench) -> ReportSection:
+    """Return the table as a section of a report."""
+    head = header(saved.rows, saved.unit)
+    rows = tuple(cells(row, saved.currency) for row in saved.rows)
+    right = tuple(numeric(head, len(saved.rows[0].settings)))
+    return ReportSection("Settings compared", (ReportTable(head, rows, f"Short real runs on {saved.node}", right),))
+
+
+def numeric(head: Sequence[str], settings: int) -> list[int]:
+    """Return the columns of figures, which are right-aligned, after so many of settings."""
+    return [column for column, name in enumerate(head) if column >= settings and name and " " not in name]
+
+
+def fields(rows: Sequence[BenchRow], node: str, currency: str, unit: str) -> dict[str, Any]:
     """Return what `--json` prints."""
     return {
         "node": node,
         "currency": currency,
+        "unit": unit,
         "rows": [{**msgspec.to_builtins(row), "ok": not row.problem} for row in rows],
     }

@@ -101,11 +101,12 @@ def bench(
         raise typer.Abort from None
     rows = bench_rows.compared(rows, steps_of_runs, entry.price_per_hour if entry is not None else None)
     failed = RefusedError.exit_code if all(row.problem for row in rows) else 0
+    unit = sample_unit(config.objective.kind)
     if json:
-        output.emit({"ok": not failed, **bench_rows.fields(rows, here, currency)})
+        output.emit({"ok": not failed, **bench_rows.fields(rows, here, currency, unit)})
         return failed
-    header = bench_rows.header(rows, sample_unit(config.objective.kind))
-    right = " ".join(word for word in header[len(rows[0].settings) :] if " " not in word)
+    header = bench_rows.header(rows, unit)
+    right = " ".join(header[column] for column in bench_rows.numeric(header, len(rows[0].settings)))
     output.say(tables.table(header, [bench_rows.cells(row, currency) for row in rows], right=right))
     return failed
 

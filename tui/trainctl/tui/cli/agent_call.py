@@ -63,10 +63,11 @@ def find_lead(addresses: Sequence[str], run: str | None = None) -> str:
     return asyncio.run(lead.find_lead(addresses) if run is None else lead.find_run(addresses, run))
 
 
-def all_runs(addresses: Sequence[str]) -> tuple[m.RunSummary, ...]:
-    """Call `lead.all_runs`. A single agent that only hosts a rank is replaced by the active run's lead."""
+def all_runs(addresses: Sequence[str], seconds: float = ANSWER_SECONDS) -> tuple[m.RunSummary, ...]:
+    """Call `lead.all_runs`. A single agent has so many seconds to answer; one that only hosts a rank is replaced by the
+    active run's lead."""
     if len(addresses) == 1:
-        return call(addresses[0], lambda client: client.runs(), lead=True).runs
+        return call(addresses[0], lambda client: client.runs(), answer_seconds=seconds, lead=True).runs
     from trainctl.protocol.client import lead
 
     return asyncio.run(lead.all_runs(addresses))

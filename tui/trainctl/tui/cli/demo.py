@@ -90,7 +90,7 @@ def _farewell(state: "ViewState", address: str) -> str:
     from trainctl.tui.app.launch import farewell
 
     if state.run is None or state.active:
-        return f"{farewell(state, address)}; stop it with: trainctl send stop --connect {address}"
+        return f"{farewell(state, address)}; stop it with: trainctl send stop"
     return f"the demo has ended ({state.run.state} at step {state.run.step:,}); its record is in {state.run.directory}"
 
 

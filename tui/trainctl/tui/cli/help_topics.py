@@ -63,6 +63,9 @@ def _write(verb: verbs.Verb, command: str, formatter: Any) -> None:
     if told := arguments_of(verb):
         with formatter.section("Arguments"):
             formatter.write_dl([(argument.typed, _meaning(argument)) for argument in told])
+        if verb.first:
+            formatter.write_paragraph()
+            formatter.write_text(f"The first argument may be given without `{verb.first}=`.")
     with formatter.section("Effect"):
         formatter.write_dl(_facts(verb))
     with formatter.section("Example"):

@@ -1,4 +1,4 @@
-"""The subcommands that only look: `ls`, `status`, `alerts`, `policies`, `diagnose`, `report`, `diff`, `watch`, `events`
+"""The subcommands that only look: `status`, `alerts`, `policies`, `diagnose`, `report`, `diff`, `watch`, `events`
 and `logs`."""
 
 from pathlib import Path
@@ -11,17 +11,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
 from trainctl.tui.cli import agent_call, output, run_lookup, tables
-from trainctl.tui.cli.options import (
-    ClusterFile,
-    Connect,
-    Json,
-    JsonLines,
-    Run,
-    RunArgument,
-    address_of,
-    subcommands,
-    where,
-)
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, complete_nodes, subcommands
+from trainctl.tui.cli.run_lookup import RunArgument, RunAtAgent
 
 app = subcommands()
 Hosts = dict[str, m.HostReading]
@@ -31,29 +22,33 @@ DIFFERS = 1
 """Exit code of `diff` if the runs differ, as that of diff(1)."""
 
 
-@app.command(name="ls")
-def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
-    """List the runs that the agents know, newest first."""
-    at = where(ctx, connect, cluster)
-    runs = agent_call.all_runs(at.addresses)
-    text = tables.runs_table(runs) if runs else ""
-    return output.answer(text, json=json, none="no runs yet; start one with trainctl run RUN.toml", runs=runs)
-
-
 @app.command()
 def status(
-    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
+    ctx: typer.Context,
+    run: RunAtAgent = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also print each rank's GPU, library, attention and precision, in one table."
+        ),
+    ] = False,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
 ) -> int:
     """Show the run, its ranks, separate work and machines."""
 
+    at = run_lookup.at_agent(ctx, connect, cluster, run)
+
     async def look(client: Any) -> tuple[m.Snapshot, Hosts, tuple[m.Viewer, ...], tuple[m.WorkSummary, ...]]:
-        snapshot = await agent_call.settled_snapshot(client, run)
+        snapshot = await agent_call.settled_snapshot(client, at.run)
         hosts, works = await agent_call.hosts_of(snapshot.peers), (await client.works()).works
         return snapshot, hosts, (await client.attend()).viewers, works
 
-    snapshot, hosts, viewers, works = agent_call.call(address_of(ctx, connect, cluster, run), look, lead=run is None)
+    snapshot, hosts, viewers, works = agent_call.call(at.address, look, lead=run is None)
+    devices = f"\n\n{tables.devices_table(snapshot, hosts)}" if verbose else ""
     return output.answer(
-        tables.status_text(snapshot, hosts, viewers, works), json=json, node=snapshot.node, run=snapshot.run,
+        tables.status_text(snapshot, hosts, viewers, works) + devices, json=json, node=snapshot.node, run=snapshot.run,
         last_step=snapshot.last_step, rank_steps=snapshot.rank_steps, peers=snapshot.peers, hosts=hosts,
         viewers=viewers, works=[work for work in works if work.is_active], at=snapshot.at,
         rates=run_rates(snapshot.run, snapshot.last_step) if snapshot.run else None,
@@ -64,7 +59,7 @@ def status(
 
 @app.command()
 def alerts(
-    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None,
+    ctx: typer.Context, run: RunAtAgent = None, connect: Connect = None, cluster: ClusterFile = None,
     test: Annotated[
         bool, typer.Option("--test", help="Have the agent call its alert hooks once, and print how that went.")
     ] = False,
@@ -72,10 +67,10 @@ def alerts(
 ) -> int:  # fmt: skip
     """List the active run's open alerts, urgent ones first. Without an active run, list the alerts for the agent's
     machine."""
-    address = address_of(ctx, connect, cluster, run)
+    at = run_lookup.at_agent(ctx, connect, cluster, run)
     if test:
-        return _test_hooks(address, json=json)
-    snapshot = agent_call.call(address, lambda client: client.snapshot(0, run), lead=run is None)
+        return _test_hooks(at.address, json=json)
+    snapshot = agent_call.call(at.address, lambda client: client.snapshot(0, at.run), lead=run is None)
     told = snapshot.alerts
     found = told.alerts if told is not None else ()
     problem = told.hook_problem if told is not None else ""
@@ -101,16 +96,15 @@ def _test_hooks(address: str, *, json: bool) -> int:
 
 @app.command()
 def policies(
-    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
+    ctx: typer.Context, run: RunAtAgent = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
 ) -> int:
     """Show what each policy of an active run sees, what it would do next and why, and its last commands with their
     measured effect."""
     from trainctl.tui.screens import policies_view
     from trainctl.tui.state import policy_report
 
-    report = agent_call.call(
-        address_of(ctx, connect, cluster, run), lambda client: policy_report.ask(client, run), lead=run is None
-    )
+    at = run_lookup.at_agent(ctx, connect, cluster, run)
+    report = agent_call.call(at.address, lambda client: policy_report.ask(client, at.run), lead=run is None)
     return output.answer(
         policies_view.text(report), json=json, run=report.told.run, step=report.told.step,
         policies=policies_view.objects(report),
@@ -120,10 +114,7 @@ def policies(
 @app.command()
 def diagnose(
     ctx: typer.Context,
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="A run id, or a run directory. Default: the active run, or the newest."),
-    ] = None,
+    run: RunAtAgent = None,
     step: Annotated[
         int | None, typer.Option("--step", min=1, help="Judge the run as it was at this step.", show_default="now")
     ] = None,
@@ -146,9 +137,8 @@ def _diagnosis(
     if run is not None and ("/" in run or Path(run).exists()):
         return _diagnosis_of_record(run_lookup.find(run), step)
     try:
-        return agent_call.call(
-            address_of(ctx, connect, cluster, run), lambda client: client.diagnosis(run, step), lead=run is None
-        )
+        at = run_lookup.at_agent(ctx, connect, cluster, run)
+        return agent_call.call(at.address, lambda client: client.diagnosis(at.run, step), lead=run is None)
     except (UnreachableError, RefusedError) as error:
         here = run_lookup.find_here(run) if run is not None else None
         if here is None and run is not None and isinstance(error, UnreachableError):
@@ -176,16 +166,26 @@ def report(
     md: Annotated[
         Path | None, typer.Option("--md", metavar="FILE", help="Write Markdown [standard output].", show_default=False)
     ] = None,
+    bench: Annotated[
+        Path | None,
+        typer.Option(
+            "--bench", metavar="FILE", show_default=False, help="Add the table that trainctl bench --json printed."
+        ),
+    ] = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
     """Report on a run from its record: its curve with every intervention, speed, time, faults, policies and recipe.
     Reads the run's directory; the run may still be active."""
     from trainctl.protocol.record.paths import RunPaths
+    from trainctl.tui.bench import bench_rows
     from trainctl.tui.export.writers import destination
     from trainctl.tui.report import html_page, markdown_page, read_facts, sections
 
-    facts = read_facts.read_facts(RunPaths(run_lookup.find_or_ask(ctx, run)))
-    page = sections.page(facts)
+    facts = read_facts.read_facts(RunPaths(run_lookup.find_or_ask(ctx, run, connect, cluster)))
+    saved = bench_rows.read_saved(bench) if bench is not None else None
+    page = sections.page(facts, *([bench_rows.section(saved)] if saved is not None else []))
     makers = (("--html", html, html_page.page_html), ("--md", md, markdown_page.page_markdown))
     written = {}
     for option, file, make in makers:
@@ -194,7 +194,7 @@ def report(
             with destination(file, option) as stream:
                 stream.write(written[file].encode("utf-8", "replace"))
     if json:
-        output.emit_ok(files=[str(file) for file in written], **msgspec.structs.asdict(facts))
+        output.emit_ok(files=[str(file) for file in written], bench=saved, **msgspec.structs.asdict(facts))
     elif written:
         output.tell(", ".join(f"{file}: {len(text.encode()):,} bytes" for file, text in written.items()))
     else:
@@ -207,6 +207,8 @@ def diff(
     ctx: typer.Context,
     run: RunArgument,
     other: Annotated[str, typer.Argument(metavar="OTHER", help="The run to compare with, given in the same way.")],
+    connect: Connect = None,
+    cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
     """Compare two runs by their records: recipe, data, versions, plans, and the first step where their losses part.
@@ -214,7 +216,7 @@ def diff(
     from trainctl.protocol.record.paths import RunPaths
     from trainctl.tui.report import diff_lines, run_diff, run_side
 
-    directories = [run_lookup.find_or_ask(ctx, one) for one in (run, other)]
+    directories = [run_lookup.find_or_ask(ctx, name, connect, cluster) for name in (run, other)]
     found = run_diff.compare(*(run_side.read_side(RunPaths(directory)) for directory in directories))
     output.answer(diff_lines.text(found), json=json, **diff_lines.objects(found))
     return 0 if found.same else DIFFERS
@@ -222,25 +224,28 @@ def diff(
 
 @app.command()
 def watch(
-    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: JsonLines = False
+    ctx: typer.Context,
+    run: RunAtAgent = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: JsonLines = False,
 ) -> int:
     """Print each committed step and event as it happens, until Ctrl-C."""
     from trainctl.tui.cli import watch as follow
 
+    at = run_lookup.at_agent(ctx, connect, cluster, run)
     agent_call.call(
-        address_of(ctx, connect, cluster, run),
-        lambda client: follow.show(client, lambda item: True, json=json, run=run),
-        lead=run is None,
-    )  # fmt: skip
+        at.address, lambda client: follow.show(client, lambda item: True, json=json, run=at.run), lead=run is None
+    )
     return 0
 
 
 @app.command()
 def events(
     ctx: typer.Context,
+    run: RunAtAgent = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
     last: Annotated[int, typer.Option("--last", "-n", min=0, max=500, help="Number of newest events to print.")] = 100,
-    run: Run = None,
     connect: Connect = None,
     cluster: ClusterFile = None,
     json: JsonLines = False,
@@ -248,20 +253,25 @@ def events(
     """Print a run's events: commands, checkpoints, evaluations, faults."""
     from trainctl.tui.cli import watch as following
 
-    address = address_of(ctx, connect, cluster, run)
+    at = run_lookup.at_agent(ctx, connect, cluster, run)
     return agent_call.call(
-        address, lambda client: following.show_events(client, run, last, follow=follow, json=json), lead=run is None
+        at.address,
+        lambda client: following.show_events(client, at.run, last, follow=follow, json=json),
+        lead=run is None,
     )
 
 
 @app.command()
 def logs(
     ctx: typer.Context,
+    run: RunAtAgent = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
     rank: Annotated[
         int | None, typer.Option("--rank", min=0, help="Rank whose log to print.", show_default="0")
     ] = None,
-    node: Annotated[str | None, typer.Option("--node", help="Node whose log to print.")] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", help="Node whose log to print.", autocompletion=complete_nodes)
+    ] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Print all nodes' logs, merged by time.")] = False,
     grep: Annotated[
         str | None,
@@ -272,7 +282,6 @@ def logs(
     last: Annotated[
         int | None, typer.Option("--last", "-n", min=0, help="Number of last lines to print.", show_default="all")
     ] = None,
-    run: Run = None,
     connect: Connect = None,
     cluster: ClusterFile = None,
     json: JsonLines = False,
@@ -282,13 +291,13 @@ def logs(
 
     if (rank is not None) + (node is not None) + everyone > 1:
         raise InvalidInputError("--node", "--rank, --node and --all can't be combined: give only one")
-    wanted = reading.query_of(grep)
+    wanted, at = reading.query_of(grep), run_lookup.at_agent(ctx, connect, cluster, run)
 
     async def show(client: Any) -> int:
         if everyone or grep is not None:
-            whose = None if everyone else await reading.rank_of(client, run, node) if node is not None else rank or 0
-            return await reading.show_merged(client, run, whose, last, wanted, follow=follow, json=json)
-        chosen = await reading.rank_of(client, run, node) if node is not None else rank or 0
-        return await reading.show_logs(client, run, chosen, last, follow=follow, json=json)
+            whose = None if everyone else await reading.rank_of(client, at.run, node) if node is not None else rank or 0
+            return await reading.show_merged(client, at.run, whose, last, wanted, follow=follow, json=json)
+        chosen = await reading.rank_of(client, at.run, node) if node is not None else rank or 0
+        return await reading.show_logs(client, at.run, chosen, last, follow=follow, json=json)
 
-    return agent_call.call(address_of(ctx, connect, cluster, run), show, lead=everyone and run is None)
+    return agent_call.call(at.address, show, lead=everyone and run is None)

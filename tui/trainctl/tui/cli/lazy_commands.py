@@ -10,12 +10,13 @@ from trainctl.protocol.errors import InvalidInputError
 
 FILES = {
     "run": "run", "check": "run",
-    "ls": "inspect", "status": "inspect", "alerts": "inspect", "policies": "inspect", "watch": "inspect",
+    "ls": "runs", "runs": "runs",
+    "status": "inspect", "alerts": "inspect", "policies": "inspect", "watch": "inspect",
     "diagnose": "inspect", "report": "inspect", "diff": "inspect",
     "events": "inspect", "logs": "inspect",
     "send": "send", "profile": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
-    "simulate": "replay_export", "mirror": "mirror",
+    "simulate": "replay_export", "mirror": "replay_export",
     "config": "config", "keys": "keys", "init": "init", "quantize": "init", "data": "run", "doctor": "doctor",
     "calibrate": "doctor", "advise": "advise", "bench": "advise",
     "discover": "cluster", "cluster": "cluster", "help": "help_topics",
@@ -23,7 +24,7 @@ FILES = {
 """Where each is, in the order of the help."""
 CHANGING = frozenset({
     "run", "send", "profile", "promote", "demo", "score", "init", "keys new", "keys authorize", "keys revoke",
-    "cluster add", "cluster remove", "cluster sync", "calibrate", "bench",
+    "cluster add", "cluster remove", "cluster sync", "calibrate", "bench", "runs rename", "runs remove",
 })  # fmt: skip
 """Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
 

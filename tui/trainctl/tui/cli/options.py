@@ -1,5 +1,6 @@
 """The options that subcommands share, and which agent they mean by them."""
 
+import contextlib
 import copy
 import os
 from pathlib import Path
@@ -8,8 +9,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.cli import agent_call
 from trainctl.tui.commands import targets
+
+COMPLETION_SECONDS = 1.0
+"""Seconds that a shell waits for an agent to name its runs or nodes."""
 
 
 def _checked_key(key: str | None) -> str | None:
@@ -39,15 +44,31 @@ Config = Annotated[
         "--config", metavar="FILE", help="Settings file for the full screen. Default: the user's config.toml."
     ),
 ]
-RunArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="A run directory, or a run on this machine: its id, the beginning or name of it, or last."
-    ),
-]
+
+
+def agents_of(ctx: typer.Context) -> targets.Where:
+    """Return the agents to ask for a completion, as far as the command line names them."""
+    params = ctx.params
+    return where(ctx, params.get("connect"), params.get("cluster"))
+
+
+def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the nodes that begin like this, for the shell."""
+    names: list[str] = []
+    with contextlib.suppress(TrainctlError):
+        agents = agents_of(ctx)
+        if agents.cluster is not None:
+            names += agents.cluster.nodes
+        else:
+            address = agents.addresses[0]
+            seen = agent_call.call(address, lambda client: client.snapshot(0), answer_seconds=COMPLETION_SECONDS)
+            names += [seen.node.node, *(peer.node for peer in seen.peers)]
+    return [node for node in dict.fromkeys(names) if node.startswith(incomplete)]
+
+
+Node = Annotated[str | None, typer.Option("--node", help="The node to act on.", autocompletion=complete_nodes)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON; with --follow, one object per line.")]
-Run = Annotated[str | None, typer.Option("--run", help="Run id. Default: the active run, or the newest.")]
 ReadOnly = Annotated[bool, typer.Option("--read-only", help="Watch only: send no commands.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for it to be applied.")]
 Set = Annotated[
@@ -98,12 +119,6 @@ def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
     """The file given by --config before or after the command."""
     found = config or ctx.find_root().params.get("config")
     return Path(found) if found is not None else None  # it may still be text there
-
-
-def address_of(ctx: typer.Context, connect: str | None, cluster: Path | None, run: str | None = None) -> str:
-    """Return the agent to connect to: the lead of `run`, or of the only active run. Raises UnreachableError if no agent
-    in the cluster answers, and InvalidInputError if several runs are active and none is named."""
-    return agent_call.find_lead(where(ctx, connect, cluster).addresses, run)
 
 
 class WholeSummaries(TyperGroup):

@@ -1,26 +1,36 @@
 """The subcommands over a run's record: `replay` shows it in the screens, `export` writes it as a table, `export-model`
-writes the run's model, `score` applies that model to rows. `simulate` makes the record of a run that nothing trained.
+writes the run's model, `mirror` copies it for other viewers, `score` applies its model to rows. `simulate` makes the
+record of a run that nothing trained.
 """
 
+import contextlib
 import shutil
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.security import received_names
 from trainctl.tui.cli import agent_call, output, run_lookup
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, RunArgument, address_of, subcommands, where
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands
 from trainctl.tui.cli.output import has_screen
+from trainctl.tui.cli.run_lookup import RunArgument
 from trainctl.tui.demo.stages import stage
+
+if TYPE_CHECKING:
+    from trainctl.tui.export.mirror.run_source import RunSource
 
 app = subcommands()
 Format = Literal["csv", "jsonl", "parquet"]
 ModelForm = Literal["peft", "mlx", "fused", "mlx-4bit"]
 Dtype = Literal["float32", "bfloat16"]
+MirrorTo = Literal["tensorboard", "wandb"]
+DEFAULT_PROJECT = "trainctl"
 What = Literal["steps", "ranks", "metrics", "evaluations", "samples", "events", "hosts"]
 
 
@@ -31,9 +41,11 @@ def replay(
     speed: Annotated[
         float, typer.Option(min=0.25, max=4096, help="Playback speed; 2 is twice as fast as the run.")
     ] = 8.0,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
 ) -> int:
     """Replay a run in the full screen, from its directory. You can play, pause and seek, but not send commands."""
-    directory = run_lookup.find_or_ask(ctx, run)
+    directory = run_lookup.find_or_ask(ctx, run, connect, cluster)
     if not has_screen():
         raise InvalidInputError(
             "terminal",
@@ -76,9 +88,8 @@ def export(
                 writer.write(rows)
                 count += len(rows)
         else:
-            count = agent_call.call(
-                address_of(ctx, connect, cluster, run), lambda client: _through(client, run, what, writer)
-            )
+            at = run_lookup.at_agent(ctx, connect, cluster, run)
+            count = agent_call.call(at.address, lambda client: _through(client, at.run or run, what, writer))
         writer.close()
     if output_file is not None:
         output.tell(f"{output_file}: {count:,} rows")
@@ -113,6 +124,8 @@ def export_model(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Don't compare the export's logits with the trained model's.")
     ] = False,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
     """Write a run's trained model for peft, mlx-lm, transformers or llama.cpp, from its checkpoints on this machine."""
@@ -120,7 +133,7 @@ def export_model(
 
     if step is not None and best:
         raise InvalidInputError("--best", "can't be combined with --step: give only one")
-    directory = run_lookup.find_or_ask(ctx, run)
+    directory = run_lookup.find_or_ask(ctx, run, connect, cluster)
     given = {"--to": to, "--step": step, "--output": output_folder, "--dtype": dtype}
     words = [f"{option}={value}" for option, value in given.items() if value is not None]
     words += [option for option, on in (("--best", best), ("--no-verify", no_verify)) if on]
@@ -128,6 +141,52 @@ def export_model(
     with seen:
         made = make([f"--run-directory={directory}", *words])
     return output.answer(description(made), json=json, **made)
+
+
+@app.command()
+def mirror(
+    ctx: typer.Context,
+    run: RunArgument,
+    to: Annotated[MirrorTo, typer.Option("--to", help="Viewer to write for; needs the extra with that name.")],
+    output_folder: Annotated[
+        Path,
+        typer.Option("--output", help="Output folder; each run gets its own subfolder.", show_default=True),
+    ] = Path("mirrors"),
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep copying until the run ends or Ctrl-C.")] = False,
+    project: Annotated[str | None, typer.Option(help=f"W&B project [{DEFAULT_PROJECT}].", show_default=False)] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="With wandb: write a folder and upload nothing.")] = False,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+) -> int:
+    """Copy a run to TensorBoard or W&B. Reads the run's directory, or asks an agent with --connect or if the run isn't
+    on this machine. The run isn't changed. Calling it again continues where it stopped."""
+    from trainctl.tui.export.mirror import session
+
+    if to != "wandb" and (project is not None or offline):
+        raise InvalidInputError(
+            "--project" if project is not None else "--offline", "applies only to --to wandb: remove it"
+        )
+    with _mirror_source(ctx, run, connect, cluster) as source:
+        folder = received_names.below(output_folder, source.run)
+        wanted = session.MirrorOptions(to, folder, follow, project or DEFAULT_PROJECT, offline, output.tell)
+        place = session.run(source, wanted)
+    output.tell(f"{folder}: mirrored to step {place.step:,}")
+    return 0
+
+
+@contextlib.contextmanager
+def _mirror_source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | None) -> Iterator["RunSource"]:
+    from trainctl.protocol.client.blocking import BlockingClient
+    from trainctl.tui.export.mirror.run_source import AgentSource, DirectorySource
+
+    directory = run_lookup.find_here(run) if connect is None and cluster is None else None
+    if directory is not None:
+        with contextlib.closing(DirectorySource(directory)) as source:
+            yield source
+        return
+    at = run_lookup.at_agent(ctx, connect, cluster, run)
+    with BlockingClient(at.address) as client:
+        yield AgentSource(client, at.run or run)
 
 
 @app.command()
@@ -185,7 +244,7 @@ def simulate(
 @app.command()
 def score(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run.")],
+    run: RunArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="JSONL file with rows as for training.")],
     step: Annotated[
         int | None, typer.Option(min=0, help="Step of the checkpoint [newest].", show_default=False)
@@ -229,13 +288,14 @@ def score(
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     given["use_generation_config"] = use_generation_config or None
     options = row_scores.answer_options(given, answers=answers)
-    rows, run_id = row_scores.read_file(file, prompts=answers), Path(run).name
+    rows = row_scores.read_file(file, prompts=answers)
+    at = run_lookup.at_agent(ctx, connect, cluster, Path(run).name)
+    run_id = at.run or run
     wanted = row_scores.Wanted(resume or row_scores.new_id(), run_id, step, best, chosen, options)
-    address = agent_call.find_lead(where(ctx, connect, cluster).addresses, run_id)
     shown = _Progress(f"score {wanted.work}: {rows.rows:,} rows of {file.name} with {run_id}")
     with destination(output_file) as stream, shown:
         failed = agent_call.call(
-            address, lambda client: row_scores.Scoring(client, rows, wanted, stream, shown.show).run()
+            at.address, lambda client: row_scores.Scoring(client, rows, wanted, stream, shown.show).run()
         )
     if failed:
         output.complain(row_scores.lacking(failed, rows.rows))

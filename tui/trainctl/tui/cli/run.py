@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -20,8 +21,20 @@ from trainctl.protocol.errors import Collected, InvalidInputError, NotCachedErro
 from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import CommandFailed, RunStateChanged
-from trainctl.tui.cli import agent_call, command_result, output
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
+from trainctl.tui.cli import agent_call, command_result, output, run_lookup
+from trainctl.tui.cli.options import (
+    ClusterFile,
+    Connect,
+    Json,
+    JsonLines,
+    Set,
+    Timeout,
+    complete_nodes,
+    subcommands,
+    subgroup,
+    where,
+)
+from trainctl.tui.cli.run_lookup import complete_runs
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.setup import (
     data_bench,
@@ -47,7 +60,13 @@ def run(
     file: Annotated[Path | None, typer.Argument(metavar="RUN.toml", show_default=False)] = None,
     set_: Set = None,
     resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Resume this run instead of starting a new one.")
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Resume this run instead of starting a new one.",
+            autocompletion=complete_runs,
+        ),
     ] = None,
     branch: Annotated[
         str | None,
@@ -55,10 +74,18 @@ def run(
             "--branch",
             metavar="RUN@STEP",
             help="Start a new run from this checkpoint of RUN, with RUN's own run file unless RUN.toml is given.",
+            autocompletion=complete_runs,
         ),
     ] = None,
     node: Annotated[
-        str | None, typer.Option("--node", metavar="NODE", show_default=False, help="The node that will lead the run.")
+        str | None,
+        typer.Option(
+            "--node",
+            metavar="NODE",
+            show_default=False,
+            help="The node that will lead the run.",
+            autocompletion=complete_nodes,
+        ),
     ] = None,
     old_lead_is_off: Annotated[
         bool,
@@ -75,6 +102,16 @@ def run(
             show_default=False,
             metavar="STEP",
             help="With --resume: continue from the checkpoint of this step, not from the newest. 0 starts over.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            min=1,
+            show_default=False,
+            metavar="N",
+            help="With --resume: train to this step, if no earlier step would have been different.",
         ),
     ] = None,
     follow: Annotated[
@@ -96,12 +133,14 @@ def run(
         raise InvalidInputError("--set", "a resumed run keeps its own run file: leave out --set")
     if resume is None and from_step is not None:
         raise InvalidInputError("--from-step", "only a run that is resumed has earlier steps: add --resume RUN")
+    if resume is None and steps is not None:
+        raise InvalidInputError("--steps", "only extends a run that is resumed: for a new one, --set run.steps=N")
     at = where(ctx, connect, cluster)
     overrides = arguments.pairs(set_ or [], "--set")
     with standard_input.copied(file, overrides, at.addresses[0], output.tell) as copy:
         settings = {**overrides, **(copy.overrides if copy else {})}
         settings = data_check.with_steps(file, settings) if file is not None else settings
-        chosen = _Chosen(file, settings, resume, branch, node, timeout, from_step)
+        chosen = _Chosen(file, settings, resume, branch, node, timeout, from_step, steps)
         code = _start(at, chosen, copy, old_lead_is_off=old_lead_is_off, follow=follow, json=json)
         if copy is not None and copy.begun and not follow:
             copy.wait()
@@ -118,12 +157,13 @@ class _Chosen(NamedTuple):
     node: str | None
     timeout: float
     from_step: int | None
+    steps: int | None
 
 
 def _start(
     at: targets.Where, chosen: _Chosen, copy: InputCopy | None, *, old_lead_is_off: bool, follow: bool, json: bool
 ) -> int:
-    file, overrides, resume, branch, node, timeout, from_step = chosen
+    file, overrides, resume, branch, node, timeout, from_step, steps = chosen
     args: dict[str, Any] = {} if resume is None else {"resume": arguments.check_text(resume, "--resume")}
     if branch is not None:
         args["branch"] = arguments.check_text(branch, "--branch")
@@ -134,10 +174,13 @@ def _start(
         args["overrides"] = overrides
     args |= {"old_lead_is_off": True} if old_lead_is_off else {}
     args |= {"from_step": from_step} if from_step is not None else {}
+    args |= {"steps": steps} if steps is not None else {}
     order = command.make_order("start-run", args, node=node, ttl_seconds=min(86400.0, max(60.0, timeout)))
     if not json:
         start_agent.offer(at, output.tell)
     with command_result.told(order, json=json):
+        args = run_lookup.with_ids(at.addresses, args)
+        order, resume = replace(order, args=args), args.get("resume")
         address = _asked(at, args, node)
         before = agent_call.call(address, lambda client: _as_it_was(client, resume)) if follow and resume else None
         begins = follow or copy is not None  # its first step may be far off

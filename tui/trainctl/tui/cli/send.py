@@ -3,19 +3,22 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import ExpiredError, RefusedError, TrainctlError
+from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages.events import ProfileFailed
 from trainctl.protocol.messages.verbs import MAX_PROFILE_STEPS, VERBS
-from trainctl.tui.cli import agent_call, command_result, output
+from trainctl.tui.cli import agent_call, command_result, output, run_lookup
 from trainctl.tui.cli.help_topics import VerbCommand
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, Node, Timeout, complete_nodes, subcommands, where
+from trainctl.tui.cli.run_lookup import Run, RunAtAgent
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.state.rank_speed import live_ranks
 
@@ -25,13 +28,21 @@ if TYPE_CHECKING:
 app = subcommands()
 
 
+UNDO = "undo"
+"""Stands for the command that undoes the newest change of a run."""
+
+
 def _verbs(incomplete: str) -> list[tuple[str, str]]:
-    return [(verb.name, verb.summary) for verb in VERBS.values() if verb.name.startswith(incomplete)]
+    verbs = [*((verb.name, verb.summary) for verb in VERBS.values()), (UNDO, "undo the run's newest change")]
+    return [(name, summary) for name, summary in verbs if name.startswith(incomplete)]
 
 
 def _words(ctx: typer.Context, incomplete: str) -> list[str]:
     """What may follow, for the shell."""
     given = [ctx.params["verb"], *(ctx.params.get("words") or ())]
+    if given[0] == "rebalance" and "=" not in incomplete:
+        shares = [f"{node}=" for node in complete_nodes(ctx, incomplete)]
+        return [*shares, *arguments.next_words(given, incomplete)]
     if given[-1] == "=":  # bash makes three words of `name=value`
         return [word.partition("=")[2] for word in arguments.next_words(given[:-2], f"{given[-2]}={incomplete}")]
     return arguments.next_words(given, incomplete)
@@ -39,7 +50,8 @@ def _words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @app.command(
     cls=VerbCommand,
-    help=f"Send a command, such as trainctl send {arguments.EXAMPLE}. VERB --help shows its arguments and an example.",
+    help=f"Send a command, such as trainctl send {arguments.EXAMPLE}. VERB --help shows its arguments and an example. "
+    "trainctl send undo undoes the run's newest change.",
     epilog=arguments.verbs_summary(),
 )
 def send(
@@ -48,7 +60,7 @@ def send(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, autocompletion=_words)
     ] = None,
-    node: Annotated[str | None, typer.Option("--node", help="The node to act on.")] = None,
+    node: Node = None,
     run: Run = None,
     id_: Annotated[
         str | None,
@@ -72,21 +84,51 @@ def send(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    args = arguments.verb_args(verb, words or [], local=False)  # a bad argument is an error with or without an agent
-    at = where(ctx, connect, cluster)
-    if targets.is_local(at.addresses[0]):
-        args = arguments.verb_args(verb, words or [], local=True)
     for name, text in (("--node", node), ("--run", run)):
         arguments.check_text(text or "", name)
-    order = command.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
+    options: dict[str, Any] = {"id": id_, "node": node, "if_plan": if_plan, "ttl_seconds": ttl}
+    if verb == UNDO:
+        if words or node is not None or id_ is not None:
+            problem = "takes no arguments, no --node and no --id: it undoes the run's newest change"
+            raise InvalidInputError(UNDO, problem)
+        at = run_lookup.at_agent(ctx, connect, cluster, run)
+        order = agent_call.call(at.address, lambda client: _undoing(client, at.run, options), lead=True)
+        return _send((at.address,), order, wait, timeout, json=json)
+    args = arguments.verb_args(verb, words or [], local=False)  # a bad argument is an error with or without an agent
+    addresses = where(ctx, connect, cluster).addresses
+    if targets.is_local(addresses[0]):
+        args = arguments.verb_args(verb, words or [], local=True)
+    order = command.make_order(verb, args, run=run, **options)
+    return _send(addresses, order, wait, timeout, json=json)
+
+
+async def _undoing(client: "Client", run: str | None, options: dict[str, Any]) -> command.Order:
+    """Return the command that undoes a run's newest change. Raises RefusedError."""
+    from trainctl.tui.commands import undo, verb_registry
+
+    seen = await client.snapshot(0, run)
+    inverses = undo.newest(seen.run, seen.events, most=1)
+    if not inverses or seen.run is None:
+        raise RefusedError("undo: no change of this run can be undone now; trainctl events lists its changes")
+    output.tell("; ".join((inverses[0].says, *inverses[0].remarks)))
+    order = inverses[0].order
+    is_against = verb_registry.of(order.verb).against_plan and options["if_plan"] is None
+    plan = seen.run.plan_version if is_against else options["if_plan"]
+    named = {**options, "node": order.node, "if_plan": plan, "undoes": order.undoes}
+    return command.make_order(order.verb, dict(order.args), run=seen.run.run, **named)
+
+
+def _send(addresses: Sequence[str], order: command.Order, wait: command.Wait, timeout: float, *, json: bool) -> int:
     with command_result.told(order, json=json):
-        lead = agent_call.find_lead(at.addresses, run)
+        named = run_lookup.with_ids(addresses, order.args) if order.verb == "start-run" else order.args
+        order = replace(order, args=named, run=run_lookup.id_at(addresses, order.run))
+        lead = agent_call.find_lead(addresses, order.run)
         reply = command_result.send(lead, order, wait, timeout)
     if wait == "none":
         # Nobody has answered: there is no state.
         fields = {**command_result.fields(order, reply), "state": None}
         return output.answer(f"{order.verb} sent without waiting; id {reply.id}", json=json, **fields)
-    more = _perplexity(lead, reply) if verb == "evaluate" and reply.after and not json else ""
+    more = _perplexity(lead, reply) if order.verb == "evaluate" and reply.after and not json else ""
     return command_result.finish(order, reply, json=json, code=command.exit_code(reply), more=more)
 
 
@@ -107,12 +149,13 @@ PROFILE_POLL_SECONDS = 0.5
 @app.command()
 def profile(
     ctx: typer.Context,
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="A run id. Default: the active run, or the newest.")
-    ] = None,
+    run: RunAtAgent = None,
     steps: Annotated[int, typer.Option("--steps", min=1, max=MAX_PROFILE_STEPS, help="Steps to profile.")] = 3,
     node: Annotated[
-        list[str] | None, typer.Option("--node", help="A node to profile; repeatable. Default: all nodes.")
+        list[str] | None,
+        typer.Option(
+            "--node", help="A node to profile; repeatable. Default: all nodes.", autocompletion=complete_nodes
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Copy the traces to this folder.", show_default=False)
@@ -130,11 +173,12 @@ def profile(
     at = where(ctx, connect, cluster)
     for text in (run, *(node or ())):
         arguments.check_text(text or "", "RUN" if text == run else "--node")
-    lead = agent_call.find_lead(at.addresses, run)
-    order = command.make_order("profile", {"steps": steps, "nodes": node or []}, run=run)
+    run_id = run_lookup.id_at(at.addresses, run)
+    lead = agent_call.find_lead(at.addresses, run_id)
+    order = command.make_order("profile", {"steps": steps, "nodes": node or []}, run=run_id)
     with command_result.told(order, json=json):
         events = (
-            agent_call.call(lead, lambda client: client.traces(run), lead=run is None)
+            agent_call.call(lead, lambda client: client.traces(run_id), lead=run is None)
             if last
             else _record(lead, order, timeout, json=json)
         )
@@ -196,12 +240,15 @@ def _show_profile(lead: str, events: m.Traces, out: Path | None, *, json: bool) 
 @app.command()
 def promote(
     ctx: typer.Context,
-    node: Annotated[str, typer.Argument(metavar="NODE", show_default=False, help="The new lead.")],
+    node: Annotated[
+        str,
+        typer.Argument(metavar="NODE", show_default=False, help="The new lead.", autocompletion=complete_nodes),
+    ],
+    run: RunAtAgent = None,
     old_lead_is_off: Annotated[
         bool,
         typer.Option("--old-lead-is-off", help="Skip the vote. Use it only if the old lead is powered off."),
     ] = False,
-    run: Run = None,
     timeout: Timeout = 60.0,
     connect: Connect = None,
     cluster: ClusterFile = None,
@@ -209,10 +256,11 @@ def promote(
 ) -> int:
     """Make another node the lead. The old lead hands over the run; if it is gone, a majority of nodes votes."""
     at = where(ctx, connect, cluster)
-    for name, text in (("NODE", node), ("--run", run)):
+    for name, text in (("NODE", node), ("RUN", run)):
         arguments.check_text(text or "", name)
-    order = command.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node, run=run)
+    order = command.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node)
     with command_result.told(order, json=json):
+        order = replace(order, run=run_lookup.id_at(at.addresses, run))
         reply = command_result.send(_own_agent(at, node), order, "applied", timeout)
     return command_result.finish(order, reply, json=json, code=command.exit_code(reply))
 

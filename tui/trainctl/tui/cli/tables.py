@@ -42,14 +42,20 @@ def date_and_time(at: float) -> str:
 def runs_table(runs: Sequence[m.RunSummary]) -> str:
     """The output of `trainctl ls`."""
     rows = [
-        (run.run, f"{run.state}{'?' if run.stale else ''}{' SIMULATED' if run.simulated else ''}",
+        (_titled(run), f"{run.state}{'?' if run.stale else ''}{' SIMULATED' if run.simulated else ''}",
          f"{run.step:,}/{fmt.count(run.steps)}",
          fmt.count(run.global_batch), fmt.loss(run.last_loss), _spent(run),
-         run.lead or fmt.NA, date_and_time(run.started_at), run.directory)
+         fmt.space(run.size_bytes), run.lead or fmt.NA, date_and_time(run.started_at), run.directory)
         for run in runs
     ]  # fmt: skip
-    header = ("RUN", "STATE", "STEP", "BATCH", LAST_LOSS.label.upper(), "COST", "LEAD", "STARTED", "DIRECTORY")
-    return table(header, rows, right=("STEP", "BATCH", LAST_LOSS.label.upper(), "COST"))
+    header = ("RUN", "STATE", "STEP", "BATCH", LAST_LOSS.label.upper(), "COST", "SPACE", "LEAD", "STARTED", "DIRECTORY")
+    return table(header, rows, right=("STEP", "BATCH", LAST_LOSS.label.upper(), "COST", "SPACE"))
+
+
+
+def _titled(run: m.RunSummary) -> str:
+    """Return the run's id, with its name if that isn't how the id begins."""
+    return run.run if run.run.startswith(run.name) else f"{run.run} ({run.name})"
 
 
 def _spent(run: m.RunSummary) -> str:
@@ -217,6 +223,51 @@ def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global
     rows = [_rank_row(rank, newest.get(rank.rank), waited.get(rank.rank), global_batch) for rank in ranks]
     header = ("RANK", "NODE", "STATE", "SHARE", "PART", "MICRO", "OWN T/S", "STEP", "WAIT", "MEM GB", "BACKEND", "WHY")
     return table(header, rows, right="RANK SHARE PART MICRO STEP WAIT")
+
+
+def devices_table(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading]) -> str:
+    """Format what each rank computes on and by, or what GPUs the machines have where there is no run."""
+    machines = {host.node: host for host in (*hosts.values(), *_own_host(snapshot))}
+    if snapshot.run is None:
+        rows = [(node, fmt.NA, _gpu_names(host) or "none") for node, host in machines.items()]
+        return table(("NODE", "GPU USED", "GPU"), rows)
+    ranks = [_device_row(rank, machines.get(rank.node)) for rank in snapshot.run.ranks]
+    return table(("NODE", "GPU USED", "DEVICE", "LIBRARY", "ATTENTION", "PRECISION", "COMPILER"), ranks)
+
+
+def _device_row(rank: m.RankView, host: m.HostReading | None) -> tuple[str, ...]:
+    compute = rank.compute
+    versions = dict(compute.versions) if compute is not None else {}
+    device, library = rank.device or "", rank.backend or ""
+    head = rank.node, _gpu_used(device, versions, host), device or fmt.NA
+    if compute is None:
+        return (*head, library or fmt.NA, fmt.NA, fmt.NA, fmt.NA)
+    tf32 = ", TF32" if compute.tf32 and compute.dtype == "float32" else ""
+    weights = f", weights {compute.weights}" if compute.weights not in ("", compute.dtype) else ""
+    precision = f"{compute.dtype}{tf32}{weights}"
+    return (
+        *head,
+        f"{library} {versions.get(library, '')}".rstrip(),
+        compute.attention or fmt.NA,
+        precision,
+        compute.compile,
+    )
+
+
+def _gpu_used(device: str, versions: Mapping[str, str], host: m.HostReading | None) -> str:
+    """Return whether a rank's device is a GPU, and the one that it leaves idle if it is none."""
+    if not device:
+        return fmt.NA
+    if device.startswith("cuda") or (device.startswith("gpu") and "cuda" in versions):
+        return "yes (CUDA)"
+    if not device.startswith("cpu"):
+        return "yes (Metal)"
+    names = _gpu_names(host)
+    return f"no: {names} is idle" if names else "no: none here"
+
+
+def _gpu_names(host: m.HostReading | None) -> str:
+    return ", ".join(dict.fromkeys(gpu.name for gpu in host.gpus)) if host is not None else ""
 
 
 def step_line(step: m.StepCommitted, run: m.RunView | None = None) -> str:

@@ -3,6 +3,8 @@ to sample prompts are shown as they come."""
 
 import asyncio
 import contextlib
+import select
+import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.protocol.wire.attachment import Connection
-from trainctl.tui.cli import broken_pipe, output, tables
+from trainctl.tui.cli import output, tables
 from trainctl.tui.state import event_text
 from trainctl.tui.state.lead_client import ATTEND_SECONDS, LeadClients, conducting
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
     from trainctl.protocol.client.cluster import Item
 
+READER_SECONDS = 0.5
+"""Time between looks at whether standard output has a reader."""
+GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 STEPS_PAGE = 500
 EVENTS_PAGE = 200
 
@@ -165,7 +170,7 @@ async def missed(client: "Client", place: RunCursor) -> list[Line]:
 async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **options: Any) -> m.RunView | None:
     """Print what `keep` keeps of `lines(**options)`; the run's last known state when it ends."""
     view: m.RunView | None = None
-    async with attending(client), broken_pipe.reader_watched():
+    async with attending(client), reader_watched():
         with output.read_to_its_end():
             async for item in lines(client, everywhere=True, **options):
                 if isinstance(item, m.RunView):
@@ -250,3 +255,43 @@ def _show_connection(item: Connection | Restarted, *, json: bool) -> None:
             output.tell("agent restarted; the lines that it recorded in the meantime follow")
         case "connecting" | "connected":
             pass
+
+
+# ---------------------------------------------------------------- the reader of standard output
+
+
+@contextlib.asynccontextmanager
+async def reader_watched() -> AsyncIterator[None]:
+    """Raises BrokenPipeError from the block once nobody can read standard output any more."""
+    task, descriptor = asyncio.current_task(), _descriptor()
+    assert task is not None
+    if descriptor is None:
+        yield
+        return
+    watch = asyncio.create_task(_until_gone(descriptor), name="trainctl-reader")
+    watch.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if watch.done() and task.uncancel() == 0:
+            raise BrokenPipeError from None
+        raise
+    finally:
+        watch.cancel()
+
+
+async def _until_gone(descriptor: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    while True:
+        if any(state & GONE for _, state in poll.poll(0)):
+            return
+        await asyncio.sleep(READER_SECONDS)
+
+
+def _descriptor() -> int | None:
+    """Of standard output, or None where it is no file of the system's."""
+    try:
+        return sys.stdout.fileno()
+    except (OSError, ValueError):
+        return None

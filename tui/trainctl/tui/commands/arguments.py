@@ -21,7 +21,7 @@ def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]
     `config=@FILE` reads a run file; with `local` (the agent is on this machine) its model and data must be there too.
     Raises InvalidInputError naming the verb or the argument.
     """
-    given = pairs(words, verb)
+    given = pairs(with_first_name(verb, words), verb)
     if verb != "start-run" or "config" not in given:
         return verbs.parse_args(verb, given)
     text = given.pop("config")
@@ -69,6 +69,15 @@ def completed(text: str) -> str | None:
         more = next_words([first], "")
         first = f"{first} {more[0]}" if more else first
     return text.removesuffix(begun) + first + (" " if first.endswith("--node") else "")
+
+
+def with_first_name(verb: str, words: Sequence[str]) -> list[str]:
+    """Return the words of a command with the name of the verb's first argument, which may be left out. Raises
+    InvalidInputError for an unknown verb."""
+    first = verbs.entry_of(verb).first
+    if not first or not words or "=" in words[0]:
+        return [*words]
+    return [f"{first}={words[0]}", *words[1:]]
 
 
 def pairs(words: Sequence[str], where: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ def parse(text: str) -> Order:
             options[name] = value if found else rest.pop(0)
             continue
         arguments_typed.append(word)
-    args = verbs.parse_args(verb, arguments.pairs(arguments_typed, verb))
+    args = verbs.parse_args(verb, arguments.pairs(arguments.with_first_name(verb, arguments_typed), verb))
     verbs.check(verb, args, options.get("node"))
     plan = options.get("if-plan")
     if plan is not None and not plan.isdecimal():

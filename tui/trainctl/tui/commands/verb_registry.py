@@ -15,7 +15,7 @@ def descriptions() -> Mapping[str, VerbDescription]:
     """By verb, in the order in which the protocol has them."""
     names = [module.name for module in pkgutil.iter_modules(verbs.__path__)]
     modules = [importlib.import_module(f"{verbs.__name__}.{name}") for name in names]
-    found: dict[str, VerbDescription] = {module.DESCRIPTION.name: module.DESCRIPTION for module in modules}
+    found: dict[str, VerbDescription] = {each.name: each for module in modules for each in module.DESCRIPTIONS}
     return {name: found[name] for name in VERBS}
 
 

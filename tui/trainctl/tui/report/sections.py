@@ -30,10 +30,10 @@ LEAST_SECONDS: Final = 0.001
 """A fault that kept the run from training for less has cost no time."""
 
 
-def page(facts: RunFacts) -> ReportPage:
-    """All sections that have something to say."""
-    made = ((title, tuple(blocks(facts))) for title, blocks in _SECTIONS.items())
-    return ReportPage(f"Report of run {facts.run}", tuple(ReportSection(*one) for one in made if one[1]))
+def page(facts: RunFacts, *more: ReportSection) -> ReportPage:
+    """Return all sections that have something to say, and then these."""
+    filled = (ReportSection(title, tuple(blocks(facts))) for title, blocks in _SECTIONS.items())
+    return ReportPage(f"Report of run {facts.run}", (*(section for section in filled if section.blocks), *more))
 
 
 def when(at: float | None) -> str:

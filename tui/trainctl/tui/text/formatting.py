@@ -97,6 +97,16 @@ def gigabytes(value: float | None) -> str:
     return f"{size:.0f}" if size >= 9.95 else f"{size:.1f}" if size >= 0.995 else f"{size:.2f}"
 
 
+def space(value: float | None) -> str:
+    """Format a number of bytes on a disk: 4.2 GB, 310 MB, 12 kB."""
+    if value is None:
+        return NA
+    for size, unit in ((1e9, "GB"), (1e6, "MB")):
+        if value >= size:
+            return f"{value / size:,.{1 if value < 10 * size else 0}f} {unit}"
+    return f"{value / 1e3:.0f} kB"
+
+
 def used_of(used: float | None, cap: float | None) -> str:
     """Memory as used/cap in GB; one unknown half is left out, both unknown are n/a."""
     if used is None:

@@ -1,1 +1,1 @@
-"""One file per verb, with its dialog, preview, precheck, undo and key. Pure; new files are found automatically."""
+"""Verbs by what they act on, each with its dialog, preview, precheck, undo and key. Pure."""

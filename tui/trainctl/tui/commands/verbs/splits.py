@@ -1,21 +1,83 @@
-"""`resize-batch`: a node's micro-batch."""
+"""Verbs that divide a batch, and never change the loss: shares, and micro-batches. Pure."""
 
 import math
 from collections.abc import Sequence
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.messages.events import MicroBatchChanged
+from trainctl.protocol.messages.events import MicroBatchChanged, SharesChanged
 from trainctl.tui.commands import predictions, shares
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription, VerbKey
-from trainctl.tui.commands.verb_parts import few, joined, no_node
+from trainctl.tui.commands.verb_parts import few, joined, micros_changed, moved, no_node, outcome
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean
 
 
-def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
+def _rebalance_blocked(state: ViewState, fields: Sequence[FormField]) -> str:
+    alone = len(live_ranks(state.run)) < 2
+    return "one rank takes the whole batch: nothing to split" if alone else ""
+
+
+def _rebalance_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+    try:
+        shares.meant(shares.seats_of(state), order.args)
+    except ValueError as error:
+        return clean(str(error))
+    return ""
+
+
+def _rebalance_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+    seats = shares.seats_of(state)
+    if not order.args.get("auto"):
+        return moved(seats, seats, shares.resolve(seats, order.args["shares"]), glyphs)
+    found = shares.fastest(seats)
+    if found is None:
+        return "own rates aren't measured yet; the agent decides"
+    after = shares.with_micros(seats, found.micros)
+    micros = micros_changed(seats, after, found.shares, glyphs)
+    if micros and found.shares == tuple(seat.share for seat in seats):
+        return joined(micros, *outcome(seats, after, found.shares, glyphs), "curve unchanged")
+    return joined(micros, moved(seats, after, found.shares, glyphs))
+
+
+def _rebalance_undo(event: m.Event, run: m.RunView) -> Order:
+    had = event.data.before if isinstance(event.data, SharesChanged) else {}
+    before = {node: share for node, share in had.items() if share}
+    now: dict[str, int] = {}
+    for view in live_ranks(run):
+        now[view.node] = now.get(view.node, 0) + (view.share or 0)
+    gone, come = before.keys() - now.keys(), now.keys() - before.keys()
+    if not before:
+        raise NoInverse("the previous shares aren't known")
+    if gone or come:
+        who = ", ".join(sorted(gone or come))
+        raise NoInverse(f"{who} {'is not in the group now' if gone else 'had no share then'}: rebalance again instead")
+    if sum(before.values()) != run.global_batch:
+        was = f"{sum(before.values())} {run.sample_unit}"
+        raise NoInverse(f"they were shares of {was}, but the batch now has {run.global_batch}")
+    if before == now:
+        raise NoInverse("the shares are already restored")
+    return Order("rebalance", {"shares": before})
+
+
+REBALANCE = VerbDescription(
+    "rebalance",
+    title="split the global batch",
+    changes="the samples each node takes (speed only)",
+    keeps="loss, global batch, learning rate, micro-batches unless auto",
+    blocked=_rebalance_blocked,
+    refused=_rebalance_refused,
+    preview=_rebalance_preview,
+    undo=_rebalance_undo,
+    against_plan=True,
+    dialog="split",
+    key=VerbKey("s", "split", "samples per node", 20),
+)
+
+
+def _resize_batch_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     views = list(live_ranks(state.run))
     view = next((item for item in views if item.rank == rank), views[0] if views else None)
     nodes = tuple(dict.fromkeys(item.node for item in views))
@@ -25,12 +87,12 @@ def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     )
 
 
-def _views(order: Order, run: m.RunView) -> list[m.RankView]:
+def _resize_batch_views(order: Order, run: m.RunView) -> list[m.RankView]:
     return [view for view in live_ranks(run) if order.node in (None, view.node)]
 
 
-def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
-    views = _views(order, run)
+def _resize_batch_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+    views = _resize_batch_views(order, run)
     out = next((view for view in run.ranks if order.node in (None, view.node)), None)
     if out is None:
         return no_node(order, run)
@@ -41,15 +103,15 @@ def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
     return f"{micro} is more than {clean(over.node)}'s share of {over.share} {run.sample_unit}" if over else ""
 
 
-def _changes_nothing(order: Order, run: m.RunView) -> bool:
-    views = _views(order, run)
+def _resize_batch_changes_nothing(order: Order, run: m.RunView) -> bool:
+    views = _resize_batch_views(order, run)
     return bool(views) and all(view.micro_batch == order.args.get("micro") for view in views)
 
 
 # ---------------------------------------------------------------- what it would do
 
 
-def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _resize_batch_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
     micro = int(order.args["micro"])
     seats = shares.seats_of(state)
     if not seats:
@@ -57,7 +119,7 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
     parts = []
     for seat in seats:
         if order.node in (None, seat.node):
-            old, new = (_passes(seat.share, size, glyphs) for size in (seat.micro_batch, micro))
+            old, new = (_resize_batch_passes(seat.share, size, glyphs) for size in (seat.micro_batch, micro))
             parts.append(
                 f"{clean(seat.node)} {old} {glyphs.arrow} {new}" if old != new else f"{clean(seat.node)} stays {old}"
             )
@@ -66,15 +128,15 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
         min(seat.share, size) == min(seat.share, seat.micro_batch) for seat, size in zip(seats, micros, strict=True)
     ):
         return f"{few(parts)}; curve unchanged"
-    return joined(few(parts), *_resized(state, seats, micros, glyphs), "curve unchanged")
+    return joined(few(parts), *_resize_batch_resized(state, seats, micros, glyphs), "curve unchanged")
 
 
-def _passes(share: int, micro: int, glyphs: Glyphs) -> str:
+def _resize_batch_passes(share: int, micro: int, glyphs: Glyphs) -> str:
     micro = max(min(micro, share), 1)
     return f"{micro}{glyphs.times}{math.ceil(share / micro)}"
 
 
-def _resized(
+def _resize_batch_resized(
     state: ViewState, seats: Sequence[shares.Seat], micros: Sequence[int], glyphs: Glyphs
 ) -> tuple[str, str, str]:
     """The step, the memory of the one node that changes, and whether all of it fits."""
@@ -95,7 +157,7 @@ def _resized(
 # ---------------------------------------------------------------- undo
 
 
-def _undo(event: m.Event, run: m.RunView) -> Order:
+def _resize_batch_undo(event: m.Event, run: m.RunView) -> Order:
     if event.kind != "command":
         raise NoInverse("the node ran out of memory at that size; choose a different one with resize-batch")
     if not isinstance(event.data, MicroBatchChanged):
@@ -108,14 +170,14 @@ def _undo(event: m.Event, run: m.RunView) -> Order:
     if len(before) == 1:
         node, size = next(iter(before.items()))
         known = node or (live[0] if len(set(live)) == 1 else None)
-        return Order(DESCRIPTION.name, {"micro": size}, _taking_part(known, live))
+        return Order(RESIZE_BATCH.name, {"micro": size}, _resize_batch_taking_part(known, live))
     if len(set(before.values())) > 1 or set(before) != set(live):
         each = ", ".join(f"{name} {size}" for name, size in before.items())
         raise NoInverse(f"it takes several commands to restore the nodes' sizes: {each}")
-    return Order(DESCRIPTION.name, {"micro": next(iter(before.values()))})
+    return Order(RESIZE_BATCH.name, {"micro": next(iter(before.values()))})
 
 
-def _taking_part(node: str | None, live: Sequence[str]) -> str:
+def _resize_batch_taking_part(node: str | None, live: Sequence[str]) -> str:
     if node is None:
         raise NoInverse("the record doesn't name its node")
     if node not in live:
@@ -123,16 +185,18 @@ def _taking_part(node: str | None, live: Sequence[str]) -> str:
     return node
 
 
-DESCRIPTION = VerbDescription(
+RESIZE_BATCH = VerbDescription(
     "resize-batch",
     title="resize micro-batch",
     changes="samples per forward/backward pass (speed and memory)",
     keeps="loss, global batch, learning rate",
-    fields=_fields,
-    refused=_refused,
-    preview=_preview,
-    changes_nothing=_changes_nothing,
-    undo=_undo,
+    fields=_resize_batch_fields,
+    refused=_resize_batch_refused,
+    preview=_resize_batch_preview,
+    changes_nothing=_resize_batch_changes_nothing,
+    undo=_resize_batch_undo,
     against_plan=True,
     key=VerbKey("b", "batch", "a node's micro-batch", 10),
 )
+
+DESCRIPTIONS = (REBALANCE, RESIZE_BATCH)
