@@ -354,7 +354,7 @@ def load_trainer(
     _warn_of_fit(config, where)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     model_files = file_digests.model_digests(Path(config.model.path))
-    if is_new and control.preflight is None and _wants_preflight(config, paths, who.rank):
+    if is_new and _wants_preflight(config, paths, who.rank):
         look = _ended_by(status, control)
         control.take_preflight(preflight.preflight(who, config, backend, dataset, model_files, look))
     if wants_reference(config):
@@ -367,9 +367,9 @@ def load_trainer(
 
 
 def _wants_preflight(config: run_tables.RunFile, paths: RunPaths, rank: int) -> bool:
-    """Return whether ranks of a new group may have something long to do before they are ready, this one or others."""
+    """Return whether ranks of a new group have something long to do before they are ready, this one or others."""
     is_new = len(config.nodes) > 1 and not paths.rank_record(rank).exists() and not run_file.grows(config)
-    return is_new and (config.calibration.at_start == "missing" or wants_reference(config))
+    return is_new and wants_reference(config)
 
 
 def _warn_of_fit(config: run_tables.RunFile, where: str) -> None:

@@ -186,8 +186,8 @@ class EvaluateTable(_Table, frozen=True):
 
 
 class CalibrationTable(_Table, frozen=True):
-    at_start: Literal["missing", "never"] = "missing"  # missing: before its first step where no profile fits
-    seconds: Annotated[float, Meta(ge=5, le=900)] = 60.0  # less or more shortens or lengthens its passes and steps
+    at_start: Literal["missing", "never"] = "never"  # of 0.2.0; no effect: runs begin at once
+    seconds: Annotated[float, Meta(ge=5, le=900)] = 60.0  # time of `trainctl calibrate` on a node, from loading on
 
 
 class SamplesTable(_Table, frozen=True):
@@ -205,7 +205,7 @@ class SamplesTable(_Table, frozen=True):
 
 class NodeTable(_Table, frozen=True):
     share: PositiveInt | None = None  # samples of the global batch; None: what others leave
-    micro: PositiveInt | Literal["auto"] | None = None  # auto: the fastest by the node's profile
+    micro: PositiveInt | Literal["auto"] | None = None  # auto: the fastest by the node's profile or first steps
     backend: Literal["auto", "torch", "mlx"] = "auto"
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu|mps|cuda(:\d+)?)$")] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: all cores, or a part of them if nodes share a machine

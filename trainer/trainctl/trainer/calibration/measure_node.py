@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ from trainctl.protocol.calibration.profile import DiskRate, Pass
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.machine import disk_speed, file_digests
+from trainctl.protocol.machine import disk_speed
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.backends.import_library import import_library
 from trainctl.trainer.backends.load import load
@@ -37,7 +36,6 @@ from trainctl.trainer.calibration.findings import (
     Line,
     OutOfMemory,
     Part,
-    Preflighted,
     Said,
     Trying,
     Waits,
@@ -49,8 +47,6 @@ from trainctl.trainer.calibration.step_runner import StepRunner, give_back_memor
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.dataset import open_dataset
-from trainctl.trainer.step import preflight
-from trainctl.trainer.step.executor import Identity
 
 LEAST_SWEPT: Final = 64
 """Micro-batch up to which the sweep goes at least, even if the global batch is smaller: it may grow."""
@@ -65,20 +61,14 @@ class _Measuring:
     """One process's work: parts in order, each reported before it begins."""
 
     def __init__(
-        self, config: RunFile, node: str, caches: Path, known: Findings, stages: Stages, where: str, folder: Path,
-        group: Identity | None,
-    ) -> None:  # fmt: skip
-        """Loads data and model. `group`: a rank that owes a preflight. Raises TrainctlError."""
+        self, config: RunFile, node: str, caches: Path, known: Findings, stages: Stages, where: str, folder: Path
+    ) -> None:
+        """Load data and model. Raises TrainctlError."""
         self._config, self._node, self._caches, self._found, self._stages = config, node, caches, known, stages
         self._trying: Trying = Trying()
         _tell(self._trying)
         self._dataset = open_dataset(config, caches, where)
         self._backend = load(config, config.nodes.get(node, NodeTable()), where)
-        if group is not None:
-            files = file_digests.model_digests(Path(config.model.path))
-            alive = partial(_tell, Said("comparing the model with the other ranks'"))
-            made = preflight.preflight(group, config, self._backend, self._dataset, files, alive)
-            _tell(Preflighted(msgspec.msgpack.encode(made)))
         self._runner = StepRunner(config, node, self._backend, self._dataset, folder)
         self._found = msgspec.structs.replace(
             known, backend=self._backend.name, device=self._backend.device,
@@ -219,7 +209,6 @@ def main() -> int:
     parser.add_argument("run_file", type=Path)
     parser.add_argument("--node", default="")
     parser.add_argument("--caches", type=Path, required=True)
-    parser.add_argument("--preflight", nargs=2, metavar=("RUN", "RANK"))
     given: Any = parser.parse_args()
     set_title("calibration", given.node)
     _first_to_go()
@@ -231,12 +220,7 @@ def main() -> int:
         config = run_file.on_this_machine(run_file.read(given.run_file), given.node)
         import_library(config, given.node, str(given.run_file))
         with tempfile.TemporaryDirectory(prefix="trainctl-calibration-") as folder:
-            group = (
-                None if given.preflight is None else Identity(given.preflight[0], given.node, int(given.preflight[1]))
-            )
-            measuring = _Measuring(
-                config, given.node, given.caches, known, stages, str(given.run_file), Path(folder), group
-            )  # fmt: skip
+            measuring = _Measuring(config, given.node, given.caches, known, stages, str(given.run_file), Path(folder))
             try:
                 measuring.run()
             finally:

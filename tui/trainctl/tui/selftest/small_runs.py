@@ -28,7 +28,6 @@ def run_tables(
         "batch": {"global": SAMPLES, "micro": 4},
         "optimizer": {"learning_rate": 1e-3, "schedule": "constant", "warmup_steps": 0, "clip_norm": 1.0},
         "checkpoint": {"every_steps": checkpoint_every, "keep_last": 100, "at_end": False},
-        "calibration": {"at_start": "never"},
         "policy": {"rebalance": {"mode": "off"}},
         "nodes": {name: {"threads": 1, **table} for name, table in nodes.items()},
     }
