@@ -183,6 +183,7 @@ class CheckpointTable(_Table, frozen=True):
 
 class EvaluateTable(_Table, frozen=True):
     every_steps: NonNegativeInt = 0  # 0: only when asked
+    at_start: bool = False  # also before step 1 of a new run, to compare with
 
 
 class CalibrationTable(_Table, frozen=True):
@@ -195,6 +196,7 @@ class SamplesTable(_Table, frozen=True):
 
     prompts: Annotated[tuple[Prompt, ...], Meta(max_length=16)] = ()  # texts to continue, or lists of messages
     every_steps: NonNegativeInt = 0  # 0: only when asked
+    at_start: bool = False  # also before step 1 of a new run, to compare with
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_ANSWER_TOKENS)] = 128  # tokens an answer has at most
     temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0  # 0: always the likeliest token
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # draws from the likeliest tokens of this total probability
