@@ -178,12 +178,14 @@ async def _sent_and_told(client: Any, order: command.Order, seconds: float) -> m
         await asyncio.gather(telling, return_exceptions=True)
 
 
-async def _tell_of_start(client: Any) -> None:
+async def _tell_of_start(client: Any, name: str | None = None) -> None:
     told: dict[str, str] = {}
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        run = (await client.snapshot(0)).run
-        for rank in run.ranks if run is not None and run.step == 0 else ():
+        run = (await client.snapshot(0, name)).run
+        if run is not None and run.step > 0:
+            return
+        for rank in run.ranks if run is not None else ():
             if rank.state == "starting" and rank.why and told.get(rank.node) != rank.why:
                 told[rank.node] = rank.why
                 output.tell(f"{rank.node}: {rank.why}")
@@ -378,7 +380,15 @@ async def _followed(client: Any, run: str, before: m.Snapshot | None, *, json: b
     def keep(item: watch.Line) -> bool:
         return json or not _says_why_it_failed(item)
 
-    view = await watch.show(client, keep, json=json, run=run, since=before, from_start=before is None, until_end=True)
+    telling = None if json else asyncio.create_task(_tell_of_start(client, run), name="start")
+    try:
+        view = await watch.show(
+            client, keep, json=json, run=run, since=before, from_start=before is None, until_end=True
+        )
+    finally:
+        if telling is not None:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
     if view is None or view.state != "failed":
         return 0
     now = (await client.snapshot(0, run)).run or view

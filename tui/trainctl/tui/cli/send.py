@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import policies_that_yield
 from trainctl.protocol.errors import ExpiredError, RefusedError, TrainctlError
 from trainctl.protocol.messages.events import ProfileFailed
 from trainctl.protocol.messages.verbs import MAX_PROFILE_STEPS, VERBS
@@ -18,6 +19,7 @@ from trainctl.tui.cli.help_topics import VerbCommand
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.state.rank_speed import live_ranks
+from trainctl.tui.text.glyphs import UNICODE
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -81,6 +83,8 @@ def send(
     order = command.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
     with command_result.told(order, json=json):
         lead = agent_call.find_lead(at.addresses, run)
+        if not json and wait != "none" and id_ is None and if_plan is None:
+            _say_what_follows(lead, order)
         reply = command_result.send(lead, order, wait, timeout)
     if wait == "none":
         # Nobody has answered: there is no state.
@@ -88,6 +92,26 @@ def send(
         return output.answer(f"{order.verb} sent without waiting; id {reply.id}", json=json, **fields)
     more = _perplexity(lead, reply) if verb == "evaluate" and reply.after and not json else ""
     return command_result.finish(order, reply, json=json, code=command.exit_code(reply), more=more)
+
+
+def _say_what_follows(lead: str, order: command.Order) -> None:
+    """Before a command that changes how the run goes on: what it will do, and which policies then only advise."""
+    if VERBS[order.verb].scope != "edit":
+        return
+    from trainctl.tui.commands.preview import preview
+    from trainctl.tui.state import reducer
+    from trainctl.tui.state.view_state import ViewState
+
+    with contextlib.suppress(TrainctlError):
+        snapshot = agent_call.call(lead, lambda client: client.snapshot(0, order.run))
+        state = reducer.apply(ViewState(), snapshot, time.monotonic())
+        follows = preview(order, state, UNICODE)
+        if state.run is None or follows.role == "bad":  # the refusal says why
+            return
+        yielding = policies_that_yield(order.verb, auto=bool(order.args.get("auto")), is_new=not state.run.step)
+        modes = {policy.name: policy.mode for policy in state.run.policies}
+        advising = [f"; policy {name} will only advise" for name in yielding if modes.get(name) == "on"]
+        output.tell(output.arrowed(f"{order.verb}: {output.one_line(follows.text)}{''.join(advising)}"))
 
 
 def _perplexity(address: str, reply: m.CommandReply) -> str:
