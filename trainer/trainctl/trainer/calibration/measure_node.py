@@ -8,6 +8,7 @@ says what is wrong.
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 import tempfile
@@ -52,6 +53,8 @@ LEAST_SWEPT: Final = 64
 """Micro-batch up to which the sweep goes at least, even if the global batch is smaller: it may grow."""
 FORWARD_SECONDS: Final = 4.0
 """Time for forward passes of a calibration of 60 s; a size that would take longer isn't begun, but for the smallest."""
+MIN_PART: Final = 0.5
+"""Part of calibration.seconds for measuring, however long loading and tokenizing took."""
 WAIT_SECONDS: Final = 10.0
 """Time between two lines of a process that waits."""
 _FAILED: Final = (TrainctlError, OSError, RuntimeError, MemoryError)
@@ -61,14 +64,16 @@ class _Measuring:
     """One process's work: parts in order, each reported before it begins."""
 
     def __init__(
-        self, config: RunFile, node: str, caches: Path, known: Findings, stages: Stages, where: str, folder: Path
-    ) -> None:
-        """Load data and model. Raises TrainctlError."""
+        self, config: RunFile, node: str, caches: Path, known: Findings, stages: Stages, where: str, folder: Path,
+        ends: float,
+    ) -> None:  # fmt: skip
+        """Load data and model. `ends`: monotonic time at which the calibration is to be over. Raises TrainctlError."""
         self._config, self._node, self._caches, self._found, self._stages = config, node, caches, known, stages
         self._trying: Trying = Trying()
         _tell(self._trying)
         self._dataset = open_dataset(config, caches, where)
         self._backend = load(config, config.nodes.get(node, NodeTable()), where)
+        self._ends = max(ends, time.monotonic() + MIN_PART * config.calibration.seconds)
         self._runner = StepRunner(config, node, self._backend, self._dataset, folder)
         self._found = msgspec.structs.replace(
             known, backend=self._backend.name, device=self._backend.device,
@@ -90,6 +95,10 @@ class _Measuring:
             self._runner.settle()
             for part in PARTS:
                 if part not in self._found.done:
+                    if part != "passes" and time.monotonic() > self._ends:
+                        _tell(Said(f"{part}: not measured: calibration.seconds have passed"))
+                        self._found = self._found.with_done(part)
+                        continue
                     self._try(part)
                     self._wait_for(BEGINS[part])
                     self._take(msgspec.structs.replace(self._found, **work[part]()).with_done(part))
@@ -145,7 +154,13 @@ class _Measuring:
         _tell(Said("matrix products"))
         self._give_back()
         work = device_speed.work_of(self._backend)
-        return {"matmul": tuple(device_speed.matmul_rates(work, self._backend.is_out_of_memory))}
+        return {
+            "matmul": tuple(
+                device_speed.matmul_rates(
+                    work, self._backend.is_out_of_memory, self._part_of(device_speed.MATMUL_SECONDS)
+                )
+            )
+        }
 
     def _memory(self) -> dict[str, Any]:
         self._give_back()
@@ -165,8 +180,9 @@ class _Measuring:
         return {"disk": DiskRate(speed.write, speed.read)}
 
     def _part_of(self, seconds: float) -> float:
-        """The time of a part that has `seconds` in a calibration of 60 s."""
-        return seconds * self._config.calibration.seconds / 60
+        """Return the time of a part that has `seconds` in a calibration of 60 s, but half of what is left at most."""
+        left = max(0.0, self._ends - time.monotonic())
+        return min(seconds * self._config.calibration.seconds / 60, left / 2)
 
     def _give_back(self) -> None:
         self._backend.discard()
@@ -209,6 +225,7 @@ def main() -> int:
     parser.add_argument("run_file", type=Path)
     parser.add_argument("--node", default="")
     parser.add_argument("--caches", type=Path, required=True)
+    parser.add_argument("--ends", type=float, default=math.inf, help="monotonic time of the calibration's end")
     given: Any = parser.parse_args()
     set_title("calibration", given.node)
     _first_to_go()
@@ -220,7 +237,9 @@ def main() -> int:
         config = run_file.on_this_machine(run_file.read(given.run_file), given.node)
         import_library(config, given.node, str(given.run_file))
         with tempfile.TemporaryDirectory(prefix="trainctl-calibration-") as folder:
-            measuring = _Measuring(config, given.node, given.caches, known, stages, str(given.run_file), Path(folder))
+            measuring = _Measuring(
+                config, given.node, given.caches, known, stages, str(given.run_file), Path(folder), given.ends
+            )
             try:
                 measuring.run()
             finally:

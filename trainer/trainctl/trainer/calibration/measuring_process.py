@@ -1,5 +1,6 @@
 """The measuring process from outside: started again for what is left when it runs out of memory."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -75,7 +76,7 @@ class _Measured:
                 stderr=errors, text=True,
             )  # fmt: skip
             self._process = process
-            with process:
+            with contextlib.suppress(BrokenPipeError), process:  # it may have ended already: its status says how
                 source, into = cast(IO[str], process.stdout), cast(IO[str], process.stdin)
                 into.write(msgspec.json.encode(self.found).decode() + "\n")
                 into.flush()

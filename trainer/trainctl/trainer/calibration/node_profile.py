@@ -24,7 +24,9 @@ def node_profile(
     begun, model = time.monotonic(), Path(config.model.path)
     before, digest = _stamps(model), model_digests(model).whole
     caches.mkdir(parents=True, exist_ok=True)
-    found = measured(Findings(), [str(file), "--node", node, "--caches", str(caches)], say, stages)
+    ends = begun + config.calibration.seconds
+    arguments = [str(file), "--node", node, "--caches", str(caches), "--ends", str(ends)]
+    found = measured(Findings(), arguments, say, stages)
     if _stamps(model) != before and model_digests(model).whole != digest:
         raise InvalidInputError(str(model), "the model's files changed during the calibration; calibrate again")
     return DeviceProfile(
