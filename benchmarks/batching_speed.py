@@ -126,7 +126,6 @@ def config(folder: Path, options: argparse.Namespace, packing: str) -> Any:
     data = {"path": str(folder / "samples.jsonl"), "kind": "samples", "sequence_length": options.sequence}
     return run_file.parse({
         "run": {"name": "bench", "steps": 1_000_000},
-        "calibration": {"at_start": "never"},
         "model": {"path": str(folder / "model")},
         "data": data | {"packing": packing, "held_out": 0.0},
         "batch": {"global": GLOBAL_BATCH},

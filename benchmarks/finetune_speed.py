@@ -163,7 +163,6 @@ def measure(folder: Path, backend: str, adapter: str, options: argparse.Namespac
     steps = 8 + options.rounds * options.steps
     config = {
         "run": {"name": "speed", "steps": steps}, "model": {"path": str(folder / "model")},
-        "calibration": {"at_start": "never"},
         "data": {"path": str(folder / "rows.jsonl"), "kind": "rows", "sequence_length": LENGTH, "held_out": 0.0},
         "batch": {"global": options.batch, "micro": options.micro}, "optimizer": {"learning_rate": 1e-4},
         "adapter": ADAPTERS[adapter], "nodes": {"here": {"backend": backend, "threads": options.threads}},

@@ -32,7 +32,6 @@ LOOK_SECONDS = 5.0
 SOAK_SECONDS = 900
 """Timeout of a test in the soak, if it has none of its own."""
 gc.disable()  # in workers until tests are collected: what is imported stays, and a third of the time went to it
-os.environ["TRAINCTL_CALIBRATION"] = "never"  # but for the tests of calibrations: each takes half a minute
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # the hundreds of processes that tests start would compile it again
     sys.dont_write_bytecode = False
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it: nothing is fetched, and no thread reports use

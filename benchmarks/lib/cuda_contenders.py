@@ -84,7 +84,7 @@ class Work:
                 "held_out": 0.0,
             },
             "batch": {"global": self.batch, "micro": self.micro}, "optimizer": {"learning_rate": RATE},
-            "checkpoint": {"at_end": False}, "calibration": {"at_start": "never"},
+            "checkpoint": {"at_end": False},
             "nodes": {"here": {"backend": "torch", "device": self.device}},
         }  # fmt: skip
 

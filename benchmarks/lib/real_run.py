@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -46,7 +47,9 @@ def calibrated_runs(folder: Path, steps: int, rounds: int) -> Iterator[RealRun]:
 def _run(cluster: Cluster, folder: Path, steps: int) -> RealRun:
     profiles = folder / "state" / NODE / "profiles"
     shutil.rmtree(profiles, ignore_errors=True)
-    config = run_config(folder, [NODE], GLOBAL_BATCH, MICRO_BATCH) | {"calibration": {"at_start": "missing"}}
+    config, id = run_config(folder, [NODE], GLOBAL_BATCH, MICRO_BATCH), uuid.uuid4().hex
+    client = cluster.client
+    until(lambda: client._run(client._client.calibration(id, config)).state != "running", "the calibration's end")
     cluster.start(config)
     cluster.measure(WARM_STEPS + steps)
     view = cluster.client.snapshot(0).run

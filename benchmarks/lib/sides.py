@@ -66,7 +66,6 @@ def run_config(folder: Path, nodes: Sequence[str], batch: int, micro: int, **gro
     """A run file over `nodes`, one CPU thread each, that never ends by itself unless its agents are gone."""
     return {
         "run": {"name": "bench", "steps": 1_000_000, "orphan_seconds": 60},
-        "calibration": {"at_start": "never"},
         "model": {"path": str(folder / "model")},
         "data": {"path": str(folder / "data"), "tokenizer": "bytes", "sequence_length": SEQUENCE, "held_out": 0.0},
         "batch": {"global": batch, "micro": micro},

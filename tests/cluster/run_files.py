@@ -33,7 +33,7 @@ def small_run(assets: Path, **changes: Any) -> dict[str, Any]:
         "batch": {"global": 12, "micro": 4},
         "optimizer": {"learning_rate": 3e-3, "weight_decay": 0.1, "warmup_steps": 3},
         "checkpoint": {"at_end": False},
-        "calibration": {"at_start": "never", "seconds": 12},
+        "calibration": {"seconds": 12},
         "nodes": {NODE: dict(TORCH)},
     }
     changes["policy"] = {"rebalance": {"mode": "off"}, **changes.get("policy", {})}  # shares stay as tests set them

@@ -1,6 +1,7 @@
 """`trainctl calibrate` with a real agent: the table, the stored profile, the rank that it fits, and who may not."""
 
 import re
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from tests.waiting import HANG_SECONDS, until
 from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.peak import peak
 from trainctl.protocol.config import cluster_file
-from trainctl.protocol.messages.events import MicroBatchChanged
+from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder
 
@@ -87,30 +88,23 @@ def test_what_can_not_be_calibrated_is_one_line(agent, tmp_path, run_config):
     assert_one_line(calibrate(agent, "--node", "elsewhere"), 2, "--node")
 
 
-def test_a_run_calibrates_its_node_first_and_takes_the_fastest_micro_batch(tmp_path, run_config):
-    agent = AgentProcess(tmp_path / "state", environment={"TRAINCTL_CALIBRATION": "missing"}).start()
-    try:
-        config = run_config(
-            calibration__at_start="missing", batch__micro="auto", run__steps=5, nodes=on_mlx(agent.name)
-        )
-        with agent.client() as client:
-            (tmp_path / "run.toml").write_bytes(tomli_w.dumps(config).encode())
-            begun = call_process("run", tmp_path / "run.toml", "--connect", agent.address)
-            assert begun.returncode == 0 and f"{agent.name}: calibrating: " in begun.stderr, begun.stderr
-            first = wait_for_end(client, 240)
-            events = [event.data for event in client.events(newest=True).events]
-            (profile,) = client._run(client._client.profiles()).profiles
-            client.send("start-run", {"config": config}, wait="accepted")
-            second = wait_for_end(client)
-            (same,) = client._run(client._client.profiles()).profiles
-    finally:
-        agent.clean_up()
+def test_a_run_waits_for_no_calibration_and_takes_the_micro_batch_of_a_profile(agent, run_toml, run_config):
+    config = run_config(batch__micro="auto", run__steps=12, nodes=on_mlx(agent.name))
+    run_toml.write_bytes(tomli_w.dumps(config).encode())
+    with agent.client() as client:
+        begun = call_process("run", run_toml, "--connect", agent.address)
+        assert begun.returncode == 0 and "calibrat" not in begun.stderr, begun.stderr
+        first = wait_for_end(client)
+        with RecordReader(Path(first.directory)) as reader:
+            sizes = [part.micro_batch for part in reader.parts_between(1, 12)]
+        assert client._run(client._client.profiles()).profiles == ()
+        assert calibrate(agent, run_toml).returncode == 0
+        (profile,) = client._run(client._client.profiles()).profiles
+        client.send("start-run", {"config": config}, wait="accepted")
+        second = wait_for_end(client)
     assert (first.state, second.state) == ("finished", "finished")
-    assert same == profile
-    assert second.ranks[0].micro_batch == first.ranks[0].micro_batch == min(12, peak(profile.passes, 12).micro)
-    assert any(isinstance(data, MicroBatchChanged) and "auto" in data.cause for data in events) == (
-        first.ranks[0].micro_batch != 8
-    )
+    assert sizes[:4] == [2, 2, 2, 2] and max(sizes) > 2, "the first steps look for the fastest"
+    assert second.ranks[0].micro_batch == min(12, peak(profile.passes, 12).micro)
 
 
 @pytest.fixture

@@ -187,24 +187,3 @@ def test_a_rank_with_another_quantization_of_the_model_is_refused(cluster, run_c
             assert reply.state == "failed"
             assert reply.reason.startswith(f"the run failed: {says}"), reply.reason
             assert bool(probes_of(cluster, reply.run)) == probes
-
-
-@pytest.mark.timeout(400)
-def test_a_rank_with_another_model_is_refused_before_any_calibrates(tmp_path, site, run_config, wish):
-    wish("theta")
-    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
-    calibrates = {"TRAINCTL_CALIBRATION": "missing"}
-    environment = {"alpha": calibrates, "gamma": {**calibrates, "PYTHONPATH": path}}
-    calibration = {"at_start": "missing", "seconds": 60}
-    config = run_config(run__steps=FOREVER, nodes=on(*PAIR), calibration=calibration)
-    own = Cluster(tmp_path, environment=environment)
-    try:
-        with own.client(timeout_seconds=120) as client:
-            reply = client.send("start-run", {"config": config}, timeout_seconds=120)
-            assert reply.state == "failed"
-            assert reply.reason.startswith("the run failed: probe: "), reply.reason
-            assert "the RoPE settings" in reply.reason
-            assert probes_of(own, reply.run) == []
-        assert not [*tmp_path.rglob("profiles/*")], "a calibration had ended"
-    finally:
-        own.stop()

@@ -1,6 +1,5 @@
 """The README's commands, read from the file and run as they are written, each block in a network of its own."""
 
-import json
 import re
 from pathlib import Path
 
@@ -14,14 +13,6 @@ for _ in $(seq 3000); do
   sleep 0.2
 done
 """
-UNTIL_STEP = """
-for _ in $(seq 600); do
-  step=$(trainctl status --json 2>/dev/null | python -c 'import json, sys; print((json.load(sys.stdin)["run"] or {}).get("step", 0))' || echo 0)
-  [ "$step" -ge 2 ] && break
-  sleep 1
-done
-"""  # noqa: E501  a command
-
 END_AGENT = """
 pid=$(grep -ho '"pid":[0-9]*' "$XDG_STATE_HOME"/trainctl/.agents/*.json | cut -d: -f2)
 kill "$pid"
@@ -29,14 +20,20 @@ while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
 """
 
 
-def test_your_own_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("minutes", "least_gain"),
+    [(0.2, 0.0), pytest.param(5, 0.2, marks=[pytest.mark.tier("all"), pytest.mark.timeout(900)])],
+)
+def test_your_own_run_learns_in_the_time_that_it_is_given(tmp_path: Path, minutes: float, least_gain: float) -> None:
     *commands, screen = block("Your own run")
     assert screen.split("#")[0].strip() == "trainctl", "the last line opens the full screen"
-    ending = UNTIL_STEP + "trainctl status --json | tail -n 1\ntrainctl send stop checkpoint=false\n" + END_AGENT
-    said = run(tmp_path, "\n".join(commands) + ending)
-    status = next(json.loads(line) for line in said.splitlines() if line.startswith("{") and '"rank_steps"' in line)
-    assert status["run"]["state"] == "running" and status["run"]["step"] >= 2
-    assert (tmp_path / "run.toml").is_file()
+    script = "\n".join(commands)
+    assert "--minutes 5 " in script
+    said = run(tmp_path, script.replace("--minutes 5 ", f"--minutes {minutes} ") + END_AGENT)
+    losses = [float(loss) for loss in re.findall(r"held-out loss ([\d.]+)", said)]
+    answers = re.findall(r"sample at step ([\d,]+) ", said)
+    assert losses[-1] <= (1 - least_gain) * losses[0], losses
+    assert answers[0] == "0" and int(answers[-1]) > 0, "an answer before and after"
 
 
 def test_a_second_terminal_steers_the_demo(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_agents_upgraded_one_by_one_adopt_their_trainers_and_lose_no_step(
     disturbs, by the same lead and a follower of 0.2.0; either client commands it through either agent. The rate is low:
     where an agent is away for long, the other ranks take over its samples, and sums in another order differ by 1e-7."""
     cluster, nodes = old_cluster, on(*NODES, **{node: {"share": 4} for node in NODES})
-    known = {"calibration": {"at_start": "never"}}  # without settings that 0.2.0 lacks
+    known = {"calibration": {"at_start": "never"}}  # without `seconds`, which 0.2.0 lacks
     config = run_config(run__steps=FOREVER, nodes=nodes, optimizer={"learning_rate": 3e-5}, **known)
     cluster.in_touch()
     with cluster.client("alpha") as client:

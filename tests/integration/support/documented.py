@@ -10,12 +10,8 @@ from pathlib import Path
 from tests.integration.support.namespaces import Network
 from tests.waiting import HANG_SECONDS
 
-from trainctl.trainer.calibration.at_start import NEVER
-
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text("utf-8")
-KEPT = (NEVER,)
-"""Settings of ours that the commands inherit: calibrations at a start have tests of their own."""
 BEGIN = "set -euo pipefail\n"
 
 
@@ -30,7 +26,7 @@ def run(folder: Path, script: str) -> str:
     home = folder / "home"
     home.mkdir()
     folders = {name: str(home / name) for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")}
-    taken = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith("TRAINCTL_")}
+    taken = {name: value for name, value in os.environ.items() if not name.startswith("TRAINCTL_")}
     environment = {**taken, **folders, "HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with contextlib.closing(Network(["here"])) as network:
         done = subprocess.run(

@@ -230,3 +230,57 @@ def test_large_caches_are_cleared_and_not_again_within_a_hundred_steps() -> None
     assert not cleared(0.1, 300)
     first, _ = cleared(0.3, 150)
     assert (first.verb, first.node) == ("defragment", None)
+
+
+class Searching(Asked):
+    """A run whose file leaves the micro-batch open, and whose nodes have no profile."""
+
+    def __init__(self, rates: dict[int, float], bytes_per_sample: float = 1.0, **settings: Any) -> None:
+        super().__init__("micro-batch", micro=2, **settings)
+        self.rates, self.bytes_per_sample = rates, bytes_per_sample
+        self.left_open(auto_micro=True)
+
+    def left_open(self, **changes: Any) -> None:
+        ranks = {rank: msgspec.structs.replace(of, **changes) for rank, of in self.kept.settings.ranks.items()}
+        self.kept = msgspec.structs.replace(
+            self.kept, settings=msgspec.structs.replace(self.kept.settings, ranks=ranks)
+        )
+
+    def sizes(self, steps: int) -> list[int]:
+        """The first rank's micro-batch in each step."""
+        found = []
+        for _ in range(steps):
+            micro = self.kept.settings.ranks[0].micro_in_force
+            found.append(micro)
+            busy = m.Phases(0.0, 64 / self.rates.get(micro, micro), 0.0, 0.0, 0.0, 0.0)
+            values = {"memory_peak_bytes": micro * self.bytes_per_sample, "memory_cap_bytes": 100.0}
+            proposal = self.stepped(phases=busy, own_samples=64, own_tokens=6400, micro_batch=micro, values=values)
+            if isinstance(proposal, Proposal) and proposal.edit is not None:
+                self.kept = msgspec.structs.replace(self.kept, settings=proposal.edit.settings)
+        return found
+
+
+RISING = {2: 10.0, 4: 18.0, 8: 30.0, 16: 25.0, 32: 20.0}
+
+
+def test_the_first_steps_look_for_the_fastest_micro_batch_and_return_to_it():
+    sizes = Searching(RISING).sizes(40)
+    assert [*dict.fromkeys(sizes)] == [2, 4, 8, 16]
+    assert set(sizes[-16:]) == {8} and sizes.index(16) <= 20
+
+
+def test_the_search_stays_within_memory_and_ends():
+    sizes = Searching({}, bytes_per_sample=12.0).sizes(40)
+    assert max(sizes) * 12.0 <= 85.0
+    assert len({*sizes[-20:]}) == 1
+
+
+@pytest.mark.parametrize("changes", [{"auto_micro": False}, {"halved_to": 2}])
+def test_a_micro_batch_that_was_decided_is_not_searched(changes):
+    asked = Searching(RISING)
+    asked.left_open(**changes)
+    assert {*asked.sizes(20)} == {2}
+
+
+def test_a_policy_that_only_advises_searches_nothing():
+    assert {*Searching(RISING, mode="advise").sizes(20)} == {2}

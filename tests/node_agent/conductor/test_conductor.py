@@ -124,6 +124,15 @@ def test_periodic_evaluation_and_checkpoint_are_plans_of_their_own():
     check_ledger(simulation)
 
 
+def test_what_later_results_are_compared_with_comes_once_before_the_first_step_of_a_new_run():
+    tables = {"evaluate": {"every_steps": 5, "at_start": True}, "samples": {"prompts": ["one"], "at_start": True}}
+    simulation = Simulation(config(steps=10, **tables), durable(("a", "b"))).begin().run()
+    kinds = [(plan.kind, plan.step) for plan in simulation.plans if plan.kind not in ("train", "probe")]
+    assert sorted(kinds) == [("evaluate", 0), ("evaluate", 5), ("evaluate", 10), ("sample", 0)]
+    assert [step for _, step in kinds] == [0, 0, 5, 10]
+    check_ledger(simulation)
+
+
 def test_samples_are_asked_of_one_rank_by_schedule_and_by_command_each_with_its_own_plan():
     tables = {"samples": {"prompts": ["one", "two"], "every_steps": 4, "max_tokens": 9, "seed": 3}}
     simulation = Simulation(config(steps=10, **tables), durable(("a", "b"))).begin().until_step(5)

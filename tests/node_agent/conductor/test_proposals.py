@@ -224,6 +224,14 @@ def test_a_person_who_decides_instead_turns_a_policy_to_advise(name: str, verb: 
     assert said(simulation, name)[-1:] == [f"policy {name}: on → advise (anna sent {verb})"]
 
 
+def test_a_person_who_leaves_the_split_to_the_program_turns_no_policy_to_advise() -> None:
+    simulation = Simulation(config(60, 12, policy={"rebalance": {"mode": "on"}}), durable(("a", "b"), 12))
+    id = simulation.begin().until_step(12).command("rebalance", auto=True)
+    simulation.run()
+    assert simulation.ends[id].state == "applied"
+    assert modes(simulation)["rebalance"] == "on"
+
+
 def test_a_rollback_that_a_policy_sent_spends_its_quota_even_if_the_agent_is_killed_before_its_outcome() -> None:
     simulation = Simulation(config(60, 12, checkpoint={"every_steps": 5}), durable(("a", "b"), 12)).begin()
     state = simulation.until_step(8).conductor._state

@@ -8,7 +8,7 @@ from tools.protocol_docs.examples import EXAMPLES
 
 from trainctl.node_agent.planning.profile_edits import fastest_micro
 from trainctl.protocol.calibration.profile import Pass, summary
-from trainctl.protocol.config.micro_batches import UNMEASURED
+from trainctl.protocol.config.micro_batches import FIRST
 
 PASSES = (Pass(1, 0.1, 100), Pass(2, 0.15, 150), Pass(4, 0.2, 200), Pass(16, 0.6, 800))
 
@@ -20,7 +20,7 @@ def ready(**changes):
     )
 
 
-def kept(micro=UNMEASURED, **changes):
+def kept(micro=FIRST, **changes):
     whole = durable(("a",), batch=32)
     setting = msgspec.structs.replace(whole.settings.ranks[0], micro_batch=micro, **changes)
     return msgspec.structs.replace(whole.settings, ranks={0: setting})

@@ -10,7 +10,7 @@ from trainctl.node_agent.records.keys import NODE_TIMES_KEY, OWN_KEYS
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.run_costs import RunCosts, close_times
 from trainctl.protocol.batch import cost
-from trainctl.protocol.config.prices import Prices
+from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.record.paths import RunPaths
 
 HOUR = 3600.0

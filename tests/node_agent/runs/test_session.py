@@ -24,7 +24,7 @@ from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import Pass, ProfileSummary
-from trainctl.protocol.config.prices import Prices
+from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader

@@ -14,7 +14,7 @@ from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import Ending, Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.prices import Prices
+from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.record.paths import RunPaths
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
-from trainctl.protocol.config.prices import Prices
+from trainctl.protocol.config.cluster_file import Prices
 
 NODES = ("a", "b", "c")
 PRICES = Prices("EUR", {"a": 2.0, "b": 0.5})

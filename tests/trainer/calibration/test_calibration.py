@@ -87,7 +87,7 @@ def calibrated(file):
 
 @pytest.mark.parametrize("backend", ["mlx", pytest.param("torch", marks=pytest.mark.tier("all"))])
 def test_a_calibration_measures_everything_and_leaves_the_model(folder, backend):
-    model, seconds = ("model", 60) if SOAK else ("small", 10)
+    model, seconds = ("model", 60) if SOAK else ("small", 40)
     file = write(folder, f"{backend}.toml", backend, model, seconds)
     before, begun = model_digests(folder / model).whole, children_seconds()
     profile, said = calibrated(file)

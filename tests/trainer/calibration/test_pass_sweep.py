@@ -114,3 +114,17 @@ def test_a_pass_that_was_disturbed_has_the_time_that_it_takes_in_a_step():
     assert [one.peak_bytes for one in found.passes] == [10, 40, 50, 240]
     assert found.update_seconds == pytest.approx(0.2)
     assert [(point.micro, point.accumulation) for point in found.points] == [(1, 12), (4, 3), (5, 3)]
+
+
+def test_a_step_that_would_take_too_long_is_measured_with_fewer_samples():
+    class Slow:
+        def __init__(self):
+            self.samples = []
+
+        def step(self, micro, samples):
+            self.samples.append(samples)
+            return StepTime(samples * 1.0, 0.5)
+
+    slow = Slow()
+    found = grid(slow, [Pass(2, 2.0, None), Pass(1, 1.5, None)], 1024, lambda _: None, seconds=8.0)
+    assert max(slow.samples) <= 8 and found.update_seconds == 0.5

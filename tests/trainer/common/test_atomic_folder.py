@@ -1,5 +1,9 @@
 """Folders that appear under their name only when whole, also after a power cut."""
 
+import os
+
+import numpy as np
+from safetensors.numpy import save_file
 from tests.trainer.support.synced_disk import ALSO, SyncedDisk, Tree
 
 from trainctl.trainer.common.atomic_folder import make_folder
@@ -26,3 +30,17 @@ def test_a_power_cut_leaves_a_whole_folder_or_none(tmp_path):
 def test_a_link_may_lead_nowhere(tmp_path):
     make_folder(tmp_path / "made", lambda work: (work / "link").symlink_to("nowhere"))
     assert (tmp_path / "made" / "link").is_symlink()
+
+
+def test_others_may_read_files_as_the_umask_says_whatever_a_library_makes_of_them(tmp_path):
+    def write(work):
+        save_file({"a": np.zeros(2, np.float32)}, work / "a.safetensors")
+        (work / "run.sh").touch(0o755)
+
+    before = os.umask(0o027)
+    try:
+        make_folder(tmp_path / "made", write)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "made").iterdir()}
+    assert modes == {"a.safetensors": 0o640, "run.sh": 0o750}

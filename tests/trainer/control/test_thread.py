@@ -13,7 +13,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.collective.group import Solo
 from trainctl.trainer.control.inbox import Joined
-from trainctl.trainer.runtime import Trainer
+from trainctl.trainer.runtime import Trainer, progress_bar
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
 
@@ -74,3 +74,10 @@ def test_the_group_that_was_formed_is_the_one_that_plans_reduce_over(new_rig, li
     trainer.serve()
     assert reduced == [240.0]
     status.close()
+
+
+def test_progress_is_a_bar_with_the_time_that_is_left_by_what_this_process_did():
+    assert progress_bar(0, 100, 0, 0.0) == "[--------------------] 0%"
+    assert progress_bar(75, 100, 50, 10.0) == "[###############-----] 75%, 10 s left"
+    assert progress_bar(10, 1000, 0, 60.0).endswith("1%, 99 min left")
+    assert progress_bar(0, 0, 0, 1.0).startswith("[-")

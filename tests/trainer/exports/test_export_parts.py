@@ -20,9 +20,10 @@ from trainctl.protocol.config.run_tables import (
     RunTable,
 )
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer import demo_assets
 from trainctl.trainer.exports.data_files import read_data_files
 from trainctl.trainer.exports.history import read_history
-from trainctl.trainer.exports.model_card import base_name
+from trainctl.trainer.exports.model_card import base_name, loading_lines
 from trainctl.trainer.exports.origin import ORIGIN_FILE, original_of, write_origin
 from trainctl.trainer.exports.verification import Reference, compare
 
@@ -99,3 +100,17 @@ def test_data_files_are_named_from_their_folder(tmp_path):
     assert read_data_files(gone) == ()
     elsewhere = msgspec.structs.replace(gone, nodes={"b": NodeTable(data_path=config.data.path)})
     assert dict(read_data_files(elsewhere)) == sums
+
+
+def test_the_lines_that_load_a_model_of_bytes_run_without_a_tokenizer(tmp_path):
+    pytest.importorskip("mlx_lm")
+    demo_assets.make_model(tmp_path / "model")
+    config = RunFile(
+        run=RunTable(name="a", steps=1), model=ModelTable(path=str(tmp_path / "model")),
+        data=DataTable(path="d", tokenizer="bytes"),
+        batch=BatchTable(global_=1, micro=1), optimizer=OptimizerTable(learning_rate=1e-3),
+    )  # fmt: skip
+    lines = loading_lines("mlx", tmp_path / "model", config)
+    exec("\n".join(lines), {})
+    whole = msgspec.structs.replace(config, data=DataTable(path="d"))
+    assert loading_lines("mlx", tmp_path / "model", whole)[0].startswith("mlx_lm.generate ")

@@ -82,7 +82,7 @@ def test_a_bench_trains_and_does_nothing_else() -> None:
     found = bench_config(config, "a", 30)
     assert (found.run.steps, [*found.nodes], found.nodes["a"].share) == (30, ["a"], None)
     assert (found.checkpoint.every_steps, found.checkpoint.at_end, found.evaluate.every_steps) == (0, False, 0)
-    assert found.policy.micro_batch.mode == "off" and found.calibration.at_start == "never"
+    assert found.policy.micro_batch.mode == "off"
     assert found.batch == config.batch and found.model == config.model
 
 

@@ -197,6 +197,8 @@ def test_a_command_is_applied_at_a_step_it_names_and_once_by_its_id(training: Tr
     for micro in (1, 4):
         done = call("send", "resize-batch", f"micro={micro}", "--node", NODE, *training.at)
         assert done.returncode == 0, done.stderr
+        assert f" -> {micro}" in done.stderr, "what will follow"
+        assert ("policy micro-batch will only advise" in done.stderr) == (micro == 1), "from the first command on"
         assert re.fullmatch(rf"resize-batch applied at step [\d,]+: {NODE} \d -> {micro}\n", done.stdout)
     found = call_json("send", "resize-batch", "micro=2", *training.at)
     assert (found["state"], found["before"], found["after"]) == ("applied", "4", "2")

@@ -225,15 +225,16 @@ def test_check_tells_everything_that_is_wrong_a_line_each(main: Main, run_file: 
     assert [f"trainctl: {line}" for line in told["problems"]] == main(*words)[2].splitlines()
 
 
-def test_check_says_that_a_run_file_is_in_order(main: Main, run_file: Path) -> None:
-    assert main("check", str(run_file)) == (
-        0,
-        f"{run_file}: no problems found; 10 steps of 4 samples, 40 epochs of 1\n",
-        "",
-    )
+def test_check_says_that_a_run_file_is_in_order_and_warns_of_probable_mistakes(main: Main, run_file: Path) -> None:
+    code, out, err = main("check", str(run_file))
+    first, *warnings = out.splitlines()
+    assert (code, err) == (0, "")
+    assert first == f"{run_file}: no problems found; 10 steps of 4 samples, 40 epochs of 1"
+    assert [line.split()[:2] for line in warnings] == [["warning:", "batch.global"], ["warning:", "run.steps"]]
     code, out, _ = main("check", str(run_file), "--set", "run.steps=20", "--json")
     assert code == 0
     assert json.loads(out)["config"]["run"]["steps"] == 20
+    assert [one["setting"] for one in json.loads(out)["unusual"]] == ["batch.global", "run.steps"]
 
 
 def test_bytes_that_are_no_text_are_refused_and_what_the_locale_cannot_show_is_replaced() -> None:

@@ -73,7 +73,7 @@ PLANTED: dict[str, tuple[Callable[[RunPaths], None], set[str], int | None, str]]
     "seed": (plant_seed, {"recipe", "curve"}, 1, "run.seed: 0 → 5"),
     "row": (plant_row, {"data", "curve"}, 31, f"digest: {reported_runs.DIGEST} → {'cd' * 32}"),
     "version": (plant_version, {"versions"}, None, "library on a: torch 2.9.1 → torch 2.9.2"),
-    "rebalance": (plant_rebalance, {"plans", "curve"}, 70, "step 70, shares: no change → a "),
+    "rebalance": (plant_rebalance, {"plans", "curve"}, 70, "step 70, shares: a 5, b 3, c 4 → a 6, b 2, c 4"),
 }
 
 
@@ -90,6 +90,16 @@ def test_a_planted_difference_is_found_with_its_step(directory: Path, name: str)
     if step is not None:
         assert f"the losses part at step {step}: " in text
         assert first["difference"] > 0 and first["relative"] > 0
+
+
+def test_a_branch_differs_only_from_its_first_step_on(directory: Path) -> None:
+    before = ("DELETE FROM steps WHERE step < 60", "DELETE FROM rank_steps WHERE step < 60")
+    branch = copied(directory, "branch-1", with_sql(*before))
+    found = compared(directory, branch)
+    assert found["same"] and differing(found) == set()
+    assert (found["curve"]["begins"], found["curve"]["common_steps"]) == (60, STEPS - 59)
+    moved = copied(branch, "branch-2", plant_rebalance)
+    assert [one["step"] for one in compared(directory, moved)["plans"]] == [70]
 
 
 def test_losses_that_are_no_numbers(directory: Path) -> None:

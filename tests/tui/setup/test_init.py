@@ -19,6 +19,7 @@ from trainctl.protocol.client import local_agents
 from trainctl.protocol.config import presets, run_file
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer import demo_assets
 from trainctl.tui.setup import init_files, init_probe, init_values, init_work, new_files
 from trainctl.tui.setup.init_files import Answers
 from trainctl.tui.setup.init_probe import Interface, Model, ThisMachine
@@ -123,7 +124,7 @@ def test_on_a_terminal_only_what_is_missing_is_asked(inputs: Path) -> None:
     found = init_work.answered(given, MAC, ask, has_cluster=False)
     wanted = Answers(inputs / "My Model", inputs / "data", "first", "tcp://10.0.7.1:7474", 500, 48)
     assert found == wanted
-    assert [question.split()[0] for question in asked] == ["Data:", "Train", "Steps", "Samples", "Address"]
+    assert [question.split()[0] for question in asked] == ["Data:", "Train", "Steps,", "Samples", "Address"]
     assert "10.0.7.1 (en5)" in asked[-1]
     answers["Steps"] = "many"
     with pytest.raises(InvalidInputError, match="'many' is not a whole number"):
@@ -148,11 +149,11 @@ def test_off_loopback_the_interface_and_its_network_are_named(tmp_path: Path) ->
     [
         ((8, 9), "NVIDIA GeForce RTX 4090", "nf4", (4, 8), 1024),
         ((6, 1), "NVIDIA GeForce GTX 1080", "nf4", (1, 8), 512),
-        ((9, 0), "NVIDIA H100", "stored", (1, 16), 1024),
+        ((9, 0), "NVIDIA H100", "stored", ("auto", 16), 1024),
     ],
 )
 def test_adapters_on_a_card_start_from_its_preset(
-    tmp_path: Path, capability: tuple[int, int], name: str, base: str, batch: tuple[int, int], length: int
+    tmp_path: Path, capability: tuple[int, int], name: str, base: str, batch: tuple[int | str, int], length: int
 ) -> None:
     card = ThisMachine(
         "box", ("torch",), 64 * 10**9, (LOOPBACK,), True, 24 * 10**9, preset=presets.preset_of(capability, name)
@@ -220,7 +221,7 @@ def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(inputs:
     for option, rate, adapter in (
         ([], 2e-4, {"kind": "lora", "rank": 8, "alpha": 16.0}),
         (["--adapter", "rslora"], 2e-4, {"kind": "rslora", "rank": 8, "alpha": 5.7}),
-        (["--objective", "pretrain"], 1e-4, None),
+        (["--objective", "pretrain"], 1e-3, None),
     ):
         run = written(inputs, "--data", inputs / "rows.jsonl", *option)
         assert (run["data"]["kind"], run["data"]["sequence_length"]) == ("rows", 64), "of 95 % of the rows"
@@ -259,6 +260,9 @@ def test_values_follow_from_the_model_s_size_and_family() -> None:
     assert [init_values.every(steps) for steps in (1, 12, 1000)] == [2, 2, 100], "ten times, not at every step"
     assert [init_values.rank(size) for size in (10**7, 10**9, 7 * 10**10)] == [8, 16, 32]
     rate = init_values.learning_rate
+    small = [rate("pretrain", "full", random=random, parameters=10**6) for random in (True, False)]
+    assert small == [3e-3, 1e-3]
+    assert [init_values.held_out(samples) for samples in (165, 6_400, 1_000_000)] == [0.1, 0.01, 6.4e-5]
     assert [rate("pretrain", "full", random=True), rate("sft", "full", random=False)] == [3e-4, 2e-5]
     found = [rate("seq2seq", adapter, random=False, family=family) for family in ("t5", "bart") for adapter in ADAPTERS]
     assert found == [1e-4, 1e-3, 2e-5, 2e-4]
@@ -276,7 +280,7 @@ def test_a_model_without_weights_is_trained_from_scratch(inputs: Path) -> None:
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 300}
     (inputs / "My Model" / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
     run = written(inputs, "--steps", "12")
-    assert (run["model"]["init"], run["optimizer"]["learning_rate"]) == ("random", 3e-4)
+    assert (run["model"]["init"], run["optimizer"]["learning_rate"]) == ("random", 3e-3)
     assert (run["evaluate"]["every_steps"], run["checkpoint"]["every_steps"]) == (2, 2)
 
 
@@ -340,3 +344,27 @@ def test_an_ipv6_address_is_one_of_this_machine_s_and_its_networks_are_trusted()
     answers = Answers(Path("m"), Path("d"), "a", "tcp://[fe80::1%en5]:7474")
     tables = init_files.cluster_tables(answers, MAC._replace(interfaces=there), None)
     assert tables["trusted_networks"] == ["fd00::/64", CABLE.network]
+
+
+def test_without_steps_it_writes_epochs_what_to_compare_with_and_a_prompt_of_the_data(inputs: Path) -> None:
+    run = written(inputs)
+    assert run["run"] == {"name": "my-model", "epochs": 1.0}
+    assert (run["evaluate"]["at_start"], run["samples"]["at_start"]) == (True, True)
+    assert run["samples"]["prompts"] == ["text" * 8] and run["samples"]["every_steps"] == run["evaluate"]["every_steps"]
+    (inputs / "rows.jsonl").write_text(json.dumps({"prompt": "Why?", "completion": " So."}) + "\n")
+    assert init_probe.prompt(inputs / "rows.jsonl", "rows") == "Why?"
+
+
+def test_minutes_become_the_steps_that_fit_by_the_model_s_own_speed(tmp_path: Path) -> None:
+    demo_assets.make_model(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("To be, or not to be. " * 20_000)
+    words = ["init", "--model", tmp_path / "model", "--data", tmp_path / "text.txt", "--batch", "8"]
+    steps = []
+    for minutes in ("1", "100"):
+        file = tmp_path / f"{minutes}.toml"
+        done = call(*words, "--run-file", file, "--minutes", minutes)
+        assert done.returncode == 0 and f" take about {minutes} min: " in done.stderr, done.stderr
+        steps.append(tomllib.loads(file.read_text())["run"]["steps"])
+    assert steps[0] * 20 < steps[1], "a hundred times as long, but for other work on the machine"
+    refused = call(*words, "--run-file", tmp_path / "both.toml", "--minutes", "1", "--steps", "9")
+    assert_one_line(refused, 2, "--minutes: --steps says how long the run is")

@@ -8,14 +8,12 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.load import import_library
-from trainctl.trainer.calibration.at_start import calibrate_at_start
 from trainctl.trainer.collective.standby import early_standby
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import first_line
@@ -52,28 +50,14 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
     gc.disable()  # what libraries make as they are imported stays: looking through it over and over took a fifth of it
     standby = early_standby(likely_engine(paths, who.node))
     with Control(who, arguments.endpoint, progress, status) as control:
-        config, is_new = checked_run_file(paths, who.node), arguments.resume_from is None
-        if is_new:
-            calibrate_at_start(paths, who, _saying(status, control), control.take_preflight)
-            control.detail = ""
+        config = checked_run_file(paths, who.node)
         import_library(config, who.node, WHERE)
-        trainer = load_trainer(who, paths, progress, status, control, standby, is_new=is_new)
+        trainer = load_trainer(who, paths, progress, status, control, standby, is_new=arguments.resume_from is None)
         trainer.resume(arguments.resume_from)
         termination.leave_by(control.leave_by_signal, lambda: trainer.written_bytes)
         trainer.announce()
         keep_what_is_loaded()
         trainer.serve()
-
-
-def _saying(status: StatusWriter, control: Control) -> Callable[[str], None]:
-    """Shows how far the calibration is, a sign of life, and ends this process with it if the rank is to leave."""
-
-    def say(text: str) -> None:
-        status.show("starting")
-        control.detail = f"calibrating: {text}"
-        control.leave_if_asked()
-
-    return say
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -52,6 +52,8 @@ from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity, Rank, Settings
 from trainctl.trainer.step.sampler import SAMPLE_FAILURES, Sampler
 
+BAR_WIDTH = 20
+"""Characters of a bar of progress."""
 LOG_SECONDS = 10.0
 """Seconds between two lines in the log about the progress of loading."""
 
@@ -355,7 +357,7 @@ def load_trainer(
     _warn_of_fit(config, where)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     model_files = file_digests.model_digests(Path(config.model.path))
-    if is_new and control.preflight is None and _wants_preflight(config, paths, who.rank):
+    if is_new and _wants_preflight(config, paths, who.rank):
         look = _ended_by(status, control)
         control.take_preflight(preflight.preflight(who, config, backend, dataset, model_files, look))
     if wants_reference(config):
@@ -368,9 +370,9 @@ def load_trainer(
 
 
 def _wants_preflight(config: run_tables.RunFile, paths: RunPaths, rank: int) -> bool:
-    """Return whether ranks of a new group may have something long to do before they are ready, this one or others."""
+    """Return whether ranks of a new group have something long to do before they are ready, this one or others."""
     is_new = len(config.nodes) > 1 and not paths.rank_record(rank).exists() and not run_file.grows(config)
-    return is_new and (config.calibration.at_start == "missing" or wants_reference(config))
+    return is_new and wants_reference(config)
 
 
 def _warn_of_fit(config: run_tables.RunFile, where: str) -> None:
@@ -448,17 +450,13 @@ def _log_lost(dataset: Dataset, samples: str) -> None:
 
 def _tokenizing(status: StatusWriter, control: Control) -> Report:
     """Shows how far the data are tokenized."""
-    return _shown(
-        status, control, lambda done, whole: f"tokenizing {done / max(1, whole):.0%} of {whole / 1e6:,.1f} MB"
-    )
+    return _shown(status, control, lambda whole: f"tokenizing {whole / 1e6:,.1f} MB")
 
 
 def _computing_reference(status: StatusWriter, control: Control, progress: Progress) -> Report:
     """Shows how far the reference's log-probabilities are computed, and looks whether they are still wanted."""
     look = _ended_by(status, control)
-    show = _shown(
-        status, control, lambda done, whole: f"computing the reference, {done / max(1, whole):.0%} of {whole:,} pairs"
-    )
+    show = _shown(status, control, lambda whole: f"computing the reference of {whole:,} pairs")
 
     def report(done: int, whole: int) -> None:
         look()
@@ -467,22 +465,33 @@ def _computing_reference(status: StatusWriter, control: Control, progress: Progr
     return report
 
 
-def _shown(status: StatusWriter, control: Control, text: Callable[[int, int], str]) -> Report:
-    """Shows progress: to the agent, where it counts as a sign of life, and at times in the log."""
-    before, due = -1, time.monotonic() + LOG_SECONDS
+def _shown(status: StatusWriter, control: Control, work: Callable[[int], str]) -> Report:
+    """Show progress as a bar with an estimate: to the agent, where it counts as a sign of life, and at times in the
+    log. `work`: what is done, by how much it is."""
+    before, due, begun = -1, time.monotonic() + LOG_SECONDS, time.monotonic()
+    first: int | None = None  # what was done before, as by a process that was killed
 
     def report(done: int, whole: int) -> None:
-        nonlocal before, due
+        nonlocal before, due, first
         if done == before:
             return
-        before = done
+        before, first = done, done if first is None else first
         status.show("starting")
-        control.detail = text(done, whole)
+        control.detail = f"{work(whole)} {progress_bar(done, whole, first, time.monotonic() - begun)}"
         if time.monotonic() >= due:
             due = time.monotonic() + LOG_SECONDS
             log.info("%s", control.detail)
 
     return report
+
+
+def progress_bar(done: int, whole: int, first: int, seconds: float) -> str:
+    """Return a bar, the part that is done, and the time left by the pace of what these seconds added to `first`."""
+    part = min(1.0, done / max(1, whole))
+    filled = int(BAR_WIDTH * part)
+    left = seconds * (whole - done) / (done - first) if done > first else None
+    estimate = "" if left is None else f", {left:,.0f} s left" if left < 120 else f", {left / 60:,.0f} min left"
+    return f"[{'#' * filled}{'-' * (BAR_WIDTH - filled)}] {part:.0%}{estimate}"
 
 
 def _likely(config: run_tables.RunFile) -> m.Engine | None:

@@ -33,7 +33,14 @@ class PeriodicPlans:
             self._pending.scheduled.add("probe")
 
     def schedule_first(self) -> None:
-        """The measurement that those of a new run's shares come from which its file leaves open."""
+        """Schedule what comes before the first step of a new run: the measurement of the shares that its file leaves
+        open, and what later results are compared with."""
+        config, durable = self._state.config, self._state.durable
+        if self._state.progress.step == durable.first_step == 0:
+            if config.evaluate.at_start and self._done.get("evaluate") != 0 and self._is_of_use("evaluate", 0):
+                self._pending.scheduled.add("evaluate")
+            if config.samples.at_start and config.samples.prompts and self._done.get("sample") != 0:
+                self._pending.scheduled.add("sample")
         if self._proposals.is_pending("first-shares"):
             self._pending.scheduled.add("measure")
 

@@ -18,7 +18,15 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.policies import AUTHOR, HELD_OUT_POLICIES, POLICIES, PolicyMode, PolicyName, impatience
+from trainctl.protocol.config.policies import (
+    AUTHOR,
+    HELD_OUT_POLICIES,
+    POLICIES,
+    PolicyMode,
+    PolicyName,
+    impatience,
+    policies_that_yield,
+)
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
@@ -124,8 +132,9 @@ class Proposals:
         """A person decides what a policy would have decided: from here on it only advises."""
         if command.by.startswith(AUTHOR):
             return
-        for name, entry in POLICIES.items():
-            if command.verb in entry.yields_to and self.mode(name) == "on" and self.is_pending(name):
+        is_auto = isinstance(command.args, verbs.Rebalance) and command.args.auto
+        for name in policies_that_yield(command.verb, auto=is_auto, is_new=True):
+            if self.mode(name) == "on" and self.is_pending(name):
                 self._turn_to_advise(name, f"{command.by or 'somebody'} sent {command.verb}")
 
     def goes_back(self, command: d.Commanded) -> None:

@@ -40,7 +40,7 @@ from trainctl.node_agent.trainers.rank_reports import reports_after
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.micro_batches import is_auto, micro_of
+from trainctl.protocol.config.micro_batches import first_micro, is_auto
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import DamagedError, InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder, write_file
@@ -508,7 +508,7 @@ def _first_settings(config: RunFile) -> Settings:
     except InvalidInputError as error:
         raise InvalidInputError(f"config: {error.where}", error.problem) from None
     ranks = {
-        rank: RankSetting(node, counts[rank], micro_of(config, table), auto_micro=is_auto(config, table))
+        rank: RankSetting(node, counts[rank], first_micro(config, table), auto_micro=is_auto(config, table))
         for rank, (node, table) in tables.items()
     }
     return Settings(1, config.batch.global_, ranks)

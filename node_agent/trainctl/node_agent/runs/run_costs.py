@@ -9,7 +9,7 @@ from trainctl.node_agent.records.keys import NODE_TIMES_KEY
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
-from trainctl.protocol.config.prices import Prices
+from trainctl.protocol.config.cluster_file import Prices
 
 
 class RunCosts:

@@ -27,7 +27,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.calibration.profile import ProfileSummary
-from trainctl.protocol.config.prices import Prices
+from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import LEAD_VIEW_KEY, VIEW_KEY

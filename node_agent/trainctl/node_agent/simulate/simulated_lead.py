@@ -18,7 +18,7 @@ from trainctl.node_agent.simulate.link_model import WORD_SECONDS
 from trainctl.node_agent.simulate.simulated_rank import SimulatedRank
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
-from trainctl.protocol.config.prices import Prices
+from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import VIEW_KEY

@@ -10,13 +10,14 @@ from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
 from trainctl.protocol.advice.environment import platform_of
 from trainctl.protocol.advice.memory_fit import cap_of, fit_of
 from trainctl.protocol.advice.node_speed import micro_of
-from trainctl.protocol.batch.data_statistics import DataStatistics
+from trainctl.protocol.batch.data_statistics import DataStatistics, data_size
 from trainctl.protocol.batch.device_types import types_of_device
 from trainctl.protocol.calibration.peak import fastest_within_cap
 from trainctl.protocol.config.families import ENCODER_DECODERS, TESTED
 from trainctl.protocol.config.presets import preset_of_device
 from trainctl.protocol.config.run_file import on_node
 from trainctl.protocol.config.run_tables import ComputeDtype, NodeTable, RunFile
+from trainctl.protocol.config.usual_settings import unusual_settings
 
 FASTER_PRODUCTS: Final = 1.3
 """Ratio of matrix products from which a narrower data type is advised."""
@@ -49,7 +50,7 @@ def checklist(
     return (
         _precision(config, facts), _compile(config, facts), _attention(family), _checkpointing(config, facts),
         _packing(config, facts, statistics), _tokens(caches), _lengths(config, facts, statistics),
-        *_preset(config, facts), *_micro_batches(facts),
+        *_preset(config, facts), *_micro_batches(facts), *_unusual(config, facts, statistics),
     )  # fmt: skip
 
 
@@ -206,6 +207,12 @@ def _packing(config: RunFile, facts: AdviceFacts, found: DataStatistics | None) 
         return Check("packing", "ok", text)
     text += f"; {found.samples:,} {found.unit} would make {found.packs:,} packs"
     return Check("packing", "change", text, _set(facts, "data.packing=best-fit"))
+
+
+def _unusual(config: RunFile, facts: AdviceFacts, statistics: DataStatistics | None) -> Iterator[Check]:
+    size = None if statistics is None or statistics.growing else data_size(statistics)
+    for found in unusual_settings(config, size):
+        yield Check("usual range", "change", found.text, _set(facts, found.change))
 
 
 def _tokens(caches: str) -> Check:

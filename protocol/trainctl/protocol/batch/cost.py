@@ -9,7 +9,7 @@ from collections.abc import Collection
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.prices import Prices
+from trainctl.protocol.config.cluster_file import Prices
 
 HOUR_SECONDS = 3600.0
 

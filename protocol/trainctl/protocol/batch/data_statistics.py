@@ -6,6 +6,7 @@ import msgspec
 
 from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.protocol.config.run_tables import DataKind
+from trainctl.protocol.config.usual_settings import DataSize
 
 if TYPE_CHECKING:  # clients read these statistics without NumPy
     import numpy as np
@@ -74,6 +75,11 @@ def epoch_samples(data: DataStatistics) -> int:
     if data.packing != "none" and data.packs is not None:
         return data.packs
     return data.samples if data.held_out_path else data.samples - data.held_out
+
+
+def data_size(data: DataStatistics) -> DataSize:
+    """Return how much data a run has, as far as that is fixed."""
+    return DataSize(epoch_samples(data), data.held_out)
 
 
 def without_end(kind: DataKind) -> str:

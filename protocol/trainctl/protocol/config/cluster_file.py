@@ -2,9 +2,12 @@
 
 import ipaddress
 import os
+import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -13,12 +16,21 @@ from trainctl.protocol.config import addresses, simulated_nodes, toml_file
 from trainctl.protocol.config.addresses import Key
 from trainctl.protocol.config.alert_rules import AlertHooks, check_webhook
 from trainctl.protocol.config.names import NAME_PATTERN, config_folder
-from trainctl.protocol.config.prices import DEFAULT_CURRENCY, Price, Prices, check_currency
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.config.simulated_nodes import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError
 
+DEFAULT_CURRENCY = "USD"
+Price = Annotated[float, Meta(ge=0, le=1e9)]
+_CURRENCY = re.compile(r"[^\W\d_]{1,8}|[$€£¥₩₹]")
 MOST_NODES = 1024
+
+
+class Prices(NamedTuple):
+    """What nodes cost; a node that isn't in `per_hour` has no price."""
+
+    currency: str = DEFAULT_CURRENCY
+    per_hour: Mapping[str, float] = MappingProxyType({})  # by node
 
 
 class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,3 +185,11 @@ def _check_networks(networks: tuple[str, ...], where: str) -> None:
             ipaddress.ip_network(network)
         except ValueError as error:
             raise InvalidInputError(where, f"{error}; write a network as 10.0.0.0/24") from None
+
+
+def check_currency(currency: str, where: str) -> None:
+    """Raises InvalidInputError, about the setting named by `where`, unless it is one short word or a sign."""
+    if not _CURRENCY.fullmatch(currency):
+        raise InvalidInputError(
+            where, f"{currency!r} is not a currency; write one word of at most 8 letters, such as EUR, or a sign"
+        )

@@ -1,4 +1,4 @@
-"""The micro-batch of a node by its run file, which may leave it to the node's profile."""
+"""The micro-batch of a node by its run file, which may leave it to the node's profile or its first steps."""
 
 from typing import Final, Literal
 
@@ -8,13 +8,15 @@ Wanted = int | Literal["auto"]
 """A micro-batch as the run file sets it."""
 
 AUTO: Final = "auto"
-"""As `micro`: the fastest micro-batch of the node's profile."""
+"""As `micro`: the fastest micro-batch of the node's profile; without one, the first steps look for it."""
+FIRST: Final = 2
+"""Micro-batch of the first step of a node without a profile: one that fits wherever the model does."""
 UNMEASURED: Final = 8
-"""Micro-batch of a node without a profile, if the global batch and its share allow it."""
+"""Micro-batch that other passes and estimates take for a node without a profile."""
 
 
 def is_auto(config: RunFile, table: NodeTable) -> bool:
-    """Whether the profile of the node with this table decides."""
+    """Return whether the profile or the first steps of the node with this table decide."""
     return wanted_micro(config, table) == AUTO
 
 
@@ -31,3 +33,9 @@ def unmeasured_micro(wanted: Wanted, global_batch: int, share: int | None) -> in
 def micro_of(config: RunFile, table: NodeTable) -> int:
     """Samples per forward and backward pass of the node with this table, as long as no profile is known."""
     return unmeasured_micro(wanted_micro(config, table), config.batch.global_, table.share)
+
+
+def first_micro(config: RunFile, table: NodeTable) -> int:
+    """Return the samples per pass of the first step of the node with this table, as long as no profile is known."""
+    micro = micro_of(config, table)
+    return min(FIRST, micro) if is_auto(config, table) else micro

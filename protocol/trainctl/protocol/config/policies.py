@@ -70,6 +70,13 @@ HELD_OUT_POLICIES: Final[tuple[PolicyName, ...]] = ("plateau", "early-stop")
 """Those that need evaluations."""
 
 
+def policies_that_yield(verb: str, *, auto: bool, is_new: bool) -> tuple[PolicyName, ...]:
+    """Return the policies that only advise once a person has sent a command: those that would have decided it. `auto`:
+    the command leaves it to the program, as they do. `is_new`: the run has no step yet."""
+    decided = () if auto else tuple(name for name, entry in POLICIES.items() if verb in entry.yields_to)
+    return tuple(name for name in decided if is_new or name != "first-shares")
+
+
 class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[policy.NAME]` of a run file. A policy with settings of its own has a type derived from this."""
 

@@ -180,11 +180,12 @@ class CheckpointTable(_Table, frozen=True):
 
 class EvaluateTable(_Table, frozen=True):
     every_steps: NonNegativeInt = 0  # 0: only when asked
+    at_start: bool = False  # also before step 1 of a new run, to compare with
 
 
 class CalibrationTable(_Table, frozen=True):
-    at_start: Literal["missing", "never"] = "missing"  # missing: before its first step where no profile fits
-    seconds: Annotated[float, Meta(ge=5, le=900)] = 60.0  # less or more shortens or lengthens its passes and steps
+    at_start: Literal["missing", "never"] = "never"  # of 0.2.0; no effect: runs begin at once
+    seconds: Annotated[float, Meta(ge=5, le=900)] = 60.0  # time of `trainctl calibrate` on a node, from loading on
 
 
 class SamplesTable(_Table, frozen=True):
@@ -192,6 +193,7 @@ class SamplesTable(_Table, frozen=True):
 
     prompts: Annotated[tuple[Prompt, ...], Meta(max_length=16)] = ()  # texts to continue, or lists of messages
     every_steps: NonNegativeInt = 0  # 0: only when asked
+    at_start: bool = False  # also before step 1 of a new run, to compare with
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_ANSWER_TOKENS)] = 128  # tokens an answer has at most
     temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0  # 0: always the likeliest token
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # draws from the likeliest tokens of this total probability
@@ -202,7 +204,7 @@ class SamplesTable(_Table, frozen=True):
 
 class NodeTable(_Table, frozen=True):
     share: PositiveInt | None = None  # samples of the global batch; None: what others leave
-    micro: PositiveInt | Literal["auto"] | None = None  # auto: the fastest by the node's profile
+    micro: PositiveInt | Literal["auto"] | None = None  # auto: the fastest by the node's profile or first steps
     backend: Literal["auto", "torch", "mlx"] = "auto"
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu|mps|cuda(:\d+)?)$")] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: all cores, or a part of them if nodes share a machine

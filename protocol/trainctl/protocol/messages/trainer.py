@@ -375,7 +375,7 @@ class Probed(Report, tag="probed", kw_only=True, frozen=True):
 
 
 class Preflight(msgspec.Struct, frozen=True):
-    """All that a group of ranks is judged by, before a calibration or a reference pass."""
+    """All that a group of ranks is judged by, before a reference pass."""
 
     ready: Ready  # as after loading; the rank isn't ready yet
     probe: Probed  # of a plan that isn't: step and seq are 0

@@ -84,6 +84,18 @@ def test_pressure_that_was_there_before_steals_nothing() -> None:
         assert causes(with_readings(facts, "node-1", {"cpu_pressure": now})) == [cause]
 
 
+def test_tasks_that_always_wait_on_a_machine_with_one_rank_are_others() -> None:
+    """Where ranks share the machine, they may wait for each other: then it isn't known, and not clear."""
+    facts = with_readings(healthy_facts(), "node-1", {"cpu_pressure": 98})
+    rows = [msgspec.structs.replace(row, values=row.values | {"cpu_pressure": 98}) for row in facts.readings["node-1"]]
+    facts = dataclasses.replace(facts, readings=facts.readings | {"node-1": tuple(rows)})
+    assert facts.view is not None
+    for machines, state in ((("m0", "m1"), "found"), (("m0", "m0"), "unknown")):
+        ranks = tuple(msgspec.structs.replace(rank, machine=machines[rank.rank % 2]) for rank in facts.view.ranks[:2])
+        placed = dataclasses.replace(facts, view=msgspec.structs.replace(facts.view, ranks=ranks))
+        assert state in [said for said, text in said_of(placed, "stolen-cpu") if "98" in text or state == "found"]
+
+
 def test_other_programs_on_a_gpu_are_named_with_their_user(monkeypatch: pytest.MonkeyPatch) -> None:
     other = SimpleNamespace(pid=4711, name="blender", user="ada", memory_bytes=6_000_000_000)
     small = SimpleNamespace(pid=12, name="desktop", user="root", memory_bytes=90_000_000)

@@ -103,3 +103,9 @@ def test_the_first_steps_of_a_branch_are_left_out_as_those_of_a_run() -> None:
     branch = dataclasses.replace(later, view=msgspec.structs.replace(facts.view, branch=m.BranchPoint("parent", FORK)))
     firsts = [next(iter(Situation(known)._present[0].values())).step for known in (facts, later, branch)]
     assert firsts == [1 + FIRST_STEPS, FORK + 1, FORK + 1 + FIRST_STEPS]
+
+
+def test_what_the_first_remedy_saves_is_what_is_promised() -> None:
+    found = first(longer(healthy_facts(), 1, {"backward": 2.0}))
+    assert (found.cause, commands(found)[0]) == ("slow-rank", "trainctl send rebalance auto=true")
+    assert found.what_if is not None and "this split" in found.what_if.saying

@@ -11,8 +11,8 @@ from trainctl.trainer.backends.base import Backend
 
 SIZES: Final = (256, 512, 1024, 2048, 4096, 8192)
 """Rows and columns of the matrices."""
-MOST_SECONDS: Final = 1.0
-"""Time for one data type; a size that would take longer isn't measured."""
+MATMUL_SECONDS: Final = 6.0
+"""Time for products in all data types of a calibration of 60 s; a size that would take longer isn't measured."""
 REPEATS: Final = 3
 """Products of one size, of which the fastest counts."""
 CORE_SIZE: Final = 512
@@ -50,12 +50,15 @@ def work_of(backend: Backend) -> DeviceWork:
     return TorchWork(backend.device.split()[0])
 
 
-def matmul_rates(work: DeviceWork, is_out_of_memory: Callable[[BaseException], bool]) -> Iterator[MatmulRate]:
-    """One data type after another."""
+def matmul_rates(
+    work: DeviceWork, is_out_of_memory: Callable[[BaseException], bool], seconds: float = MATMUL_SECONDS
+) -> Iterator[MatmulRate]:
+    """Yield the rate of one data type after another; `seconds`: for all of them."""
+    each = seconds / 2 / len(work.dtypes())
     for dtype in work.dtypes():
-        gflops = _best(work, dtype, SIZES[-1], is_out_of_memory)
+        gflops = _best(work, dtype, SIZES[-1], is_out_of_memory, each)
         with work.one_core() as alone:
-            per_core = _best(work, dtype, CORE_SIZE, is_out_of_memory) if alone else None
+            per_core = _best(work, dtype, CORE_SIZE, is_out_of_memory, each) if alone else None
         if gflops:
             yield MatmulRate(dtype, gflops, per_core or None)
 
@@ -79,9 +82,11 @@ def copy_rate(
     return None
 
 
-def _best(work: DeviceWork, dtype: str, largest: int, is_out_of_memory: Callable[[BaseException], bool]) -> float:
-    """10^9 operations per second; 0 if no size can be multiplied."""
-    best, deadline = 0.0, time.monotonic() + MOST_SECONDS
+def _best(
+    work: DeviceWork, dtype: str, largest: int, is_out_of_memory: Callable[[BaseException], bool], most: float
+) -> float:
+    """Return 10^9 operations per second; 0 if no size can be multiplied. `most`: seconds."""
+    best, deadline = 0.0, time.monotonic() + most
     for size in (size for size in SIZES if size <= largest):
         try:
             seconds = _fastest(work.product(dtype, size))

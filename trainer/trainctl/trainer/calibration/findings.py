@@ -60,12 +60,6 @@ class Said(msgspec.Struct, frozen=True, tag_field="type", tag="said"):
     text: str
 
 
-class Preflighted(msgspec.Struct, frozen=True, tag_field="type", tag="preflight"):
-    """What the group of a new run is judged by; it comes before anything is measured."""
-
-    packed: bytes  # a Preflight in msgpack: JSON has no NaN
-
-
 class Found(msgspec.Struct, frozen=True, tag_field="type", tag="found"):
     """All findings so far."""
 
@@ -84,4 +78,4 @@ class Waits(msgspec.Struct, frozen=True, tag_field="type", tag="waits"):
     stage: int
 
 
-Line = Trying | Said | Preflighted | Found | OutOfMemory | Waits
+Line = Trying | Said | Found | OutOfMemory | Waits

@@ -8,13 +8,13 @@ says what is wrong.
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from trainctl.protocol.calibration.profile import DiskRate, Pass
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.machine import disk_speed, file_digests
+from trainctl.protocol.machine import disk_speed
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.backends.load import import_library, load
 from trainctl.trainer.calibration import device_speed
@@ -36,7 +36,6 @@ from trainctl.trainer.calibration.findings import (
     Line,
     OutOfMemory,
     Part,
-    Preflighted,
     Said,
     Trying,
     Waits,
@@ -48,13 +47,13 @@ from trainctl.trainer.calibration.step_runner import StepRunner, give_back_memor
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.dataset import open_dataset
-from trainctl.trainer.step import preflight
-from trainctl.trainer.step.rank import Identity
 
 LEAST_SWEPT: Final = 64
 """Micro-batch up to which the sweep goes at least, even if the global batch is smaller: it may grow."""
 FORWARD_SECONDS: Final = 4.0
 """Time for forward passes of a calibration of 60 s; a size that would take longer isn't begun, but for the smallest."""
+MIN_PART: Final = 0.5
+"""Part of calibration.seconds for measuring, however long loading and tokenizing took."""
 WAIT_SECONDS: Final = 10.0
 """Time between two lines of a process that waits."""
 _FAILED: Final = (TrainctlError, OSError, RuntimeError, MemoryError)
@@ -65,19 +64,15 @@ class _Measuring:
 
     def __init__(
         self, config: RunFile, node: str, caches: Path, known: Findings, stages: Stages, where: str, folder: Path,
-        group: Identity | None,
+        ends: float,
     ) -> None:  # fmt: skip
-        """Loads data and model. `group`: a rank that owes a preflight. Raises TrainctlError."""
+        """Load data and model. `ends`: monotonic time at which the calibration is to be over. Raises TrainctlError."""
         self._config, self._node, self._caches, self._found, self._stages = config, node, caches, known, stages
         self._trying: Trying = Trying()
         _tell(self._trying)
         self._dataset = open_dataset(config, caches, where)
         self._backend = load(config, config.nodes.get(node, NodeTable()), where)
-        if group is not None:
-            files = file_digests.model_digests(Path(config.model.path))
-            alive = partial(_tell, Said("comparing the model with the other ranks'"))
-            made = preflight.preflight(group, config, self._backend, self._dataset, files, alive)
-            _tell(Preflighted(msgspec.msgpack.encode(made)))
+        self._ends = max(ends, time.monotonic() + MIN_PART * config.calibration.seconds)
         self._runner = StepRunner(config, node, self._backend, self._dataset, folder)
         self._found = msgspec.structs.replace(
             known, backend=self._backend.name, device=self._backend.device,
@@ -99,6 +94,10 @@ class _Measuring:
             self._runner.settle()
             for part in PARTS:
                 if part not in self._found.done:
+                    if part != "passes" and time.monotonic() > self._ends:
+                        _tell(Said(f"{part}: not measured: calibration.seconds have passed"))
+                        self._found = self._found.with_done(part)
+                        continue
                     self._try(part)
                     self._wait_for(BEGINS[part])
                     self._take(msgspec.structs.replace(self._found, **work[part]()).with_done(part))
@@ -154,7 +153,13 @@ class _Measuring:
         _tell(Said("matrix products"))
         self._give_back()
         work = device_speed.work_of(self._backend)
-        return {"matmul": tuple(device_speed.matmul_rates(work, self._backend.is_out_of_memory))}
+        return {
+            "matmul": tuple(
+                device_speed.matmul_rates(
+                    work, self._backend.is_out_of_memory, self._part_of(device_speed.MATMUL_SECONDS)
+                )
+            )
+        }
 
     def _memory(self) -> dict[str, Any]:
         self._give_back()
@@ -174,8 +179,9 @@ class _Measuring:
         return {"disk": DiskRate(speed.write, speed.read)}
 
     def _part_of(self, seconds: float) -> float:
-        """The time of a part that has `seconds` in a calibration of 60 s."""
-        return seconds * self._config.calibration.seconds / 60
+        """Return the time of a part that has `seconds` in a calibration of 60 s, but half of what is left at most."""
+        left = max(0.0, self._ends - time.monotonic())
+        return min(seconds * self._config.calibration.seconds / 60, left / 2)
 
     def _give_back(self) -> None:
         self._backend.discard()
@@ -218,7 +224,7 @@ def main() -> int:
     parser.add_argument("run_file", type=Path)
     parser.add_argument("--node", default="")
     parser.add_argument("--caches", type=Path, required=True)
-    parser.add_argument("--preflight", nargs=2, metavar=("RUN", "RANK"))
+    parser.add_argument("--ends", type=float, default=math.inf, help="monotonic time of the calibration's end")
     given: Any = parser.parse_args()
     set_title("calibration", given.node)
     _first_to_go()
@@ -230,12 +236,9 @@ def main() -> int:
         config = run_file.on_this_machine(run_file.read(given.run_file), given.node)
         import_library(config, given.node, str(given.run_file))
         with tempfile.TemporaryDirectory(prefix="trainctl-calibration-") as folder:
-            group = (
-                None if given.preflight is None else Identity(given.preflight[0], given.node, int(given.preflight[1]))
-            )
             measuring = _Measuring(
-                config, given.node, given.caches, known, stages, str(given.run_file), Path(folder), group
-            )  # fmt: skip
+                config, given.node, given.caches, known, stages, str(given.run_file), Path(folder), given.ends
+            )
             try:
                 measuring.run()
             finally:

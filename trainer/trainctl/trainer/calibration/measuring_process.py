@@ -1,19 +1,18 @@
 """The measuring process from outside: started again for what is left when it runs out of memory."""
 
+import contextlib
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import IO, Final, cast
 
 import msgspec
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import Preflight
-from trainctl.trainer.calibration.findings import Findings, Found, Line, OutOfMemory, Preflighted, Said, Trying, Waits
+from trainctl.trainer.calibration.findings import Findings, Found, Line, OutOfMemory, Said, Trying, Waits
 from trainctl.trainer.calibration.stages import StageRelay
 
 MODULE: Final = "trainctl.trainer.calibration.measure_node"
@@ -23,28 +22,15 @@ SILENT_SECONDS: Final = 300.0
 """Seconds without a line after which a measuring process counts as hung and is killed. Loading is silent."""
 
 
-@dataclass(frozen=True)
-class NewGroup:
-    """The rank of a new group of several. The measuring process makes its preflight before it measures."""
-
-    run: str
-    rank: int
-    take: Callable[[Preflight], None]
-
-
 def measured(
-    known: Findings, arguments: Sequence[str], say: Callable[[str], None], stages: StageRelay | None = None,
-    group: NewGroup | None = None,
-) -> Findings:  # fmt: skip
+    known: Findings, arguments: Sequence[str], say: Callable[[str], None], stages: StageRelay | None = None
+) -> Findings:
     """Everything that can be measured; `stages` of a calibration beside others. Raises TrainctlError with the reason if
     there is no pass."""
     stages = stages or StageRelay.alone()
-    preflight = [] if group is None else ["--preflight", group.run, str(group.rank)]
     for _ in range(MOST_STARTS):
-        ended = _Measured(known, stages, group)
-        status = ended.follow([*arguments, *preflight], say)
-        if ended.preflighted:
-            preflight = []
+        ended = _Measured(known, stages)
+        status = ended.follow(arguments, say)
         known = ended.found
         if status == 0 and ended.out_of_memory is None:
             break
@@ -75,9 +61,8 @@ def measured(
 class _Measured:
     """One process, from its start to its end."""
 
-    def __init__(self, known: Findings, stages: StageRelay, group: NewGroup | None) -> None:
-        self.found, self.trying, self._stages, self._group = known, Trying(), stages, group
-        self.preflighted = False
+    def __init__(self, known: Findings, stages: StageRelay) -> None:
+        self.found, self.trying, self._stages = known, Trying(), stages
         self.out_of_memory: int | None = None
         self.problem = ""
         self._process: subprocess.Popen[str] | None = None
@@ -91,7 +76,7 @@ class _Measured:
                 stderr=errors, text=True,
             )  # fmt: skip
             self._process = process
-            with process:
+            with contextlib.suppress(BrokenPipeError), process:  # it may have ended already: its status says how
                 source, into = cast(IO[str], process.stdout), cast(IO[str], process.stdin)
                 into.write(msgspec.json.encode(self.found).decode() + "\n")
                 into.flush()
@@ -136,10 +121,6 @@ class _Measured:
                 self.trying = heard
             case Said(text):
                 say(text)
-            case Preflighted(packed):
-                self.preflighted = True
-                if self._group is not None:
-                    self._group.take(msgspec.msgpack.decode(packed, type=Preflight))
             case Found(findings):
                 self.found = findings
             case OutOfMemory(micro):

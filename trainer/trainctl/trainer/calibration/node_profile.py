@@ -10,22 +10,23 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.trainer.calibration.findings import Findings
-from trainctl.trainer.calibration.measuring_process import NewGroup, measured
+from trainctl.trainer.calibration.measuring_process import measured
 from trainctl.trainer.calibration.stages import StageRelay
 
 
 def node_profile(
-    config: RunFile, file: Path, node: str, caches: Path, say: Callable[[str], None], stages: StageRelay | None = None,
-    model_digest: str = "", group: NewGroup | None = None,
-) -> DeviceProfile:  # fmt: skip
+    config: RunFile, file: Path, node: str, caches: Path, say: Callable[[str], None], stages: StageRelay | None = None
+) -> DeviceProfile:
     """For the run file that lies in `file`; `config` is as this machine has it. `say` receives the progress, and may
-    end everything by an exception. `stages`: of a calibration beside others. `model_digest`: if it is known; files
-    are read again only if their sizes or times have changed. `group`: the one whose preflight comes first. Raises
-    TrainctlError if not even one sample fits, or the model's files change meanwhile; OSError."""
+    end everything by an exception. `stages`: of a calibration beside others. The model's files are
+    read again only if their sizes or times have changed. Raises TrainctlError if not even one sample fits, or the
+    model's files change meanwhile; OSError."""
     begun, model = time.monotonic(), Path(config.model.path)
-    before, digest = _stamps(model), model_digest or model_digests(model).whole
+    before, digest = _stamps(model), model_digests(model).whole
     caches.mkdir(parents=True, exist_ok=True)
-    found = measured(Findings(), [str(file), "--node", node, "--caches", str(caches)], say, stages, group)
+    ends = begun + config.calibration.seconds
+    arguments = [str(file), "--node", node, "--caches", str(caches), "--ends", str(ends)]
+    found = measured(Findings(), arguments, say, stages)
     if _stamps(model) != before and model_digests(model).whole != digest:
         raise InvalidInputError(str(model), "the model's files changed during the calibration; calibrate again")
     return DeviceProfile(

@@ -17,7 +17,7 @@ LONG_SECONDS: Final = 0.5
 """Time of a step above which it is measured once."""
 GRID_SECONDS: Final = 6.0
 """Time for all sizes of a calibration of 60 s; one that would take longer isn't begun, but the fastest is always
-measured."""
+measured, by a step of fewer samples if need be."""
 
 
 class Grid(NamedTuple):
@@ -37,9 +37,12 @@ def grid(
     points, updates, deadline = list[GridPoint](), list[float](), time.monotonic() + seconds
     known = {one.micro: one for one in passes}
     for one in sorted(passes, key=lambda one: -one.rate):
-        is_in_time = time.monotonic() + effective / one.rate < deadline
+        left = deadline - time.monotonic()
+        is_in_time = effective / one.rate < left
         if one.micro <= effective and (is_in_time or not points):
             trying(one.micro)
+            if not is_in_time:
+                effective = one.micro * max(1, int(left * one.rate / one.micro))
             steps = _steps(runner, one.micro, effective)
             median = statistics.median(step.seconds for step in steps)
             points.append(GridPoint(one.micro, math.ceil(effective / one.micro), median))

@@ -26,6 +26,7 @@ def make_folder(folder: Path, write: Callable[[Path], None]) -> None:
         return
     with part_of(folder) as work:
         write(work)
+        _follow_umask(work)
         sync_all(work)
         try:
             work.rename(folder)
@@ -33,6 +34,17 @@ def make_folder(folder: Path, write: Callable[[Path], None]) -> None:
             if not folder.is_dir():
                 raise
         sync(folder.parent)
+
+
+def _follow_umask(folder: Path) -> None:
+    """Let others read new files as the umask says: safetensors makes its own for their owner alone."""
+    sample = folder / ".mode"
+    sample.touch(0o666)
+    mode = sample.stat().st_mode & 0o777
+    sample.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(path.stat().st_mode | mode)
 
 
 @contextmanager

@@ -62,6 +62,12 @@ def loading_lines(form: Form, folder: Path, config: RunFile, own_base: str = "")
         return (f"from peft import AutoPeftModel{model}", f"AutoPeftModel{model}.from_pretrained({place})")
     if form == "fused":
         return (f"from transformers import AutoModel{model}", f"AutoModel{model}.from_pretrained({place})")
+    if config.data.tokenizer == "bytes":  # mlx_lm.generate needs a tokenizer's files
+        names, loaded = "load_model", f"load_model(Path({place}))[0]"
+        if not full and form != "mlx-4bit":
+            names, loaded = "load_adapters, load_model", f"load_model(Path({json.dumps(base)}))[0]"
+            loaded = f"load_adapters({loaded}, {place})"
+        return ("from pathlib import Path", f"from mlx_lm.utils import {names}", f"{loaded}  # its tokens are bytes")
     options = (
         ("--model", str(folder)) if full or form == "mlx-4bit" else ("--model", base, "--adapter-path", str(folder))
     )

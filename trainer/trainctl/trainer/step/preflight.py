@@ -1,7 +1,7 @@
 """A rank's reports once its data and its model are loaded: that it is ready, and before that, the preflight.
 
 The preflight of a run's first start has all that the group is judged by: digests, engines, and the probe. It comes
-before a calibration or a reference pass, which take minutes, so that a run that can't start is refused at once.
+before a reference pass, which takes minutes, so that a run that can't start is refused at once.
 """
 
 import os

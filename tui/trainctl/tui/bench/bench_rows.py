@@ -11,9 +11,7 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import HOUR_SECONDS
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.micro_batches import is_auto
 from trainctl.protocol.config.run_tables import (
-    CalibrationTable,
     CheckpointTable,
     EvaluateTable,
     NodeTable,
@@ -81,11 +79,9 @@ def bench_config(
     table = msgspec.structs.replace(table, share=None, interface="", cache_path=table.cache_path or caches)
     policy = msgspec.to_builtins(config.policy) | {name: {"mode": "off"} for name in _QUIET}
     optimizer = msgspec.structs.replace(config.optimizer, schedule="constant", warmup_steps=0, warmup_ratio=0.0)
-    calibration = CalibrationTable() if is_auto(config, table) else CalibrationTable(at_start="never")
     changed = msgspec.structs.replace(
         config,
         optimizer=optimizer,
-        calibration=calibration,
         nodes={node: table},
         evaluate=EvaluateTable(),
         run=msgspec.structs.replace(config.run, steps=steps, epochs=0.0, orphan_seconds=ORPHAN_SECONDS),

@@ -40,7 +40,11 @@ def init(
         typer.Option(help="Train all weights (full) or adapters (lora, rslora) [lora unless pretrain]."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Run name [taken from the model folder].")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, max=2**40, help="Steps to train [1000].")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=2**40, help="Steps to train [1 to 3 epochs].")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=10**5, help="Train the steps that fit this time, by some passes timed here."),
+    ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, max=2**40, help="Samples per step across all nodes [16,384 tokens].")
     ] = None,
@@ -64,7 +68,9 @@ def init(
     from trainctl.tui.setup import hub_download
     from trainctl.tui.setup import init_work as work
 
-    given = work.Given(model, data, name, steps, batch, address, adapter, objective)
+    if steps is not None and minutes is not None:
+        raise InvalidInputError("--minutes", "--steps says how long the run is: leave one of them out")
+    given = work.Given(model, data, name, steps, minutes, batch, address, adapter, objective)
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not json
     ask = _ask if asks else None
     try:

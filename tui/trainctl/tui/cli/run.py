@@ -17,6 +17,7 @@ from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.objectives import sample_unit
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.config.usual_settings import unusual_settings
 from trainctl.protocol.errors import Collected, InvalidInputError, NotCachedError, RefusedError
 from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.protocol.messages import verbs
@@ -220,12 +221,14 @@ async def _sent_and_told(client: Any, order: command.Order, seconds: float) -> m
         await asyncio.gather(telling, return_exceptions=True)
 
 
-async def _tell_of_start(client: Any) -> None:
+async def _tell_of_start(client: Any, name: str | None = None) -> None:
     told: dict[str, str] = {}
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        run = (await client.snapshot(0)).run
-        for rank in run.ranks if run is not None and run.step == 0 else ():
+        run = (await client.snapshot(0, name)).run
+        if run is not None and run.step > 0:
+            return
+        for rank in run.ranks if run is not None else ():
             if rank.state == "starting" and rank.why and told.get(rank.node) != rank.why:
                 told[rank.node] = rank.why
                 output.tell(f"{rank.node}: {rank.why}")
@@ -258,6 +261,7 @@ def check(
     is started. On a terminal, it offers to download a model that isn't in the Hugging Face cache.
 
     It prints how many parameters are trained, the gradients that each step sums, and an estimate of each node's memory.
+    It warns of settings that are probably mistakes, with the usual range and its source; they don't fail the check.
     For dpo with reference = "cached", it prints whether the reference's log-probabilities are there, and their size.
     """
     found = targets.cluster_file(cluster)
@@ -274,11 +278,13 @@ def check(
     with wrong.going_on():
         data = data_check.read(parsed, file, here, overrides)
     wrong.raise_any()
+    epoch = data.size.epoch if data.size is not None else None
+    unusual = unusual_settings(parsed, data.size)
     if json:
         references = msgspec.to_builtins(dict(data.references))
         output.emit_ok(
             config=config, nodes=nodes, unseen=unseen, data_read=not data.unread, model=report and report.plain,
-            references=references, epoch_samples=data.epoch,
+            references=references, epoch_samples=epoch, unusual=msgspec.to_builtins(unusual),
         )  # fmt: skip
         return 0
     if any(not field.endswith(".cache_path") for field in unseen):
@@ -291,12 +297,14 @@ def check(
         output.tell(f"{config['data']['path']} still grows: what is written to it later is checked during the run")
     ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
     unit, steps, batch = sample_unit(parsed.objective.kind), config["run"]["steps"], config["batch"]["global"]
-    epochs = f", {steps * batch / data.epoch:,.3g} epochs of {data.epoch:,}" if data.epoch else ""
+    epochs = f", {steps * batch / epoch:,.3g} epochs of {epoch:,}" if epoch else ""
     output.say(f"{file}: no problems found; {steps:,} steps of {batch:,} {unit}{epochs}{ranks}")
     for line in _shared_cores(parsed, nodes, here):
         output.say(line)
     for line in memory_report.report_lines(report) if report is not None else ():
         output.say(line)
+    for each in unusual:
+        output.say(f"warning: {each.text}; to change it: --set {each.change}")
     for node, reference in data.references.items():
         output.say(f"reference{f' on {node}' if node else ''}: {data_preview.reference_text(reference)}")
     return 0
@@ -415,7 +423,15 @@ async def _followed(client: Any, run: str, before: m.Snapshot | None, *, json: b
     def keep(item: watch.Line) -> bool:
         return json or not _says_why_it_failed(item)
 
-    view = await watch.show(client, keep, json=json, run=run, since=before, from_start=before is None, until_end=True)
+    telling = None if json else asyncio.create_task(_tell_of_start(client, run), name="start")
+    try:
+        view = await watch.show(
+            client, keep, json=json, run=run, since=before, from_start=before is None, until_end=True
+        )
+    finally:
+        if telling is not None:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
     if view is None or view.state != "failed":
         return 0
     now = (await client.snapshot(0, run)).run or view

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import policies_that_yield
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages.events import ProfileFailed
 from trainctl.protocol.messages.verbs import MAX_PROFILE_STEPS, VERBS
@@ -21,6 +22,7 @@ from trainctl.tui.cli.options import ClusterFile, Connect, Json, Node, Timeout, 
 from trainctl.tui.cli.run_lookup import Run, RunAtAgent
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.state.rank_speed import live_ranks
+from trainctl.tui.text.glyphs import UNICODE
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -99,7 +101,8 @@ def send(
     if targets.is_local(addresses[0]):
         args = arguments.verb_args(verb, words or [], local=True)
     order = command.make_order(verb, args, run=run, **options)
-    return _send(addresses, order, wait, timeout, json=json)
+    is_first = not json and wait != "none" and id_ is None and if_plan is None
+    return _send(addresses, order, wait, timeout, json=json, says_what_follows=is_first)
 
 
 async def _undoing(client: "Client", run: str | None, options: dict[str, Any]) -> command.Order:
@@ -118,11 +121,16 @@ async def _undoing(client: "Client", run: str | None, options: dict[str, Any]) -
     return command.make_order(order.verb, dict(order.args), run=seen.run.run, **named)
 
 
-def _send(addresses: Sequence[str], order: command.Order, wait: command.Wait, timeout: float, *, json: bool) -> int:
+def _send(
+    addresses: Sequence[str], order: command.Order, wait: command.Wait, timeout: float, *, json: bool,
+    says_what_follows: bool = False,
+) -> int:  # fmt: skip
     with command_result.told(order, json=json):
         named = run_lookup.with_ids(addresses, order.args) if order.verb == "start-run" else order.args
         order = replace(order, args=named, run=run_lookup.id_at(addresses, order.run))
         lead = agent_call.find_lead(addresses, order.run)
+        if says_what_follows:
+            _say_what_follows(lead, order)
         reply = command_result.send(lead, order, wait, timeout)
     if wait == "none":
         # Nobody has answered: there is no state.
@@ -130,6 +138,26 @@ def _send(addresses: Sequence[str], order: command.Order, wait: command.Wait, ti
         return output.answer(f"{order.verb} sent without waiting; id {reply.id}", json=json, **fields)
     more = _perplexity(lead, reply) if order.verb == "evaluate" and reply.after and not json else ""
     return command_result.finish(order, reply, json=json, code=command.exit_code(reply), more=more)
+
+
+def _say_what_follows(lead: str, order: command.Order) -> None:
+    """Before a command that changes how the run goes on: what it will do, and which policies then only advise."""
+    if VERBS[order.verb].scope != "edit":
+        return
+    from trainctl.tui.commands.preview import preview
+    from trainctl.tui.state import reducer
+    from trainctl.tui.state.view_state import ViewState
+
+    with contextlib.suppress(TrainctlError):
+        snapshot = agent_call.call(lead, lambda client: client.snapshot(0, order.run))
+        state = reducer.apply(ViewState(), snapshot, time.monotonic())
+        follows = preview(order, state, UNICODE)
+        if state.run is None or follows.role == "bad":  # the refusal says why
+            return
+        yielding = policies_that_yield(order.verb, auto=bool(order.args.get("auto")), is_new=not state.run.step)
+        modes = {policy.name: policy.mode for policy in state.run.policies}
+        advising = [f"; policy {name} will only advise" for name in yielding if modes.get(name) == "on"]
+        output.tell(output.arrowed(f"{order.verb}: {output.one_line(follows.text)}{''.join(advising)}"))
 
 
 def _perplexity(address: str, reply: m.CommandReply) -> str:

@@ -52,7 +52,6 @@ def runs_table(runs: Sequence[m.RunSummary]) -> str:
     return table(header, rows, right=("STEP", "BATCH", LAST_LOSS.label.upper(), "COST", "SPACE"))
 
 
-
 def _titled(run: m.RunSummary) -> str:
     """Return the run's id, with its name if that isn't how the id begins."""
     return run.run if run.run.startswith(run.name) else f"{run.run} ({run.name})"

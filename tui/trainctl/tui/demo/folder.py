@@ -144,7 +144,6 @@ def run_config(
             "learning_rate": 4e-3, "schedule": "cosine", "warmup_steps": min(WARMUP_STEPS, steps - 1), "clip_norm": 1.0,
         },
         "evaluate": {"every_steps": EVALUATE_EVERY},
-        "calibration": {"at_start": "never"},
         "nodes": {name: {"backend": backend, **table} for name, backend in nodes.items()},
     }  # fmt: skip
     for name, changes in _CHANGES.get(objective, {}).items():

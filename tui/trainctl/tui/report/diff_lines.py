@@ -64,6 +64,8 @@ def _plan(one: PlanDifference) -> str:
 
 
 def _curve(found: CurveDifference) -> Iterator[str]:
+    if found.common_steps and found.begins > 1:
+        yield f"compared from step {found.begins:,} on, where the later run begins"
     if not found.common_steps:
         neither = not (found.only_a or found.only_b)
         yield "neither run has a step to compare" if neither else "the runs have no step in common"

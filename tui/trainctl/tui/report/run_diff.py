@@ -1,13 +1,13 @@
 """How two runs differ: recipe, data, versions, plans, and the first step where their losses part. Pure."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from trainctl.protocol.record.whole_run import CurvePoint
 from trainctl.tui.report.run_facts import DataFacts
-from trainctl.tui.report.run_side import RunSide
+from trainctl.tui.report.run_side import EVENTS, RunSide
 
 
 class FieldDifference(msgspec.Struct, frozen=True):
@@ -43,8 +43,9 @@ class CurveDifference(msgspec.Struct, frozen=True):
     common_steps: int
     first: LossDifference | None  # where they part; None: they don't
     worst: LossDifference | None  # the largest difference from there on
-    only_a: int  # steps that only one run has
+    only_a: int  # steps from `begins` on that only one run has
     only_b: int
+    begins: int = 0  # the first step that is compared: a branch has none before
 
 
 class RunDifferences(msgspec.Struct, frozen=True):
@@ -98,21 +99,44 @@ def _unknown(a: RunSide, b: RunSide) -> Iterator[str]:
 
 
 def _plans(a: RunSide, b: RunSide) -> Iterator[PlanDifference]:
-    own, other = ({(one.step, one.what): one.value for one in side.plans} for side in (a, b))
-    for key in sorted(own.keys() | other.keys()):
-        if own.get(key) != other.get(key):
-            yield PlanDifference(*key, own.get(key, ""), other.get(key, ""))
+    """Yield where the plans in force differ, over the steps that both runs have: a branch has none before its first."""
+    first, last = _common(a.curve, b.curve)
+    changes = [[one for one in side.plans if one.step <= last] for side in (a, b)]
+    found = []
+    for what in dict.fromkeys(one.what for side in changes for one in side):
+        own, other = ({one.step: one.value for one in side if one.what == what} for side in changes)
+        if what in EVENTS:
+            steps = sorted(step for step in own.keys() | other.keys() if step >= first)
+            pairs = [(step, own.get(step, ""), other.get(step, "")) for step in steps]
+        else:
+            steps = sorted({max(step, first) for step in (*own, *other)})
+            pairs = [(step, _in_force(own, step), _in_force(other, step)) for step in steps]
+        found += [PlanDifference(step, what, *values) for step, *values in pairs if values[0] != values[1]]
+    yield from sorted(found, key=lambda one: (one.step, one.what))
+
+
+def _common(a: Sequence[CurvePoint], b: Sequence[CurvePoint]) -> tuple[int, float]:
+    """Return the first and the last step that both runs could have; all steps where one has none."""
+    if not a or not b:
+        return 0, math.inf
+    return max(a[0].step, b[0].step), min(a[-1].step, b[-1].step)
+
+
+def _in_force(changes: Mapping[int, str], step: int) -> str:
+    return next((changes[at] for at in sorted(changes, reverse=True) if at <= step), "")
 
 
 def _curve(a: tuple[CurvePoint, ...], b: tuple[CurvePoint, ...]) -> CurveDifference:
     own, other = ({point.step: point.loss for point in curve} for curve in (a, b))
+    first, _ = _common(a, b)
     common = [step for step in own if step in other]
     apart = [step for step in common if not _is_same(own[step], other[step])]
     found = [_loss(step, own[step], other[step]) for step in apart]
     return CurveDifference(
         common_steps=len(common), first=found[0] if found else None,
         worst=max(found, key=lambda one: math.inf if one.difference is None else one.difference, default=None),
-        only_a=len(own) - len(common), only_b=len(other) - len(common),
+        only_a=sum(step >= first for step in own) - len(common),
+        only_b=sum(step >= first for step in other) - len(common), begins=first,
     )  # fmt: skip
 
 

@@ -17,6 +17,10 @@ VERSIONS: Final = {"program": "trainctl", "library": "library", "python": "Pytho
 """Fields of a checkpoint's environment, as a comparison calls them."""
 
 
+EVENTS: Final = ("learning rate", "rollback")
+"""Changes of the plan that are in force at one step, or whose value before isn't known."""
+
+
 class PlanChange(NamedTuple):
     """A setting of the plan, from a step on."""
 

@@ -5,11 +5,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from trainctl.protocol.batch.data_statistics import ReferenceState, epoch_samples
+from trainctl.protocol.batch.data_statistics import ReferenceState, data_size, epoch_samples
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.data_files import data_files
 from trainctl.protocol.config.objectives import caches_reference
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.config.usual_settings import DataSize
 from trainctl.protocol.errors import Collected, InvalidInputError
 from trainctl.tui.setup import data_preview, init_probe
 
@@ -51,7 +52,7 @@ class DataRead(NamedTuple):
     references: Mapping[str, ReferenceState] = MappingProxyType(
         {}
     )  # by node, where the reference is computed before the first step
-    epoch: int | None = None  # samples of an epoch; None: not counted
+    size: DataSize | None = None  # None: not counted
 
 
 def read(config: RunFile, file: Path, nodes: Sequence[str], overrides: Mapping[str, str]) -> DataRead:
@@ -66,15 +67,15 @@ def read(config: RunFile, file: Path, nodes: Sequence[str], overrides: Mapping[s
     large = any(_bytes(run_file.on_node(config, node)) > MOST_BYTES for node in own.values())
     if large or not own or not init_probe.backends():
         return DataRead(NOT_READ)
-    wrong, references, epoch = Collected(), dict[str, ReferenceState](), None
+    wrong, references, size = Collected(), dict[str, ReferenceState](), None
     for node in own.values():
         if not _waits(run_file.on_node(config, node)):
             with wrong.going_on():
                 found = data_preview.read(file, node, 0, overrides)
                 references |= {node: found.reference} if found.reference is not None else {}
-                epoch = None if found.growing else epoch_samples(found)
+                size = None if found.growing else data_size(found)
     wrong.raise_any()
-    return DataRead("", references, epoch)
+    return DataRead("", references, size)
 
 
 def _bytes(config: RunFile) -> int:

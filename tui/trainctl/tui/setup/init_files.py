@@ -1,5 +1,6 @@
 """The text of a first run file and cluster file, from what was answered and what the machine and the model are like."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from trainctl.tui.setup.init_probe import Model, ThisMachine
 from trainctl.tui.setup.init_values import AdapterKind, Objective
 
 STEPS = 1000
+"""Steps of a run whose samples can't be counted here."""
+ANSWER_TOKENS = 48
 SEQUENCE = 512
 STATE_BYTES = 20
 """Of a parameter in training: weight, two moments and the accumulated gradient in float32, and the buffer summed."""
@@ -41,7 +44,7 @@ class Answers(NamedTuple):
     data: Path
     name: str
     address: str  # of this machine's agent
-    steps: int = STEPS
+    steps: int | None = None  # None: epochs
     batch: int | None = None  # samples per step; None: by their tokens
     kind: DataKind = "text"
     adapter: AdapterKind = "full"
@@ -49,6 +52,7 @@ class Answers(NamedTuple):
     sequence_length: int = SEQUENCE
     mean_tokens: float | None = None  # of a sample; None: sequence_length
     samples: int | None = None  # of the data, if they were counted
+    prompt: str = ""  # that the model answers during the run; empty: none
 
 
 def run_name(folder: Path) -> str:
@@ -71,23 +75,29 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
     mean = answers.mean_tokens or length * sequences_of(answers.objective)
     whole = answers.batch or (preset and preset.batch) or values.global_batch(mean, answers.samples)
     family = model.facts.family if model.facts is not None else ""
-    rate = values.learning_rate(answers.objective, answers.adapter, random=model.is_random, family=family)
-    every = values.every(answers.steps)
+    rate = values.learning_rate(answers.objective, answers.adapter, random=model.is_random, family=family,
+                                parameters=model.parameters)  # fmt: skip
+    epochs = values.EPOCHS[answers.objective]
+    steps = answers.steps or (math.ceil(epochs * answers.samples / whole) if answers.samples else STEPS)
+    every = values.every(steps)
     tables: dict[str, Any] = {
-        "run": {"name": answers.name, "steps": answers.steps},
+        "run": {"name": answers.name} | ({"steps": answers.steps} if answers.steps else {"epochs": epochs}),
         "model": {"path": str(answers.model), "dtype": "auto"}
         | ({"base": preset.base} if preset is not None and preset.base != "stored" else {})
         | ({"init": "random"} if model.is_random else {}),
         "data": {
             "path": str(answers.data), "kind": answers.kind, "tokenizer": "model" if model.has_tokenizer else "bytes",
             "sequence_length": length,
-        },
+        } | ({"held_out": values.held_out(answers.samples)} if answers.samples else {}),
         "batch": {"global": whole, "micro": 1},
         "optimizer": {"learning_rate": rate, "warmup_ratio": values.WARMUP_RATIO},
         "checkpoint": {"every_steps": every},
-        "evaluate": {"every_steps": every},
+        "evaluate": {"every_steps": every, "at_start": True},
         "objective": {"kind": answers.objective},
     }  # fmt: skip
+    if answers.prompt:
+        samples = {"prompts": [answers.prompt], "every_steps": every, "at_start": True, "max_tokens": ANSWER_TOKENS}
+        tables["samples"] = samples
     if answers.adapter != "full":
         rank = values.rank(model.parameters)
         alpha = values.alpha(answers.adapter, rank)
@@ -109,13 +119,14 @@ def _preset(answers: Answers, model: Model, machine: ThisMachine) -> Preset | No
     return preset if preset.base == "stored" or can_be_packed else None
 
 
-def _passes(tables: dict[str, Any], answers: Answers, model: Model, machine: ThisMachine) -> dict[str, int]:
-    """Samples per pass. Rows are shorter than the longest: twice as many, limited by the tokens that fit the memory."""
+def _passes(tables: dict[str, Any], answers: Answers, model: Model, machine: ThisMachine) -> dict[str, Any]:
+    """Return the samples per pass: of text as many as the first steps find fastest. Rows are shorter than the longest:
+    twice as many as fit, limited by the tokens that fit the memory."""
+    if answers.kind == "text":
+        return {"micro": "auto"}
     config = run_file.parse(tables | {"model": tables["model"] | {"dtype": machine.dtype}})
     backend = "torch" if model.encodes_prompts else machine.backend
     fits = values.micro_batch(config, model.facts, backend, machine.device_bytes or machine.memory_bytes)
-    if answers.kind == "text":
-        return {"micro": fits}
     longest = config.data.sequence_length * sequences_of(answers.objective)
     return {"micro": min(2 * fits, config.batch.global_), "micro_tokens": fits * longest}
 

@@ -24,6 +24,10 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import nvidia
 
 BACKENDS = ("torch", "mlx")
+BYTES_PER_TOKEN = 4
+"""Of text, by the tokenizers of common models."""
+PROMPT_CHARACTERS, ROW_CHARACTERS = 32, 1000
+"""Characters of a text that are a prompt, and most of a row's prompt."""
 _BYTES_OF_DTYPE = {"float32": 4, "float64": 8}
 
 
@@ -104,6 +108,29 @@ def data_kind(path: Path) -> DataKind:
     except (OSError, ValueError) as error:
         raise InvalidInputError("--data", f"{path}: line 1 is not a JSON object: {error}") from None
     return "samples" if isinstance(found, dict) and "tokens" in found else "rows"
+
+
+def text_samples(path: Path, model: Model, length: int) -> int:
+    """Return about how many samples text has, by its size: exactly as long as bytes are the tokens."""
+    size = sum(file.stat().st_size for file in data_files.data_files(path, "text"))
+    return max(1, size // ((BYTES_PER_TOKEN if model.has_tokenizer else 1) * length))
+
+
+def prompt(path: Path, kind: DataKind) -> str:
+    """Return the beginning of the first text, or the prompt of the first row; empty if there is none to show."""
+    file = next(iter(data_files.data_files(path, kind)), None)
+    if file is None or kind == "samples" or file.suffix == ".parquet":
+        return ""
+    try:
+        if kind == "text":
+            with file.open(encoding="utf-8") as source:
+                words = source.read(4 * PROMPT_CHARACTERS).split()
+            return " ".join(words)[: PROMPT_CHARACTERS + 1].rpartition(" ")[0] or " ".join(words)[:PROMPT_CHARACTERS]
+        row = _first_object(file)
+    except (OSError, ValueError):
+        return ""  # what is wrong with it is found when all of it is read
+    asked = row.get("prompt") if isinstance(row, dict) else None
+    return asked if isinstance(asked, str) and 0 < len(asked) <= ROW_CHARACTERS else ""
 
 
 def has_pairs(path: Path) -> bool:

@@ -19,11 +19,20 @@ PREFERENCE_RATES: Final[dict[Objective, tuple[float, float]]] = {"dpo": (5e-7, 2
 T5_RATES: Final[tuple[float, float]] = (1e-4, 1e-3)
 """The same for T5, which needs more than other models; for all weights what the documentation of transformers says."""
 T5_FAMILIES: Final = ("t5", "mt5", "umt5", "longt5")
+SMALL_PARAMETERS, SMALL_FACTOR = 10**7, 10
+"""A model of fewer parameters takes so many times the rate on text (Brown et al. 2020: the smaller, the higher)."""
+EPOCHS: Final[dict[Objective, float]] = {"pretrain": 1, "sft": 3, "seq2seq": 3, "dpo": 1, "orpo": 1}
+"""Passes over the data to begin with: text is rarely worth a second one, and answers are learnt in a few."""
+TIMED_PART = 0.7
+"""Of the time that a run may take, for steps: the rest is for its start, evaluations, answers and checkpoints, and for
+other work on the machine."""
 STEP_TOKENS = 16_384
 """Of a step: steps of less are noisy, and of more rarely learn more in the time on a small machine."""
 LEAST_SAMPLES = 4
 """Of a step: fewer are one kind of sample."""
 WARMUP_RATIO = 0.03
+HELD_OUT_SAMPLES, MAX_HELD_OUT = 64, 0.1
+"""Samples that are evaluated, in a tenth of a second each on a small machine, and the largest part of all."""
 TIMES = 10
 """Evaluations and checkpoints in a run."""
 MEMORY_PART = 0.6
@@ -32,8 +41,10 @@ _RANKS = ((10**8, 8), (10**10, 16))
 _MICROS = (64, 32, 16, 8, 4, 2)
 
 
-def learning_rate(objective: Objective, adapter: AdapterKind, *, random: bool, family: str = "") -> float:
-    """Of AdamW at its peak, for a model of a family (`model_type`)."""
+def learning_rate(
+    objective: Objective, adapter: AdapterKind, *, random: bool, family: str = "", parameters: int = SMALL_PARAMETERS
+) -> float:
+    """Return AdamW's rate at its peak, for a model of a family (`model_type`) with so many parameters."""
     if objective == "seq2seq" and family in T5_FAMILIES:
         return T5_RATES[adapter != "full"]
     if objective in PREFERENCE_RATES:
@@ -42,7 +53,8 @@ def learning_rate(objective: Objective, adapter: AdapterKind, *, random: bool, f
         return LORA_RATE
     if objective in ("sft", "seq2seq"):
         return SFT_RATE
-    return RANDOM_RATE if random else CONTINUED_RATE
+    rate = RANDOM_RATE if random else CONTINUED_RATE
+    return round(rate * SMALL_FACTOR, 5) if parameters < SMALL_PARAMETERS else rate
 
 
 def rank(parameters: int) -> int:
@@ -59,6 +71,11 @@ def alpha(kind: AdapterKind, rank_: int) -> float:
 def every(steps: int) -> int:
     """Steps between two evaluations or checkpoints: a tenth of the run, but not every step."""
     return max(2, -(-steps // TIMES))
+
+
+def held_out(samples: int) -> float:
+    """Return the part of the samples to be kept for evaluation."""
+    return float(f"{min(MAX_HELD_OUT, HELD_OUT_SAMPLES / samples):.2g}")
 
 
 def global_batch(mean_tokens: float, samples: int | None) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from trainctl.protocol.client import local_agents
-from trainctl.protocol.config import addresses
+from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.config.data_files import is_glob
 from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_folder
@@ -16,7 +16,7 @@ from trainctl.protocol.errors import InvalidInputError, NotCachedError
 from trainctl.protocol.files.durable_files import naming
 from trainctl.protocol.security import keys
 from trainctl.tui.commands import targets
-from trainctl.tui.setup import data_preview, init_files, init_probe, init_values, new_files
+from trainctl.tui.setup import data_bench, data_preview, init_files, init_probe, init_values, new_files
 from trainctl.tui.setup.init_files import Answers
 from trainctl.tui.setup.init_probe import Model, ThisMachine
 from trainctl.tui.setup.init_values import AdapterKind, Objective
@@ -42,6 +42,7 @@ class Given(NamedTuple):
     data: Path | None = None
     name: str | None = None
     steps: int | None = None
+    minutes: float | None = None
     batch: int | None = None
     address: str | None = None
     adapter: AdapterKind | None = None
@@ -56,26 +57,35 @@ class Done(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | None) -> Done:
+def write(given: Given, file: Path, cluster_file: Path | None, ask: Ask | None) -> Done:
     """Write both files, or only the run file where the default cluster file already exists, or isn't needed: programs
     find an agent on a Unix socket without one. Raises InvalidInputError, and then leaves no file."""
     target = cluster_file or cluster.default_path()
     kept = target if cluster_file is None and target.is_file() else None
-    new_files.check_free([run_file] if kept else [run_file, target])
+    new_files.check_free([file] if kept else [file, target])
     machine = init_probe.machine()
     answers = answered(given, machine, ask, has_cluster=kept is not None)
     machine = machine._replace(node=machine.node_at(answers.address))
     model = init_probe.model(model_folder(str(answers.model)))
     if answers.kind == "rows" and machine.backends:
         answers = _measured(answers, model, machine)
-    texts = {run_file: init_files.run_text(answers, model, machine, run_file)}
+    elif answers.kind == "text":
+        answers = answers._replace(samples=init_probe.text_samples(answers.data, model, answers.sequence_length))
+    answers = answers._replace(prompt=init_probe.prompt(answers.data, answers.kind))
+    if answers.steps is None and not machine.backends:
+        answers = answers._replace(steps=init_files.STEPS)
+    remarks = []
+    if given.minutes is not None:
+        answers, estimate = _timed(answers, model, machine, given.minutes)
+        remarks.append(estimate)
+    texts = {file: init_files.run_text(answers, model, machine, file)}
     key = _own_key(answers.address)
     is_alone = addresses.socket_path(answers.address) is not None
     if kept is None and (cluster_file is not None or not is_alone):
         texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, key))
     with new_files.drafts(texts) as drafts:
-        _check(drafts, run_file, kept or (target if target in drafts else None))
-    remarks = init_files.remarks(model, machine, answers.adapter)
+        _check(drafts, file, kept or (target if target in drafts else None))
+    remarks += init_files.remarks(model, machine, answers.adapter)
     if key is None and not is_alone:
         remarks.append("an agent needs keys to listen on TCP: create them with trainctl keys new")
     if kept is not None:
@@ -95,6 +105,26 @@ def _measured(answers: Answers, model: Model, machine: ThisMachine) -> Answers:
     length = -(-found.lengths["p95"] // LENGTH_STEP) * LENGTH_STEP
     mean = min(length * sequences_of(answers.objective), found.tokens / max(1, found.samples))
     return answers._replace(sequence_length=length, mean_tokens=mean, samples=found.samples)
+
+
+def _timed(answers: Answers, model: Model, machine: ThisMachine, minutes: float) -> tuple[Answers, str]:
+    """Return the answers with the steps that fit the minutes, by a few timed passes of the model, and the estimate.
+    Raises InvalidInputError."""
+    if not machine.backends:
+        raise InvalidInputError("--minutes", "PyTorch or MLX must be here to time the model; give --steps")
+    with tempfile.TemporaryDirectory(prefix="trainctl-init-") as folder:
+        draft = Path(folder) / "run.toml"
+        with naming(draft):
+            draft.write_text(init_files.run_text(answers, model, machine, draft), "utf-8")
+        config = run_file.read(draft)
+        found = data_bench.measure(draft, machine.node, {}, None, may_load=True)
+    assert found.need is not None
+    rate, batch = found.need.tokens_per_second, config.batch.global_
+    mean = answers.mean_tokens or config.data.sequence_length * sequences_of(answers.objective)
+    steps = max(2, int(init_values.TIMED_PART * 60 * minutes * rate / (batch * mean)))
+    epochs = f", {steps * batch / answers.samples:.2g} epochs" if answers.samples else ""
+    estimate = f"{steps:,} steps{epochs} take about {minutes:g} min: {found.need.detail} ran {rate:,.0f} tokens/s"
+    return answers._replace(steps=steps), estimate
 
 
 def _own_key(address: str) -> str | None:
@@ -122,10 +152,14 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     usual = "full" if whole else "lora"
     adapter: AdapterKind = _asked(given.adapter, question, usual, ask, _choice("--adapter", ADAPTERS))
     name = _asked(given.name, "Run name", init_files.run_name(model), ask, str)
-    steps = _asked(given.steps, "Steps", str(init_files.STEPS), ask, _whole("--steps"))
+    steps = given.steps
+    if steps is None and given.minutes is None:
+        epochs = init_values.EPOCHS[objective]
+        question = f"Steps, or auto for {epochs:g} {'epoch' if epochs == 1 else 'epochs'}"
+        steps = _asked(None, question, "auto", ask, _auto_or_whole("--steps"))
     unit = sample_unit(objective).capitalize()
     question = f"{unit} per step across all nodes, or auto for about {init_values.STEP_TOKENS:,} tokens"
-    batch = given.batch if given.batch is not None else _asked(None, question, "auto", ask, _batch)
+    batch = given.batch if given.batch is not None else _asked(None, question, "auto", ask, _auto_or_whole("--batch"))
     address, usual = given.address, local_agents.default_address()
     if len(machine.agents) == 1:
         usual = machine.agents[0].address
@@ -224,12 +258,10 @@ def _choice(option: str, choices: tuple[T, ...]) -> Callable[[str], T]:
     return read
 
 
-def _batch(text: str) -> int | None:
-    return None if text == "auto" else _whole("--batch")(text)
-
-
-def _whole(option: str) -> Callable[[str], int]:
-    def read(text: str) -> int:
+def _auto_or_whole(option: str) -> Callable[[str], int | None]:
+    def read(text: str) -> int | None:
+        if text == "auto":
+            return None
         if not text.isdecimal() or not 1 <= int(text) <= 2**40:
             raise InvalidInputError(option, f"{text!r} is not a whole number of at least 1")
         return int(text)
@@ -250,14 +282,14 @@ def _checked_address(address: str, machine: ThisMachine) -> str:
     return address
 
 
-def _check(drafts: dict[Path, Path], run_file: Path, cluster_file: Path | None) -> None:
+def _check(drafts: dict[Path, Path], file: Path, cluster_file: Path | None) -> None:
     """As `trainctl check` does, naming the files as they will be called."""
     found = targets.cluster_file(drafts.get(cluster_file, cluster_file)) if cluster_file is not None else None
     try:
-        targets.run_file(drafts[run_file], {}, local=True, cluster=found)
+        targets.run_file(drafts[file], {}, local=True, cluster=found)
     except InvalidInputError as error:
-        names: dict[str, Any] = {str(draft): str(file) for file, draft in drafts.items()}
+        names: dict[str, Any] = {str(draft): str(target) for target, draft in drafts.items()}
         text = str(error)
-        for draft, file in names.items():
-            text = text.replace(draft, file)
+        for draft, name in names.items():
+            text = text.replace(draft, name)
         raise InvalidInputError(*text.split(": ", 1)) from None

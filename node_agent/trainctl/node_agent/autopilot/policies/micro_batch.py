@@ -2,13 +2,14 @@
 the loss doesn't change.
 
 The mean over a window decides, so one high step shrinks nothing. A size that ran out of memory is barred for some
-steps.
+steps. Where the run file says "auto" and a node has no profile, its first steps look for its fastest micro-batch: each
+of a few steps twice as large, as long as that is faster and memory allows it.
 """
 
 import dataclasses
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from trainctl.node_agent.autopilot import bars
@@ -24,11 +25,14 @@ from trainctl.node_agent.autopilot.policy import (
     RunFacts,
     Stepped,
     assess,
+    mode_of,
     percent,
     resize,
 )
+from trainctl.node_agent.planning import profile_edits
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.peak import MOST_OF_CAP
+from trainctl.protocol.config.micro_batches import UNMEASURED
 from trainctl.protocol.config.policies import MicroBatchTable
 
 FASTER = 1.02
@@ -40,6 +44,10 @@ be slower with every larger one."""
 
 HELPED = 0.98
 """Part of the peak before to which a smaller micro-batch must have brought it, for another one to be tried."""
+
+
+RAMP_STEPS = 3
+"""Steps with one micro-batch in a search, of which the first warms up and the fastest of the others counts."""
 
 
 class _Peaks(NamedTuple):
@@ -62,6 +70,12 @@ class MicroBatch(Policy):
                 _bar(facts, memory, rank, size)
             case Stepped() as stepped:
                 bars.go_back(memory.kept, facts.step, _table(facts).barred_steps)
+                for node, ranks in _ranks_by_node(facts).items():
+                    if not _searches(facts, memory, stepped, node, ranks):
+                        continue
+                    found = _next_size(facts, memory, stepped, node, ranks)
+                    if found is not None:
+                        return found
                 if _observe(facts, memory, stepped) or facts.step % _table(facts).window == 0:
                     return next(_changes(facts, memory, stepped), None)
             case Measured() | HeldOutLoss() | None:
@@ -136,6 +150,56 @@ def _ranks_by_node(facts: RunFacts) -> dict[str, list[int]]:
     for rank, setting in facts.durable.settings.live.items():
         nodes.setdefault(setting.node, []).append(rank)
     return nodes
+
+
+def _searches(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ranks: list[int]) -> bool:
+    """Return whether the first steps still look for a node's fastest micro-batch."""
+    if memory.kept.get(f"searched {node}") or _table(facts).up == "off":
+        return False
+    if mode_of(facts.config, facts.durable, "micro-batch") != "on":
+        return False
+    settings = [facts.durable.settings.ranks[rank] for rank in ranks]
+    is_left_open = all(setting.auto_micro and not setting.halved_to for setting in settings)
+    has_begun = node in memory.evidence.get("search", {})
+    return is_left_open and (has_begun or not _has_curves(stepped, ranks))
+
+
+def _next_size(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ranks: list[int]) -> Proposal | None:
+    """Return a node's next micro-batch, or back to the one before if that was faster; None while it is timed, and once
+    the search is over."""
+    search: dict[int, list[float]] = memory.evidence.setdefault("search", {}).setdefault(node, {})
+    size = max(facts.durable.settings.ranks[rank].micro_in_force for rank in ranks)
+    reports = [stepped.reports[rank] for rank in ranks if rank in stepped.reports]
+    if len(reports) < len(ranks) or any(report.micro_batch != size or not report.own_samples for report in reports):
+        return None  # planned before the last change
+    search.setdefault(size, []).append(
+        max(report.phases.busy / (report.own_tokens or report.own_samples) for report in reports)
+    )
+    if len(search[size]) < RAMP_STEPS:
+        return None
+    seconds = {micro: min(times[1:]) for micro, times in search.items() if len(times) >= RAMP_STEPS}
+    best = min(seconds, key=lambda micro: seconds[micro])
+    uses = [use for report in reports if (use := m.of_cap(report.values, "peak")) is not None]
+    has_peaks = len(uses) == len(ranks)
+    bound = _most(facts, memory, stepped, ranks, size, max(uses)) if has_peaks else max(size, UNMEASURED)
+    larger = min(2 * size, bound, *(facts.durable.settings.ranks[rank].share for rank in ranks))
+    if size == best and larger > size and _is_faster(seconds, size):
+        reason = f"the first steps look for the fastest micro-batch; {size} was the fastest so far"
+        return _taken(facts, node, ranks, larger, reason)
+    memory.kept[f"searched {node}"] = 1.0
+    if best == size:
+        return None
+    reason = f"passes of {best} were {percent(seconds[size] / seconds[best] - 1)} faster than of {size}"
+    return _taken(facts, node, ranks, best, reason)
+
+
+def _is_faster(seconds: Mapping[int, float], size: int) -> bool:
+    """Return whether a size is faster than all smaller ones by enough to try a larger one."""
+    return all(before >= FASTER * seconds[size] for micro, before in seconds.items() if micro < size)
+
+
+def _taken(facts: RunFacts, node: str, ranks: list[int], size: int, reason: str) -> Proposal:
+    return resize(size, node, reason, edit=profile_edits.resized(facts.durable.settings, ranks, size))
 
 
 def _past_the_peak(facts: RunFacts, stepped: Stepped, node: str, ranks: list[int]) -> Iterator[Proposal]:

@@ -29,6 +29,8 @@ STEAL_PERCENT, MUCH_STEAL = 3.0, 10.0
 CPU_PRESSURE, RISEN = 25.0, 15.0
 """Percent of the time in which a task waited for a processor, and points by which it has risen, or it is half way
 to 100: ranks that share a machine always wait for each other."""
+FULL_PRESSURE = 90.0
+"""Percent from which a machine with one rank of the run has other work, whether that has risen or not."""
 ALL_USED = 95.0
 """Percent of the processors' time from which all of them are in use."""
 FROM_THE_START = 0.15
@@ -246,18 +248,29 @@ def _stolen(s: Situation, node: str) -> Iterator[Verdict]:
         what_if = without_slowdown(s, node, f"other programs on {node}'s processors")
         yield Found(f"others take processor time from {node}", (*said, *more), node, what_if=what_if,
                     values={"node": node})  # fmt: skip
+    elif (waits or 0.0) >= FULL_PRESSURE:
+        yield Unknown(f"whose tasks wait on {node}, which several ranks share ({', '.join(said)})", node)
     else:
         yield Clear(", ".join(said), node)
 
 
 def _is_crowded(s: Situation, node: str, waits: float) -> bool:
-    """Whether more tasks want the node's processors than before."""
+    """Return whether more tasks want the node's processors than before, or than its one rank has."""
     before, (part, _) = s.reading_before(node, "cpu_pressure"), slower(s, node)
+    if waits >= FULL_PRESSURE and not _is_shared(s, node):
+        return True
     if waits < CPU_PRESSURE or part is None:
         return False
     if before is None:
         return part >= FROM_THE_START
     return waits >= min(before + RISEN, (before + 100) / 2) and part >= SLOWER
+
+
+def _is_shared(s: Situation, node: str) -> bool:
+    """Return whether several ranks of the run compute on the node's machine, as far as machines are known."""
+    views = s.facts.view.ranks if s.facts.view is not None else ()
+    machine = next((view.machine for view in views if view.node == node), "")
+    return not machine or sum(view.machine == machine for view in views) > 1
 
 
 # ---------------------------------------------------------------- GPU

@@ -69,11 +69,9 @@ def _slow(s: Situation, rank: int, by_own: m.WhatIf | None, by_split: m.WhatIf |
         line if by_own else share,
         *(f"{s.label(one)} waits {seconds(wait)} in each step" for one, wait in _waits(s, rank).items()),
     ]
-    best = _best(s, s.recent) if by_split is not None else None
-    split_line = [f"the best split of the batch takes {seconds(best[1])}, this one {seconds(best[0])}"] if best else []
     title = f"{s.label(rank)} is slow in {phase}" if by_own else f"{s.label(rank)} has too large a share"
     values = {"node": s.node(rank), "split": by_split is not None or None}
-    return Found(title, (*lines[:MOST_LINES], *split_line), s.node(rank), rank, by_own or by_split, values=values)
+    return Found(title, tuple(lines[:MOST_LINES]), s.node(rank), rank, by_split or by_own, values=values)
 
 
 def _by_own(s: Situation, rank: int) -> m.WhatIf | None:

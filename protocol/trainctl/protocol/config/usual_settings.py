@@ -1,0 +1,121 @@
+"""What settings usually are, and who says so: probable mistakes of a run file, for `check`, `advise` and `diagnose`.
+
+A setting outside its usual range may be meant, so none of this refuses a run.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from trainctl.protocol.config.objectives import objective_name
+from trainctl.protocol.config.run_tables import RunFile
+
+MIN_BATCHES: Final = 8
+"""Steps of an epoch below which a batch is large for its data."""
+MIN_HELD_OUT: Final = 8
+"""Held-out samples below which their mean loss is mostly chance."""
+
+
+class DataSize(NamedTuple):
+    """How much data a run has."""
+
+    epoch: int  # samples of an epoch, without the held-out ones
+    held_out: int | None = None  # samples that are evaluated; None: not known
+
+
+class Unusual(msgspec.Struct, frozen=True):
+    """A setting that is probably a mistake."""
+
+    setting: str  # as in --set
+    text: str  # the value, the usual range and its source
+    change: str  # KEY=VALUE that brings it into the range
+
+
+class UsualRange(NamedTuple):
+    """The usual values of a setting, wide enough for all sizes of models."""
+
+    low: float
+    high: float
+    of: str
+    source: str
+
+
+_RATES: Final[dict[tuple[str, bool], UsualRange]] = {
+    ("pretrain", False): UsualRange(1e-6, 1e-2, "AdamW for all weights on text", "Brown et al. 2020: 6e-5 to 6e-4"),
+    ("sft", False): UsualRange(1e-7, 1e-3, "AdamW for all weights on answers", "Ouyang et al. 2022: 5e-6 to 1e-5"),
+    ("dpo", False): UsualRange(1e-8, 1e-5, "dpo of all weights", "Rafailov et al. 2023: 1e-6"),
+    ("orpo", False): UsualRange(1e-7, 1e-4, "orpo of all weights", "Hong et al. 2024: 8e-6"),
+    ("pretrain", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", "Hu et al. 2021: 1e-4 to 5e-4"),
+    ("sft", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", "Hu et al. 2021: 1e-4 to 5e-4"),
+    ("dpo", True): UsualRange(1e-7, 1e-3, "dpo of adapters", "ten times the 1e-6 of Rafailov et al. 2023"),
+    ("orpo", True): UsualRange(1e-6, 1e-3, "orpo of adapters", "ten times the 8e-6 of Hong et al. 2024"),
+    ("seq2seq", False): UsualRange(1e-6, 1e-2, "AdamW for an encoder-decoder model", "Raffel et al. 2020: 1e-3"),
+    ("seq2seq", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", "Hu et al. 2021: 1e-4 to 5e-4"),
+}
+"""By objective, and whether adapters are trained. The ranges are wider than what their sources used."""
+_EPOCHS: Final = {
+    True: UsualRange(0, 16, "epochs of text", "Muennighoff et al. 2023: up to 4 as good as new text"),
+    False: UsualRange(0, 20, "epochs of answers", "Ouyang et al. 2022: 16"),
+}
+"""By whether every token of a text is learnt."""
+
+
+def unusual_settings(config: RunFile, data: DataSize | None = None) -> tuple[Unusual, ...]:
+    """Return what is probably a mistake. `data`: None if they weren't counted."""
+    return tuple(found for rule in _RULES for found in rule(config, data))
+
+
+def _learning_rate(config: RunFile, data: DataSize | None) -> Iterator[Unusual]:
+    objective = objective_name(config.objective, config.data.kind)
+    usual = _RATES[objective, config.adapter.kind != "full"]
+    rate = config.optimizer.learning_rate
+    if not usual.low <= rate <= usual.high:
+        yield _outside("optimizer.learning_rate", f"{rate:g}", usual, usual.low if rate < usual.low else usual.high)
+
+
+def _batch(config: RunFile, data: DataSize | None) -> Iterator[Unusual]:
+    batch = config.batch.global_
+    if data is None or not data.epoch or batch * MIN_BATCHES <= max(data.epoch, MIN_BATCHES):
+        return
+    text = (
+        f"batch.global {batch:,} is large for {data.epoch:,} samples: an epoch has {data.epoch / batch:.2g} steps; "
+        f"usual are batches of 2 to 32, and more only with much data (Masters and Luschi 2018)"
+    )
+    yield Unusual("batch.global", text, f"batch.global={max(1, data.epoch // MIN_BATCHES)}")
+
+
+def _epochs(config: RunFile, data: DataSize | None) -> Iterator[Unusual]:
+    if data is None or not data.epoch:
+        return
+    epochs = config.run.epochs or config.run.steps * config.batch.global_ / data.epoch
+    usual = _EPOCHS[objective_name(config.objective, config.data.kind) == "pretrain"]
+    if epochs > usual.high:
+        found = _outside("run.steps", f"{config.run.steps:,} makes {epochs:,.3g} epochs, which", usual, usual.high)
+        yield msgspec.structs.replace(found, change=f"run.epochs={usual.high:g}")
+
+
+def _held_out(config: RunFile, data: DataSize | None) -> Iterator[Unusual]:
+    if data is None or data.held_out is None or not config.evaluate.every_steps or data.held_out >= MIN_HELD_OUT:
+        return
+    whole = data.epoch + data.held_out
+    text = (
+        f"data.held_out keeps {data.held_out} of {whole:,} samples for evaluation: its loss is mostly chance; usual is "
+        f"up to a quarter of little data (Hastie, Tibshirani and Friedman 2009, section 7.2)"
+    )
+    yield Unusual("data.held_out", text, "data.held_out=0.1")
+
+
+def _outside(setting: str, value: str, usual: UsualRange, nearest: float) -> Unusual:
+    side = "below" if nearest == usual.low else "above"
+    within = f"at most {usual.high:g}" if not usual.low else f"{usual.low:g} to {usual.high:g}"
+    text = f"{setting} {value} is {side} the usual {within} of {usual.of} ({usual.source})"
+    return Unusual(setting, text, f"{setting}={nearest:g}")
+
+
+_RULES: Final[tuple[Callable[[RunFile, DataSize | None], Iterator[Unusual]], ...]] = (
+    _learning_rate,
+    _batch,
+    _epochs,
+    _held_out,
+)
