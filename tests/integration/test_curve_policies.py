@@ -80,7 +80,6 @@ def test_a_run_goes_back_before_a_poisoned_block_skips_it_and_says_so(
 def losses(cluster: Cluster, run_config: Any, mode: str) -> tuple[list[m.StepCommitted], list[m.Event]]:
     """Of two ranks whose shares are wrong, with all curve-neutral policies in a mode."""
     policy: dict[str, dict[str, Any]] = {name: {"mode": mode} for name in NEUTRAL}
-    policy["caches"]["every_steps"] = 4
     nodes = on("alpha", "beta", alpha={"share": 11}, beta={"share": 1})
     optimizer = {"learning_rate": 1e-3, "warmup_steps": 3}
     config = run_config(run__steps=STEPS, run__name=f"policies-{mode}", nodes=nodes, policy=policy, optimizer=optimizer)
@@ -96,7 +95,7 @@ def test_curve_neutral_policies_leave_every_loss_as_it_is(cluster: Cluster, run_
     with_policies, events = losses(cluster, run_config, "on")
     without, silent = losses(cluster, run_config, "off")
     acted = {event.by for event in events if event.by.startswith("auto:") and event.verb}
-    assert acted & {"auto:rebalance", "auto:caches"}, "no policy acted, so nothing is compared"
+    assert "auto:rebalance" in acted, "no policy acted, so nothing is compared"
     assert not [event for event in silent if event.by.startswith("auto:")]
     assert len(with_policies) == len(without) == STEPS
     worst = worst_deviation(with_policies, without)

@@ -75,21 +75,6 @@ def test_an_overflow_in_float16_only_halves_the_loss_scale() -> None:
     assert any(asked.stepped(skipped="nan") for _ in range(3))
 
 
-def test_a_median_clip_scale_that_is_tiny_is_said_once_until_it_recovers() -> None:
-    asked = Asked("clip-bound", steps=10)
-
-    def count(scale: float, steps: int) -> int:
-        return sum(asked.stepped(values={"clip_scale": scale}) is not None for _ in range(steps))
-
-    assert count(0.002, 9) == 0
-    found = asked.stepped(values={"clip_scale": 0.002})
-    assert isinstance(found, Advice)
-    assert found.reason.startswith("the median clip scale of 10 steps is 0.002: gradient norms are far above")
-    assert count(0.002, 50) == 0
-    assert count(0.5, 20) == 0
-    assert count(0.002, 20) == 1
-
-
 @pytest.mark.parametrize(("micro", "after"), [(1, None), (2, 1), (5, 4), (20, 16)])
 def test_a_mean_above_the_target_shrinks_by_a_fifth_but_by_at_least_one_sample(micro: int, after: int | None) -> None:
     asked = Asked("micro-batch", micro)
@@ -212,24 +197,6 @@ def test_peaks_of_another_size_are_no_evidence() -> None:
     asked.kept = kept(16)
     assert not any(asked.used(*[0.95] * 9))
     assert any(asked.used(0.95))
-
-
-def test_large_caches_are_cleared_and_not_again_within_a_hundred_steps() -> None:
-    asked = Asked("caches")
-
-    def cleared(part: float, steps: int) -> list[Proposal]:
-        """Return the proposals, and take them as sent."""
-        found = []
-        for _ in range(steps):
-            proposal = asked.stepped(values={"memory_cache_bytes": part * 1e9, "memory_cap_bytes": 1e9})
-            if isinstance(proposal, Proposal):
-                found.append(proposal)
-                asked.memory.kept |= proposal.remember
-        return found
-
-    assert not cleared(0.1, 300)
-    first, _ = cleared(0.3, 150)
-    assert (first.verb, first.node) == ("defragment", None)
 
 
 class Searching(Asked):

@@ -367,6 +367,7 @@ def test_names_of_other_trainers_are_explained_by_fields_that_exist() -> None:
 
 def test_settings_that_are_gone_are_left_out_at_their_default_and_refused_otherwise(problem: Problem) -> None:
     kept = with_value(good(), "optimizer.offload", False)  # as version 0.2.0 kept each run file
+    kept = with_value(kept, "policy.clip-bound", {"steps": 100, "scale": 0.01})
     assert run_file.parse(kept) == run_file.parse(good())
     assert "optimizer.offload" in (text := problem(with_value(good(), "optimizer.offload", True)))
     assert "paged-adamw" in text

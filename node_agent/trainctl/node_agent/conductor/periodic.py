@@ -1,4 +1,4 @@
-"""Periodic evaluations, samples, checkpoints and syncs of the run file: fills `Pending.scheduled`."""
+"""Periodic evaluations, samples, checkpoints, syncs and clearings of the run file: fills `Pending.scheduled`."""
 
 from trainctl.node_agent.conductor.pending import Pending
 from trainctl.node_agent.conductor.proposals import Proposals
@@ -20,7 +20,7 @@ class PeriodicPlans:
         every_steps = {
             "sync": config.group.sync_weights_every, "evaluate": config.evaluate.every_steps,
             "sample": config.samples.every_steps if config.samples.prompts else 0,
-            "checkpoint": config.checkpoint.every_steps,
+            "defragment": config.run.defragment_every, "checkpoint": config.checkpoint.every_steps,
         }  # fmt: skip
         self._every_steps = {kind: steps for kind, steps in every_steps.items() if steps}
 

@@ -59,7 +59,7 @@ VARIABLES: Final = (
     Variable("MLX_MAX_MEMORY_GB", "", "no effect",
              "no MLX release reads it: set memory_limit_gb in [nodes.NAME]", _MLX, ("Apple GPU",)),
     Variable("MLX_BUFFER_CACHE_LIMIT", "", "no effect",
-             "other programs read it, MLX doesn't: the policy `caches` clears MLX's cache", _MLX, ("Apple GPU",)),
+             "MLX doesn't read it: `defragment_every` in [run] clears its cache", _MLX, ("Apple GPU",)),
     Variable("MLX_ENABLE_TF32", "", "avoid", "it overrides `tf32` in [model]", "docs/training.md", ("Apple GPU",)),
     Variable("NVIDIA_TF32_OVERRIDE", "", "avoid", "it overrides `tf32` in [model]", "NVIDIA: cuBLAS", ("NVIDIA GPU",)),
     Variable("NCCL_SOCKET_IFNAME", "", "no effect",

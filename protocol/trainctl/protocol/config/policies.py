@@ -29,8 +29,8 @@ CLIP_SCALE: Final = 0.01
 """Median clip scale below which clipping holds training back."""
 
 PolicyName = Literal[
-    "out-of-memory", "replays", "first-shares", "rebalance", "non-finite", "micro-batch", "clip-bound", "caches",
-    "plateau", "early-stop", "spike", "divergence", "drain",
+    "out-of-memory", "replays", "first-shares", "rebalance", "non-finite", "micro-batch", "plateau", "early-stop",
+    "spike", "divergence", "drain",
 ]  # fmt: skip
 PolicyMode = Literal["off", "advise", "on"]
 """Off: it does nothing. Advise: an event names the command that it would send. On: it sends the command."""
@@ -57,8 +57,6 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "rebalance": PolicyEntry("on", "samples move to the ranks that are fast now", ("rebalance",)),
     "non-finite": PolicyEntry("on", "steps in a row that aren't finite pause the run, after a checkpoint"),
     "micro-batch": PolicyEntry("on", "a rank's peak memory stays below a part of its cap", ("resize-batch",)),
-    "clip-bound": PolicyEntry("advise", "an event says that clipping holds training back"),
-    "caches": PolicyEntry("off", "the allocators' caches are cleared when they are large"),
     "plateau": PolicyEntry("off", "a held-out loss that stops improving lowers the learning rate", ("set-lr",), True),
     "early-stop": PolicyEntry("off", "a held-out loss that stops improving for long ends the run", (), True),
     "spike": PolicyEntry("advise", "a spike that doesn't come back takes the run back before it", ("rollback",), True),
@@ -104,17 +102,6 @@ class MicroBatchTable(PolicyTable, frozen=True):
     window: Annotated[int, Meta(ge=1, le=1000)] = 10  # steps whose mean peak counts
     barred_steps: Annotated[int, Meta(ge=0, le=2**40)] = 500  # for which a size that ran out of memory isn't tried
     up: PolicyMode = "advise"  # of larger ones: advised where it had been larger; on: sent while there is room
-
-
-class ClipBoundTable(PolicyTable, frozen=True):
-    steps: Annotated[int, Meta(ge=1, le=10_000)] = CLIP_STEPS  # whose median counts
-    scale: Annotated[float, Meta(gt=0, lt=1)] = CLIP_SCALE  # factor of clipping below which it says so
-
-
-class CachesTable(PolicyTable, frozen=True):
-    fraction: Annotated[float, Meta(gt=0, le=1)] = 0.15  # of the cap that a cache may take, the mean of 10 steps
-    every_steps: Annotated[int, Meta(ge=0, le=2**40)] = 0  # steps after which it clears anyway; 0: never
-    quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 100  # between two times
 
 
 class PlateauTable(PolicyTable, frozen=True):
@@ -167,8 +154,6 @@ class PolicyTables(
     rebalance: RebalanceTable = RebalanceTable()
     non_finite: NonFiniteTable = NonFiniteTable()
     micro_batch: MicroBatchTable = MicroBatchTable()
-    clip_bound: ClipBoundTable = ClipBoundTable()
-    caches: CachesTable = CachesTable()
     plateau: PlateauTable = PlateauTable()
     early_stop: EarlyStopTable = EarlyStopTable()
     spike: SpikeTable = SpikeTable()

@@ -29,6 +29,8 @@ from trainctl.protocol.config.run_tables import SUFFIXES, NodeTable, RunFile
 from trainctl.protocol.config.validation_errors import NO_CHOICE, UNKNOWN_FIELD
 from trainctl.protocol.errors import Collected, InvalidInputError
 
+_GONE_POLICIES = ("clip-bound", "caches")
+"""Policies of version 0.2.0, which kept the table of each in every run file."""
 _EARLIER = "'s version of trainctl"
 STANDARD_INPUT = "-"
 """As data.path: `trainctl run` copies its standard input into a growing file, and trains on that."""
@@ -55,7 +57,9 @@ def parse(raw: dict[str, Any], where: str = "run file") -> RunFile:
 def _without_gone(raw: dict[str, Any], where: str) -> dict[str, Any]:
     """Return the tables without the defaults of settings that only earlier versions have. Raises InvalidInputError for
     one that was chosen."""
-    model, optimizer = raw.get("model"), raw.get("optimizer")
+    model, optimizer, policy = raw.get("model"), raw.get("optimizer"), raw.get("policy")
+    if isinstance(policy, dict):
+        raw = {**raw, "policy": {name: table for name, table in policy.items() if name not in _GONE_POLICIES}}
     if isinstance(model, dict) and model.get("dtype") == "bf16-sr":
         raise InvalidInputError(f"{where}: model.dtype", 'this version has no "bf16-sr": set "bfloat16"')
     if not isinstance(optimizer, dict) or "offload" not in optimizer:

@@ -70,6 +70,7 @@ class RunTable(_Table, frozen=True):
     seed: NonNegativeInt = 0
     orphan_seconds: Annotated[float, Meta(ge=1, le=86400)] = 1800.0  # a trainer whose agent is gone this long exits
     load_seconds: Annotated[float, Meta(ge=1, le=86400)] = 600.0  # one that loads and makes no progress for so long
+    defragment_every: NonNegativeInt = 0  # steps between two times at which allocators give unused memory back; 0: none
 
 
 class ModelTable(_Table, frozen=True):

@@ -459,11 +459,7 @@ def metric_of(name: str, *, per_rank: bool = True) -> Metric:
     return METRICS.get(name, known)
 
 
-_HELD = {"peak": "memory_peak_bytes", "cache": "memory_cache_bytes"}
-
-
-def of_cap(values: Mapping[str, float], held: Literal["peak", "cache"]) -> float | None:
-    """The part of its memory cap that a rank's step took at its peak, or that its allocator's cache takes; None if
-    either isn't known."""
-    size, cap = values.get(_HELD[held]), values.get("memory_cap_bytes")
+def peak_of_cap(values: Mapping[str, float]) -> float | None:
+    """Return the part of its memory cap that a rank's step took at its peak; None if either isn't known."""
+    size, cap = values.get("memory_peak_bytes"), values.get("memory_cap_bytes")
     return None if size is None or not cap else size / cap

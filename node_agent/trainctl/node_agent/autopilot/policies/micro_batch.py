@@ -118,7 +118,7 @@ def _observe(facts: RunFacts, memory: Memory, stepped: Stepped) -> bool:
     table, peaks, reports, highest = _table(facts), _peaks(memory), stepped.reports, 0.0
     for work in stepped.plan.work:
         rank = work.rank
-        use = m.of_cap(reports[rank].values, "peak") if rank in reports else None
+        use = m.peak_of_cap(reports[rank].values) if rank in reports else None
         if use is None:
             peaks.pop(rank, None)
             continue
@@ -179,7 +179,7 @@ def _next_size(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ran
         return None
     seconds = {micro: min(times[1:]) for micro, times in search.items() if len(times) >= RAMP_STEPS}
     best = min(seconds, key=lambda micro: seconds[micro])
-    uses = [use for report in reports if (use := m.of_cap(report.values, "peak")) is not None]
+    uses = [use for report in reports if (use := m.peak_of_cap(report.values)) is not None]
     has_peaks = len(uses) == len(ranks)
     bound = _most(facts, memory, stepped, ranks, size, max(uses)) if has_peaks else max(size, UNMEASURED)
     larger = min(2 * size, bound, *(facts.durable.settings.ranks[rank].share for rank in ranks))
