@@ -149,7 +149,7 @@ def test_values_no_record_can_hold_and_paths_no_system_has_are_refused_and_the_a
     assert isinstance(reply, m.Refusal)
     with agent.client() as client:
         long = client.send("start-run", {"config": run_config(model__path="/" + "x" * 300)})
-        assert (long.state, "Traceback" in long.reason) == ("rejected", False)
+        assert (long.state, "Traceback" in long.reason) == ("rejected", False), long.reason
         relative = client.send("start-run", {"config": run_config(data__path="here")})
         assert (relative.state, relative.field) == ("rejected", "config: data.path")
         assert client.runs().runs == ()
@@ -184,7 +184,7 @@ def test_a_damaged_record_of_a_finished_run_takes_no_idle_agent_out_of_service(d
     found = call("replay", "old", TRAINCTL_CONNECT=damaged.address, TRAINCTL_STATE=elsewhere)
     assert found.returncode == 2 and "needs a terminal" in found.stderr  # the agent's folder is looked in too
     assert "no such run" in call("replay", "old", TRAINCTL_STATE=elsewhere).stderr
-    assert call("status", "--run", "old", *at).returncode == 3
+    assert call("status", "old", *at).returncode == 3
     with damaged.client() as client:
         state = reducer.take(md.ViewState(), "", client.snapshot(100), 0.0)
     assert state.node is not None and state.run is None

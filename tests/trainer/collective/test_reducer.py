@@ -243,7 +243,7 @@ def test_a_reducer_s_title_follows_its_generation(standby, take, monkeypatch):
     group = memberships[1].form(form_of(offer, tuple(one.offer(offer) for one in memberships)))
     waiting = take(standby, "gloo")
 
-    expected = {"reducer": (pid_of(group._reducers[0]), " g2.7"), "standby reducer": (pid_of(waiting), "")}
+    expected = {"reducer": (pid_of(group._reducers[0]), " g2.7"), "spare reducer": (pid_of(waiting), "")}
     if isinstance(standby, ForkStandby):
         expected["fork server"] = (psutil.Process(pid_of(waiting)).ppid(), "")
     for kind, (pid, more) in expected.items():

@@ -120,7 +120,7 @@ def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) 
         make_folder(paths.logs)
         write_run_file(paths, config)
         return RunDb(paths, resumable=resumable)
-    except (OSError, InvalidInputError) as error:
+    except (OSError, InvalidInputError, RefusedError) as error:
         if made:
             shutil.rmtree(paths.directory, ignore_errors=True)
         raise RefusedError(f"cannot make the run directory: {error}") from None

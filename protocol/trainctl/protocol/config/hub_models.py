@@ -1,6 +1,7 @@
 """Models named by their id on the Hugging Face Hub, found in this machine's cache; nothing is downloaded."""
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +41,7 @@ def reference(model: Path) -> Reference:
 def model_folder(path: str, revision: str | None = None) -> Path:
     """Return the cached folder of the model with that id, of its main branch or of a commit; `path` itself if it is a
     folder, isn't an id or isn't cached."""
-    if Path(path).is_dir() or not is_hub_id(path) or importlib.util.find_spec("huggingface_hub") is None:
+    if _is_folder(path) or not is_hub_id(path) or importlib.util.find_spec("huggingface_hub") is None:
         return Path(path)
     from huggingface_hub import snapshot_download
 
@@ -53,9 +54,13 @@ def model_folder(path: str, revision: str | None = None) -> Path:
 def check_cached(path: str, where: str) -> None:
     """Raises NotCachedError, blaming `where`, for the id of a model that isn't cached on this machine, or
     InvalidInputError if the library that reads the cache isn't installed."""
-    if Path(path).is_dir() or not is_hub_id(path) or model_folder(path) != Path(path):
+    if _is_folder(path) or not is_hub_id(path) or model_folder(path) != Path(path):
         return
     if importlib.util.find_spec("huggingface_hub") is None:
         problem = f"{path} is a Hugging Face id, which needs huggingface_hub here; {installing('torch', 'mlx')}"
         raise InvalidInputError(where, problem)
     raise NotCachedError(where, path)
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112  a Path's `is_dir` raises for a name that is too long

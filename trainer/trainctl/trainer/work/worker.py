@@ -170,10 +170,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 class CheckpointModel(NamedTuple):
     """A loaded model."""
 
@@ -212,3 +208,7 @@ def _arrays(path: Path) -> dict[str, Any]:
     except (OSError, SafetensorError) as error:
         raise InvalidInputError(str(path), f"not readable weights: {first_line(error)}") from None
     return loaded
+
+
+if __name__ == "__main__":
+    sys.exit(main())
