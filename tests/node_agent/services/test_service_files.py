@@ -10,7 +10,7 @@ import pytest
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.services.service_file import UNIT, Service, installed_node, property_list, unit
-from trainctl.node_agent.services.service_manager import Manager, State, launchd_state, systemd_state
+from trainctl.node_agent.services.service_manager import CALL_SECONDS, Manager, State, launchd_state, systemd_state
 
 RUNS = State(loaded=True, enabled=True, running=True, pid=7, detail="active (running)")
 
@@ -102,12 +102,13 @@ def test_what_a_manager_says_of_a_service_is_its_state() -> None:
         assert not launchd_state(None, disabled.replace("enabled", word)).enabled
 
 
-@pytest.mark.parametrize(("grace", "seconds"), [("60.0", 120), ("110.5", 126)])
+@pytest.mark.parametrize(("grace", "seconds"), [("60.0", 120), ("110.5", 126), ("3600.0", 3615)])
 def test_an_agent_that_drains_its_node_is_not_killed_within_its_grace(grace: str, seconds: int) -> None:
     drains = service(command=("/bin/sh", "--drain-on-term", "--grace", grace))
     data = property_list(drains)
     assert f"TimeoutStopSec={seconds}" in unit(drains).splitlines()
     assert plistlib.loads(data)["ExitTimeOut"] == seconds
+    assert seconds < CALL_SECONDS, "systemctl and launchctl are waited for as long"
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"<plist>", plistlib.dumps([]), plistlib.dumps({"Label": "x"})])

@@ -18,7 +18,7 @@ SETTLE_SECONDS = 15.0
 """Seconds to wait for a started service before it is reported as not running."""
 BOOTED = Path("/run/systemd/system")
 """Folder that exists where systemd runs the machine, according to sd_booted(3)."""
-_CALL_SECONDS = 3700.0
+CALL_SECONDS = 3700.0
 """Limit of a command, which may wait until the agent has ended: the longest grace, and more than its margin."""
 _LOOK_SECONDS = 0.25
 _ASKED = "LoadState,ActiveState,SubState,MainPID,UnitFileState"
@@ -189,10 +189,10 @@ def call(command: Command) -> str:
         lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         raise ManagerError(f"{' '.join(command)}: {lines[0] if lines else f'exit status {done.returncode}'}")
     if "bootout" in command:  # it returns before the job has ended, and until then the job can't be loaded again
-        due = time.monotonic() + _CALL_SECONDS
+        due = time.monotonic() + CALL_SECONDS
         while _run(("launchctl", "print", command[-1])).returncode == 0:
             if time.monotonic() > due:
-                raise ManagerError(f"{' '.join(command)}: still there after {_CALL_SECONDS:g} s")
+                raise ManagerError(f"{' '.join(command)}: still there after {CALL_SECONDS:g} s")
             time.sleep(_LOOK_SECONDS)
     return done.stdout
 
@@ -208,10 +208,10 @@ def _run(command: Command) -> "subprocess.CompletedProcess[str]":
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_CALL_SECONDS,
+            timeout=CALL_SECONDS,
             check=False,
         )
     except FileNotFoundError:
         raise ManagerError(f"{command[0]} is not on PATH") from None
     except subprocess.TimeoutExpired:
-        raise ManagerError(f"{' '.join(command)}: did not finish within {_CALL_SECONDS:g} s") from None
+        raise ManagerError(f"{' '.join(command)}: did not finish within {CALL_SECONDS:g} s") from None
