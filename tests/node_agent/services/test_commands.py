@@ -146,6 +146,8 @@ def test_a_manager_that_cannot_be_reached_is_as_good_as_none_and_nothing_is_done
 def test_launchd_from_install_to_uninstall(managers: Managers, typed: Typed) -> None:
     at = f"gui/{os.getuid()}"
     lacks = "note: a LaunchAgent starts at login and stops at logout, and macOS asks for Local Network permission"
+    shown = typed.json("install", "--name", "studio", "--dry-run", manager="launchd")["steps"]
+    assert shown[0].startswith(f"create {managers.home}") and shown[1] == f"write {managers.plist}"
     code, out, _ = typed("install", "--name", "studio", manager="launchd")
     assert code == 0 and lacks in out
     begin = [f"launchctl enable {at}/trainctl.agent", f"launchctl bootstrap {at} {managers.plist}"]

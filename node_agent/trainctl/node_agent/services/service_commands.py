@@ -98,6 +98,8 @@ def _install(machine: Manager, service: Service, *, dry_run: bool, json: bool) -
     data = content(service, machine.name)
     is_current = state.data == data and state.running and state.enabled
     steps = [] if is_current else machine.install_steps(state)
+    if steps and machine.name == "launchd" and not service.logs.is_dir():
+        steps.insert(0, f"create {service.logs}, owned by {service.user}")
     linger = _linger_command(service.user) if machine.name == "systemd" and service.scope == "user" else None
     if dry_run:
         steps += [" ".join(linger)] if linger else []
@@ -269,11 +271,10 @@ def _variables(env: list[str]) -> dict[str, str]:
 def _dry_run_text(steps: list[str], content: str) -> str:
     lines = []
     for step in steps:
-        if step.startswith(("write ", "remove ")):
-            lines.append(f"would {step}")
+        is_own = step.startswith(("create ", "write ", "remove "))
+        lines.append(f"would {step}" if is_own else f"would run {step}")
+        if step.startswith("write "):
             lines += [f"    {line}".rstrip() for line in content.splitlines()]
-        else:
-            lines.append(f"would run {step}")
     return "\n".join(lines)
 
 
