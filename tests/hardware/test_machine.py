@@ -18,7 +18,8 @@ from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.lacking import find
 from tests.waiting import HANG_SECONDS, until
 
-from trainctl.node_agent.services import launchd, manager, model, systemd
+from trainctl.node_agent.services.service_file import Service, own_command, property_list, unit
+from trainctl.node_agent.services.service_manager import call, manager_here
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.local_agents import LocalAgent, running
@@ -132,37 +133,41 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     node = f"hardware-{secrets.token_hex(4)}"
     monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path))
     kept = ("HOME", "PATH", "TRAINCTL_STATE", "PYTHONUSERBASE", "XDG_RUNTIME_DIR")
-    wanted = model.Service(
-        node=node, command=(*manager.own_command(), "run", "--name", node, "--state", str(tmp_path)), scope="user",
-        user="", logs=tmp_path / "logs",
+    wanted = Service(
+        node=node, command=(*own_command(), "run", "--name", node, "--state", str(tmp_path)), scope="user", user="",
+        logs=tmp_path / "logs",
         environment=tuple(sorted((name, os.environ[name]) for name in kept if name in os.environ)),
     )  # fmt: skip
-    write, start, end = _systemd(wanted, node) if manager.manager_here() == "systemd" else _launchd(wanted, tmp_path)
-    try:
-        manager.carry_out((write, *start))
+    with (_under_systemd if manager_here() == "systemd" else _under_launchd)(wanted, tmp_path):
         yield node
+
+
+@contextlib.contextmanager
+def _under_systemd(service: Service, _folder: Path) -> Iterator[None]:
+    name = f"trainctl-{service.node}.service"
+    file = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}") / "systemd/user" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(unit(service))
+    try:
+        call(("systemctl", "--user", "daemon-reload"))
+        call(("systemctl", "--user", "start", name))
+        yield
     finally:
-        manager.carry_out((*end, model.Remove(write.path)))
+        for words in (("kill", "-s", "KILL", name), ("stop", name)):
+            subprocess.run(["systemctl", "--user", *words], timeout=HANG_SECONDS, check=False)
+        file.unlink()
 
 
-def _systemd(service: model.Service, node: str) -> tuple[model.Write, list[model.Call], list[model.Call]]:
-    unit = f"trainctl-{node}.service"
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
-    write = model.Write(runtime / "systemd/user" / unit, systemd.unit(service).encode())
-    start, end = (("daemon-reload",), ("start", unit)), (("kill", "-s", "KILL", unit), ("stop", unit))
-    return (
-        write,
-        [model.Call(systemd.systemctl("user", *words)) for words in start],
-        [model.Call(systemd.systemctl("user", *words), "it has ended") for words in end],
-    )
-
-
-def _launchd(service: model.Service, folder: Path) -> tuple[model.Write, list[model.Call], list[model.Call]]:
-    label = f"trainctl.{service.node}"
-    write = model.Write(folder / f"{label}.plist", launchd.plist(service, label))
-    domain = launchd.domain("user", os.getuid())
-    start = model.Call(("launchctl", "bootstrap", domain, str(write.path)))
-    return write, [start], [model.Call(("launchctl", "bootout", f"{domain}/{label}"), "it has ended")]
+@contextlib.contextmanager
+def _under_launchd(service: Service, folder: Path) -> Iterator[None]:
+    label, domain = f"trainctl.{service.node}", f"gui/{os.getuid()}"
+    file = folder / f"{label}.plist"
+    file.write_bytes(property_list(service, label))
+    call(("launchctl", "bootstrap", domain, str(file)))
+    try:
+        yield
+    finally:
+        call(("launchctl", "bootout", f"{domain}/{label}"))
 
 
 @pytest.mark.needs("user-services")
@@ -170,7 +175,7 @@ def test_a_killed_service_is_started_again(service: str, figure) -> None:
     first = until(lambda: _answering(service), HANG_SECONDS, "the agent")
     psutil.Process(first.pid).kill()
     again = until(lambda: (agent := _answering(service)) and agent.pid != first.pid and agent, HANG_SECONDS, "another")
-    figure(manager=manager.manager_here(), restarted=again.pid != first.pid)
+    figure(manager=manager_here(), restarted=again.pid != first.pid)
 
 
 def _answering(node: str) -> LocalAgent | None:

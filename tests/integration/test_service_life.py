@@ -21,9 +21,7 @@ from tests.integration.conftest import AgentProcess
 from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import until
 
-from trainctl.node_agent.services import systemd
-from trainctl.node_agent.services.manager import own_command
-from trainctl.node_agent.services.model import Service
+from trainctl.node_agent.services import service_file
 
 STALL_SECONDS = 7
 
@@ -37,9 +35,18 @@ class Unit(AgentProcess):
 
     def start(self) -> "Unit":
         """Start, or start again on the same ports, as ExecStart, Environment, UMask and the rest have it."""
-        words = (*own_command(), "run", "--name", self.name, "--state", str(self.state), "--listen", self.address)
+        words = (
+            *service_file.own_command(),
+            "run",
+            "--name",
+            self.name,
+            "--state",
+            str(self.state),
+            "--listen",
+            self.address,
+        )
         words += ("--no-keys", "--exit-if-stalled", str(STALL_SECONDS))
-        unit = systemd.unit(Service(self.name, words, "system", "root", self.directory / "logs"))
+        unit = service_file.unit(service_file.Service(self.name, words, "system", "root", self.directory / "logs"))
         (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
         given = dict(
             shlex.split(line)[0].split("=", 1) for line in re.findall(r"^Environment=(.*)$", unit, re.MULTILINE)

@@ -43,7 +43,7 @@ from trainctl.node_agent.roles.role import AgentRole, Idle
 from trainctl.node_agent.runs import preflight, unstarted
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.services.caffeinate import Caffeinate
-from trainctl.node_agent.services.model import GRACE_SECONDS
+from trainctl.node_agent.services.service_file import GRACE_SECONDS
 from trainctl.node_agent.services.spot_notice import SpotNotice
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor

@@ -16,8 +16,8 @@ import typer
 from trainctl.node_agent.exporter.listen_address import EXAMPLE, ListenAddress, check, parse
 from trainctl.node_agent.services import service_commands
 from trainctl.node_agent.services.detached import detached
-from trainctl.node_agent.services.model import GRACE_SECONDS
-from trainctl.node_agent.services.option_variables import SetByEnvironment
+from trainctl.node_agent.services.run_options import SetByEnvironment
+from trainctl.node_agent.services.service_file import GRACE_SECONDS
 from trainctl.protocol.client.local_agents import registered
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, check_hooks, default_path, read_default

@@ -14,12 +14,12 @@ from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent import cli
-from trainctl.node_agent.services import manager as machines
-from trainctl.node_agent.services.manager import Machine, ManagerError, NoManagerError, carry_out
-from trainctl.node_agent.services.model import Call, Folder, Service
+from trainctl.node_agent.services import service_manager as machines
+from trainctl.node_agent.services.service_file import Service, content
+from trainctl.node_agent.services.service_manager import Manager, ManagerError, NoManagerError, call, manager_here
 
 RELOAD, ENABLE = "systemctl --user daemon-reload", "systemctl --user enable trainctl-agent.service"
-START, RESTART, STOP = (f"systemctl --user {verb} trainctl-agent.service" for verb in ("start", "restart", "stop"))
+RESTART, STOP = (f"systemctl --user {verb} trainctl-agent.service" for verb in ("restart", "stop"))
 DISABLE = "systemctl --user disable trainctl-agent.service"
 
 
@@ -67,7 +67,7 @@ def test_systemd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     assert managers.calls() == [] and not managers.unit.exists()
     first = typed.json("install", "--name", "studio")
     calls = managers.calls()
-    assert calls[:3] == [RELOAD, ENABLE, START] and calls[3].startswith("loginctl enable-linger ")
+    assert calls[:3] == [RELOAD, ENABLE, RESTART] and calls[3].startswith("loginctl enable-linger ")
     assert shown["content"] == managers.unit.read_text() and shown["steps"] == first["steps"]
     assert [step for step in first["steps"] if not step.startswith("write")] == calls
     assert managers.unit.stat().st_mode & 0o777 == 0o644
@@ -82,7 +82,7 @@ def test_systemd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     assert found["file"] == str(managers.unit)
 
     other = typed.json("install", "--name", "studio", "--nice", "5", "--env", "A=b c")
-    assert other["changed"] is True and managers.calls() == [RELOAD, RESTART]
+    assert other["changed"] is True and managers.calls() == [RELOAD, ENABLE, RESTART]
     assert {"Nice=5", 'Environment="A=b c"'} <= set(managers.unit.read_text().splitlines())
 
     gone = typed.json("uninstall")
@@ -128,7 +128,7 @@ def test_a_service_that_does_not_begin_is_told_with_where_to_look(managers: Mana
     (managers.folder / "dies").touch()
     error = typed.json("install", "--name", "studio", status=1)["error"]
     assert error["code"] == "failed"
-    assert error["text"].startswith(f"{START}: Job for trainctl-agent.service failed")
+    assert error["text"].startswith(f"{RESTART}: Job for trainctl-agent.service failed")
     assert f"{managers.home}/.local/state/trainctl/studio/logs/agent.log, or journalctl" in error["text"]
 
 
@@ -146,10 +146,12 @@ def test_a_manager_that_cannot_be_reached_is_as_good_as_none_and_nothing_is_done
 def test_launchd_from_install_to_uninstall(managers: Managers, typed: Typed) -> None:
     at = f"gui/{os.getuid()}"
     lacks = "note: a LaunchAgent starts at login and stops at logout, and macOS asks for Local Network permission"
+    shown = typed.json("install", "--name", "studio", "--dry-run", manager="launchd")["steps"]
+    assert shown[0].startswith(f"create {managers.home}") and shown[1] == f"write {managers.plist}"
     code, out, _ = typed("install", "--name", "studio", manager="launchd")
     assert code == 0 and lacks in out
-    begin = f"launchctl bootstrap {at} {managers.plist}"
-    assert managers.calls() == [begin]
+    begin = [f"launchctl enable {at}/trainctl.agent", f"launchctl bootstrap {at} {managers.plist}"]
+    assert managers.calls() == begin
     job = plistlib.loads(managers.plist.read_bytes())
     assert job["ProgramArguments"][-2:] == ["--exit-if-stalled", "30"]
     logs = Path(job["StandardErrorPath"]).parent
@@ -157,7 +159,7 @@ def test_launchd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     assert typed.json("install", "--name", "studio", manager="launchd")["changed"] is False
     assert typed.json("status", manager="launchd")["log"] == str(logs / "agent.log")
     assert typed.json("install", "--name", "studio", "--nice", "1", manager="launchd")["changed"] is True
-    assert managers.calls() == [f"launchctl bootout {at}/trainctl.agent", begin]
+    assert managers.calls() == [f"launchctl bootout {at}/trainctl.agent", *begin]
     assert typed.json("uninstall", manager="launchd")["changed"] is True
     assert managers.calls() == [f"launchctl bootout {at}/trainctl.agent"] and not managers.plist.exists()
     assert logs.is_dir()
@@ -168,35 +170,34 @@ def test_a_machine_without_a_manager_or_without_root_is_refused(managers, monkey
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(machines, "BOOTED", managers.home / "none")
     with pytest.raises(NoManagerError, match="neither systemd nor launchd; start `trainctl-agent run`") as caught:
-        Machine("system")
+        manager_here()
     assert caught.value.exit_code == 7
     monkeypatch.setattr(machines, "BOOTED", managers.home)
-    assert Machine("system").manager == "systemd"
+    assert manager_here() == "systemd"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Exception, match=r"needs root: run sudo .* -P -m trainctl.node_agent.cli"):
-        Machine("system", "systemd").check_allowed()
-    Machine("user", "systemd").check_allowed()
+        Manager("system", "systemd").check_allowed()
+    Manager("user", "systemd").check_allowed()
     with pytest.raises(ManagerError, match=r"systemctl dance: Unknown command verb dance\."):
-        carry_out([Call(("systemctl", "dance"))])
+        call(("systemctl", "dance"))
 
 
-def system_service(**changes: Any) -> Service:
-    return Service("studio", ("/bin/true",), "system", "root", Path("/logs"), **changes)
-
-
-def test_a_service_of_the_machine_is_where_its_manager_looks(managers: Managers, tmp_path: Path) -> None:
-    for name, place in (
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
         ("systemd", "etc/systemd/system/trainctl-agent.service"),
         ("launchd", "Library/LaunchDaemons/trainctl.agent.plist"),
-    ):
-        machine = Machine("system", name, tmp_path / "root")  # type: ignore[arg-type]
-        assert machine.file == tmp_path / "root" / place
-        os.environ["UNIT"] = str(machine.file)
-        steps = machine.install_steps(system_service(), machine.look())
-        assert carry_out(step for step in steps if not isinstance(step, Folder)) == ()
-        assert machine.settled().state.running and managers.calls()
-        assert machine.install_steps(system_service(), machine.look()) == ()
-        (managers.folder / "active").unlink()
+    ],
+)
+def test_a_service_of_the_machine_is_where_its_manager_looks(managers, tmp_path, monkeypatch, name, place) -> None:
+    manager = Manager("system", name, tmp_path / "root")
+    monkeypatch.setenv("UNIT", str(tmp_path / "root" / place))
+    data = content(Service("studio", ("/bin/true",), "system", "root", Path("/logs")), name)
+    manager.install(manager.look(), data)
+    assert (tmp_path / "root" / place).read_bytes() == data
+    assert manager.settled().running and managers.calls()
+    manager.uninstall(manager.look())
+    assert not manager.file.exists() and not manager.look().running
 
 
 def test_the_installed_command_runs_from_anywhere(managers: Managers, typed: Typed, tmp_path: Path) -> None:

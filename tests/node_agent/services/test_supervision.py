@@ -18,8 +18,7 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.services import agent_log, watchdog
 from trainctl.node_agent.services.caffeinate import Caffeinate, to_begin
-from trainctl.node_agent.services.sd_notify import from_environment
-from trainctl.node_agent.services.supervision import supervised
+from trainctl.node_agent.services.supervision import from_environment, supervised
 from trainctl.node_agent.services.watchdog import Stall
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import Notice
@@ -112,8 +111,7 @@ STALLS = """
 import asyncio, os, sys, time
 from pathlib import Path
 from trainctl.node_agent.services import agent_log
-from trainctl.node_agent.services.sd_notify import Notifier
-from trainctl.node_agent.services.supervision import supervised
+from trainctl.node_agent.services.supervision import Notifier, supervised
 
 async def main(folder, limit, stall):
     with agent_log.kept(folder) as traces:

@@ -52,6 +52,7 @@ bootstrap)
     is going && { echo "Bootstrap failed: 37: Operation already in progress" >&2; exit 37; }
     is active && { echo "Bootstrap failed: 5: Input/output error" >&2; exit 5; }
     echo "$PPID" > "$FAKE/active" ;;
+enable) ;;
 bootout) rm -f "$FAKE/active"; echo 2 > "$FAKE/going" ;;
 *) exit 64 ;;
 esac

@@ -1,4 +1,8 @@
-"""The endpoint's HTTP server, in threads of its own: a scraper that is slow or hangs holds up no one else."""
+"""The endpoint's HTTP server, in threads of its own: a scraper that is slow or hangs holds up no one else.
+
+prometheus_client's own server keeps a thread and a descriptor for each connection that says nothing, also after it is
+closed, and answers a request for any Host.
+"""
 
 import socket
 import threading

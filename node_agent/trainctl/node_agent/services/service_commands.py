@@ -1,6 +1,7 @@
 """`trainctl-agent install`, `uninstall` and `status`: the agent as a service of this machine."""
 
 import contextlib
+import datetime
 import json as json_text
 import os
 import pwd
@@ -8,19 +9,37 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
-from trainctl.node_agent.services import arguments, launchd, output
-from trainctl.node_agent.services.manager import Found, Machine, ManagerError, NoManagerError, carry_out, own_command
-from trainctl.node_agent.services.model import Call, Manager, Scope, Service, State, Step
+from trainctl.node_agent.services import run_options
+from trainctl.node_agent.services.service_file import BOOT_LOG, Scope, Service, content, installed_node, own_command
+from trainctl.node_agent.services.service_manager import (
+    Manager,
+    ManagerError,
+    NoManagerError,
+    State,
+    call,
+    manager_here,
+)
 from trainctl.protocol.config import env_policy
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError
+from trainctl.protocol.record import paths
 
 NOT_RUNNING, NOT_INSTALLED = 3, 4
 """Exit codes of `status`, the same as systemctl's."""
 CARRIED = ("TRAINCTL_CLUSTER", "TRAINCTL_KEYS", "XDG_CONFIG_HOME")
 """Variables that name places: the service gets those that this shell has."""
+STALL_OPTION, STALL_SECONDS = "--exit-if-stalled", 30
+_STATE = {"systemd": ".local/state/trainctl", "launchd": "Library/Application Support/trainctl"}
 _CODES = ((NoManagerError, "no-service-manager"), (NotAuthorisedError, "not-authorised"), (InvalidInputError, "usage"))
+_NO_CHANGE = "no change: already installed with these settings and running"
+_AS_ROOT = "the agent and its trainers run as root; to change the user, add --run-as"
+_LAUNCH_AGENT = (
+    "a LaunchAgent starts at login and stops at logout, and macOS asks for Local Network permission for it: until you "
+    'grant it, connections to other nodes may fail with "No route to host"; without --user, a LaunchDaemon is '
+    "installed and has neither limit"
+)
 
 User = Annotated[bool, typer.Option("--user", help="Use this user's service instead of the machine's. Needs no root.")]
 Named = Annotated[
@@ -56,53 +75,79 @@ def install(
     Exit codes: 0 running (or already was), 1 the service manager or the agent failed, 2 usage error, 6 root required,
     7 no service manager.
     """
-    with _told(json):
-        arguments.judged(context)  # before the machine is: what is typed wrongly is wrong everywhere
-        _variables(env or [])
-        machine = _machine(user, manager)
-        owner = _owner(machine.scope, run_as)
+    with _errors(json):
+        options = run_options.parse(context)  # before the machine is: what is typed wrongly is wrong everywhere
+        variables = _variables(env or [])
+        machine = _manager(user, manager)
         if user and nice is not None and nice < 0:
             raise InvalidInputError("--nice", f"a user may not set {nice}; install a system service instead")
-        service = _service(context, machine, owner, nice, env or [])
+        service = _service(machine, _owner(machine.scope, run_as), options, nice, variables)
         _install(machine, service, dry_run=dry_run, json=json)
 
 
-def _install(machine: Machine, service: Service, *, dry_run: bool, json: bool) -> None:
-    said = output.remarks(service, machine, launchd.LACKS)
-    found = _guess(machine, said) if dry_run else machine.look()
-    steps = machine.install_steps(service, found)
-    if dry_run:
-        text = output.plan_text(steps) or "no change: already installed with these settings and running"
-        _say(text, said, json=json, changed=bool(steps), dry_run=True, **output.plan_fields(steps))
-        return
-    failed = _begin(machine, service, steps)
-    said += [step.else_say for step in failed if isinstance(step, Call)]
-    done = [output.step_line(step) for step in steps if step not in failed]
-    found = machine.settled() if steps else machine.look()
-    fields = output.status_fields(machine, found)
-    if not fields["running"]:
-        raise ManagerError(f"installed, but not running ({found.state.detail}); see {_where_it_says(machine, service)}")
-    head = "installed" if done else "no change: already installed with these settings and running"
-    _say(f"{head}\n{output.status_text(fields)}", said, json=json, changed=bool(done), steps=done, **fields)
-
-
-def _guess(machine: Machine, said: list[str]) -> Found:
-    """What there is, as far as can be seen: a dry run may be of another kind of machine."""
+def _install(machine: Manager, service: Service, *, dry_run: bool, json: bool) -> None:
+    remarks = [_AS_ROOT] if service.scope == "system" and service.user == "root" else []
+    remarks += [_LAUNCH_AGENT] if machine.name == "launchd" and service.scope == "user" else []
     try:
-        return machine.look()
+        state = machine.look()
     except (ManagerError, NoManagerError) as error:
-        said.append(f"shown as if nothing were installed: {error}")
-        return Found(machine.file, None, State(), None)
+        if not dry_run:
+            raise
+        state = State()  # a dry run may be of another kind of machine
+        remarks.append(f"shown as if nothing were installed: {error}")
+    data = content(service, machine.name)
+    is_current = state.data == data and state.running and state.enabled
+    steps = [] if is_current else machine.install_steps(state)
+    if steps and machine.name == "launchd" and not service.logs.is_dir():
+        steps.insert(0, f"create {service.logs}, owned by {service.user}")
+    linger = _linger_command(service.user) if machine.name == "systemd" and service.scope == "user" else None
+    if dry_run:
+        steps += [" ".join(linger)] if linger else []
+        text = _dry_run_text(steps, data.decode()) or _NO_CHANGE
+        fields = {"changed": bool(steps), "dry_run": True, "steps": steps, "content": data.decode()}
+        _say(text, remarks, json=json, **fields)
+        return
+    if steps:
+        _change(machine, service, state, data)
+        state = machine.settled()
+    if linger:
+        try:
+            call(linger)
+            steps.append(" ".join(linger))
+        except ManagerError:
+            remarks.append(f"the service ends at logout unless an administrator runs: {' '.join(linger)}")
+    if not state.running:
+        raise ManagerError(f"installed, but not running ({state.detail}); see {_log(machine, service)}")
+    fields = _status_fields(machine, state)
+    text = f"{'installed' if steps else _NO_CHANGE}\n{_status_text(fields)}"
+    _say(text, remarks, json=json, changed=bool(steps), steps=steps, **fields)
 
 
-def _begin(machine: Machine, service: Service, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    if not steps:
-        return ()
+def _change(machine: Manager, service: Service, state: State, data: bytes) -> None:
     machine.check_allowed()
     try:
-        return carry_out(steps)
+        if machine.name == "launchd":  # which makes the boot log, but not its folder
+            _make_folder(service.logs, service.user)
+        machine.install(state, data)
     except ManagerError as error:
-        raise ManagerError(f"{error}; for the reason, see {_where_it_says(machine, service)}") from None
+        raise ManagerError(f"{error}; for the reason, see {_log(machine, service)}") from None
+
+
+def _make_folder(path: Path, user: str) -> None:
+    """Make a folder, and what of its path is missing, for this user alone."""
+    for folder in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
+        folder.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            entry = pwd.getpwnam(user)
+            os.chown(folder, entry.pw_uid, entry.pw_gid)
+
+
+def _linger_command(user: str) -> tuple[str, ...] | None:
+    """Return the command after which a user's services continue without a session; None if they do already."""
+    with contextlib.suppress(ManagerError):  # of a user who neither lingers nor is logged in
+        if "Linger=yes" in call(("loginctl", "show-user", user, "--property=Linger")).splitlines():
+            return None
+    return "loginctl", "enable-linger", user
 
 
 def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, json: Json = False) -> None:
@@ -111,22 +156,24 @@ def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, jso
 
     Exit codes: 0 removed (or was not installed), 1 the service manager failed, 6 root required, 7 no service manager.
     """
-    with _told(json):
-        machine = _machine(user, manager)
-        found = machine.look()
-        steps, own = machine.uninstall_steps(found), found.own(machine.manager)
-        state = own.logs.parent.parent if own else None
+    with _errors(json):
+        machine = _manager(user, manager)
+        state = machine.look()
+        steps = machine.uninstall_steps(state) if state.data is not None or state.loaded else []
+        absent = f"no change: there is no {machine.file}"
         if dry_run:
-            text = output.plan_text(steps) or f"no change: there is no {found.file}"
-            _say(text, [], json=json, changed=bool(steps), dry_run=True, **output.plan_fields(steps))
+            text = _dry_run_text(steps, "") or absent
+            _say(text, [], json=json, changed=bool(steps), dry_run=True, steps=steps, content=None)
             return
         if steps:
             machine.check_allowed()
-            carry_out(steps)
-        text = f"removed {found.file}" if steps else f"no change: there is no {found.file}"
-        said = [f"left in place: runs and logs in {state}, and keys" if state else "runs, logs and keys stay in place"]
-        done = [output.step_line(step) for step in steps]
-        _say(text, said, json=json, changed=bool(steps), steps=done, file=str(found.file), state=str(state or ""))
+            machine.uninstall(state)
+        owner = installed_node(state.data or b"")
+        folder = str(owner[1].parent.parent) if owner else ""
+        remark = f"left in place: runs and logs in {folder}, and keys" if owner else "runs, logs and keys stay in place"
+        text = f"removed {machine.file}" if steps else absent
+        fields = {"changed": bool(steps), "steps": steps, "file": str(machine.file), "state": folder}
+        _say(text, [remark], json=json, **fields)
 
 
 def status(user: User = False, manager: Named = "", json: Json = False) -> None:
@@ -134,27 +181,29 @@ def status(user: User = False, manager: Named = "", json: Json = False) -> None:
 
     Exit codes: 0 running, 3 not running, 4 not installed, 1 the service manager failed, 7 no service manager.
     """
-    with _told(json):
-        machine = _machine(user, manager)
-        fields = output.status_fields(machine, machine.look())
-        other = Machine("system" if user else "user", machine.manager)
-        said = []
-        if not fields["installed"] and other.file.exists():
-            said.append(f"there is also a {'system' if user else 'user'} service: {other.file}")
-        _say(output.status_text(fields), said, json=json, **fields)
+    with _errors(json):
+        machine = _manager(user, manager)
+        fields = _status_fields(machine, machine.look())
+        other = _manager(not user, machine.name)
+        is_other = not fields["installed"] and other.file.exists()
+        remarks = [f"there is also a {other.scope} service: {other.file}"] if is_other else []
+        _say(_status_text(fields), remarks, json=json, **fields)
         if not fields["running"]:
             raise typer.Exit(NOT_RUNNING if fields["installed"] else NOT_INSTALLED)
 
 
-# ---------------------------------------------------------------- from what was typed to a service
+# ---------------------------------------------------------------- from options to a service
 
 
-def _machine(user: bool, manager: str) -> Machine:
+def _manager(user: bool, name: str) -> Manager:
     scope: Scope = "user" if user else "system"
-    known: dict[str, Manager | None] = {"": None, "systemd": "systemd", "launchd": "launchd"}
-    if manager not in known:
-        raise InvalidInputError("--manager", f"{manager!r} is neither systemd nor launchd")
-    return Machine(scope, known[manager])
+    match name:
+        case "":
+            return Manager(scope, manager_here())
+        case "systemd" | "launchd":
+            return Manager(scope, name)
+        case _:
+            raise InvalidInputError("--manager", f"{name!r} is neither systemd nor launchd")
 
 
 def _caller() -> str:
@@ -166,8 +215,7 @@ def _caller() -> str:
         ) from None
 
 
-def _home_of(user: str) -> Path:
-    """Raises InvalidInputError for a user that this machine hasn't."""
+def _home(user: str) -> Path:
     try:
         return Path(pwd.getpwnam(user).pw_dir)
     except KeyError:
@@ -175,59 +223,119 @@ def _home_of(user: str) -> Path:
 
 
 def _owner(scope: Scope, run_as: str) -> str:
-    here = _caller()
+    caller = _caller()
     if scope == "user":
-        if run_as not in ("", here):
+        if run_as not in ("", caller):
             raise InvalidInputError("--run-as", f"only {run_as} can install that user's service; run this as {run_as}")
-        return here
-    chosen = run_as or (os.environ.get("SUDO_USER", "") if os.geteuid() == 0 else "") or here
-    _home_of(chosen)
-    return chosen
+        return caller
+    return run_as or (os.environ.get("SUDO_USER", "") if os.geteuid() == 0 else "") or caller
 
 
-def _service(context: typer.Context, machine: Machine, owner: str, nice: int | None, env: list[str]) -> Service:
-    own = owner == _caller()
-    given = arguments.of_run(context, machine.manager, None if own else _home_of(owner))
-    variables = {name: os.environ[name] for name in CARRIED if own and os.environ.get(name)} | _variables(env)
+def _service(
+    machine: Manager, owner: str, options: run_options.RunOptions, nice: int | None, variables: dict[str, str]
+) -> Service:
+    """Return the service with its node's name and state folder written out: a host may be renamed, and a service knows
+    little of a shell's environment."""
+    home, is_own = _home(owner), owner == _caller()
+    state = (options.state or (paths.state_root() if is_own else home / _STATE[machine.name])).absolute()
+    words = ["--name", options.node, "--state", str(state), *options.words]
+    if machine.name == "launchd" and STALL_OPTION not in words:  # it has no watchdog
+        words += [STALL_OPTION, str(STALL_SECONDS)]
+    places = {name: os.environ[name] for name in CARRIED if is_own and os.environ.get(name)}
     return Service(
-        node=given.node, command=(*own_command(), "run", *given.words), scope=machine.scope, user=owner,
-        logs=given.state / given.node / "logs", nice=nice, environment=tuple(sorted(variables.items())),
-    )  # fmt: skip
+        node=options.node,
+        command=(*own_command(), "run", *words),
+        scope=machine.scope,
+        user=owner,
+        logs=state / options.node / "logs",
+        nice=nice,
+        environment=tuple(sorted((places | variables).items())),
+    )
 
 
 def _variables(env: list[str]) -> dict[str, str]:
-    made = {}
+    variables = {}
     for item in env:
         name, equals, value = item.partition("=")
         if not equals:
             raise InvalidInputError("--env", f"{item!r} is not of the form NAME=VALUE")
         env_policy.check_name(name, "--env")
         env_policy.check_value(value, f"--env {name}")
-        made[name] = value
-    return made
+        variables[name] = value
+    return variables
 
 
 # ---------------------------------------------------------------- output
 
 
-def _where_it_says(machine: Machine, service: Service) -> Path | str:
-    if machine.manager == "systemd":
-        return f"{service.logs / output.AGENT_LOG}, or journalctl -u {machine.service}"
-    return service.logs / launchd.BOOT_LOG
+def _dry_run_text(steps: list[str], content: str) -> str:
+    lines = []
+    for step in steps:
+        is_own = step.startswith(("create ", "write ", "remove "))
+        lines.append(f"would {step}" if is_own else f"would run {step}")
+        if step.startswith("write "):
+            lines += [f"    {line}".rstrip() for line in content.splitlines()]
+    return "\n".join(lines)
 
 
-def _say(text: str, said: list[str], *, json: bool, **fields: Any) -> None:
+def _status_fields(machine: Manager, state: State) -> dict[str, Any]:
+    owner, since = installed_node(state.data or b""), None
+    if state.pid is not None:
+        with contextlib.suppress(psutil.Error):
+            since = psutil.Process(state.pid).create_time()
+    return {
+        "installed": state.data is not None,
+        "enabled": state.data is not None and state.enabled,
+        "running": state.running,
+        "pid": state.pid,
+        "since": since,
+        "detail": state.detail,
+        "manager": machine.name,
+        "scope": machine.scope,
+        "service": machine.service,
+        "file": str(machine.file),
+        "node": owner[0] if owner else None,
+        "log": str(owner[1] / "agent.log") if owner else None,
+    }
+
+
+def _status_text(fields: dict[str, Any]) -> str:
+    place = f"{fields['manager']}, {fields['scope']}"
+    if not fields["installed"]:
+        loose = f"; but it is {fields['detail']}" if fields["running"] else ""
+        return f"not installed: no {fields['file']} ({place}){loose}"
+    running = f"no: {fields['detail'] or 'not running'}"
+    if fields["running"]:
+        running = f"yes, pid {fields['pid']}"
+        if fields["since"] is not None:
+            running += f", since {datetime.datetime.fromtimestamp(fields['since']):%Y-%m-%d %H:%M:%S}"
+    rows = {
+        "service": f"{fields['service']} ({place})",
+        "node": fields["node"] or "unknown: another program's file",
+        "running": running,
+        "enabled": "yes" if fields["enabled"] else "no: it won't start automatically",
+        "file": fields["file"],
+        "log": fields["log"] or "unknown",
+    }
+    return "\n".join(f"{name:<9} {value}" for name, value in rows.items())
+
+
+def _log(machine: Manager, service: Service) -> str:
+    if machine.name == "systemd":
+        return f"{service.logs / 'agent.log'}, or journalctl -u {machine.service}"
+    return str(service.logs / BOOT_LOG)
+
+
+def _say(text: str, remarks: list[str], *, json: bool, **fields: Any) -> None:
     if json:
-        print(json_text.dumps({"ok": True, **fields, "remarks": said}))
+        print(json_text.dumps({"ok": True, **fields, "remarks": remarks}))
         return
-    print(text)
-    for remark in said:
-        print(f"note: {remark}")
+    print("\n".join([text, *(f"note: {remark}" for remark in remarks)]))
 
 
 @contextlib.contextmanager
-def _told(json: bool) -> Iterator[None]:
-    """Runs a command: with --json a failure is one object on standard output too."""
+def _errors(json: bool) -> Iterator[None]:
+    """Print a failure as one object on standard output too, with --json."""
     try:
         yield
     except TrainctlError as error:

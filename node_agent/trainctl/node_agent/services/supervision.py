@@ -5,15 +5,15 @@ import asyncio
 import contextlib
 import os
 import resource
+import socket
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Protocol
 
 from trainctl.node_agent.services import agent_log
 from trainctl.node_agent.services.agent_log import log
-from trainctl.node_agent.services.sd_notify import Notifier, from_environment
 from trainctl.node_agent.services.watchdog import EXIT_STATUS, Watchdog
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol.errors import TrainctlError
@@ -23,6 +23,59 @@ _BEATS = 4
 """Least number of beats within one limit."""
 
 
+# The protocol (sd_notify(3)) is one line of text to a socket. The libraries for it are either bindings to libsystemd,
+# which must be there to build them, or as many lines as these with errors swallowed.
+class Notifier:
+    """Notifies this process's supervisor; without one, does nothing."""
+
+    def __init__(self, address: str, watchdog_seconds: float | None) -> None:
+        """`address` is a path, or a name that begins with @; empty: no one listens. `watchdog_seconds`: how long at
+        most may lie between two beats, None if no one counts them."""
+        self.watchdog_seconds = watchdog_seconds
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
+        if self._socket is not None:
+            self._socket.setblocking(False)  # a supervisor that hangs is no reason to
+        self._said = ""
+
+    def ready(self, status: str) -> None:
+        """Say that the agent serves."""
+        self._say(f"READY=1\nSTATUS={status}")
+
+    def beat(self, status: str) -> None:
+        """Say that the event loop turns; `status` is what the agent does, in a line."""
+        words = ["WATCHDOG=1"] if self.watchdog_seconds is not None else []
+        words += [f"STATUS={status}"] if status != self._said else []
+        if words and self._say("\n".join(words)):
+            self._said = status
+
+    def stopping(self) -> None:
+        """Say that the agent ends of its own will."""
+        self._say("STOPPING=1")
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _say(self, text: str) -> bool:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendto(text.encode(), self._address)
+                return True
+        return False
+
+
+def from_environment(environment: MutableMapping[str, str], pid: int | None = None) -> Notifier:
+    """Return what notifies the supervisor, whose address is taken out of the environment: it doesn't supervise
+    trainers."""
+    address = environment.pop("NOTIFY_SOCKET", "")
+    microseconds, meant = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
+    ours = meant in ("", str(os.getpid() if pid is None else pid))
+    counted = ours and microseconds.isascii() and microseconds.isdigit() and int(microseconds) > 0
+    return Notifier(address, int(microseconds) / 1e6 if address and counted else None)
+
+
 class InternalError(TrainctlError):
     """A fault in the agent's own code, after which its supervisor starts it again."""
 
@@ -30,7 +83,7 @@ class InternalError(TrainctlError):
 
 
 class Working(Protocol):
-    """Of an agent that has bound its addresses, what is needed here."""
+    """The parts that supervision uses of an agent that has bound its addresses."""
 
     directory: Path
     publisher: Publisher

@@ -11,7 +11,7 @@ from trainctl.protocol.config.cluster_file import Cluster, NodeEntry
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import data_digests
-from trainctl.tui.setup.sync import hosts, plan, remote, rsync
+from trainctl.tui.setup.sync import plan, remote, rsync, run_sync
 from trainctl.tui.setup.sync.plan import NodeFiles
 
 
@@ -89,16 +89,8 @@ def test_what_differs_there_is_lacking_and_what_is_more_is_named(here: Path, tmp
     assert (found["lacking"], found["extra"]) == (["b.txt"], ["more.txt"]), "same size, other contents"
 
 
-@pytest.mark.needs("rsync")
-def test_a_folder_is_made_only_where_there_is_no_file(here: Path) -> None:
-    asked = [{"root": str(here / "d/b.txt")}, {"root": str(here / "new")}]
-    (blocked, made) = remote.answers(lambda given: remote.prepare(given) and {}, asked)
-    assert str(here / "d/b.txt") in blocked["problem"]
-    assert made == {} and (here / "new").is_dir()
-
-
 def answer(free: int, disk: int) -> NodeFiles:
-    return NodeFiles("/x", (), (), True, free, disk)
+    return NodeFiles("/x", (), (), True, free, disk, "rsync")
 
 
 @pytest.mark.parametrize(
@@ -128,15 +120,15 @@ CLUSTER = Cluster(
 
 
 def test_which_nodes_are_other_machines_and_how_ssh_reaches_them() -> None:
-    found = hosts.hosts([*CLUSTER.nodes], CLUSTER, "elsewhere", {"near": "me@tunnel"}, {"10.0.0.1"})
+    found = run_sync.hosts([*CLUSTER.nodes], CLUSTER, "elsewhere", {"near": "me@tunnel"}, {"10.0.0.1"})
     assert found == ("studio", {"mbp": "anna@mbp", "box": "fe80::3", "near": "me@tunnel"})
-    assert hosts.hosts(["near", "box"], CLUSTER, "box", {}, ()) == ("box", {})
-    assert hosts.chosen(found, ["box"]) == {"box": "fe80::3"}
-    assert plan.rsync_place("anna@fe80::3", "/a b") == "anna@[fe80::3]:/a b/"
+    assert run_sync.hosts(["near", "box"], CLUSTER, "box", {}, ()) == ("box", {})
+    assert run_sync.chosen(found, ["box"]) == {"box": "fe80::3"}
+    assert rsync.place("anna@fe80::3", "/a b") == "anna@[fe80::3]:/a b/"
     cases: list[tuple[Callable[[], object], str]] = [
-        (lambda: hosts.chosen(found, ["studio"]), "--node: studio is this machine"),
-        (lambda: hosts.hosts(["x"], CLUSTER, "", {}, ()), "nodes.x: no such node; the cluster's are studio"),
-        (lambda: hosts.ssh_names(["mbp"], CLUSTER.nodes), "--ssh: 'mbp' must have the form"),
+        (lambda: run_sync.chosen(found, ["studio"]), "--node: studio is this machine"),
+        (lambda: run_sync.hosts(["x"], CLUSTER, "", {}, ()), "nodes.x: no such node; the cluster's are studio"),
+        (lambda: run_sync.ssh_names(["mbp"], CLUSTER.nodes), "--ssh: 'mbp' must have the form"),
     ]
     for call, says in cases:
         with pytest.raises(InvalidInputError, match=says):

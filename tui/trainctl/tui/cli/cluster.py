@@ -182,15 +182,16 @@ def sync(
     """
     from trainctl.tui.setup.sync import run_sync
     from trainctl.tui.setup.sync.node_sync import SyncOptions
-    from trainctl.tui.setup.sync.report import NoReport, SyncReport
 
     options = SyncOptions(python, dry_run, limit, interactive=output.has_screen() and not json)
     wanted = run_sync.SyncRequest(
         file, arguments.pairs(set_ or [], "--set"), tuple(node or ()), tuple(ssh or ()), here, ssh_config, options
     )
-    report = SyncReport(lambda text: output.say(output.log_text(text, raw=False).replace("\n", " ")), output.complain)
+    report = run_sync.SyncReport(
+        lambda text: output.say(output.log_text(text, raw=False).replace("\n", " ")), output.complain, quiet=json
+    )
     try:
-        found = run_sync.copy(wanted, targets.cluster_file(cluster), NoReport() if json else report)
+        found = run_sync.copy(wanted, targets.cluster_file(cluster), report)
     except KeyboardInterrupt:
         report.clear()
         output.tell("interrupted; to copy the rest, run this again")

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import RefusedError, TrainctlError
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.tui.doctor.findings import Asset
 from trainctl.tui.setup.remote_install import HOME
 from trainctl.tui.setup.ssh import Ssh, SshTarget, said
 from trainctl.tui.setup.sync import plan, rsync
-from trainctl.tui.setup.sync.plan import NodeFiles, SourceFiles, Target, gigabytes
+from trainctl.tui.setup.sync.plan import NodeFiles, SourceFiles, Target
 
 HASH_SECONDS = 7200.0
 """Hundreds of gigabytes may have to be read there."""
@@ -70,7 +70,7 @@ class _Item(NamedTuple):
 
 
 Report = Callable[[str, Asset, rsync.TransferProgress, int], None]
-"""Of a node: which of its files are copied now, how far, and the bytes of all of them."""
+"""Hears of a node which of its files are copied now, how far, and the bytes of all of them."""
 
 
 class NodeSync:
@@ -117,16 +117,12 @@ class NodeSync:
             yield from self._copied([one for one in items if one.is_wanted and one.answer.disk not in full])
 
     def _copied(self, items: Sequence[_Item]) -> Iterator[SyncResult]:
-        """Make the folders, copy, compare: each with one question to the node for all of them."""
-        program = rsync.find()
-        folders = self._call("prepare", [{"root": item.answer.root} for item in items])
+        """Copy, and compare: with one question to the node for all of them."""
         sent: list[tuple[_Item, int]] = []
-        for item, folder in zip(items, folders, strict=True):
+        for item in items:
             try:
-                if problem := folder.get("problem"):
-                    raise RefusedError(problem)
-                sent.append((item, self._sent(item, program, folder["rsync"]) if item.answer.lacking else 0))
-            except (RefusedError, OSError) as error:
+                sent.append((item, self._sent(item) if item.answer.lacking else 0))
+            except (RefusedError, InvalidInputError, OSError) as error:
                 yield item.result("failed", problem=f"{item.answer.root}: {error}")
         answers = self._asked("verify", [(item.source, item.target) for item, _ in sent])
         for (item, count), answer in zip(sent, answers, strict=True):
@@ -135,12 +131,11 @@ class NodeSync:
             else:
                 yield self._checked(item, answer, "copied", count)
 
-    def _sent(self, item: _Item, program: str, program_there: str) -> int:
-        place = plan.rsync_place(self._ssh.target.words, item.answer.root)
+    def _sent(self, item: _Item) -> int:
         total, what = item.bytes, item.source.what
         transfer = rsync.Transfer(
-            program, self._ssh.options(), program_there, item.source.root, place, item.answer.lacking,
-            self._options.megabytes_per_second,
+            rsync.check(rsync.usable()), self._ssh.options(), rsync.check(item.answer.rsync), item.source.root,
+            self._ssh.target.words, item.answer.root, item.answer.lacking, self._options.megabytes_per_second,
         )  # fmt: skip
         return transfer.carry_out(lambda progress: self._report(self._node, what, progress, total))
 
@@ -187,20 +182,3 @@ def _answer(told: dict[str, Any]) -> NodeFiles:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN_FILES} more" if len(names) > SHOWN_FILES else ""
     return ", ".join(names[:SHOWN_FILES]) + more
-
-
-def words_of(result: SyncResult) -> str:
-    """What is said of a result, without the node."""
-    what = f"{result.what}: " if result.what else ""
-    files = f"{result.files} file{'s' if result.files != 1 else ''}, {gigabytes(result.bytes)}"
-    match result.state:
-        case "complete":
-            return f"{what}already in {result.folder}"
-        case "to-copy":
-            return f"{what}would copy {files}, to {result.folder}"
-        case "copied":
-            kept = result.bytes - result.sent_bytes
-            already = f"; {gigabytes(kept)} of it was already there" if kept > 0 else ""
-            return f"{what}copied {files}, to {result.folder}; hashes match{already}"
-        case "failed":
-            return f"{what}{result.problem}"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainctl.protocol.config.data_files import data_files, glob_root, is_glob, lacks_files
@@ -53,6 +53,7 @@ class NodeFiles(NamedTuple):
     current: bool  # whether the run finds this folder by the path in the run file
     free_bytes: int
     disk: int  # alike for folders on one disk
+    rsync: str  # path of the program; empty: none that is new enough
 
 
 def sources(config: RunFile) -> tuple[SourceFiles, ...]:
@@ -150,10 +151,3 @@ def gigabytes(count: int) -> str:
     """`2.47 GB`, `12.3 MB` or `0.004 MB`."""
     value, unit = (count / 1e9, "GB") if count >= 1e9 else (count / 1e6, "MB")
     return f"{value:.3g} {unit}" if value >= 0.001 or not count else f"{count} bytes"
-
-
-def rsync_place(host: str, root: str) -> str:
-    """A folder there as rsync wants it: `user@host:/folder/`, an IPv6 address in brackets."""
-    user, at, address = host.rpartition("@")
-    bracketed = f"[{address}]" if ":" in address and not address.startswith("[") else address
-    return f"{user}{at}{bracketed}:{PurePosixPath(root)}/"

@@ -1,7 +1,7 @@
 """What `trainctl cluster sync` runs on the machine that it copies to: called there over SSH, JSON in and JSON out.
 
-`python -m trainctl.tui.setup.sync.remote look|prepare|verify` takes a list of questions and gives a list of answers.
-Only `prepare` and `verify` change anything: they make the folder, and name a revision in the Hugging Face cache.
+`python -m trainctl.tui.setup.sync.remote look|verify` takes a list of questions and gives a list of answers. Only
+`verify` changes anything: it names a revision in the Hugging Face cache.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -34,20 +33,8 @@ def look(given: dict[str, Any]) -> dict[str, Any]:
     return {
         "root": str(root), "lacking": list(_lacking(root, given)), "extra": sorted(_extra(root, given)),
         "current": _is_current(given), "free_bytes": shutil.disk_usage(there).free, "disk": there.stat().st_dev,
+        "rsync": rsync.usable(),
     }  # fmt: skip
-
-
-def prepare(given: dict[str, Any]) -> dict[str, Any]:
-    """Make the folder, and try whether files can be written in it; where rsync is. Raises OSError, InvalidInputError.
-
-    `given`: root.
-    """
-    program = rsync.find()
-    root = Path(given["root"])
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=root):
-        pass
-    return {"rsync": program}
 
 
 def verify(given: dict[str, Any]) -> dict[str, Any]:
@@ -138,9 +125,9 @@ def answers(call: Callable[[dict[str, Any]], dict[str, Any]], items: Iterable[di
 
 def main() -> int:
     """The exit status."""
-    call = {"look": look, "prepare": prepare, "verify": verify}.get(" ".join(sys.argv[1:]))
+    call = {"look": look, "verify": verify}.get(" ".join(sys.argv[1:]))
     if call is None:
-        print("usage: trainctl.tui.setup.sync.remote look|prepare|verify", file=sys.stderr)
+        print("usage: trainctl.tui.setup.sync.remote look|verify", file=sys.stderr)
         return 2
     os.umask(0o022)
     print(json.dumps(answers(call, json.loads(sys.stdin.read()))))

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from trainctl.protocol.config.data_files import PARTIAL_FOLDER
@@ -21,8 +21,8 @@ _PLACES = ("/opt/homebrew/bin/rsync", "/usr/local/bin/rsync", "/opt/local/bin/rs
 """Where package managers of macOS put theirs; a command over ssh has a short PATH."""
 _LOST = frozenset({NO_CONNECTION, 10, 12, 30, 35})
 """rsync's exit codes where the connection ended: socket I/O, the protocol's data stream, and time limits."""
-_FAILED = re.compile(r"^rsync: (?!.*(Broken pipe|Connection reset)).*: .* \(\d+\)$", re.MULTILINE)
-"""A line about a file that couldn't be read or written: then the other side ends the connection itself."""
+_FAILED = re.compile(r"^(mkdir: |rsync: (?!.*(Broken pipe|Connection reset)).*: .* \(\d+\)$)", re.MULTILINE)
+"""A line about a file or folder that couldn't be read or written: then the other side ends the connection itself."""
 _INTERRUPTED_SECONDS = 10.0
 
 
@@ -40,7 +40,8 @@ class Transfer(NamedTuple):
     ssh: Sequence[str]  # the words of ssh up to its options
     program_there: str
     root: Path
-    place: str  # user@host:/folder/
+    host: str  # user@host
+    folder: str  # there; it is made if it is missing
     names: Sequence[str]
     megabytes_per_second: float | None = None
 
@@ -52,9 +53,9 @@ class Transfer(NamedTuple):
             self.program, "--times", "--copy-links", "--ignore-times", "--protect-args",
             f"--partial-dir={PARTIAL_FOLDER}", "--from0", f"--files-from={list_file}", "--no-implied-dirs",
             "--no-inc-recursive", "--info=progress2", "--stats", "--no-human-readable", f"--rsh={shlex.join(self.ssh)}",
-            f"--rsync-path={shlex.quote(self.program_there)}",
+            f"--rsync-path=mkdir -p {shlex.quote(self.folder)} && {shlex.quote(self.program_there)}",
             *([f"--bwlimit={max(1, round(limit * 1e6 / 1024))}"] if limit else []),
-            "--", f"{self.root}/", self.place,
+            "--", f"{self.root}/", place(self.host, self.folder),
         ]  # fmt: skip
 
     def carry_out(self, report: Callable[[TransferProgress], None]) -> int:
@@ -76,16 +77,27 @@ class Transfer(NamedTuple):
         return sent
 
 
-def find() -> str:
-    """The path of an rsync that is new enough. Raises InvalidInputError."""
-    found = dict.fromkeys(path for path in (shutil.which("rsync"), *_PLACES) if path and os.access(path, os.X_OK))
-    versions = {path: _version(path) for path in found}
-    for path, version in versions.items():
-        if version >= OLDEST:
-            return path
-    had = f"{next(iter(versions))} is older or another program" if versions else "not installed"
-    problem = f"{had}; rsync 3.1 or newer is needed: apt install rsync, or on macOS: brew install rsync"
-    raise InvalidInputError("rsync", problem)
+def place(host: str, folder: str) -> str:
+    """Return a folder there as rsync wants it: `user@host:/folder/`, an IPv6 address in brackets."""
+    user, at, address = host.rpartition("@")
+    bracketed = f"[{address}]" if ":" in address and not address.startswith("[") else address
+    return f"{user}{at}{bracketed}:{PurePosixPath(folder)}/"
+
+
+def usable() -> str:
+    """Return the path of an rsync that is new enough; empty if there is none."""
+    paths = dict.fromkeys(path for path in (shutil.which("rsync"), *_PLACES) if path and os.access(path, os.X_OK))
+    return next((path for path in paths if _version(path) >= OLDEST), "")
+
+
+def check(path: str) -> str:
+    """Return the path, unless it is empty. Raises InvalidInputError then."""
+    if not path:
+        raise InvalidInputError(
+            "rsync",
+            "not installed, or too old; 3.1 or newer is needed: apt install rsync, or on macOS: brew install rsync",
+        )
+    return path
 
 
 def _version(path: str) -> tuple[int, ...]:

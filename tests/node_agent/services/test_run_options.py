@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from trainctl.node_agent import cli
-from trainctl.node_agent.services import arguments
+from trainctl.node_agent.services import run_options
 from trainctl.protocol.config import env_policy
 from trainctl.protocol.errors import InvalidInputError
 
@@ -59,5 +59,5 @@ def test_a_service_keeps_what_variables_set(monkeypatch: pytest.MonkeyPatch) -> 
     install = program.commands["install"].make_context(
         "install", ["--name", "studio"], parent=program.make_context("trainctl-agent", ["install"])
     )
-    words = arguments.of_run(install, "systemd", None).words
+    words = run_options.parse(install).words
     assert " ".join(words).endswith("--drain-on-term --grace 60.0")
