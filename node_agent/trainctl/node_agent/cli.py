@@ -25,7 +25,7 @@ from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.large_imports import import_large
 from trainctl.protocol.machine.standard_streams import exit_code, lossy_streams, open_closed
-from trainctl.protocol.record.paths import node_directory
+from trainctl.protocol.record.paths import node_directory, state_root
 
 app = typer.Typer(
     name="trainctl-agent", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -186,9 +186,12 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
     if node in found.nodes:
         check_hooks(found, path or default_path())
         return found
+    known = ", ".join(found.nodes) or "none"
     if path is not None:
-        known = ", ".join(found.nodes) or "none"
         raise InvalidInputError("--name", f"no node {node!r} in {path}; the nodes are {known}")
+    if found != Cluster():
+        text = f"trainctl-agent: {default_path()} has no effect here: it doesn't name the node {node}, but {known}"
+        print(text, file=sys.stderr, flush=True)
     return Cluster()
 
 
@@ -204,6 +207,7 @@ async def _serve(
     from trainctl.protocol.machine.process_title import set_title
 
     set_title("agent", name)
+    os.umask(os.umask(PRIVATE) | PRIVATE)  # records and tokens hold what the data say
     bind.allow_open_files()
     options = Options(
         parent_watch, hooks, metrics, advertise, no_keys=no_keys, drain_on_term=drain_on_term,
@@ -211,7 +215,8 @@ async def _serve(
     )  # fmt: skip
     known = [entry.address for entry in cluster.nodes.values()]
     async with Agent(name, listen, live, state, cluster, options) as agent, at_work(agent, stall_seconds):
-        with registered(name, agent.address, known, agent.public_key) as registration:
+        root = str((state or state_root()).absolute())
+        with registered(name, agent.address, known, agent.public_key, root) as registration:
             agent.looks.append(registration.look)
             _say_bound(name, agent.address, agent.live_address, agent.metrics_url)
             await agent.serve()
@@ -290,6 +295,8 @@ def play(
 service_commands.register(app)
 
 
+PRIVATE = 0o077
+"""Permissions that files of an agent and its trainers don't give, whatever this process's umask is."""
 READING = frozenset({"status", "--version"})
 """Those that only print, so that their outcome is whether that was taken; and so is `--help`."""
 

@@ -169,6 +169,8 @@ class Lead:
             self._context.publisher.publish(event)
         for notice in opening.notices:
             session.note(d.Happened(e.Notice(notice), "warning", "auto", session.conductor.progress.step))
+        for remark in opening.remarks:
+            session.note(d.Happened(e.Notice(remark), "info", "auto", session.conductor.progress.step))
         self._context.publisher.publish(session.view)
         for node in self.remote(session).values():
             self.give_copy(session, node)

@@ -112,7 +112,7 @@ class Launch:
             raise
         finally:
             unstarted.unmark(opening.paths.directory)
-        return opening._replace(notices=(*opening.notices, *resolved))
+        return opening._replace(remarks=resolved)
 
     async def resolved(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, tuple[str, ...]]:
         """Return the run file with what depends on its nodes' machines, and why: the data type that suits all of them

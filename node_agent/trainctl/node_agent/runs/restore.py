@@ -64,6 +64,7 @@ class Opening(NamedTuple):
     resume_from: Path | None
     notices: tuple[str, ...] = ()  # what the run's events should say of it
     kept: tuple[m.Event, ...] = ()  # what they say already, and clients don't know yet
+    remarks: tuple[str, ...] = ()  # as notices, of what was chosen and is as it should be
 
 
 def new_run(

@@ -25,6 +25,7 @@ class LocalAgent(msgspec.Struct, frozen=True):
     host: str  # a home folder may be that of several machines
     cluster: tuple[str, ...] = ()
     key: str = ""  # its public key; empty: it uses none
+    state: str = ""  # folder of the nodes' folders; empty: an earlier version's agent doesn't say
 
 
 class Registration:
@@ -62,9 +63,12 @@ class Registration:
 
 
 @contextlib.contextmanager
-def registered(node: str, address: str, cluster: Sequence[str] = (), key: str = "") -> Iterator[Registration]:
-    """Can be found as long as this lasts; where no file can be kept, only by its address."""
-    registration = Registration(LocalAgent(node, address, os.getpid(), socket.gethostname(), tuple(cluster), key))
+def registered(
+    node: str, address: str, cluster: Sequence[str] = (), key: str = "", state: str = ""
+) -> Iterator[Registration]:
+    """Let an agent be found as long as this lasts; where no file can be kept, only by its address."""
+    agent = LocalAgent(node, address, os.getpid(), socket.gethostname(), tuple(cluster), key, state)
+    registration = Registration(agent)
     try:
         yield registration
     finally:

@@ -21,6 +21,7 @@ NAMES_ELSEWHERE: Final = {
     "train_batch_size": "batch.global", "batch_size": "batch.global", "global_batch_size": "batch.global",
     "gradient_accumulation_steps": "batch.global", "grad_accumulation_steps": "batch.global",
     "auto_find_batch_size": "batch.micro", "num_train_epochs": "run.epochs", "num_epochs": "run.epochs",
+    "eval_strategy": "evaluate.every_steps", "evaluation_strategy": "evaluate.every_steps",
     "epochs": "run.epochs", "max_steps": "run.steps", "iters": "run.steps", "num_iterations": "run.steps",
     "learning_rate": "optimizer.learning_rate", "lr": "optimizer.learning_rate",
     "lr_scheduler_type": "optimizer.schedule", "lr_scheduler": "optimizer.schedule",

@@ -63,8 +63,8 @@ def finish(order: command.Order, reply: m.CommandReply, *, json: bool, code: int
         output.complain(line)
     else:
         output.say(line)
-        if order.verb == "sample" and reply.after:
-            output.say(output.log_text(reply.after, raw=False))
+        if order.verb == "sample" and reply.state == "applied":
+            output.say(output.log_text(reply.after, raw=False).strip() or "(the answer is empty)")
     return code
 
 

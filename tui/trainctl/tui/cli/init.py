@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from trainctl.protocol.client import local_agents
 from trainctl.protocol.config.quantization import QuantizedFormat
 from trainctl.protocol.errors import InvalidInputError, NotCachedError
 from trainctl.tui.cli import output
@@ -86,7 +87,8 @@ def init(
         output.say(f"wrote {file}")
     for line in done.remarks:
         output.tell(line)
-    output.tell(f"next: run trainctl-agent run in another terminal, then trainctl run {run_file} --follow")
+    agent = "" if local_agents.running() else "run trainctl-agent run in another terminal, then "
+    output.tell(f"next: {agent}trainctl run {run_file} --follow")
     return 0
 
 

@@ -90,7 +90,10 @@ def _test_hooks(address: str, *, json: bool) -> int:
     for outcome in () if json else outcomes:
         output.say(f"{outcome.hook}: {output.one_line(outcome.problem) or 'called'}")
     if not outcomes and not json:
-        output.tell("the agent has no alert hooks: set them in [alerts] of its machine's cluster.toml")
+        problem = (
+            "the agent has no alert hooks: set them in [alerts] of its machine's cluster.toml, which must name its node"
+        )
+        raise RefusedError(problem)
     return RefusedError.exit_code if failed else 0
 
 

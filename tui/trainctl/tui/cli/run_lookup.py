@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.client import local_agents
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths, state_root
@@ -104,8 +105,9 @@ def find(given: str, root: Path | None = None) -> Path:
 
 
 def local_folders() -> list[Path]:
-    """Return the state folders of this user, and of the demos."""
-    return [state_root(), *default_folder().glob("demo-*/state")]
+    """Return the state folders of this user, of the agents that run here, and of the demos."""
+    running = (Path(agent.state) for agents in local_agents.running() for agent in agents if agent.state)
+    return [*dict.fromkeys((state_root(), *running, *default_folder().glob("demo-*/state")))]
 
 
 def match(given: str, runs: dict[str, str]) -> str | None:
