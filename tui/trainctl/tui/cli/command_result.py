@@ -64,7 +64,7 @@ def finish(order: command.Order, reply: m.CommandReply, *, json: bool, code: int
     else:
         output.say(line)
         if order.verb == "sample" and reply.state == "applied":
-            output.say(output.log_text(reply.after, raw=False).strip() or "(the answer is empty)")
+            output.say(output.log_text(reply.after or "", raw=False).strip() or "(the answer is empty)")
     return code
 
 
