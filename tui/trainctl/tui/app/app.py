@@ -239,7 +239,7 @@ class TrainctlApp(TerminalApp):
         elif isinstance(self.screen, BaseScreen):
             self.screen.arrived()
         if not self._opened and (keys := self._first_keys()):
-            from trainctl.tui.dialogs.first_keys import FirstKeysScreen
+            from trainctl.tui.dialogs.help import FirstKeysScreen
 
             self.push_screen(FirstKeysScreen(keys))
         self._opened = True

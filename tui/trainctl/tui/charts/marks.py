@@ -9,7 +9,7 @@ import numpy as np
 from trainctl.tui.charts.canvas import Canvas, Floats, Frame
 from trainctl.tui.commands import verb_registry
 from trainctl.tui.state import plan_changes
-from trainctl.tui.state.membership_changes import Change, changes_of_ranks
+from trainctl.tui.state.plan_changes import Change, changes_of_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 

@@ -182,7 +182,7 @@ def sync(
     """
     from trainctl.tui.setup.sync import run_sync
     from trainctl.tui.setup.sync.node_sync import SyncOptions
-    from trainctl.tui.setup.sync.report import NoReport, SyncReport
+    from trainctl.tui.setup.sync.run_sync import NoReport, SyncReport
 
     options = SyncOptions(python, dry_run, limit, interactive=output.has_screen() and not json)
     wanted = run_sync.SyncRequest(
