@@ -356,7 +356,7 @@ class TrainctlApp(TerminalApp):
     def open_dialog(self, verb: str, values: Mapping[str, str] | None = None) -> None:
         """The dialog of a verb, its fields filled from the run shown."""
         from trainctl.tui.commands import forms
-        from trainctl.tui.dialogs.verb_dialog import dialog_of
+        from trainctl.tui.dialogs.split_dialog import dialog_of
 
         form = forms.form(verb, self.shown, self.selected, values)
         self.push_screen(dialog_of(form, self.shown, self.selected))

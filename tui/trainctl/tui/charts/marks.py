@@ -37,7 +37,7 @@ def numbered(state: ViewState) -> dict[int, str]:
 
 def _is_marked(verb: str | None) -> bool:
     """Commands that leave the training alone, as notes do, get no number."""
-    described = verb_registry.descriptions().get(verb or "")
+    described = verb_registry.DESCRIPTIONS.get(verb or "")
     return verb is not None and (described is None or described.acts_on in ("active run", "new run"))
 
 

@@ -24,8 +24,9 @@ from trainctl.tui.report.run_facts import COMPUTING, CostFacts, HeldOutLoss, Ran
 from trainctl.tui.report.timeline import Recorded, Timeline
 from trainctl.tui.state import effects, plan_changes
 from trainctl.tui.state import series as s
-from trainctl.tui.text import compile_times, cost_line, energy
+from trainctl.tui.text import compile_times, energy
 from trainctl.tui.text.compile_times import Compilation
+from trainctl.tui.text.run_lines import cost_figures
 
 COLUMNS: Final = 600
 """Buckets of a run's curve."""
@@ -236,7 +237,7 @@ def _samples(reader: WholeRunReader) -> tuple[m.Sample, ...]:
 
 
 def _cost(view: m.RunView | None, last: m.StepCommitted | None, at: float) -> CostFacts | None:
-    found = cost_line.figures(view, last, at, None) if view is not None else None
+    found = cost_figures(view, last, at, None) if view is not None else None
     return CostFacts(found.currency, found.spent, found.per_1000, found.unpriced) if found is not None else None
 
 
