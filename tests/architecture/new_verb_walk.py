@@ -19,8 +19,8 @@ from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.command_palette import PaletteProvider
 from trainctl.tui.cli import main
-from trainctl.tui.commands import arguments, command_line, forms, undo
-from trainctl.tui.commands.preview import preview
+from trainctl.tui.commands import arguments, forms, undo
+from trainctl.tui.commands.forms import preview
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text.glyphs import UNICODE
@@ -51,7 +51,7 @@ def help_and_completion() -> None:
 
 
 def typed_and_dialog() -> None:
-    order = command_line.parse(f"{VERB} factor=0.5")
+    order = arguments.parse(f"{VERB} factor=0.5")
     assert (order.verb, order.args) == (VERB, {"factor": 0.5})
     assert "×0.5: changes the curve" in preview(order, STATE, UNICODE).text
     form = forms.form(VERB, STATE)

@@ -27,8 +27,6 @@ def test_b_changes_the_micro_batch_and_events_names_the_step(running, tmp_path, 
         terminal.wait_for(r"resize micro-batch")
         terminal.keys("BSpace", "2", "Enter")
         shown = terminal.wait_for(r"applied @ step [\d,]+")
-        terminal.wait_for(r"esc closes")
-        terminal.keys("Escape")
         terminal.wait_gone(r"esc closes")
         terminal.wait_for(r"2×6")
         events = client.events(newest=True).events

@@ -1,11 +1,13 @@
 """The program driven by keys: the command line, from typing to applied, new steps, and how it is left."""
 
 import signal
+import threading
 
 import msgspec
 import pytest
 from tests.tui.support.driving import body, burst, driven, hint, until
 from tests.tui.support.recorded import committed, run_view, source_of  # fmt: skip
+from tests.waiting import HANG_SECONDS
 from textual import events
 from textual.pilot import Pilot
 
@@ -114,3 +116,14 @@ async def test_a_hangup_ends_it() -> None:
 
     app = await driven(source_of(1), play)
     assert app.return_code == 0
+
+
+async def test_a_hangup_is_noticed_while_a_dead_terminal_takes_nothing() -> None:
+    """Textual's loop then waits for ever for room in its queue of what is drawn."""
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        main = threading.main_thread().ident or 0
+        threading.Thread(target=signal.pthread_kill, args=(main, signal.SIGHUP)).start()
+        assert app.hung_up.wait(HANG_SECONDS)  # as there: in the loop's own thread
+
+    await driven(source_of(1), play)

@@ -7,19 +7,19 @@ from tests.tui.support.driving import driven
 from tests.tui.support.recorded import source_of
 from textual.pilot import Pilot
 
-from trainctl.tui.app import first_start, keymap
+from trainctl.tui.app import keymap, launch
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.dialogs.first_keys import FirstKeysScreen
+from trainctl.tui.dialogs.help import FirstKeysScreen
 
 
 def test_only_the_first_start_in_a_folder_that_can_be_written_is_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path / "state"))
-    assert [first_start.claim() for _ in range(3)] == [True, False, False]
+    assert [launch.claim_first_start() for _ in range(3)] == [True, False, False]
     (tmp_path / "file").write_text("a file", "utf-8")
     monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path / "file"))
-    assert not first_start.claim()
+    assert not launch.claim_first_start()
 
 
 @pytest.mark.parametrize(("key", "screen"), [("escape", "overview"), ("q", "overview"), ("3", "charts")])

@@ -4,7 +4,7 @@ import pytest
 from tests.tui.support.cli_calls import call_process
 
 from trainctl.protocol.messages import verbs
-from trainctl.tui.commands import arguments, command_line
+from trainctl.tui.commands import arguments
 
 
 def test_pairs_keep_what_follows_the_first_equals_sign_and_an_at_sign_means_a_file_only_where_one_is_wanted() -> None:
@@ -22,15 +22,15 @@ def test_pairs_keep_what_follows_the_first_equals_sign_and_an_at_sign_means_a_fi
     ],
 )
 def test_a_verb_s_first_argument_needs_no_name(text: str, args: dict[str, object]) -> None:
-    assert command_line.parse(text).args == args
+    assert arguments.parse(text).args == args
 
 
 def test_each_verb_s_example_is_a_command() -> None:
     for verb in verbs.VERBS.values():
         if "@" not in verb.example:
-            order = command_line.parse(verb.typed)
+            order = arguments.parse(verb.typed)
             assert order.verb == verb.name
-            assert "'" in verb.example or command_line.parse(command_line.spoken(order)) == order, verb.name
+            assert "'" in verb.example or arguments.parse(arguments.spoken(order)) == order, verb.name
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from tests.tui.support.recorded import BOOT, CLOCK, snapshot
 from trainctl.node_agent.conductor import views
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import Pass, ProfileSummary
-from trainctl.tui.commands import command_line, share_editor, shares
-from trainctl.tui.commands.preview import preview
+from trainctl.tui.commands import arguments, share_editor, shares
+from trainctl.tui.commands.forms import preview
 from trainctl.tui.state import reducer
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import UNICODE
@@ -85,7 +85,7 @@ def test_dialog_and_preview_show_what_the_agent_then_does(seed: int) -> None:
     state, before = simulation.seen(), simulation.conductor.durable.settings
     found = shares.fastest(shares.seats_of(state))
     split = share_editor.auto(share_editor.opened(state))
-    shown = preview(command_line.parse("rebalance auto=true"), state, UNICODE).text
+    shown = preview(arguments.parse("rebalance auto=true"), state, UNICODE).text
     id = simulation.command("rebalance", auto=True)
     simulation.run()
     assert simulation.ends[id].state == "applied"

@@ -12,10 +12,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import Evaluated
-from trainctl.tui.commands import command_line
+from trainctl.tui.commands import arguments
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.preview import changes_nothing, preview
+from trainctl.tui.commands.forms import changes_nothing, preview
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text import formatting as f
@@ -28,11 +28,11 @@ FLEET = reducer.apply(
 
 
 def test_a_command_is_read_as_on_the_command_line() -> None:
-    order = command_line.parse("resize-batch micro=4 --node studio --if-plan=7")
+    order = arguments.parse("resize-batch micro=4 --node studio --if-plan=7")
     assert order == Order("resize-batch", {"micro": 4}, "studio", None, 7)
-    assert command_line.parse("note 'text=two words'").args == {"text": "two words"}
-    assert command_line.parse("stop checkpoint=false").args == {"checkpoint": False}
-    assert command_line.parse("set-lr value=1e-4 schedule=set").args == {"value": 1e-4, "schedule": "set"}
+    assert arguments.parse("note 'text=two words'").args == {"text": "two words"}
+    assert arguments.parse("stop checkpoint=false").args == {"checkpoint": False}
+    assert arguments.parse("set-lr value=1e-4 schedule=set").args == {"value": 1e-4, "schedule": "set"}
 
 
 def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
@@ -59,7 +59,7 @@ def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
 )
 def test_a_wrong_command_is_named_where_it_is_wrong(text: str, where: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        command_line.parse(text)
+        arguments.parse(text)
     assert caught.value.where == where
     assert "\n" not in str(caught.value)
 
@@ -67,7 +67,7 @@ def test_a_wrong_command_is_named_where_it_is_wrong(text: str, where: str) -> No
 @given(st.text(max_size=60))
 def test_anything_typed_is_an_order_or_an_error(text: str) -> None:
     try:
-        assert command_line.parse(text).verb in verbs.VERBS
+        assert arguments.parse(text).verb in verbs.VERBS
     except InvalidInputError as error:
         assert error.where
 
@@ -83,7 +83,7 @@ def test_a_dialog_carries_the_plan_it_was_computed_from() -> None:
 
 def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
     def said(text: str) -> str:
-        piece = preview(command_line.parse(text), STATE, UNICODE)
+        piece = preview(arguments.parse(text), STATE, UNICODE)
         assert piece.role == "strong"
         return piece.text
 
@@ -106,7 +106,7 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
     ],
 )
 def test_what_the_agent_will_refuse_is_said_before_it_is_sent(text: str, state: md.ViewState, says: str) -> None:
-    piece = preview(command_line.parse(text), state, UNICODE)
+    piece = preview(arguments.parse(text), state, UNICODE)
     assert (piece.text, piece.role) == (says, "bad")
 
 
@@ -130,16 +130,16 @@ LOST = msgspec.structs.replace(
     ],
 )
 def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> None:
-    piece = preview(command_line.parse(text), OUT, UNICODE)
+    piece = preview(arguments.parse(text), OUT, UNICODE)
     assert (piece.text, piece.role) == (says, "bad")
 
 
 def test_one_that_is_lost_comes_back_by_itself_and_one_that_failed_by_admit() -> None:
     lost = reducer.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
-    assert "rejoins automatically" in preview(command_line.parse("admit --node mlx-c"), lost, UNICODE).text
+    assert "rejoins automatically" in preview(arguments.parse("admit --node mlx-c"), lost, UNICODE).text
     assert c.form("admit", lost).blocked == "no node is drained or failed"
     assert c.form("admit", OUT, rank=2).fields[0].choices == ("torch-b",)
-    taken = preview(command_line.parse("admit --node torch-b"), OUT, UNICODE)
+    taken = preview(arguments.parse("admit --node torch-b"), OUT, UNICODE)
     assert taken.role == "strong"
     assert "torch-b 0 → 12" in taken.text
     assert c.way_back(OUT) == [
@@ -159,10 +159,10 @@ def test_what_changes_nothing_is_known_before_it_is_sent() -> None:
     first, rate = run.ranks[0], f.scientific(run.learning_rate)
     for text in (f"resize-batch micro={first.micro_batch} --node {first.node}", f"set-lr value={rate}",
                  f"set-global-batch value={run.global_batch}"):  # fmt: skip
-        assert changes_nothing(command_line.parse(text), FLEET), text
+        assert changes_nothing(arguments.parse(text), FLEET), text
     for text in (f"resize-batch micro={first.micro_batch}", f"set-lr value={rate} schedule=set", "set-lr value=0.5",
                  "set-global-batch value=128", "checkpoint"):  # fmt: skip
-        assert not changes_nothing(command_line.parse(text), FLEET), text
+        assert not changes_nothing(arguments.parse(text), FLEET), text
 
 
 def test_a_recording_says_at_once_that_it_takes_no_commands() -> None:
@@ -178,7 +178,7 @@ def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
                 "rebalance": "a different program trains this run"}  # fmt: skip
     assert {verb: c.form(verb, guest).blocked for verb in expected} == expected
     told = {
-        text: preview(command_line.parse(text), guest, UNICODE).text
+        text: preview(arguments.parse(text), guest, UNICODE).text
         for text in ("evaluate", "rebalance auto=true", "checkpoint")
     }
     assert [*told.values()] == ["no evaluation function was given", *["a different program trains this run"] * 2]

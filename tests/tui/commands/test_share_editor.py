@@ -11,10 +11,10 @@ from tests.tui.support.recorded import CLOCK, NOW, hung, rank_step, run_view, un
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages.events import SharesChanged
-from trainctl.tui.commands import command_line, shares
+from trainctl.tui.commands import arguments, shares
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands import share_editor as sp
-from trainctl.tui.commands.preview import preview
+from trainctl.tui.commands.forms import preview
 from trainctl.tui.state import rank_speed, reducer, stragglers
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text.glyphs import UNICODE
@@ -191,17 +191,17 @@ def test_what_is_resolved_sums_or_is_refused(
     ],
 )
 def test_a_group_s_command_says_what_it_would_do(text: str, role: str, says: str) -> None:
-    piece = preview(command_line.parse(text), MIXED, UNICODE)
+    piece = preview(arguments.parse(text), MIXED, UNICODE)
     assert piece.role == role
     assert says in piece.text
 
 
 def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> None:
-    assert "last node" in preview(command_line.parse("drain --node atlas"), ALONE, UNICODE).text
+    assert "last node" in preview(arguments.parse("drain --node atlas"), ALONE, UNICODE).text
     view = run_view(3)
     ranks = (*view.ranks[:2], msgspec.structs.replace(view.ranks[2], state="drained", share=0))
     state = state_of(msgspec.structs.replace(view, ranks=ranks))
-    back = preview(command_line.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
+    back = preview(arguments.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
     assert back.text == "torch-a 12 → 11, torch-b 10 → 9, mlx-c 0 → 2; predicted 0.32 → 0.40 s; fits; curve unchanged"
     assert [seat.node for seat in sp.opened(state).seats] == ["torch-a", "torch-b"]
     assert c.form("admit", state).fields[0].choices == ("mlx-c",)

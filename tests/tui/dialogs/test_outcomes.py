@@ -17,12 +17,10 @@ from trainctl.tui.dialogs.alert_details import WhyScreen
 from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.dialogs.command_dialog import CommandDialog, OrderDialog
 from trainctl.tui.dialogs.event_details import EventDetails
-from trainctl.tui.dialogs.first_keys import FirstKeysScreen
-from trainctl.tui.dialogs.help import HelpScreen
+from trainctl.tui.dialogs.help import FirstKeysScreen, HelpScreen
 from trainctl.tui.dialogs.popup import Chooser, Dialog, Popup
-from trainctl.tui.dialogs.split_dialog import SplitDialog
+from trainctl.tui.dialogs.split_dialog import SplitDialog, dialog_of
 from trainctl.tui.dialogs.start_run import BranchDialog, StartDialog
-from trainctl.tui.dialogs.verb_dialog import dialog_of
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.overview import OverviewScreen
 

@@ -9,9 +9,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.protocol.record.whole_run import Commit
-from trainctl.tui.report.incidents import incidents
+from trainctl.tui.report.incidents import incidents, time_parts
 from trainctl.tui.report.run_facts import Incident
-from trainctl.tui.report.time_parts import time_parts
 from trainctl.tui.report.timeline import Recorded, Timeline
 
 GENERATION = m.Generation(1, 2)

@@ -12,10 +12,11 @@ from trainctl.tui.screens import header, runs_view
 from trainctl.tui.state.sorting import SortOrder
 from trainctl.tui.state.table_schemas import RunRow
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import cost_line, energy
+from trainctl.tui.text import energy
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE
+from trainctl.tui.text.run_lines import cost_figures, cost_pieces
 
 COST = m.RunCost(currency="EUR", spent=12.0, at=NOW - 720, per_hour=2.0)
 """12.40 EUR now."""
@@ -28,9 +29,7 @@ def state_of(view: m.RunView) -> ViewState:
 
 
 def words(figures: CostFigures, **options: object) -> str:
-    return ln.plain(
-        ln.groups(cost_line.pieces(figures, "samples", **{"active": True, "energy": "n/a", **options}), 200)
-    )
+    return ln.plain(ln.groups(cost_pieces(figures, "samples", **{"active": True, "energy": "n/a", **options}), 200))
 
 
 def test_the_line_marks_what_has_no_price_and_says_what_is_unknown():
@@ -52,7 +51,7 @@ def test_amounts():
 def test_skipped_positions_are_no_samples_that_were_trained_on():
     run = run_view(1, cost=msgspec.structs.replace(COST, per_hour=0.0), cursor=1500, skipped=((1000, 300), (1600, 50)))
     assert [run.trained(cursor) for cursor in (None, 1000, 1100, 1300, 1650)] == [None, 1000, 1000, 1000, 1300]
-    found = cost_line.figures(run, None, NOW, None)
+    found = cost_figures(run, None, NOW, None)
     assert found is not None and found.per_1000 == pytest.approx(10.0)
     host = msgspec.structs.replace(READ, read_at=NOW, energy_joules=2400.0, energy_since_at=run.started_at)
     nodes = msgspec.structs.replace(run, ranks=(msgspec.structs.replace(run.ranks[0], node="a"),))

@@ -20,7 +20,7 @@ from trainctl.protocol.config import presets, run_file
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets
-from trainctl.tui.setup import init_files, init_probe, init_values, init_work, new_files
+from trainctl.tui.setup import init_files, init_probe, init_values, init_work
 from trainctl.tui.setup.init_files import Answers
 from trainctl.tui.setup.init_probe import Interface, Model, ThisMachine
 
@@ -327,7 +327,7 @@ def test_the_node_has_the_name_of_the_agent_that_runs_here(inputs: Path, monkeyp
 
 def test_a_file_that_comes_meanwhile_is_left_and_the_others_are_taken_back(tmp_path: Path) -> None:
     one, other = tmp_path / "a.toml", tmp_path / "b.toml"
-    with pytest.raises(InvalidInputError, match=r"b\.toml"), new_files.drafts({one: "1", other: "2"}):
+    with pytest.raises(InvalidInputError, match=r"b\.toml"), init_files.drafts({one: "1", other: "2"}):
         other.write_text("theirs")
     assert other.read_text() == "theirs"
     assert [file.name for file in tmp_path.iterdir()] == ["b.toml"]

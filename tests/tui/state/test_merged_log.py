@@ -10,8 +10,8 @@ from tests.tui.support.recorded import CLOCK, NOW, run_view
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.log_format import write
 from trainctl.tui.screens import log_view as lv
-from trainctl.tui.state import log_query as lq
 from trainctl.tui.state import merged_log as lt
+from trainctl.tui.state.merged_log import count_matches, filtered, parse_query
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
@@ -120,16 +120,16 @@ def test_colours_and_progress_bars_are_read_as_a_terminal_shows_them() -> None:
     [("JOINED", 6), ("node:m joined", 2), (r"/g1\.[3] joined/", 3), ("[W1", 3), ("a/b", 0), ("/", 0)],
 )
 def test_a_query_is_text_or_a_pattern_of_some_nodes(typed: str, found: int) -> None:
-    query = lq.parse(typed)
-    kept = lq.kept(merged().entries, query, only=True)
-    assert lq.count_found(kept, query) == len(kept) == found
+    query = parse_query(typed)
+    kept = filtered(merged().entries, query, only=True)
+    assert count_matches(kept, query) == len(kept) == found
     assert not query.problem
 
 
 def test_a_pattern_that_is_none_is_named_and_finds_nothing() -> None:
-    query = lq.parse("/(/")
-    assert query.problem.startswith("/(/: ") and not lq.kept(merged().entries, query, only=True)
-    assert isinstance(lq.parse("node:").pattern, re.Pattern)  # begun, not yet a node
+    query = parse_query("/(/")
+    assert query.problem.startswith("/(/: ") and not filtered(merged().entries, query, only=True)
+    assert isinstance(parse_query("node:").pattern, re.Pattern)  # begun, not yet a node
 
 
 @pytest.mark.parametrize("odd", [1e18, -1e18, float("inf"), float("nan")])

@@ -7,15 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from benchmarks.lib.pseudo_terminal import Terminal
-from tests.tui.support.recorded import app_of, source_of
 from tests.waiting import HANG_SECONDS
-from textual._xterm_parser import XTermParser
+from textual._styles_cache import StylesCache
 from textual.app import App
-from textual.drivers.linux_driver import LinuxDriver
-from textual.screen import Screen
 
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.terminal import guard
 
 DEADLINE_SECONDS = HANG_SECONDS
@@ -35,18 +31,14 @@ def asked_again() -> Iterator[None]:
 def test_an_unknown_textual_goes_by_its_own_means() -> None:
     program = """
 from textual.app import App
-from textual.screen import Screen
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.screens.overview import OverviewScreen
 assert not any(guard.allows(feature) for feature in guard.PARTS)
 assert TrainctlApp._display is App._display
-assert OverviewScreen._compositor_refresh is Screen._compositor_refresh
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", UNKNOWN + program], env=environment, timeout=DEADLINE_SECONDS, check=True)
     assert all(guard.allows(feature) for feature in guard.PARTS)
     assert TrainctlApp._display is not App._display
-    assert OverviewScreen._compositor_refresh is not Screen._compositor_refresh
 
 
 def test_an_unknown_textual_drives_a_terminal() -> None:
@@ -62,11 +54,9 @@ def test_an_unknown_textual_drives_a_terminal() -> None:
         assert terminal.process.wait(DEADLINE_SECONDS) == 0
 
 
-async def test_a_private_part_that_is_gone_turns_off_what_needs_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(XTermParser, "_sequence_to_key_events")
-    assert [feature for feature in guard.PARTS if not guard.allows(feature)] == ["driver"]
-
-    assert app_of(source_of(1)).get_driver_class() is LinuxDriver
+def test_a_private_part_that_is_gone_turns_off_what_needs_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(StylesCache, "get_inner_outer")
+    assert [feature for feature in guard.PARTS if not guard.allows(feature)] == ["styles cache"]
 
 
 def test_each_part_is_looked_for() -> None:

@@ -14,7 +14,6 @@ from tests.tui.support.driving import driven, until
 from tests.tui.support.recorded import BOOT, CONNECTED, committed, host, rank_step, run_view, snapshot, source_of
 from tests.waiting import HANG_SECONDS
 from textual import events as textual_events
-from textual._compositor import Compositor
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
@@ -204,29 +203,3 @@ async def test_what_is_painted_during_a_repaint_in_parts_stays() -> None:
         assert screen.query_one("#body").shown == newer, "in parts or at once, it is the same"
 
     await driven(source_of(4), play)
-
-
-async def test_words_that_all_has_changed_are_drawn_as_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Textual alone draws the whole screen at each: three or four times when one opens."""
-    drawn: list[object] = []
-    draw = Compositor.render_full_update
-
-    def counted(self: Compositor, simplify: bool = False) -> Any:
-        drawn.append(self)
-        return draw(self, simplify)
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await pilot.press("question_mark")
-        await until(pilot, lambda: bool(app.screen.query("#dialog-text")))
-        screen: Any = app.screen
-        await until(pilot, lambda: screen._whole is None and not screen._compositor._dirty_regions)
-        drawn.clear()
-        for _ in range(3):
-            screen._compositor._dirty_regions.add(screen.size.region)
-            screen._compositor_refresh()
-        assert drawn == []
-        await until(pilot, lambda: screen._whole is None)
-        assert drawn == [screen._compositor]
-
-    monkeypatch.setattr(Compositor, "render_full_update", counted)
-    await driven(source_of(4), play, size=(120, 40))

@@ -35,8 +35,7 @@ from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.shim import boot_id
 from trainctl.protocol.messages import DeviceTypes
 from trainctl.protocol.record.paths import node_directory
-from trainctl.tui.advise.described_nodes import descriptions, with_described
-from trainctl.tui.advise.node_looks import NodeLook, look_at
+from trainctl.tui.advise.node_looks import NodeLook, descriptions, look_at, with_described
 from trainctl.tui.commands.targets import ClusterFile
 from trainctl.tui.setup import data_check, data_preview, memory_report
 

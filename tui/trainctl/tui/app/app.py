@@ -34,9 +34,8 @@ from trainctl.tui.state.live_feed import LiveFeed
 from trainctl.tui.state.log_feed import LogFeed
 from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.terminal import memory
-from trainctl.tui.terminal.key_buffer import KeyBuffer
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
-from trainctl.tui.terminal.terminal_app import AsciiFilter, TerminalApp
+from trainctl.tui.terminal.terminal_app import AsciiFilter, TerminalApp, TypeAhead
 from trainctl.tui.text.glyphs import Glyphs, for_locale, key_in_ascii
 from trainctl.tui.text.styled_line import Line
 from trainctl.tui.widgets import theme as themes
@@ -95,8 +94,9 @@ class TrainctlApp(TerminalApp):
         self._outcome_until = 0.0
         self._opened, self._opens_runs, self._first_keys = False, opens_runs, first_keys
         self._repainting = RepaintScheduler(self, self._painting)
-        self._key_buffer = KeyBuffer(self, self._press)
+        self._type_ahead = TypeAhead(self, self._press)
         self.hung_up = threading.Event()
+        self._handlers: dict[signal.Signals, Any] = {}  # of signals, before this program's
         self.animation_level = "none"
         for item in THEMES:
             self.register_theme(item)
@@ -190,10 +190,19 @@ class TrainctlApp(TerminalApp):
     def _leave_on_signals(self) -> None:
         """End in order on SIGTERM, or the terminal would stay in raw mode; and on SIGHUP, or Textual would spin on a
         dead line."""
-        with contextlib.suppress(ValueError, RuntimeError):  # not the main thread's loop: then it isn't ours to handle
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGHUP, self.hang_up)
-            loop.add_signal_handler(signal.SIGTERM, self.hang_up, 128 + signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+
+        def leave(number: int, _: object) -> None:
+            self.hung_up.set()  # at once: the loop may wait for ever for a dead terminal to take what is drawn
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self.hang_up, 128 + number if number == signal.SIGTERM else 0)
+
+        with contextlib.suppress(ValueError):  # not the main thread: then signals are handled elsewhere
+            self._handlers = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
+
+    def on_unmount(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def hang_up(self, return_code: int = 0) -> None:
         """Leave in order, for the signal may come to a terminal that lives."""
@@ -217,13 +226,11 @@ class TrainctlApp(TerminalApp):
         self._repainting.pressed()
         if self._outcome:
             self.show_outcome(())
-        if not self.screen.is_mounted and not self._key_buffer.waits:
-            self._key_buffer.wait_for(self.screen)
-        if not self._key_buffer.holds(key):
+        if not self._type_ahead.holds(key):
             focus = self.focused or self.screen
             await super().on_event(key)
             if key.key == "escape":
-                self._key_buffer.wait_for(focus)
+                self._type_ahead.wait_for(focus)
 
     def _arrived(self) -> None:
         """A snapshot is drawn at once; where no run is active, the first thing to see is the list of runs."""
@@ -232,7 +239,7 @@ class TrainctlApp(TerminalApp):
         elif isinstance(self.screen, BaseScreen):
             self.screen.arrived()
         if not self._opened and (keys := self._first_keys()):
-            from trainctl.tui.dialogs.first_keys import FirstKeysScreen
+            from trainctl.tui.dialogs.help import FirstKeysScreen
 
             self.push_screen(FirstKeysScreen(keys))
         self._opened = True
@@ -349,7 +356,7 @@ class TrainctlApp(TerminalApp):
     def open_dialog(self, verb: str, values: Mapping[str, str] | None = None) -> None:
         """The dialog of a verb, its fields filled from the run shown."""
         from trainctl.tui.commands import forms
-        from trainctl.tui.dialogs.verb_dialog import dialog_of
+        from trainctl.tui.dialogs.split_dialog import dialog_of
 
         form = forms.form(verb, self.shown, self.selected, values)
         self.push_screen(dialog_of(form, self.shown, self.selected))

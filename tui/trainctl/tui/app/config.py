@@ -1,19 +1,30 @@
-"""The person's own settings of the screens: config.toml, read so that one bad line costs that line alone."""
+"""The person's own settings of the screens: config.toml, read so that one bad value costs that setting alone."""
 
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from trainctl.protocol import messages as m
+import msgspec
+
 from trainctl.protocol.config.names import config_folder
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import metric_of
 
-_MOST_PROBLEMS = 50
 _AT_LINE = re.compile(r"\(at line (\d+)")
-_HEADER = re.compile(r"\s*\[+\s*\"?([\w-]+)\"?\s*\]")
+_NO_KEYS = 'must be a string that names one or more keys, such as "f5" or "a,b"'
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    "theme": (str, 'must be the name of a theme, or "auto"'),
+    "ascii": (bool | Literal["auto"], 'must be "auto", true or false'),
+    "bell": (bool, "must be true or false"),
+    "mouse": (bool, "must be true or false"),
+    "read_only": (bool, "must be true or false"),
+    "columns": (tuple[str, ...], 'must be a list of metrics, such as ["user:reward", "memory_use"]'),
+    "keys": (dict[str, Any], 'must be a table: write [keys], and on the next line action = "key"'),
+}
+"""By setting what its value is, and what is said of another."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Problem:
-    """One line of the file that isn't used, and why."""
+    """What of the file isn't used, and why."""
 
     path: Path
     line: int | None
@@ -81,98 +92,48 @@ def read(path: Path | None, themes: tuple[str, ...], check_keys: Check) -> Found
 
 
 def parse(text: str, path: Path, themes: tuple[str, ...], check_keys: Check) -> Found:
-    """A file's text; of lines that can't be used each is a problem, and the others count."""
-    lines = text.splitlines()
-    raw, problems = _tables(lines, path)
-    place = _places(lines)
-    given: dict[str, Any] = {}
-
-    def complain(where: tuple[str, str], words: str) -> None:
-        problems.append(Problem(path, place.get(where), words))
-
-    for name, value in raw.items():
-        if name == "keys":
-            continue
-        wrong = _wrong(name, value, themes)
-        if wrong:
-            complain(("", name), f"{name}: {wrong}")
-        else:
-            given[name] = None if value == "auto" else tuple(value) if name == "columns" else value
-    given["keys"] = _keys(raw.get("keys", {}), check_keys, complain)
-    problems.sort(key=lambda problem: problem.line or 0)
-    return Found(path, True, Settings(**given), tuple(problems[:_MOST_PROBLEMS]))
-
-
-def _keys(raw: Any, check: Check, complain: Callable[[tuple[str, str], str], None]) -> dict[str, str]:
-    if not isinstance(raw, dict):
-        complain(("", "keys"), 'keys: must be a table: write [keys], and on the next line action = "key"')
-        return {}
-    texts: dict[str, str] = {}
-    for name, value in raw.items():
-        if isinstance(value, str):
-            texts[name] = value
-        else:
-            complain(("keys", name), f'{name}: must be a string that names one or more keys, such as "f5" or "a,b"')
-    good, bad = check(texts)
-    for name, words in bad.items():
-        complain(("keys", name), f"{name}: {words}")
-    return good
-
-
-def _wrong(name: str, value: Any, themes: tuple[str, ...]) -> str:
-    """What is wrong with a setting outside the tables; nothing if it is right."""
-    if name == "theme":
-        return "" if value in ("auto", *themes) else f"no theme {value!r}; the themes are auto, {', '.join(themes)}"
-    if name == "ascii":
-        return "" if isinstance(value, bool) or value == "auto" else f'{value!r} must be "auto", true or false'
-    if name in ("bell", "mouse", "read_only"):
-        return "" if isinstance(value, bool) else f"{value!r} must be true or false"
-    if name == "columns":
-        return _wrong_columns(value)
-    return "no such setting; the settings are theme, ascii, bell, mouse, read_only, columns and [keys]"
-
-
-def _wrong_columns(value: Any) -> str:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        return 'must be a list of metrics, such as ["user:reward", "memory_use"]'
-    of_others = [one for one in value if m.metric_of(one).scope != "rank"]
-    return f"{of_others[0]} is not a per-rank metric" if of_others else ""
-
-
-def _tables(lines: list[str], path: Path) -> tuple[dict[str, Any], list[Problem]]:
-    """The file as tables, without the lines that aren't TOML."""
-    left = list(lines)
+    """Return what a file's text sets: each value that can't be used is a problem, and the others count."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = _AT_LINE.search(str(error))
+        words = str(error).partition(" (at")[0].lower()
+        return Found(path, True, Settings(), (Problem(path, int(found[1]) if found else None, f"not TOML: {words}"),))
+    values: dict[str, Any] = {}
     problems: list[Problem] = []
-    while True:
+    for name, value in raw.items():
         try:
-            return tomllib.loads("\n".join(left)), problems
-        except tomllib.TOMLDecodeError as error:
-            number = _line_of(str(error), left)
-            problems.append(Problem(path, number, f"not TOML: {str(error).partition(' (at')[0].lower()}"))
-            if len(problems) >= _MOST_PROBLEMS:
-                return {}, problems
-            left[number - 1] = ""
+            values[name] = _checked(name, value, themes)
+        except ValueError as error:
+            problems.append(Problem(path, _line_of(text, name), f"{name}: {error}"))
+    keys = values.get("keys", {})
+    texts = {name: value for name, value in keys.items() if isinstance(value, str)}
+    values["keys"], wrong = check_keys(texts)
+    wrong |= dict.fromkeys(keys.keys() - texts.keys(), _NO_KEYS)
+    problems += [Problem(path, _line_of(text, name, "keys"), f"{name}: {words}") for name, words in wrong.items()]
+    problems.sort(key=lambda problem: problem.line or 0)
+    return Found(path, True, Settings(**values), tuple(problems))
 
 
-def _line_of(text: str, lines: list[str]) -> int:
-    """The line that the parser stumbled over; of one that it found open at the end of the file, the last with text."""
-    found = _AT_LINE.search(text)
-    number = min(int(found[1]), len(lines)) if found else len(lines)
-    while number > 1 and not lines[number - 1].strip():
-        number -= 1
-    return number
+def _checked(name: str, value: Any, themes: tuple[str, ...]) -> Any:
+    """Return a setting's value. Raises ValueError that says what it must be."""
+    if name not in _TYPES:
+        raise ValueError("no such setting; the settings are theme, ascii, bell, mouse, read_only, columns and [keys]")
+    kind, rule = _TYPES[name]
+    try:
+        checked = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise ValueError(rule) from None
+    if name == "theme" and checked not in ("auto", *themes):
+        raise ValueError(f"no theme {checked!r}; the themes are auto, {', '.join(themes)}")
+    others = [metric for metric in checked if metric_of(metric).scope != "rank"] if name == "columns" else []
+    if others:
+        raise ValueError(f"{others[0]} is not a per-rank metric")
+    return None if checked == "auto" else checked
 
 
-def _places(lines: list[str]) -> dict[tuple[str, str], int]:
-    """(table, name) -> the line that it is on."""
-    places: dict[tuple[str, str], int] = {}
-    section = ""
-    for number, text in enumerate(lines, 1):
-        header = _HEADER.match(text)
-        if header:
-            section = header[1]
-            places.setdefault(("", section), number)
-        elif "=" in text and not text.lstrip().startswith("#"):
-            name = text.partition("=")[0].strip().strip("\"'")
-            places.setdefault((section, name), number)
-    return places
+def _line_of(text: str, name: str, table: str = "") -> int | None:
+    """Return the line on which a setting is, where it is written plainly."""
+    before, header, after = text.partition(f"[{table}]") if table else ("", "", text)
+    found = re.search(rf"^[ \t]*[\"']?{re.escape(name)}[\"']?[ \t]*=", after, re.MULTILINE)
+    return f"{before}{header}{after[: found.start()]}".count("\n") + 1 if found else None

@@ -1,4 +1,4 @@
-"""The full-screen program from the command line: with the person's settings, to its last word."""
+"""The full-screen program from the command line: from its first start and the person's settings to its last word."""
 
 import gc
 import json
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainctl.protocol.record.paths import state_root
 from trainctl.tui.app import config as settings
-from trainctl.tui.app import first_start, keymap
+from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.source import ClusterSource
@@ -94,7 +95,7 @@ def run_app(
     app = TrainctlApp(
         lambda: source, read_only=read_only or found.settings.read_only, address=address,
         opens_runs=opens_runs,
-        first_keys=lambda: keymap.first_keys(found.settings.keys) if first_start.claim() else (), **options(found),
+        first_keys=lambda: keymap.first_keys(found.settings.keys) if claim_first_start() else (), **options(found),
     )  # fmt: skip
     return run(app, found, lambda: say(app.live, source.address))
 
@@ -116,3 +117,18 @@ def run(app: TrainctlApp, found: settings.Found, say: Callable[[], str]) -> int:
     if app.return_code == 0:
         print(clean(say()))
     return app.return_code or 0
+
+
+MARK = ".first-start"
+"""The name of that file; nodes' names begin with no dot."""
+
+
+def claim_first_start() -> bool:
+    """True once: the first call makes the file. False if it can't be made, so that nothing is shown again and again."""
+    file = state_root() / MARK
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(exist_ok=False)
+    except OSError:
+        return False
+    return True

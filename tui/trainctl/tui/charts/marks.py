@@ -9,7 +9,7 @@ import numpy as np
 from trainctl.tui.charts.canvas import Canvas, Floats, Frame
 from trainctl.tui.commands import verb_registry
 from trainctl.tui.state import plan_changes
-from trainctl.tui.state.membership_changes import Change, changes_of_ranks
+from trainctl.tui.state.plan_changes import Change, changes_of_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 
@@ -37,7 +37,7 @@ def numbered(state: ViewState) -> dict[int, str]:
 
 def _is_marked(verb: str | None) -> bool:
     """Commands that leave the training alone, as notes do, get no number."""
-    described = verb_registry.descriptions().get(verb or "")
+    described = verb_registry.DESCRIPTIONS.get(verb or "")
     return verb is not None and (described is None or described.acts_on in ("active run", "new run"))
 
 

@@ -2,8 +2,9 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from trainctl.protocol.config.names import node_name
@@ -12,6 +13,9 @@ from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Set, subcommands, where
 
 if TYPE_CHECKING:
+    from trainctl.protocol.advice.advice import Advice
+    from trainctl.protocol.advice.advice_facts import AdviceFacts
+    from trainctl.protocol.advice.plans import Plan
     from trainctl.tui.bench.bench_rows import BenchRow
     from trainctl.tui.bench.bench_runs import BenchPlan
 
@@ -41,7 +45,7 @@ def advise(
     samples are read for their lengths. Nothing is started or changed.
     """
     from trainctl.protocol.advice.advice import advise as advice_for
-    from trainctl.tui.advise import advice_fields, advice_lines
+    from trainctl.tui.advise import advice_lines
     from trainctl.tui.advise.gather import gather
     from trainctl.tui.commands import arguments
 
@@ -51,7 +55,7 @@ def advise(
     found = gather(file, pairs, at.cluster, agent, read_data=not no_data, parameters=parameters)
     advice = advice_for(found.facts, found.checks)
     if json:
-        output.emit_ok(**advice_fields.advice_fields(advice, found.facts, found.notes))
+        output.emit_ok(**_advice_fields(advice, found.facts, found.notes))
         return 0
     for line in advice_lines.advice_lines(advice, found.facts.run, found.notes):
         output.say(output.log_text(line, raw=False))
@@ -130,3 +134,37 @@ def _tell(plan: "BenchPlan", done: int) -> None:
     if done < len(plan.settings):
         named = ", ".join(f"{key} = {value}" for key, value in plan.settings[done].items()) or "as it is"
         output.tell(f"{done + 1} of {len(plan.settings)}: {named}")
+
+
+def _advice_fields(advice: "Advice", facts: "AdviceFacts", notes: tuple[str, ...]) -> dict[str, Any]:
+    """Each plan also says whether it fits and can run; docs/advise.md lists all fields."""
+    plain: dict[str, Any] = msgspec.to_builtins(advice)
+    run = facts.run
+    return {
+        **plain, "answer": _plan(advice.answer), "independent": _plan(advice.independent),
+        "plans": [_plan(plan) for plan in advice.plans], "notes": notes,
+        "run": {
+            "file": run.file, "steps": run.steps, "global_batch": run.global_batch, "unit": run.unit,
+            "tokens_per_sample": run.tokens_per_sample, "gradient_bytes": run.gradient_bytes,
+            "parameters": run.parameters, "trained": run.trained, "currency": run.currency, "lead": run.lead,
+        },
+        "nodes": {node.name: _node(node) for node in facts.nodes},
+    }  # fmt: skip
+
+
+def _plan(plan: "Plan | None") -> dict[str, Any] | None:
+    if plan is None:
+        return None
+    plain: dict[str, Any] = msgspec.to_builtins(plan)
+    fits, found = (*plan.memory, *plan.shared_memory), (*plain["memory"], *plain["shared_memory"])
+    for fit, memory in zip(fits, found, strict=True):
+        memory |= {"fits": fit.fits, "spare_bytes": fit.spare_bytes}
+    return {**plain, "fits": plan.fits, "can_run": plan.can_run}
+
+
+def _node(node: Any) -> dict[str, Any]:
+    made = node.profile.created_at if node.profile is not None else None
+    return {
+        "device": node.device, "backend": node.backend, "machine": node.machine, "cores": node.cores,
+        "threads": node.threads, "calibrated_at": made, "watts": node.watts, "price_per_hour": node.price_per_hour,
+    }  # fmt: skip

@@ -11,8 +11,8 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, UnreachableError
 from trainctl.tui.cli import output
-from trainctl.tui.state import log_query as lq
 from trainctl.tui.state import merged_log as lt
+from trainctl.tui.state.merged_log import Query, filtered, parse_query
 from trainctl.tui.text.styled_line import clean
 
 if TYPE_CHECKING:
@@ -130,16 +130,16 @@ def show_log(part: m.LogPart, *, json: bool) -> None:
 # ---------------------------------------------------------------- merged by time
 
 
-def query_of(grep: str | None) -> lq.Query:
+def query_of(grep: str | None) -> Query:
     """The line filter for the value of `--grep`. Raises InvalidInputError for an invalid pattern."""
-    query = lq.parse(grep or "")
+    query = parse_query(grep or "")
     if query.problem:
         raise InvalidInputError("--grep", query.problem)
     return query
 
 
 async def show_merged(
-    client: "Client", run: str | None, rank: int | None, last: int | None, query: lq.Query, *, follow: bool, json: bool
+    client: "Client", run: str | None, rank: int | None, last: int | None, query: Query, *, follow: bool, json: bool
 ) -> int:
     """Prints the lines of a rank, or of all (None); with `follow` also those to come. JSON is one object, or with
     `follow` one a line. Raises RefusedError where there is no run."""
@@ -153,7 +153,7 @@ async def show_merged(
     await reading.catch_up(only_one=rank is not None)
     if len(reading.tail.entries) >= MOST_LINES:
         output.tell(f"only the newest {MOST_LINES:,} lines are kept; older ones are in the run's logs/ folder")
-    shown = lq.kept(reading.tail.entries, query, only=True)
+    shown = filtered(reading.tail.entries, query, only=True)
     shown = shown if last is None else shown[len(shown) - min(last, len(shown)) :]
     if json and not follow:
         output.emit_ok(run=view.run, lines=[line_as_json(entry) for entry in shown], unread=dict(reading.tail.problems))
@@ -165,7 +165,7 @@ async def show_merged(
         output.tell("no matching lines" if reading.tail.entries else "nothing has been written yet")
     while follow:
         await asyncio.sleep(POLL_SECONDS)
-        _print(lq.kept(await reading.news(), query, only=True), size, json=json)
+        _print(filtered(await reading.news(), query, only=True), size, json=json)
         reading.tell()
     return 0
 

@@ -144,7 +144,7 @@ def _say_what_follows(lead: str, order: command.Order) -> None:
     """Before a command that changes how the run goes on: what it will do, and which policies then only advise."""
     if VERBS[order.verb].scope != "edit":
         return
-    from trainctl.tui.commands.preview import preview
+    from trainctl.tui.commands.forms import preview
     from trainctl.tui.state import reducer
     from trainctl.tui.state.view_state import ViewState
 

@@ -9,9 +9,18 @@ from trainctl.protocol.batch.cost import CostFigures, figures
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.tui.cli.output import arrowed, one_line
 from trainctl.tui.state import event_text, rank_speed
-from trainctl.tui.text import compute_words, cost_line, energy, rates_line, work_lines
+from trainctl.tui.text import compute_words, energy
 from trainctl.tui.text import formatting as fmt
 from trainctl.tui.text.figure_names import LAST_LOSS, LAST_STEP
+from trainctl.tui.text.run_lines import (
+    cost_amount,
+    cost_figures,
+    cost_pieces,
+    rate_pieces,
+    work_nodes,
+    work_progress,
+    work_title,
+)
 from trainctl.tui.text.styled_line import clean, groups, line, plain
 
 _POLICY_COLUMNS, _COMPUTE_COLUMNS = 100, 69
@@ -61,7 +70,7 @@ def _spent(run: m.RunSummary) -> str:
     if run.cost is None:
         return fmt.NA
     found = figures(run.cost, time.time(), None, None)
-    return cost_line.amount(found, found.spent)
+    return cost_amount(found, found.spent)
 
 
 def status_text(
@@ -88,7 +97,7 @@ def status_text(
         f"  lead {run.lead}  {_engine(run)}  {run.generation}",
         f"{LAST_STEP.label}  {_last_step(run, snapshot.last_step)}",
         *_evaluation_lines(run),
-        f"rates      {plain(groups(rates_line.pieces(run_rates(run, snapshot.last_step)), 200))}",
+        f"rates      {plain(groups(rate_pieces(run_rates(run, snapshot.last_step)), 200))}",
         *_left_lines(snapshot),
         *_cost_lines(snapshot, [*_own_host(snapshot), *(hosts or {}).values()]),
         f"plan       {_plan(run)}global batch {fmt.count(run.global_batch)}  "
@@ -130,14 +139,14 @@ def _cost_lines(snapshot: m.Snapshot, hosts: Sequence[m.HostReading]) -> list[st
         return []
     words = energy.words(hosts, run, last.cursor if last is not None else run.cursor)
     active = run.state in m.ACTIVE_RUN_STATES
-    told = cost_line.pieces(spent, run.sample_unit, active=active, energy=words)
+    told = cost_pieces(spent, run.sample_unit, active=active, energy=words)
     return [f"cost       {plain(groups(told, 200)).removeprefix('cost ')}"]
 
 
 def figures_of(snapshot: m.Snapshot) -> CostFigures | None:
     """What the run costs by the agent's clock; None without a price."""
     run, last = snapshot.run, snapshot.last_step
-    return cost_line.figures(run, last, snapshot.at, run_rates(run, last).seconds_left) if run is not None else None
+    return cost_figures(run, last, snapshot.at, run_rates(run, last).seconds_left) if run is not None else None
 
 
 def energy_of(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading]) -> energy.EnergyFigures | None:
@@ -154,8 +163,8 @@ def _work_lines(works: Sequence[m.WorkSummary]) -> list[str]:
     lines = []
     for work in works:
         if work.is_active:
-            lines.append(f"work       {plain(groups([line(work_lines.title(work)), *work_lines.progress(work)], 200))}")
-            lines.append(f"           {plain(groups(work_lines.nodes(work), 200))}".rstrip())
+            lines.append(f"work       {plain(groups([line(work_title(work)), *work_progress(work)], 200))}")
+            lines.append(f"           {plain(groups(work_nodes(work), 200))}".rstrip())
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Commands as a person gives them: what a dialog asks, and how far a command has come."""
+"""Commands as a person gives them: what a dialog asks, what a command would do, and how far one has come."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.verb_arguments import arguments_of
+from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import FormField, VerbDescription
@@ -150,3 +151,30 @@ def applied_line(reply: m.CommandReply, glyphs: Glyphs) -> Line:
     at = f" @ step {reply.step:,}" if reply.step is not None else ""
     change = f"  {clean(reply.before)} {glyphs.arrow} {clean(reply.after)}" if reply.before and reply.after else ""
     return line(Piece(f"applied{at}", "good"), change)
+
+
+def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
+    """In one line what the command would do to the run now; or, marked as bad, why the agent will refuse it."""
+    problem, described, run = _refusal(order, state), verb_registry.of(order.verb), state.run
+    if problem:
+        return Piece(problem, "bad")
+    if run is None or described.preview is None:
+        return Piece(VERBS[order.verb].summary, "strong")
+    return Piece(described.preview(order, state, run, glyphs), "strong")
+
+
+def changes_nothing(order: Order, state: ViewState) -> bool:
+    """Whether all is as the command would have it already."""
+    return state.run is not None and verb_registry.of(order.verb).changes_nothing(order, state.run)
+
+
+def _refusal(order: Order, state: ViewState) -> str:
+    """What the agent can already be seen to refuse it for, as far as that shows here."""
+    described, run = verb_registry.of(order.verb), state.run
+    if run is None:
+        return "no active run" if described.acts_on in ("active run", "any run") else ""
+    if why := run.why_not(order.verb):
+        return clean(why)
+    if described.acts_on == "active run" and not state.active:
+        return f"the run has {'failed' if run.state == 'failed' else 'ended'}"
+    return described.refused(order, state, run)

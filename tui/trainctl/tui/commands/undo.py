@@ -42,7 +42,7 @@ def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inve
     """What undoes the event now. Raises NoInverse with the reason."""
     if event.verb is None:
         raise NoInverse("it isn't a change")
-    described = verb_registry.descriptions().get(event.verb)
+    described = verb_registry.DESCRIPTIONS.get(event.verb)
     if described is None:
         raise NoInverse(f"{event.verb} can't be undone")
     if isinstance(described.undo, str):

@@ -11,10 +11,10 @@ from textual.widget import Widget
 from textual.widgets import Input, Label
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.commands import command_line, forms, verb_registry
+from trainctl.tui.commands import arguments, forms, verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import READ_ONLY, KeyHint
-from trainctl.tui.commands.preview import changes_nothing, preview
+from trainctl.tui.commands.forms import changes_nothing, preview
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.text import formatting as f
@@ -223,7 +223,7 @@ class CommandDialog(OrderDialog):
 
 def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: int) -> list[Line]:
     """A command that was sent: what it says, when, and how far it has come, in lines of at most `columns` cells."""
-    made: list[Line] = [line(Piece(text, "strong")) for text in wrap(command_line.spoken(progress.order), columns)]
+    made: list[Line] = [line(Piece(text, "strong")) for text in wrap(arguments.spoken(progress.order), columns)]
     made.append(line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim")))
     role = "bad" if progress.ended else "accent"
     return made + [line(Piece(row, role)) for row in wrap(plain(forms.progress_line(progress, glyphs)), columns)]

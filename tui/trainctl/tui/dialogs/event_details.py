@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import event_prose
-from trainctl.tui.commands import command_line, undo
+from trainctl.tui.commands import arguments, undo
 from trainctl.tui.dialogs.popup import CLOSES, Popup
 from trainctl.tui.state import effects
 from trainctl.tui.state.clock import Clock
@@ -47,7 +47,7 @@ def lines(
 def _undo_lines(undoing: undo.Inverse | str, columns: int) -> list[Line]:
     if isinstance(undoing, str):
         return labelled("undo".ljust(_NAME_CELLS), f"none: {undoing}", columns, "dim")
-    made = labelled("undo".ljust(_NAME_CELLS), command_line.spoken(undoing.order), columns, "strong")
+    made = labelled("undo".ljust(_NAME_CELLS), arguments.spoken(undoing.order), columns, "strong")
     for remark in undoing.remarks:
         made += labelled(" " * _NAME_CELLS, remark, columns, "warning")
     return made

@@ -12,7 +12,6 @@ from textual.widget import Widget
 
 from trainctl.tui.commands.context import AppContext, KeyHint, context_of
 from trainctl.tui.commands.forms import Progress
-from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, folded, key_words, line
 from trainctl.tui.widgets.line_view import Lines
@@ -29,7 +28,7 @@ SEND = KeyHint("enter", "send", "screen.send", "enter")
 CLOSES = key_words("esc", "closes", "screen.close")
 
 
-class Dialog(OneFrame, ModalScreen[T]):
+class Dialog(ModalScreen[T]):
     """A titled box of lines over a screen. Escape closes it, and so does the command that it sent, once applied."""
 
     DEFAULT_CSS = """

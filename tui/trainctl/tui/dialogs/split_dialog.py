@@ -1,17 +1,21 @@
 """The split dialog: who takes how many samples, what that is predicted to do, and how the command fares."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.tui.commands import forms, verb_parts
+from trainctl.tui.commands import forms, share_editor, verb_parts, verb_registry
 from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint
+from trainctl.tui.commands.forms import Form
+from trainctl.tui.commands.share_editor import Split
 from trainctl.tui.dialogs import split_view
-from trainctl.tui.dialogs.command_dialog import OrderDialog, followed
+from trainctl.tui.dialogs.command_dialog import CommandDialog, OrderDialog, followed
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, SIDES
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.styled_line import Line, Piece, clean, key_words, labelled, line, wrap
 from trainctl.tui.widgets.line_view import Repaintable
 
@@ -166,3 +170,15 @@ class SplitDialog(OrderDialog, Repaintable):
         made = [*self._table(), (), *followed(progress, self.owner.clock, self._glyphs, self.cells)]
         again = key_words("u", f"{_AGAIN}  ", "screen.undo") if progress.ended else ()
         return [*made, (), (*again, *CLOSES)]
+
+
+def dialog_of(form: Form, state: ViewState, rank: int | None, shares: Mapping[str, int] | None = None) -> OrderDialog:
+    """`rank`: the selected one; `shares`: those to propose, by node."""
+    if verb_registry.of(form.verb).dialog == "form":
+        return CommandDialog(form)
+    return SplitDialog(form, _proposing(share_editor.opened(state, rank), shares or {}))
+
+
+def _proposing(opened: Split, wanted: Mapping[str, int]) -> Split:
+    shares = tuple(wanted.get(seat.node, seat.share) for seat in opened.seats)
+    return replace(opened, shares=shares) if wanted and sum(shares) == opened.total else opened

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from trainctl.protocol.messages.events import SharesChanged
-from trainctl.tui.commands import command_line, forms, undo
+from trainctl.tui.commands import arguments, forms, undo
 from trainctl.tui.commands.context import AppContext
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.dialogs.popup import Chooser
-from trainctl.tui.dialogs.verb_dialog import dialog_of
+from trainctl.tui.dialogs.split_dialog import dialog_of
 from trainctl.tui.state import event_text
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.view_state import ViewState
@@ -58,7 +58,7 @@ def _sent(inverse: undo.Inverse) -> str:
     """The command, of shares those that the event had changed."""
     had, shares = inverse.event.data, inverse.order.args.get("shares")
     if not isinstance(had, SharesChanged) or not isinstance(shares, dict):
-        return command_line.spoken(inverse.order)
+        return arguments.spoken(inverse.order)
     other = [f"{node}={share}" for node, share in shares.items() if share != had.after.get(node)]
     return " ".join([inverse.order.verb, *other])
 

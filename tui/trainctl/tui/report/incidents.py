@@ -1,6 +1,6 @@
-"""Faults of a run with what each cost: time in which it didn't train, and steps made again. Pure."""
+"""What stopped a run's training, and where its time went between its start and the newest fact. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -8,7 +8,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.whole_run import Commit
 from trainctl.tui.report.interventions import Measure, StepAt, is_fault, kind_of, skipped_texts
-from trainctl.tui.report.run_facts import Incident
+from trainctl.tui.report.run_facts import Incident, TimePart
 from trainctl.tui.report.timeline import Timeline, has_ended
 
 
@@ -90,3 +90,50 @@ def _with_return(one: Incident, events: Iterable[m.Event], step_at: StepAt) -> I
                 pass
     is_back = one.lost and len(steps) == len(one.lost)
     return msgspec.structs.replace(one, back_step=max(steps.values())) if is_back else one
+
+
+def time_parts(line: Timeline, events: Sequence[m.Event], evaluations: int) -> Iterator[TimePart]:
+    """Their sum is the run's time. Parts that took no time are left out."""
+    steps, again = _steps(line)
+    rest = _rests(line, events)
+    retracted = sum(commit.retracted for commit in line.commits)
+    saved = _counted(len(line.checkpoints), "checkpoint")
+    parts = (
+        TimePart("steps", steps, "that stand"),
+        TimePart("start", rest["start"], "until the first step began"),
+        TimePart("steps made again", again, f"{_counted(retracted, 'step')}, made again or taken back"),
+        TimePart("evaluations", sum(gap.evaluated for gap in line.gaps), _counted(evaluations, "evaluation")),
+        TimePart("checkpoints", sum(gap.saved for gap in line.gaps), f"{saved}; training was stopped for them"),
+        TimePart("without a group", rest["group"], "ranks that left, died, hung or joined"),
+        TimePart("pauses", sum(gap.paused for gap in line.gaps)),
+        TimePart("between a stop and a resume", sum(gap.stopped for gap in line.gaps), "until the next step began"),
+        TimePart("after the last step", rest["end"], "until the newest fact of the record"),
+        TimePart("other", rest["other"], "between steps"),
+    )
+    yield from (part for part in parts if part.seconds > 0)
+
+
+def _steps(line: Timeline) -> tuple[float, float]:
+    """Of steps that stand, and of retracted ones."""
+    found = [0.0, 0.0]
+    for commit, gap in zip(line.commits, line.gaps, strict=False):
+        found[commit.retracted] += gap.step
+    return found[0], found[1]
+
+
+def _rests(line: Timeline, events: Sequence[m.Event]) -> dict[str, float]:
+    """What is left of each gap, by its cause."""
+    without = {line.at(event.at) for event in events if _breaks_group(event)}
+    found = {"start": 0.0, "group": 0.0, "end": 0.0, "other": 0.0}
+    for number, gap in enumerate(line.gaps):
+        inner = "group" if number in without else "other"
+        found["start" if number == 0 else "end" if number == len(line.commits) else inner] += gap.rest
+    return found
+
+
+def _breaks_group(event: m.Event) -> bool:
+    return isinstance(event.data, e.GenerationFormed | e.GenerationLeft) or stops_training(event)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"

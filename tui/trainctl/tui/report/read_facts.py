@@ -18,14 +18,15 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.protocol.record.whole_run import RankTotals, WholeRunReader
 from trainctl.tui.charts.axis import axis_of
-from trainctl.tui.report import identity, incidents, interventions, recipe, time_parts
+from trainctl.tui.report import incidents, interventions, recipe
 from trainctl.tui.report.rank_parts import named, parts_of
 from trainctl.tui.report.run_facts import COMPUTING, CostFacts, HeldOutLoss, RankFacts, RunFacts, SharesFrom
 from trainctl.tui.report.timeline import Recorded, Timeline
 from trainctl.tui.state import effects, plan_changes
 from trainctl.tui.state import series as s
-from trainctl.tui.text import compile_times, cost_line, energy
+from trainctl.tui.text import compile_times, energy
 from trainctl.tui.text.compile_times import Compilation
+from trainctl.tui.text.run_lines import cost_figures
 
 COLUMNS: Final = 600
 """Buckets of a run's curve."""
@@ -64,14 +65,14 @@ def read_facts(paths: RunPaths) -> RunFacts:
             started_at=line.began_at if commits else None, first_at=commits[0].committed_at if commits else None,
             rates=run_rates(view, last) if view is not None else None, efficiency=_efficiency(ranks), curves=curves,
             efficiency_curve=_efficiency_curve(reader), shares=_shares(reader), ranks=ranks,
-            time=tuple(time_parts.time_parts(line, events, len(evaluations))) if commits else (),
+            time=tuple(incidents.time_parts(line, events, len(evaluations))) if commits else (),
             interventions=tuple(interventions.interventions(_shown(events, line), step_at, measure)),
             incidents=tuple(incidents.incidents(events, line, step_at, measure)),
             policies=tuple(interventions.policy_notes(events, step_at, measure)), samples=_samples(reader),
             recipe=fields, changed=changed, resolved=recipe.resolved(view),
-            lineage=tuple(interventions.lineage(view, events, identity.parent(paths))),
-            environments=identity.environments(paths),
-            data=identity.data_of(paths), diagnosis=diagnose(known), evaluations=len(evaluations),
+            lineage=tuple(interventions.lineage(view, events, recipe.parent(paths))),
+            environments=recipe.environments(paths),
+            data=recipe.data_of(paths), diagnosis=diagnose(known), evaluations=len(evaluations),
             held_out=_held_out(evaluations, line), checkpoints=len(line.checkpoints),
             steps_again=len(again), seconds_again=sum(commit.seconds for commit in again),
             cost=_cost(view, last, read_to), energy=_energy(hosts, view, last),
@@ -236,7 +237,7 @@ def _samples(reader: WholeRunReader) -> tuple[m.Sample, ...]:
 
 
 def _cost(view: m.RunView | None, last: m.StepCommitted | None, at: float) -> CostFacts | None:
-    found = cost_line.figures(view, last, at, None) if view is not None else None
+    found = cost_figures(view, last, at, None) if view is not None else None
     return CostFacts(found.currency, found.spent, found.per_1000, found.unpriced) if found is not None else None
 
 

@@ -1,5 +1,4 @@
-"""A run's recipe: the fields of its run file with their values, which differ from the defaults, and what the run chose
-where the file leaves it open. Pure, but for reading the run file."""
+"""What a run was trained with: its run file, and versions and digests from the checkpoints in its directory."""
 
 import contextlib
 import tomllib
@@ -12,7 +11,11 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.record_facts import config_of
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record.checkpoint_metadata import Environment, ParentCheckpoint
+from trainctl.protocol.record.checkpoints import Manifest, listed, read_manifest
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.tui.report.run_facts import DataFacts
 
 _SECRET = "env"  # noqa: S105  the name of a field
 """Field of [nodes.NAME] that may hold secrets; a report is given away."""
@@ -82,3 +85,44 @@ def _named(view: m.RunView, mode: str) -> str:
 
 def _number(value: int | None) -> str:
     return f"{value:,}" if value is not None else ""
+
+
+class _LoopState(msgspec.Struct, frozen=True):
+    """The part of a checkpoint's state.json that says what was trained, and on what."""
+
+    samples: int
+    data_digest: str
+    layout_digest: str = ""
+    base_digest: str = ""
+
+
+def manifests(paths: RunPaths) -> Iterator[Manifest]:
+    """Of the checkpoints that can be read, newest first."""
+    for folder in listed(paths.checkpoints):
+        with contextlib.suppress(InvalidInputError):
+            yield read_manifest(folder)
+
+
+def environments(paths: RunPaths) -> tuple[Environment, ...]:
+    """What wrote the newest checkpoint of each node."""
+    found: dict[str, Environment] = {}
+    for manifest in manifests(paths):
+        if manifest.metadata is not None:
+            found.setdefault(manifest.metadata.environment.node, manifest.metadata.environment)
+    return tuple(found[node] for node in sorted(found))
+
+
+def parent(paths: RunPaths) -> ParentCheckpoint | None:
+    """What the run branched off, by the newest of its own checkpoints that says it."""
+    own = (manifest for manifest in manifests(paths) if manifest.run == paths.directory.name)
+    found = (manifest.metadata.lineage.parent for manifest in own if manifest.metadata is not None)
+    return next((one for one in found if one is not None), None)
+
+
+def data_of(paths: RunPaths) -> DataFacts:
+    """By the newest checkpoint that says it."""
+    for folder in listed(paths.checkpoints):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            loop = msgspec.json.decode((folder / "state.json").read_bytes(), type=_LoopState)
+            return DataFacts(loop.data_digest, loop.samples, loop.layout_digest, loop.base_digest)
+    return DataFacts()

@@ -7,7 +7,7 @@ from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_o
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.whole_run import CurvePoint, WholeRunReader
-from trainctl.tui.report import identity, recipe
+from trainctl.tui.report import recipe
 from trainctl.tui.report.interventions import kind_of
 from trainctl.tui.report.rank_parts import named, parts_of
 from trainctl.tui.report.run_facts import DataFacts
@@ -45,7 +45,7 @@ def read_side(paths: RunPaths) -> RunSide:
     with WholeRunReader(paths) as reader:
         view = facts_of_record(reader, config_of(paths)).view
         return RunSide(
-            reader.run, recipe.read_recipe(paths)[0], identity.data_of(paths), _versions(paths, view),
+            reader.run, recipe.read_recipe(paths)[0], recipe.data_of(paths), _versions(paths, view),
             tuple(sorted([*_plans(reader), *_commands(reader.all_events())])), reader.curve(),
         )  # fmt: skip
 
@@ -54,7 +54,7 @@ def _versions(paths: RunPaths, view: m.RunView | None) -> dict[str, str]:
     """By the checkpoints; backend, device, precision and all libraries by the run's ranks."""
     found = {
         f"{name} on {one.node}": getattr(one, field)
-        for one in identity.environments(paths)
+        for one in recipe.environments(paths)
         for field, name in VERSIONS.items()
     }
     ranks = view.ranks if view is not None else ()

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.screen import Screen
 from textual.widget import Widget
 
 from trainctl.tui.commands.context import AppContext, KeyHint, context_of
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.screens import header, overview_view
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.styled_line import Line, line
 from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.line_view import Lines, Repaintable
@@ -53,7 +53,7 @@ class StatusBar(Lines):
         """Shows the present state."""
 
 
-class BaseScreen(OneFrame, Repaintable):
+class BaseScreen(Screen[Any], Repaintable):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -1,11 +1,13 @@
 """Diagnosis: what makes the run slow or stuck, the evidence, what a step would take without it, and the remedy."""
 
+import shlex
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
-from trainctl.tui.commands import remedies
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.screens import diagnosis_view
 from trainctl.tui.screens.polled_screen import PolledScreen
@@ -68,10 +70,24 @@ class DiagnosisScreen(PolledScreen[m.DiagnosisReply, m.Finding]):
         or is played from its record."""
         if self.answer is None or self.chosen is None or not self.chosen.remedies:
             return
-        remedy = remedies.first_command(self.chosen.remedies)
+        remedy = first_command(self.chosen.remedies)
         if remedy is not None and self.answer.live:
-            self.owner.open_dialog(remedy.verb, remedies.values_of(remedy))
+            self.owner.open_dialog(remedy.verb, values_of(remedy))
         else:
             first = self.chosen.remedies[0]
             words = f"{first.text}: {first.command}" if first.command else first.text
             self.owner.notify(ln.clean(words), severity="information", markup=False)
+
+
+def first_command(remedies: Iterable[m.Remedy]) -> m.Remedy | None:
+    """The first remedy that is a command to a run; None if none is."""
+    return next((remedy for remedy in remedies if remedy.verb), None)
+
+
+def values_of(remedy: m.Remedy) -> dict[str, str]:
+    """What the command's dialog starts with, by field: of `trainctl send VERB FIELD=VALUE --node NODE` each field and
+    the node."""
+    words = shlex.split(remedy.command)
+    pairs = dict(word.split("=", 1) for word in words if "=" in word)
+    node = next((after for before, after in pairwise(words) if before == "--node"), None)
+    return {**pairs, **({"node": node} if node is not None else {})}

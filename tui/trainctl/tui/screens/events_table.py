@@ -12,11 +12,11 @@ from trainctl.tui.commands import undo
 from trainctl.tui.screens import recent_events
 from trainctl.tui.state import event_text, plan_changes, sorting
 from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.sorting import column_title
 from trainctl.tui.state.table_schemas import EventRow
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, plain, shorten, spread, width
-from trainctl.tui.widgets import table_head
 
 WIDE_COLUMNS = 116
 """From here on each part has a column of its own."""
@@ -46,7 +46,7 @@ def head(columns: int, rows: Sequence[EventRow], order: sorting.SortOrder, conte
         titles = [("age", "WHEN", when + 1), ("by", "WHO", _WHO), ("verb", "WHAT", _WHAT), ("step", "STEP", step + 2),
                   ("", f"BEFORE {context.glyphs.arrow} AFTER", room), ("outcome", "OUTCOME", _OUTCOME + 1),
                   ("effect", "EFFECT", _EFFECT + 1), ("", "MARK", 4)]  # fmt: skip
-    return fit([table_head.title(*each, order, context.glyphs) for each in titles], columns)
+    return fit([column_title(*each, order, context.glyphs) for each in titles], columns)
 
 
 def lines(rows: Sequence[EventRow], shown: range, cursor: int, columns: int, context: Context) -> list[Line]:

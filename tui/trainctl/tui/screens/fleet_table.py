@@ -13,12 +13,11 @@ from trainctl.tui.screens import fleet_cells as c
 from trainctl.tui.screens.fleet_grouping import Arrangement, arranged
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
-from trainctl.tui.state.sorting import SortOrder
+from trainctl.tui.state.sorting import SortOrder, column_title
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width
-from trainctl.tui.widgets import table_head
 
 _METRICS_FROM = 150
 """Width of the screen from which metrics with a heading have a column."""
@@ -135,7 +134,7 @@ def _head(shown: list[FleetColumn], columns: int, order: SortOrder, glyphs: Glyp
     for column in shown:
         gap = 0 if column.right else column.gap
         size = column.gap + column.size - gap
-        title = table_head.title(column.field, column.title, size, order, glyphs, right=column.right)
+        title = column_title(column.field, column.title, size, order, glyphs, right=column.right)
         parts.append(title._replace(text=" " * gap + title.text))
     return fit(parts, columns)
 

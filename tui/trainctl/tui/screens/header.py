@@ -11,10 +11,11 @@ from trainctl.tui.state import series as s
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import cost_line, energy, rates_line
+from trainctl.tui.text import energy
 from trainctl.tui.text import figure_names as names
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.run_lines import cost_figures, cost_pieces, cost_spent, rate_pieces
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width
 
 SPAN_COLUMNS = 120
@@ -35,7 +36,7 @@ def lines(
         return [fit(_without_run(state, clock, columns, badge), columns)] + [fit((), columns)] * (rows - 1)
     made = [_identity(state, run, clock, columns, glyphs, badge), _learning(state, clock, columns, rows, glyphs)]
     if rows >= 4:
-        made.append(groups(rates_line.pieces(_rates(state, run), names.RECENT_RATE), columns))
+        made.append(groups(rate_pieces(_rates(state, run), names.RECENT_RATE), columns))
     if rows >= 3:
         at = line(Piece("at ", "label"), clean(address)) if address and columns >= 120 else ()
         made.append(spread(_resources(state, run, clock, columns - width(at) - 1, glyphs), at, columns))
@@ -189,7 +190,7 @@ def _rates(state: ViewState, run: m.RunView) -> m.RunRates:
 
 def _cost(state: ViewState, run: m.RunView, clock: Clock) -> CostFigures | None:
     last = state.last_step.value if state.last_step else None
-    return cost_line.figures(run, last, clock.wall(), _rates(state, run).seconds_left) if run.cost else None
+    return cost_figures(run, last, clock.wall(), _rates(state, run).seconds_left) if run.cost else None
 
 
 def _learning(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> Line:
@@ -208,7 +209,7 @@ def _learning(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: G
         ),
         line(Piece("eval ", "label"), f.loss(run.eval_loss), *perplexity, Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
-        gradient if spent is None else cost_line.short(spent),
+        gradient if spent is None else cost_spent(spent),
         line(recent, Piece(f.compact(fleet_rate(state)), "strong"), Piece(f" {unit}", "label")),
         line(Piece(f"{names.EFFICIENCY.label} ", "label"), f.percent(efficiency(state))),
     ]
@@ -271,7 +272,7 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
     if spent is not None:
         done = state.last_step.value.cursor if state.last_step else run.cursor
         words = energy.words(readings, run, done)
-        parts = [*cost_line.pieces(spent, run.sample_unit, active=not ended, energy=words), *parts]
+        parts = [*cost_pieces(spent, run.sample_unit, active=not ended, energy=words), *parts]
     if columns >= 150:
         parts.append(line(Piece(shorten(clean(run.directory), columns // 3, glyphs.ellipsis), "dim")))
     return groups(parts, columns)

@@ -13,8 +13,7 @@ from textual.worker import Worker
 
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens.base import BaseScreen
-from trainctl.tui.state import log_query as lq
-from trainctl.tui.state.merged_log import LogEntry
+from trainctl.tui.state.merged_log import LogEntry, Query, count_matches, filtered, parse_query
 from trainctl.tui.text.styled_line import Line, rule, shorten
 from trainctl.tui.widgets.input_field import InputField
 
@@ -88,8 +87,8 @@ class LogScreen(BaseScreen):
         key = (tail.entries, self.view.query, self.view.only, tuple(names))
         if not self._kept[0] or key[0] is not self._kept[0][0] or key[1:] != self._kept[0][1:]:
             mine = [entry for entry in tail.entries if entry.key.rank in names]
-            kept = lq.kept(mine, self.view.query, only=self.view.only)
-            self._kept = (key, kept, lq.count_found(kept, self.view.query))
+            kept = filtered(mine, self.view.query, only=self.view.only)
+            self._kept = (key, kept, count_matches(kept, self.view.query))
         return self._kept[1]
 
     def log_lines(self, columns: int, rows: int) -> list[Line]:
@@ -129,7 +128,7 @@ class LogScreen(BaseScreen):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == "filter":
-            self.view = replace(self.view, query=lq.parse(event.value), at=None)
+            self.view = replace(self.view, query=parse_query(event.value), at=None)
             self.action_jump(True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -145,7 +144,7 @@ class LogScreen(BaseScreen):
         box = self.query_one("#filter", Input)
         box.value, box.display = "", False
         self.set_focus(None)
-        self.view = replace(self.view, query=lq.Query(), only=False, at=None, shift=0)
+        self.view = replace(self.view, query=Query(), only=False, at=None, shift=0)
         self.paint()
 
     def action_jump(self, back: bool) -> None:

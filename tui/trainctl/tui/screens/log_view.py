@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from trainctl.tui.charts.metrics import rank_names
 from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.log_query import Query
-from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail
+from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail, Query
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln

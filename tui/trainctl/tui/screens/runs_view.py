@@ -8,15 +8,26 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
 from trainctl.tui.screens.header import STATE_ROLES
 from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.sorting import SortOrder
+from trainctl.tui.state.sorting import SortOrder, column_title
 from trainctl.tui.state.table_schemas import RunRow
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import cost_line, energy, rates_line, work_lines
+from trainctl.tui.text import energy
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.figure_names import LAST_LOSS
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.widgets import table_head
+from trainctl.tui.text.run_lines import (
+    cost_amount,
+    cost_pieces,
+    missing_prices,
+    rate_pieces,
+    samples_of,
+    time_left,
+    work_nodes,
+    work_progress,
+    work_task,
+    work_title,
+)
 
 SORTED_BY = ("name", "state", "step", "loss", "age", "duration", "lead")
 _LEAST_NAME = 12
@@ -95,7 +106,7 @@ def head(columns: int, order: SortOrder, glyphs: Glyphs, *, priced: bool = False
     """The titles, to be clicked; the one that the table is sorted by carries an arrow."""
     made = [ln.Piece("   ")]
     for column, size in columns_of(columns, priced=priced):
-        title = table_head.title(column.field, column.title, size, order, glyphs, right=column.right)
+        title = column_title(column.field, column.title, size, order, glyphs, right=column.right)
         made += [title, ln.Piece(" ")]
     return ln.fit(made, columns)
 
@@ -134,7 +145,7 @@ def _spent(run: m.RunSummary, clock: Clock) -> str:
     if run.cost is None:
         return f.NA
     found = cost.figures(run.cost, clock.wall(), None, None)
-    return cost_line.amount(found, found.spent)
+    return cost_amount(found, found.spent)
 
 
 def costs(run: m.RunSummary, state: ViewState, clock: Clock, columns: int) -> list[ln.Line]:
@@ -147,10 +158,10 @@ def costs(run: m.RunSummary, state: ViewState, clock: Clock, columns: int) -> li
     left = run.rates.seconds_left if run.rates is not None else None
     trained = live.trained(run.cursor) if live is not None else run.cursor  # what an ended run skipped isn't known here
     found = cost.figures(run.cost, clock.wall(), left, trained)
-    samples = rates_line.samples_of(run.rates.unit if run.rates is not None else "")
+    samples = samples_of(run.rates.unit if run.rates is not None else "")
     active = run.state in m.ACTIVE_RUN_STATES
-    told = cost_line.pieces(found, samples, active=active, energy=words)
-    own_line = cost_line.missing(found) if columns < 100 else []
+    told = cost_pieces(found, samples, active=active, energy=words)
+    own_line = missing_prices(found) if columns < 100 else []
     rest = [pieces for pieces in told if pieces not in own_line]
     return [ln.fit(ln.groups(pieces, columns), columns) for pieces in (rest, own_line) if pieces]
 
@@ -184,7 +195,7 @@ def detail(
 
 def _place(run: m.RunSummary, columns: int, glyphs: Glyphs) -> ln.Line:
     """Its directory and, on a narrow screen, its time left."""
-    left = rates_line.left(run.rates) if run.rates is not None and columns < 100 else ()
+    left = time_left(run.rates) if run.rates is not None and columns < 100 else ()
     room = columns - ln.width(left) - 1 if left else columns
     directory = ln.line(ln.Piece(ln.shorten(ln.clean(run.directory), room, glyphs.ellipsis), "dim"))
     return ln.spread(directory, left, columns)
@@ -202,7 +213,7 @@ def _rates(run: m.RunSummary, columns: int) -> list[ln.Line]:
     """On a wide screen the time left and how fast it is."""
     if run.rates is None or columns < 100:
         return []
-    told = [rates_line.left(run.rates), *rates_line.pieces(run.rates)]
+    told = [time_left(run.rates), *rate_pieces(run.rates)]
     return [ln.fit(ln.groups([pieces for pieces in told if pieces], columns), columns)]
 
 
@@ -220,11 +231,11 @@ def work(works: Sequence[m.WorkSummary], columns: int, glyphs: Glyphs) -> list[l
     """Separate work: how far it is, and its nodes; of work that failed why."""
     made = []
     for one in works:
-        title = ln.shorten(work_lines.title(one), columns - 4, glyphs.ellipsis)
+        title = ln.shorten(work_title(one), columns - 4, glyphs.ellipsis)
         made.append(ln.rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} {title} ", "title")))
-        made.append(ln.fit(ln.groups(work_lines.progress(one), columns), columns))
+        made.append(ln.fit(ln.groups(work_progress(one), columns), columns))
         if one.is_active:
-            made.append(ln.fit(ln.groups(work_lines.nodes(one), columns), columns))
+            made.append(ln.fit(ln.groups(work_nodes(one), columns), columns))
     return made
 
 
@@ -235,7 +246,7 @@ def nodes(
     counted."""
     names = [*([state.node.node] if state.node else []), *state.agents]
     busy = {view.node: _in_run(view.node, state.run) for view in state.run.ranks} if state.run and state.active else {}
-    busy |= {node.node: work_lines.task(one) for one in works if one.is_active for node in one.view.nodes}
+    busy |= {node.node: work_task(one) for one in works if one.is_active for node in one.view.nodes}
     names.sort(key=lambda name: name in busy)
     if room < 2 or not names:
         return []

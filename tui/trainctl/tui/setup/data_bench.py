@@ -8,7 +8,7 @@ import msgspec
 from trainctl.protocol.batch.data_rates import Assembling, DataRates, StepNeed
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.tui.setup import recorded_runs
-from trainctl.tui.setup.trainer_process import answer_of
+from trainctl.tui.setup.data_preview import answer_of
 from trainctl.tui.text.formatting import NA, compact, count
 
 

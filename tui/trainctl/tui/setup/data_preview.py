@@ -2,11 +2,16 @@
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from trainctl.protocol.batch.data_statistics import DataStatistics, ReferenceState, ShownSample, TemplateUse
-from trainctl.tui.setup.trainer_process import answer_of
+from trainctl.protocol.errors import InvalidInputError
 
 _SHOWN_TEXT = 120
 """Characters of what a template writes that are shown; tools and system prompts can be long."""
@@ -109,3 +114,22 @@ def _text(tokens: Sequence[tuple[str, bool]], clean: Callable[[str], str], *, co
         text += clean(piece)
         before = counted
     return text + (end if before else "") + (_PLAIN if color else "")
+
+
+T = TypeVar("T")
+
+
+def answer_of(
+    module: str, file: Path, node: str, overrides: Mapping[str, str], *more: str, answer: type[T]
+) -> T:  # fmt: skip
+    """What `python -m MODULE RUN.toml` prints of a run file as a node has it. Raises InvalidInputError with what that
+    found wrong."""
+    changed = [f"--set={key}={value}" for key, value in overrides.items()]
+    words = [sys.executable, "-m", module, str(file), "--node", node, *more, *changed]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        printed, told = process.communicate()
+    if process.returncode:
+        name, lines = module.rpartition(".")[2], told.strip().splitlines()
+        place, _, problem = (lines[-1] if lines else f"{name}: exit status {process.returncode}").partition(": ")
+        raise InvalidInputError(place, problem)
+    return msgspec.json.decode(printed, type=answer)

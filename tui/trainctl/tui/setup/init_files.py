@@ -1,8 +1,10 @@
 """The text of a first run file and cluster file, from what was answered and what the machine and the model are like."""
 
+import contextlib
 import math
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config.objectives import sequences_of
 from trainctl.protocol.config.presets import Preset
 from trainctl.protocol.config.run_tables import DataKind
-from trainctl.protocol.errors import installing
+from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.machine.facts import installed_version
 from trainctl.tui.setup import init_values as values
 from trainctl.tui.setup.init_probe import Model, ThisMachine
@@ -165,3 +167,52 @@ def remarks(model: Model, machine: ThisMachine, adapter: AdapterKind = "full") -
 def _interface_name(address: str, machine: ThisMachine) -> str:
     found = machine.interface_of(addresses.host(address))
     return "" if found is None or found.is_loopback else found.name
+
+
+def check_free(files: Sequence[Path]) -> None:
+    """Raises InvalidInputError naming the first that exists."""
+    for file in files:
+        if file.exists() or file.is_symlink():
+            raise InvalidInputError(str(file), "already exists and is never overwritten; give a different name")
+
+
+@contextlib.contextmanager
+def drafts(texts: dict[Path, str]) -> Iterator[dict[Path, Path]]:
+    """Drafts beside the files, by file, for the caller to check; at a good end they get the files' names.
+
+    Raises InvalidInputError naming a file that came to be there meanwhile or can't be written; none is left then.
+    """
+    check_free([*texts])
+    made: dict[Path, Path] = {}
+    try:
+        for file, text in texts.items():
+            made[file] = _draft(file, text)
+        yield made
+        _publish(made)
+    finally:
+        for draft in made.values():
+            draft.unlink(missing_ok=True)
+
+
+def _draft(file: Path, text: str) -> Path:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".{file.stem}-{secrets.token_hex(4)}{file.suffix}")
+        with draft.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise InvalidInputError(str(file), f"can't be written: {error.strerror}") from None
+    return draft
+
+
+def _publish(made: dict[Path, Path]) -> None:
+    """A link never replaces a file, as a rename would."""
+    linked: list[Path] = []
+    try:
+        for file, draft in made.items():
+            file.hardlink_to(draft)
+            linked.append(file)
+    except OSError as error:
+        for done in linked:
+            done.unlink(missing_ok=True)
+        raise InvalidInputError(str(file), f"can't be written: {error.strerror}") from None

@@ -16,7 +16,7 @@ from trainctl.protocol.errors import InvalidInputError, NotCachedError
 from trainctl.protocol.files.durable_files import naming
 from trainctl.protocol.security import keys
 from trainctl.tui.commands import targets
-from trainctl.tui.setup import data_bench, data_preview, init_files, init_probe, init_values, new_files
+from trainctl.tui.setup import data_bench, data_preview, init_files, init_probe, init_values
 from trainctl.tui.setup.init_files import Answers
 from trainctl.tui.setup.init_probe import Model, ThisMachine
 from trainctl.tui.setup.init_values import AdapterKind, Objective
@@ -62,7 +62,7 @@ def write(given: Given, file: Path, cluster_file: Path | None, ask: Ask | None) 
     find an agent on a Unix socket without one. Raises InvalidInputError, and then leaves no file."""
     target = cluster_file or cluster.default_path()
     kept = target if cluster_file is None and target.is_file() else None
-    new_files.check_free([file] if kept else [file, target])
+    init_files.check_free([file] if kept else [file, target])
     machine = init_probe.machine()
     answers = answered(given, machine, ask, has_cluster=kept is not None)
     machine = machine._replace(node=machine.node_at(answers.address))
@@ -83,7 +83,7 @@ def write(given: Given, file: Path, cluster_file: Path | None, ask: Ask | None) 
     is_alone = addresses.socket_path(answers.address) is not None
     if kept is None and (cluster_file is not None or not is_alone):
         texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, key))
-    with new_files.drafts(texts) as drafts:
+    with init_files.drafts(texts) as drafts:
         _check(drafts, file, kept or (target if target in drafts else None))
     remarks += init_files.remarks(model, machine, answers.adapter)
     if key is None and not is_alone:

@@ -1,9 +1,16 @@
-"""What events changed: how fast the run is, and on which node. Pure."""
+"""What events changed: how fast the run is, on which node, and which ranks form the group. Pure."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.messages.events import CommandApplied, MicroBatchChanged, NodeStateChanged, SharesChanged
+from trainctl.protocol.messages.events import (
+    CommandApplied,
+    GenerationFormed,
+    MicroBatchChanged,
+    NodeStateChanged,
+    SharesChanged,
+)
 from trainctl.protocol.messages.verbs import Knob, knobs
 
 _OF_SPEED: frozenset[Knob] = frozenset({"shares", "micro-batch"})
@@ -35,3 +42,28 @@ def node_of(event: m.Event) -> str | None:
             return before[0][0] or None
         case _:
             return None
+
+
+class Change(NamedTuple):
+    """A generation whose ranks are not those before it, and the first step it makes."""
+
+    step: int
+    generation: str  # g1.4
+
+
+def changes_of_ranks(events: Iterable[m.Event]) -> list[Change]:
+    """Of one run's events, oldest first; of several at one step the newest. What is formed before the first step is no
+    change, nor is one that the same ranks form again, as after a pause."""
+    made: dict[int, Change] = {}
+    count, moved = 0, False  # of ranks, 0: not known; whether one was lost or is back since the last formation
+    for event in events:
+        match event.data:
+            case SharesChanged(lost=lost, returned=returned, refused=False) if lost or returned:
+                moved = True
+            case GenerationFormed() as formed:
+                if event.step and (moved or count not in (0, formed.count)):
+                    made[event.step + 1] = Change(event.step + 1, str(formed.generation))
+                count, moved = formed.count, False
+            case _:
+                pass
+    return list(made.values())

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from trainctl.tui.state.filter_fields import Table
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Piece
 
 R = TypeVar("R")
 
@@ -47,3 +49,11 @@ def in_order(rows: Sequence[R], order: SortOrder, table: Table[R]) -> list[R]:
     known = [item for item in keyed if item[0][0] < 2]
     known.sort(key=lambda item: item[0], reverse=order.falling)
     return [row for _, row in known] + [row for key, row in keyed if key[0] == 2]
+
+
+def column_title(field: str, text: str, size: int, order: SortOrder, glyphs: Glyphs, *, right: bool = False) -> Piece:
+    """A title in `size` cells, flush right or left, with the arrow of the column that is sorted by; `field` is empty
+    for a column that nothing is sorted by."""
+    arrow = order.arrow(field, glyphs.up, glyphs.down)
+    text = f"{arrow}{text}".rjust(size) if right else f"{text[: size - len(arrow)]}{arrow}".ljust(size)
+    return Piece(text[:size], "strong" if arrow else "label", f"screen.sort({field!r})" if field else "")

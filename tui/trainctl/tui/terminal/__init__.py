@@ -1,1 +1,2 @@
-"""Access to Textual's private parts behind one guard (driver, updates, frame batching), and repaint timing."""
+"""Access to Textual's private parts behind one guard (updates, its cache of styles), keys that are typed ahead, and
+repaint timing."""

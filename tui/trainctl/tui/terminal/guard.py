@@ -1,7 +1,7 @@
 """Which of Textual's private parts may be used: those of versions that were tried, as far as they are still there.
 
-With any other Textual each feature that needs them is off, and the program draws and reads keys the way Textual does:
-slower, but right.
+With any other Textual each feature that needs them is off, and the program draws the way Textual does: slower, but
+right.
 """
 
 import dis
@@ -16,18 +16,8 @@ import textual
 TRIED: Final = ("8.2.",)
 """How the versions of Textual begin whose private parts were tried."""
 
-Feature = Literal["driver", "frame batching", "partial update", "styles cache"]
+Feature = Literal["partial update", "styles cache"]
 PARTS: Final[dict[Feature, dict[str, tuple[str, ...]]]] = {
-    "driver": {
-        "textual.drivers.linux_driver:LinuxDriver": (
-            "_app", "_debug", "_file", "_loop", "exit_event", "fileno", "process_message", "run_input_thread",
-        ),
-        "textual._xterm_parser:XTermParser": ("_sequence_to_key_events", "_timeout_time", "feed", "tick"),
-    },
-    "frame batching": {
-        "textual.screen:Screen": ("_compositor", "_compositor_refresh"),
-        "textual._compositor:Compositor": ("_dirty_regions", "size"),
-    },
     "partial update": {
         "textual.app:App": ("_display",),
         "textual._compositor:CompositorUpdate": ("render_segments",),

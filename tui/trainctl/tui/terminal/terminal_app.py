@@ -1,17 +1,72 @@
-"""An app on a real terminal: what this folder does better than Textual, where the guard allows it."""
+"""An app on a real terminal: updates in fewer bytes, keys that are typed ahead, and characters of ASCII terminals."""
 
+import os
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rich.console import RenderableType
 from rich.segment import Segment
+from textual import constants, events
 from textual.app import App
 from textual.color import Color
-from textual.driver import Driver
+from textual.dom import DOMNode
 from textual.filter import LineFilter
 from textual.screen import Screen
 
 from trainctl.tui.terminal import guard, memory
 from trainctl.tui.text.glyphs import in_same_cells
+
+ESCAPE_SECONDS = 0.025
+"""After so long with nothing behind it an Escape is a key, unless ESCDELAY in the environment says otherwise."""
+LONGEST_SECONDS = 0.5
+"""Keys that are typed ahead wait no longer than this, whatever becomes of the key before them."""
+
+
+class TypeAhead:
+    """Keys that wait until an Escape before them, or a screen that opens, has led where it leads.
+
+    Textual hands a key to what has the focus when it comes: a letter meant for a dialog that is about to open would act
+    as a key of the screen below.
+    """
+
+    def __init__(self, app: App[Any], press: Callable[[events.Key], Awaitable[None]]) -> None:
+        """`press` is what handles a key."""
+        self._app, self._press = app, press
+        self._held: list[events.Key] | None = None
+
+    def holds(self, key: events.Key) -> bool:
+        """Keep the key back if it has to wait; it is pressed later. Return whether it was."""
+        if self._held is None and not self._app.screen.is_mounted:
+            self.wait_for(self._app.screen)
+        if self._held is None:
+            return False
+        self._held.append(key)
+        return True
+
+    def wait_for(self, at: DOMNode) -> None:
+        """Hold keys until what `at` has been handed by now has gone from there up to the app."""
+        held: list[events.Key] = []
+        self._held = held
+        self._app.set_timer(LONGEST_SECONDS, lambda: self._app.call_later(self._release, held))
+        self._follow(at, held)
+
+    def _follow(self, at: DOMNode, held: list[events.Key]) -> None:
+        while at is not self._app:
+            above = at.parent or self._app
+            if at.call_later(self._follow, above, held):
+                return
+            at = above  # it has closed meanwhile
+        self._app.call_later(self._release, held)
+
+    async def _release(self, held: list[events.Key]) -> None:
+        if self._held is not held:
+            return
+        self._held = None
+        for number, key in enumerate(held):
+            if self._held is not None:  # a key of these opens a screen in turn
+                self._held += held[number:]
+                return
+            await self._press(key)
 
 
 class AsciiFilter(LineFilter):
@@ -26,20 +81,13 @@ class AsciiFilter(LineFilter):
 
 
 class TerminalApp(App[int]):
-    """Textual's, but for the driver of its terminal and the bytes of its updates."""
+    """Textual's app, which writes its updates in fewer bytes and lets closed screens go."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         memory.let_closed_screens_go()
-
-    def get_driver_class(self) -> type[Driver]:
-        """Textual's, but for a terminal of this system one of ours."""
-        found = super().get_driver_class()
-        if found.__name__ != "LinuxDriver" or not guard.allows("driver"):
-            return found
-        from trainctl.tui.terminal.driver import TerminalDriver
-
-        return TerminalDriver
+        if "ESCDELAY" not in os.environ:
+            constants.ESCAPE_DELAY = ESCAPE_SECONDS  # type: ignore[misc]
 
     if guard.allows("partial update"):
 

@@ -8,9 +8,9 @@ from textual.widgets import Input
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.tui.commands import arguments, command_line, forms
+from trainctl.tui.commands import arguments, forms
 from trainctl.tui.commands.context import READ_ONLY, AppContext, KeyHint, context_of
-from trainctl.tui.commands.preview import preview
+from trainctl.tui.commands.forms import preview
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, key_words, line, spread, width
 from trainctl.tui.widgets.input_field import InputField
@@ -136,7 +136,7 @@ class CommandBar(Vertical):
         if begun and word not in verbs.VERBS and not complete:
             return line(Piece("; ".join(arguments.signature(verb) for verb in begun), "dim"))
         try:
-            order = command_line.parse(text)
+            order = arguments.parse(text)
         except InvalidInputError as error:
             return line(Piece(str(error), "dim" if begun and not complete else "bad"))
         return line(preview(order, self._owner.shown, self._glyphs))
@@ -148,7 +148,7 @@ class CommandBar(Vertical):
             self.close()
             return
         try:
-            order = command_line.parse(text)
+            order = arguments.parse(text)
         except InvalidInputError as error:
             self._say(line(Piece(str(error), "bad")))
             return
