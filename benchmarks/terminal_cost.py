@@ -2,10 +2,10 @@
 
     python -m benchmarks terminal_cost [--seconds 30] [--minutes 1] [--record-steps 1000000] [--folder DIR]
 
-Three parts, each over real agents: `steady`, 8 simulated nodes at 120x40 with every value changing about once a second;
-`first`, the first full frame on a long record, of which the best of several starts counts; and `many`, 16 simulated
-nodes, with keys pressed all the while. btop and `wandb leet symon` are measured beside the first
-where they are installed. Prints a table and one JSON object; exits 1 if a bar is missed.
+Three parts: `steady`, the agents of 8 simulated nodes at 120x40 with every value changing about once a second; `first`,
+the first full frame of `trainctl replay` on a long record, of which the best of several starts counts; and `many`, 16
+simulated nodes, with keys pressed all the while. btop and `wandb leet symon` are measured beside the first where they
+are installed. Prints a table and one JSON object; exits 1 if a bar is missed.
 """
 
 import argparse
@@ -15,12 +15,10 @@ import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +27,6 @@ from lib.pseudo_terminal import Screen, Terminal
 from lib.simulated_cluster import simulated_cluster
 
 COLUMNS, ROWS = 120, 40
-NODE = "studio"
-"""Whose agent serves the long record."""
 SETTLE_SECONDS = 8.0
 STARTS = 7
 DEADLINE_SECONDS = 60.0
@@ -103,18 +99,6 @@ def tell(bars: Sequence[Bar], beside: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- the two sides
 
 
-@contextmanager
-def serving(state: Path) -> Iterator[str]:
-    """The address of an agent that finds a run in its folder."""
-    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--leash", "--name", NODE, "--state", str(state)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
-        assert agent.stdout is not None and agent.stdin is not None
-        try:
-            yield json.loads(agent.stdout.readline())["listen"]
-        finally:
-            agent.stdin.close()
-
-
 def trainctl(address: str) -> Terminal:
     return Terminal([sys.executable, "-m", "trainctl.tui.cli.main", "attach", "--connect", address], COLUMNS, ROWS)
 
@@ -167,10 +151,8 @@ def step_of(screen: Screen) -> str:
 def first_frame(options: Any) -> list[Bar]:
     """Wall time from the start of the command to the first full frame, the best of several; and the peak memory."""
     with tempfile.TemporaryDirectory() as passing:
-        state = options.folder or Path(passing)
-        long_record.make(state / NODE / "runs", options.record_steps, options.record_ranks)
-        with serving(state) as address:
-            walls, cpus, peaks = zip(*(start(address) for _ in range(STARTS)), strict=True)
+        directory = long_record.make(options.folder or Path(passing), options.record_steps, options.record_ranks)
+        walls, cpus, peaks = zip(*(start(directory) for _ in range(STARTS)), strict=True)
     print(
         f"first frame: wall {' '.join(f'{wall:.2f}' for wall in walls)} s; CPU {' '.join(f'{c:.2f}' for c in cpus)} s"
     )
@@ -182,9 +164,10 @@ def first_frame(options: Any) -> list[Bar]:
     ]
 
 
-def start(address: str) -> tuple[float, float, float]:
-    with trainctl(address) as terminal:
-        terminal.until(whole("FINISHED", "n0", "detach", "loss", "events", "tok/s"), DEADLINE_SECONDS)
+def start(directory: Path) -> tuple[float, float, float]:
+    command = [sys.executable, "-m", "trainctl.tui.cli.main", "replay", str(directory)]
+    with Terminal(command, COLUMNS, ROWS) as terminal:
+        terminal.until(whole("n0", "detach", "loss", "events", "tok/s"), DEADLINE_SECONDS)
         wall, cpu = time.monotonic() - terminal.begun, terminal.cpu_seconds
         terminal.run(1.0)
         now = terminal.memory_bytes

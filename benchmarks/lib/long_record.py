@@ -67,7 +67,25 @@ def make(folder: Path, steps: int, ranks: int) -> Path:
     connection.close()
     with RunDb(paths, resumable=False) as recorder:
         recorder.set_meta(WHOLE, str(steps))
+        recorder.set_meta("view", msgspec.json.encode(_view(paths, steps)).decode(), own=True)
     return directory
+
+
+def _view(paths: RunPaths, steps: int) -> m.RunView:
+    with RecordReader(paths) as reader:
+        last = reader.last_step()
+        assert last is not None
+        parts = reader.rank_steps(last.step)
+    ranks = tuple(
+        m.RankView(part.rank, part.node, "done", last.committed_at, share=part.samples, micro_batch=part.micro_batch)
+        for part in parts
+    )
+    return m.RunView(
+        run=paths.directory.name, name="long", state="finished", lead=parts[0].node, engine="gloo",
+        generation=last.generation, step=steps, steps=steps, plan_version=1, global_batch=last.global_batch,
+        samples=86_282, cursor=last.cursor, learning_rate=1e-3, ranks=ranks, directory=str(paths.directory),
+        started_at=last.committed_at - steps * STEP_SECONDS,
+    )  # fmt: skip
 
 
 def simulated_steps(folder: Path, ranks: int) -> list[Step]:

@@ -29,7 +29,7 @@ FAREWELL_MILLISECONDS = 1000
 """How long what a trainer said last may take to its agent."""
 
 
-class SimulatedRun:
+class RunTrainers:
     """The ranks of one run, and how each is connected to its node's agent."""
 
     def __init__(self, found: scenario.Scenario, run: str, context: zmq.asyncio.Context) -> None:
@@ -99,7 +99,7 @@ class SimulatedTrainers(TrainerSupervisor):
         super().__init__()
         self._cluster, self._seed, self._parameters = cluster, seed, parameters
         self._context = zmq.asyncio.Context()
-        self._runs: dict[str, SimulatedRun] = {}
+        self._runs: dict[str, RunTrainers] = {}
 
     def start(
         self, run_paths: RunPaths, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None,
@@ -113,7 +113,7 @@ class SimulatedTrainers(TrainerSupervisor):
                 found = scenario.read(
                     self._cluster, run_paths.run_file, seed=self._seed, steps=None, parameters=self._parameters
                 )
-                self._runs[run] = SimulatedRun(found, run, self._context)
+                self._runs[run] = RunTrainers(found, run, self._context)
             self._runs[run].start(rank, argv[argv.index("--endpoint") + 1], run_paths.log(rank))
         except (InvalidInputError, OSError) as error:
             raise RefusedError(f"rank {rank} of {run} cannot be started: {error}") from None
