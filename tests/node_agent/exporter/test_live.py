@@ -29,6 +29,8 @@ LOOPBACK = ListenAddress("127.0.0.1", 0)
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedCluster]:
     with simulated_cluster(tmp_path_factory.mktemp("cluster"), 4, 100_000, "--metrics=127.0.0.1:0") as started:
         SHARED_PIDS.add(started.pid)
+        assert started.metrics is not None
+        until_counted(started.metrics)
         yield started
 
 
