@@ -13,9 +13,9 @@ NODEJS := examples/nodejs/node_modules/.trainctl-lock.json
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
 
-# The full screen alone, over eight nodes that train nothing: without PyTorch and MLX.
+# The full screen alone, over eight simulated nodes: without PyTorch and MLX.
 watch-demo: $(VENV)/.ready-tui
-	@$(BIN)/trainctl demo --scripted $(DEMO_ARGS)
+	@$(BIN)/trainctl demo --simulated $(DEMO_ARGS)
 
 # The quick tier (tests/tiers.py): it needs nothing but Python and make.
 test: $(VENV)/.ready-dev

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 from lib import long_record
 
 from trainctl.node_agent.records.run_db import RunDb
@@ -66,27 +65,21 @@ def report(directory: Path, page: Path) -> None:
 
 
 def complete(paths: RunPaths, steps: int) -> None:
-    """With a view and with events, unless it has them from an earlier time."""
+    """With events, unless it has them from an earlier time."""
     with RecordReader(paths) as reader:
-        last, known = reader.last_step(), reader.meta("view")
+        last = reader.last_step()
         assert last is not None
-        parts = reader.rank_steps(last.step)
-    if known is not None:
+        parts, known = reader.rank_steps(last.step), reader.events(limit=1)[0]
+    if known:
         return
-    ranks = tuple(
-        m.RankView(part.rank, part.node, "done", last.committed_at, share=part.samples, micro_batch=part.micro_batch)
-        for part in parts
-    )
-    view = m.RunView(
-        run=paths.directory.name, name="long", state="finished", lead=parts[0].node, engine="gloo",
-        generation=last.generation, step=steps, steps=steps, plan_version=1, global_batch=last.global_batch,
-        samples=86_282, cursor=last.cursor, learning_rate=1e-3, ranks=ranks, directory=str(paths.directory),
-        started_at=last.committed_at - steps * long_record.STEP_SECONDS,
-    )  # fmt: skip
     with RunDb(paths, resumable=False) as recorder:
-        recorder.set_meta("view", msgspec.json.encode(view).decode(), own=True)
         for step in range(CHECKPOINTS_EVERY, steps + 1, CHECKPOINTS_EVERY):
-            add_events(recorder, step, view.started_at + step * long_record.STEP_SECONDS, [one.node for one in parts])
+            add_events(
+                recorder,
+                step,
+                last.committed_at + (step - steps) * long_record.STEP_SECONDS,
+                [one.node for one in parts],
+            )
 
 
 def add_events(recorder: RunDb, step: int, at: float, nodes: list[str]) -> None:

@@ -2,10 +2,10 @@
 
     python -m benchmarks terminal_cost [--seconds 30] [--minutes 1] [--record-steps 1000000] [--folder DIR]
 
-Three parts, each over agents that play the shipped recording on loopback: `steady`, 8 nodes at 120x40 with every value
-changing once a second; `first`, the first full frame on a long record, of which the best of several starts counts; and
-`many`, 64 nodes at 2 Hz, with keys pressed all the while. btop and `wandb leet symon` are measured beside the first
-where they are installed. Prints a table and one JSON object; exits 1 if a bar is missed.
+Three parts: `steady`, the agents of 8 simulated nodes at 120x40 with every value changing about once a second; `first`,
+the first full frame of `trainctl replay` on a long record, of which the best of several starts counts; and `many`, 16
+simulated nodes, with keys pressed all the while. btop and `wandb leet symon` are measured beside the first where they
+are installed. Prints a table and one JSON object; exits 1 if a bar is missed.
 """
 
 import argparse
@@ -15,17 +15,16 @@ import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lib import long_record
 from lib.pseudo_terminal import Screen, Terminal
+from lib.simulated_cluster import simulated_cluster
 
 COLUMNS, ROWS = 120, 40
 SETTLE_SECONDS = 8.0
@@ -49,7 +48,7 @@ class Bar(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=30.0, help="of the steady part, and of each peer")
-    parser.add_argument("--minutes", type=float, default=1.0, help="of the part with 64 nodes")
+    parser.add_argument("--minutes", type=float, default=1.0, help="of the part with 16 nodes")
     parser.add_argument("--record-steps", type=int, default=1_000_000)
     parser.add_argument("--record-ranks", type=int, default=8)
     parser.add_argument(
@@ -100,18 +99,6 @@ def tell(bars: Sequence[Bar], beside: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- the two sides
 
 
-@contextmanager
-def playing(*options: str) -> Iterator[str]:
-    """The address of the first of the agents that play."""
-    command = [sys.executable, "-m", "trainctl.node_agent.cli", "play", "--leash", *options]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as player:
-        assert player.stdout is not None and player.stdin is not None
-        try:
-            yield json.loads(player.stdout.readline())["listen"]
-        finally:
-            player.stdin.close()
-
-
 def trainctl(address: str) -> Terminal:
     return Terminal([sys.executable, "-m", "trainctl.tui.cli.main", "attach", "--connect", address], COLUMNS, ROWS)
 
@@ -131,9 +118,8 @@ def without(*words: str) -> Any:
 
 def steady(seconds: float) -> list[Bar]:
     """Bytes, CPU, memory and how old a step is when it is shown, with 8 nodes and all changing once a second."""
-    play = ("--nodes=8", "--rate=1", "--begin=60", "--steps=100000", "--no-faults")
-    with playing(*play) as address, trainctl(address) as terminal:
-        terminal.until(whole("RUNNING", "torch-h", "detach"), DEADLINE_SECONDS)
+    with simulated_cluster(8) as address, trainctl(address) as terminal:
+        terminal.until(whole("RUNNING", "mac-2", "detach"), DEADLINE_SECONDS)
         terminal.run(SETTLE_SECONDS)
         before, cpu, begun = terminal.bytes_read, terminal.cpu_seconds, time.monotonic()
         seen: list[float] = []
@@ -166,9 +152,7 @@ def first_frame(options: Any) -> list[Bar]:
     """Wall time from the start of the command to the first full frame, the best of several; and the peak memory."""
     with tempfile.TemporaryDirectory() as passing:
         directory = long_record.make(options.folder or Path(passing), options.record_steps, options.record_ranks)
-        play = (f"--folder={directory}", f"--nodes={options.record_ranks}", "--rate=1", "--no-faults")
-        with playing(*play, f"--steps={2 * options.record_steps}") as address:
-            walls, cpus, peaks = zip(*(start(address) for _ in range(STARTS)), strict=True)
+        walls, cpus, peaks = zip(*(start(directory) for _ in range(STARTS)), strict=True)
     print(
         f"first frame: wall {' '.join(f'{wall:.2f}' for wall in walls)} s; CPU {' '.join(f'{c:.2f}' for c in cpus)} s"
     )
@@ -180,9 +164,10 @@ def first_frame(options: Any) -> list[Bar]:
     ]
 
 
-def start(address: str) -> tuple[float, float, float]:
-    with trainctl(address) as terminal:
-        terminal.until(whole("RUNNING", "torch-a", "detach", "loss", "events", "tok/s"), DEADLINE_SECONDS)
+def start(directory: Path) -> tuple[float, float, float]:
+    command = [sys.executable, "-m", "trainctl.tui.cli.main", "replay", str(directory)]
+    with Terminal(command, COLUMNS, ROWS) as terminal:
+        terminal.until(whole("n0", "detach", "loss", "events", "tok/s"), DEADLINE_SECONDS)
         wall, cpu = time.monotonic() - terminal.begun, terminal.cpu_seconds
         terminal.run(1.0)
         now = terminal.memory_bytes
@@ -190,13 +175,12 @@ def start(address: str) -> tuple[float, float, float]:
 
 
 def many(minutes: float) -> list[Bar]:
-    """64 nodes at 2 Hz: how long a key takes to the screen, and whether memory stays."""
+    """16 nodes: how long a key takes to the screen, and whether memory stays."""
     chance = random.Random(5)
     waits: list[float] = []
     memory: list[tuple[float, int]] = []
-    play = ("--nodes=64", "--rate=2", "--readings=2", "--begin=60", "--steps=100000", "--no-faults")
-    with playing(*play) as address, trainctl(address) as terminal:
-        terminal.until(whole("RUNNING", "torch-h", "detach"), DEADLINE_SECONDS)
+    with simulated_cluster(16) as address, trainctl(address) as terminal:
+        terminal.until(whole("RUNNING", "mac-2", "detach"), DEADLINE_SECONDS)
         terminal.run(SETTLE_SECONDS)
         cpu, before, begun = terminal.cpu_seconds, terminal.bytes_read, time.monotonic()
         while time.monotonic() - begun < 60 * minutes:
@@ -206,14 +190,14 @@ def many(minutes: float) -> list[Bar]:
         took = time.monotonic() - begun
         growth = (settled(memory, took, 2 / 3, 1.0) - settled(memory, took, 0.1, 0.4)) / 1e6
         curve = ", ".join(f"{at / 60:.0f} min {size / 1e6:.1f}" for at, size in by_the_minute(memory))
-        print(f"64 nodes, resident MB at: {curve}")
-        print(f"64 nodes: {len(waits)} keys, median {1e3 * statistics.median(waits):.0f} ms, "
+        print(f"16 nodes, resident MB at: {curve}")
+        print(f"16 nodes: {len(waits)} keys, median {1e3 * statistics.median(waits):.0f} ms, "
               f"worst {1e3 * max(waits):.0f} ms; CPU {100 * (terminal.cpu_seconds - cpu) / took:.1f} %, "
               f"{(terminal.bytes_read - before) / took:,.0f} B/s")  # fmt: skip
         return [
-            Bar("key to screen, 64 nodes at 2 Hz, p95", 1e3 * percentile(waits, 0.95), 100, "ms"),
+            Bar("key to screen, 16 nodes, p95", 1e3 * percentile(waits, 0.95), 100, "ms"),
             Bar(f"memory's growth over {minutes:g} min", growth, 3.0, "MB"),
-            Bar("peak memory, 64 nodes", terminal.peak_bytes / 1e6, 160, "MB"),
+            Bar("peak memory, 16 nodes", terminal.peak_bytes / 1e6, 160, "MB"),
         ]
 
 

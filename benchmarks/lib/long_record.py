@@ -1,4 +1,4 @@
-"""A run directory with a record of very many steps, made from the shipped recording.
+"""A run directory with a record of very many steps, made from a simulated run.
 
 Its first block of steps is written by the record's own writers. Each later block has the same steps further on, copied
 by SQL, which takes a hundredth of the time; only the loss falls a little from block to block.
@@ -14,8 +14,9 @@ import msgspec
 
 from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.replay import format as recordings
-from trainctl.node_agent.replay.timeline import Timeline
+from trainctl.node_agent.simulate import scenario
+from trainctl.node_agent.simulate.simulation import Simulation
+from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import rebuild_rollups
@@ -26,6 +27,24 @@ BLOCK = 2 * ROLLUP_LEVELS[-1]
 """Steps of a block: whole buckets of every level, so that a bucket of one block is that of another."""
 WHOLE = "long-record"
 """The key that says that a record was made to its end."""
+SIMULATED_STEPS = 300
+RUN = """
+run = {{ name = "long", steps = {steps} }}
+model = {{ path = "/model" }}
+data = {{ path = "/data.txt" }}
+batch = {{ global = {batch}, micro = 4 }}
+optimizer = {{ learning_rate = 1e-3 }}
+checkpoint = {{ at_end = false }}
+"""
+NODE = """
+[nodes.n{rank}.simulated]
+samples_per_second = 16
+link_gbit = 10
+model_gb = 10
+sample_gb = 1
+memory_gb = 40
+"""
+Step = tuple[m.StepCommitted, tuple[m.RankStep, ...]]
 
 
 def make(folder: Path, steps: int, ranks: int) -> Path:
@@ -38,26 +57,57 @@ def make(folder: Path, steps: int, ranks: int) -> Path:
                 return directory
         shutil.rmtree(directory)
     paths.directory.mkdir(parents=True, exist_ok=True)
-    timeline = Timeline(recordings.shipped(), directory.name, ranks, faults=False)
+    simulated = simulated_steps(folder / f"simulated-{ranks}", ranks)
     began_at = time.time() - steps * STEP_SECONDS
     connection = open_for_writing(paths.record, RUN_SCHEMA)
     for setting in ("synchronous=OFF", "journal_mode=OFF", "cache_size=-400000"):
         connection.execute(f"PRAGMA {setting}")
-    fill(connection, timeline, steps, began_at)
+    fill(connection, simulated, steps, began_at)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.close()
     with RunDb(paths, resumable=False) as recorder:
         recorder.set_meta(WHOLE, str(steps))
-        for event in timeline.recording.events[:20]:
-            recorder.event(began_at, event.data, event.severity, event.by, step=event.step or None)
+        recorder.set_meta("view", msgspec.json.encode(_view(paths, steps)).decode(), own=True)
     return directory
 
 
-def fill(connection: sqlite3.Connection, timeline: Timeline, steps: int, began_at: float) -> None:
+def _view(paths: RunPaths, steps: int) -> m.RunView:
+    with RecordReader(paths) as reader:
+        last = reader.last_step()
+        assert last is not None
+        parts = reader.rank_steps(last.step)
+    ranks = tuple(
+        m.RankView(part.rank, part.node, "done", last.committed_at, share=part.samples, micro_batch=part.micro_batch)
+        for part in parts
+    )
+    return m.RunView(
+        run=paths.directory.name, name="long", state="finished", lead=parts[0].node, engine="gloo",
+        generation=last.generation, step=steps, steps=steps, plan_version=1, global_batch=last.global_batch,
+        samples=86_282, cursor=last.cursor, learning_rate=1e-3, ranks=ranks, directory=str(paths.directory),
+        started_at=last.committed_at - steps * STEP_SECONDS,
+    )  # fmt: skip
+
+
+def simulated_steps(folder: Path, ranks: int) -> list[Step]:
+    """The steps of a short simulated run with their ranks' parts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cluster, run = folder / "cluster.toml", folder / "run.toml"
+    cluster.write_text("".join(NODE.format(rank=rank) for rank in range(ranks)))
+    run.write_text(RUN.format(steps=SIMULATED_STEPS, batch=4 * ranks))
+    found = scenario.read(cluster, run, seed=0, steps=None, parameters=1_000_000)
+    simulation = Simulation(found, folder / "run")
+    simulation.play()
+    with RecordReader(simulation.paths) as reader:
+        steps = [(step, tuple(reader.rank_steps(step.step))) for step in reader.steps(0, SIMULATED_STEPS)[0]]
+    shutil.rmtree(folder)
+    return steps
+
+
+def fill(connection: sqlite3.Connection, simulated: list[Step], steps: int, began_at: float) -> None:
     """Steps 1 to `steps` with their ranks and rollups. The first two blocks, the beginning and what is repeated after
     it, are written; what is there is doubled until it is all, and the buckets at its end are made again."""
     done = min(2 * BLOCK - 1, steps)
-    _write(connection, timeline, done, steps, began_at)
+    _write(connection, simulated, done, steps, began_at)
     while done < steps:
         shift = done + 1 - BLOCK
         copied = min(done + shift, steps)
@@ -70,24 +120,21 @@ def fill(connection: sqlite3.Connection, timeline: Timeline, steps: int, began_a
     connection.execute("COMMIT")
 
 
-def _write(connection: sqlite3.Connection, timeline: Timeline, done: int, steps: int, began_at: float) -> None:
-    played_steps = [timeline.played_step(number, 0.0) for number in range(1, timeline.length + 1)]
-    first = timeline.length * 2 // 3  # what is repeated is the last third
+def _write(connection: sqlite3.Connection, simulated: list[Step], done: int, steps: int, began_at: float) -> None:
+    first = len(simulated) * 2 // 3  # what is repeated is the last third
     connection.execute("BEGIN")
     for step in range(1, done + 1):
-        played_step = played_steps[
-            step - 1 if step <= len(played_steps) else first + step % (len(played_steps) - first)
-        ]
+        committed, parts = simulated[step - 1 if step <= len(simulated) else first + step % (len(simulated) - first)]
         at = began_at + step * STEP_SECONDS
-        loss = played_step.step.loss * (1.2 - 0.2 * (step // BLOCK * BLOCK) / steps)
+        loss = committed.loss * (1.2 - 0.2 * (step // BLOCK * BLOCK) / steps)
         made = msgspec.structs.replace(
-            played_step.step, step=step, committed_at=at, cursor=step * played_step.step.global_batch,
-            tokens_total=step * played_step.step.weight, weight_total=step * played_step.step.weight,
-            seconds_total=step * played_step.step.step_seconds, loss=loss,
+            committed, step=step, committed_at=at, cursor=step * committed.global_batch,
+            tokens_total=step * committed.weight, weight_total=step * committed.weight,
+            seconds_total=step * committed.step_seconds, loss=loss,
         )  # fmt: skip
         row = writes._step_row(made)
         connection.execute(writes._insertion("steps", row), row)
-        for part in played_step.parts:
+        for part in parts:
             row = writes._rank_row(msgspec.structs.replace(part, step=step), at)
             connection.execute(writes._insertion("rank_steps", row), row)
     rebuild_rollups(connection, 1, done)

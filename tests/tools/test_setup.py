@@ -46,7 +46,7 @@ def _write_program(path: Path, script: str) -> None:
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 @pytest.mark.parametrize(
     ("target", "size", "command"),
-    [("demo", "GB to download", "trainctl demo\n"), ("watch-demo", "25 MB to download", "trainctl demo --scripted\n")],
+    [("demo", "GB to download", "trainctl demo\n"), ("watch-demo", "25 MB to download", "trainctl demo --simulated\n")],
 )
 def test_make_announces_the_download_keeps_standard_output_for_the_demo_and_says_why_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str, target: str, size: str, command: str

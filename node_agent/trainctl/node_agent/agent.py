@@ -85,6 +85,8 @@ class Options:
     no_keys: bool = False  # over TCP on loopback too, so that every user of the machine may connect
     drain_on_term: bool = False  # SIGTERM has this node's rank leave its run first
     grace_seconds: float = GRACE_SECONDS  # for that
+    trainers: TrainerSupervisor | None = None  # that host its ranks; None: processes of this machine
+    reader: HostReader | None = None  # of its machine; None: of this one
     spot_notice: tuple[str, ...] = ()  # command whose exit status 0 has this node's rank leave its run; empty: none
 
 
@@ -170,7 +172,7 @@ class Agent:
         self.publisher = Publisher(live, boot)
         context = AgentContext(
             self.node, boot, self.address, self.live_address, self.directory, self._cluster, self._context,
-            self._db, TrainerSupervisor(), self._link, self.publisher, self._authenticator,
+            self._db, self._options.trainers or TrainerSupervisor(), self._link, self.publisher, self._authenticator,
         )  # fmt: skip
         hooks = self._cluster.alerts if self._options.hooks is None else self._options.hooks
         self._alerts = AlertService(self.node, hooks, self.publisher, self._note_of_guest)
@@ -201,7 +203,7 @@ class Agent:
             self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context,
             self._guests, self._work_lead, self._calibrations,
         )  # fmt: skip
-        self._reader = HostReader(self.node, self.directory)
+        self._reader = self._options.reader or HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
         self._caffeinate = Caffeinate()
         self._advertisement = Advertisement(self.node, self.address, context.version, self.public_key)

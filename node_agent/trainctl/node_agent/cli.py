@@ -227,38 +227,13 @@ def _say_bound(name: str, listen: str, live: str, metrics: str | None = None) ->
     print(json.dumps(said | ({"metrics": metrics} if metrics is not None else {})), flush=True)
 
 
-@app.command(short_help="Play a recorded run as a cluster on this machine.")
-def play(
-    nodes: Annotated[
-        int | None,
-        typer.Option(min=1, max=64, help="Number of nodes (default: as recorded); extra nodes repeat recorded ones."),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(min=0.01, max=200, help="Steps per second (default: as recorded); overrides --speed."),
-    ] = None,
-    speed: Annotated[
-        float, typer.Option(min=0.01, max=200, help="Playback speed; 2 is twice as fast as recorded.")
-    ] = 1.0,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of steps (default: as recorded); after the recording's end, its last third repeats."
-        ),
-    ] = None,
-    begin: Annotated[int, typer.Option(min=0, help="Steps already recorded at the start.")] = 0,
-    readings: Annotated[float, typer.Option(min=0.1, max=10, help="Readings per second, per machine.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Random seed for the differences between repeated ranks.")] = 0,
-    faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Play the scripted faults.")] = True,
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="Run directory (default: a temporary one). If it has a record, its run is continued."),
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            help="Address for requests to the first node. Default: a Unix socket that only this user can open."
-        ),
+@app.command(short_help="Run the simulated nodes of a cluster file as agents on this machine.")
+def simulate(
+    cluster: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="Cluster file with simulated nodes.")],
+    state: Annotated[Path | None, typer.Option(help="Folder for the nodes and their runs.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all chance.")] = 0,
+    parameters: Annotated[
+        int | None, typer.Option(min=1, help="Trained parameters, where the model isn't on this machine.")
     ] = None,
     metrics: Annotated[
         str, typer.Option(help="Serve the first node's Prometheus metrics at IP-ADDRESS:PORT on loopback.")
@@ -267,29 +242,25 @@ def play(
         bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed.")
     ] = False,
 ) -> None:
-    """Play a recorded run as a cluster on this machine, with scripted faults. The cluster refuses commands."""
-    from trainctl.node_agent.replay import format as recordings
-    from trainctl.node_agent.replay.player import Pace, Player, passing_folder
+    """Run the simulated nodes of a cluster file as agents on this machine. They take runs and commands as others do, in
+    real time, but their trainers train nothing."""
+    from trainctl.node_agent.simulate.simulated_agents import SimulatedAgents
     from trainctl.protocol.machine.process_title import set_title
 
-    played = recordings.shipped()
-    set_title("player", f"of {played.name}")
-    pace = Pace(rate, speed, steps, begin, readings)
+    set_title("simulated agents", f"of {cluster}")
     at = _metrics_address("", Cluster(), metrics, anyone=False)
 
-    async def serve(directory: Path) -> None:
-        count = nodes or len(played.ranks)
-        async with Player(
-            played, directory, count, pace, listen=listen, seed=seed, faults=faults,
-            watches_parent=parent_watch, metrics=at,
-        ) as player:  # fmt: skip
-            first = player.agents[0]
-            with registered(first.node, first.address):
-                _say_bound(first.node, first.address, first.live_address, player.metrics_url)
-                await player.serve()
+    async def serve() -> None:
+        simulated = SimulatedAgents(
+            cluster, state, seed=seed, parameters=parameters, metrics=at, watches_parent=parent_watch
+        )
+        async with simulated:
+            first = simulated.agents[0]
+            with registered(first.node, first.address, [agent.address for agent in simulated.agents]):
+                _say_bound(first.node, first.address, first.live_address, first.metrics_url)
+                await simulated.serve()
 
-    with contextlib.nullcontext(folder) if folder is not None else passing_folder(played.name) as directory:
-        asyncio.run(serve(directory))
+    asyncio.run(serve())
 
 
 service_commands.register(app)

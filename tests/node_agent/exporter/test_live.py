@@ -2,19 +2,17 @@
 
 import asyncio
 import contextlib
-import json
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from tests.conftest import SHARED_PIDS
+from tests.tui.support.simulated_cluster import SimulatedCluster, simulated_cluster
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl.node_agent.agent import Agent, Options
@@ -27,24 +25,13 @@ DEADLINE_SECONDS = HANG_SECONDS
 LOOPBACK = ListenAddress("127.0.0.1", 0)
 
 
-class Played(NamedTuple):
-    """A recording that is played: where its first agent takes requests, and where it is scraped."""
-
-    address: str
-    url: str
-
-
 @pytest.fixture(scope="module")
-def played() -> Iterator[Played]:
-    command = [sys.executable, "-m", "trainctl.node_agent.cli", "play", "--nodes=4", "--rate=20", "--begin=30"]
-    command += ["--steps=100000", "--no-faults", "--metrics=127.0.0.1:0", "--leash"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdin is not None
-        SHARED_PIDS.add(process.pid)
-        said = json.loads(process.stdout.readline())
-        yield Played(said["listen"], said["metrics"])
-        process.stdin.close()
-        assert process.wait(DEADLINE_SECONDS) == 0
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedCluster]:
+    with simulated_cluster(tmp_path_factory.mktemp("cluster"), 4, 100_000, "--metrics=127.0.0.1:0") as started:
+        SHARED_PIDS.add(started.pid)
+        assert started.metrics is not None
+        until_counted(started.metrics)
+        yield started
 
 
 def get(url: str, seconds: float = HANG_SECONDS) -> str:
@@ -59,32 +46,31 @@ def until_counted(url: str) -> str:
     return text
 
 
-def test_a_scrape_has_the_run_its_ranks_and_the_machine(played: Played) -> None:
-    text = until_counted(played.url)
-    for name in ("loss", "host_cpu_ratio", "step_duration_seconds_bucket", "agent_info"):
+def test_a_scrape_has_the_run_its_ranks_and_the_machine(cluster: SimulatedCluster) -> None:
+    text = until_counted(cluster.metrics)
+    for name in ("loss", "step_duration_seconds_bucket", "agent_info"):
         assert f"\ntrainctl_{name}{{" in text
     assert sum(line.startswith("trainctl_share_samples{") for line in text.splitlines()) == 4
-    assert "trainctl_agent_event_loop_lag_seconds" not in text  # a recording measures none
 
 
-async def test_scrapers_that_hang_hold_up_nobody(played: Played) -> None:
+async def test_scrapers_that_hang_hold_up_nobody(cluster: SimulatedCluster) -> None:
     """Three times as many connections as it keeps, silent, half asked, or asked and never read."""
-    at = (urllib.parse.urlsplit(played.url).hostname, urllib.parse.urlsplit(played.url).port)
+    at = (urllib.parse.urlsplit(cluster.metrics).hostname, urllib.parse.urlsplit(cluster.metrics).port)
     with contextlib.ExitStack() as stack:
         hanging = [stack.enter_context(socket.create_connection(at, 10)) for _ in range(3 * server.MOST_CONNECTIONS)]
         for number, one in enumerate(hanging):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             one.sendall((b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")[number % 3])
-        async with Client(played.address, timeout_seconds=HANG_SECONDS) as client:
+        async with Client(cluster.address, timeout_seconds=HANG_SECONDS) as client:
             for _ in range(20):
                 assert (await client.snapshot(0)).run is not None
-        assert "trainctl_loss{" in await asyncio.to_thread(get, played.url)
+        assert "trainctl_loss{" in await asyncio.to_thread(get, cluster.metrics)
 
 
 @pytest.mark.needs("promtool")
-def test_promtool_finds_nothing_to_blame(played: Played) -> None:
+def test_promtool_finds_nothing_to_blame(cluster: SimulatedCluster) -> None:
     done = subprocess.run(
-        ["promtool", "check", "metrics"], input=until_counted(played.url), capture_output=True, text=True,
+        ["promtool", "check", "metrics"], input=until_counted(cluster.metrics), capture_output=True, text=True,
         timeout=DEADLINE_SECONDS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
@@ -104,10 +90,10 @@ async def test_an_agent_serves_itself_and_leaves_nothing_open(tmp_path: Path) ->
         get(agent.metrics_url, 1)
 
 
-def test_a_browser_that_was_led_here_by_a_foreign_name_is_refused(played: Played) -> None:
-    port = urllib.parse.urlsplit(played.url).port
+def test_a_browser_that_was_led_here_by_a_foreign_name_is_refused(cluster: SimulatedCluster) -> None:
+    port = urllib.parse.urlsplit(cluster.metrics).port
     for host, status in ((f"localhost:{port}", 200), (f"127.0.0.1:{port}", 200), ("attacker.example", 403)):
-        asked = urllib.request.Request(played.url, headers={"Host": host})
+        asked = urllib.request.Request(cluster.metrics, headers={"Host": host})
         try:
             with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as reply:
                 assert reply.status == status

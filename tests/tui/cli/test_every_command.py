@@ -24,7 +24,7 @@ from trainctl.tui.cli.lazy_commands import has_effect
 
 ALL = pytest.mark.tier("all")
 NOT_ALONE = {("trainctl", "demo"), *(("trainctl-agent", name) for name in (
-    "run", "play", "install", "uninstall"))}  # fmt: skip
+    "run", "simulate", "install", "uninstall"))}  # fmt: skip
 """Those that without a word more train, serve, or change this machine."""
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 129, 130, 141}
 STREAMS = [*itertools.product(("stdout", "stderr"), ("closed", "full", "unread"))]

@@ -165,12 +165,6 @@ def test_what_changes_nothing_is_known_before_it_is_sent() -> None:
         assert not changes_nothing(arguments.parse(text), FLEET), text
 
 
-def test_a_recording_says_at_once_that_it_takes_no_commands() -> None:
-    played = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, recording=True))
-    for verb in ("set-lr", "rebalance", "stop", "note"):
-        assert c.form(verb, played).blocked == "a recording accepts no commands"
-
-
 def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
     offered = (("set-lr", ""), ("evaluate", "no evaluation function was given"))
     guest = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, kind="guest", verbs=offered))

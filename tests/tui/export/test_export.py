@@ -27,7 +27,7 @@ def reader(directory: Path) -> Iterator[RecordReader]:
         yield opened
 
 
-KEPT = run_directory.STEPS - run_directory.AWAY
+KEPT = run_directory.STEPS - len(run_directory.AWAY)
 COUNTS = {"steps": KEPT, "ranks": KEPT * run_directory.NODES, "metrics": KEPT, "hosts": 1}
 
 

@@ -150,14 +150,9 @@ async def test_too_small(pictures: Pictures) -> None:
     await pictures.compare(app_of(source_of(1)), 50)
 
 
-async def test_a_recording_that_is_played(pictures: Pictures) -> None:
-    """A badge says what it is, and the power that no machine drew is marked."""
-    source = source_of(4, recording=True)
-    for at, message in enumerate(source.messages):
-        if isinstance(message, m.HostReading):
-            gpus = tuple(msgspec.structs.replace(gpu, name=m.SCRIPTED_DEVICE) for gpu in message.gpus)
-            source.messages[at] = msgspec.structs.replace(message, gpus=gpus)
-    await pictures.compare(app_of(source), 200)
+async def test_a_simulated_run(pictures: Pictures) -> None:
+    """A badge says what it is."""
+    await pictures.compare(app_of(source_of(4, simulated=True)), 200)
 
 
 # ---------------------------------------------------------------- Events, Runs, Node and Logs

@@ -1,64 +1,98 @@
-"""A run directory as a finished run of three nodes leaves it: its record written by the agent's own recorder, at fixed
-times."""
+"""A run directory as a finished run of three nodes leaves it: what was simulated once, written by the agent's own
+recorder at fixed times, with a hole in its curve."""
 
+import functools
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+from tests.node_agent.support import scenarios
 
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.replay import format as recordings
-from trainctl.node_agent.replay.timeline import Timeline
+from trainctl.node_agent.simulate.simulated_lead import STARTED_AT
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import RunStateChanged
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 
 STEPS, NODES = 160, 3
-BEGAN_AT = 1_763_735_400.0
-AWAY = 3
+BEGAN_AT = STARTED_AT
+AWAY = range(100, 103)
+"""Steps that are missing."""
+NAMES = ("torch-a", "torch-b", "mlx-c")
+
+
+class Simulated(NamedTuple):
+    """What a simulated run has left."""
+
+    view: m.RunView
+    steps: list[tuple[m.StepCommitted, tuple[m.RankStep, ...]]]
+    events: tuple[m.Event, ...]
+    evaluations: dict[int, float]
+
+
+@functools.cache
+def simulated(nodes: int = NODES, steps: int = STEPS, *, faults: bool = False) -> Simulated:
+    """Simulate a run whose shares change; with `faults`, its last node dies once."""
+    tables = {
+        name: {
+            "samples_per_second": 24.0 - 4 * rank,
+            "link_gbit": 10.0,
+            "load_seconds": 1.0,
+            "memory_gb": 24.0,
+            "model_gb": 4.0,
+            "sample_gb": 0.5,
+        }
+        for rank, name in enumerate((*NAMES, *(f"torch-{number}" for number in range(nodes)))[:nodes])
+    }
+    tables[NAMES[0]]["speeds"] = [{"step": 92, "speed": 0.5}]
+    if faults:
+        [*tables.values()][-1]["fails_at"] = [60]
+    with tempfile.TemporaryDirectory() as passing:
+        simulation, _ = scenarios.simulate(
+            Path(passing), tables, steps=steps, batch=8 * nodes, data={"path": "/data.txt", "held_out": 0.001},
+            evaluate={"every_steps": 20},
+        )  # fmt: skip
+        with RecordReader(simulation.paths) as reader:
+            view = msgspec.json.decode(reader.meta("view") or "", type=m.RunView)
+            committed = [(step, tuple(reader.rank_steps(step.step))) for step in reader.steps(0, steps)[0]]
+            evaluations = {row.step: row.loss for row in reader.evaluations()}
+            return Simulated(view, committed, tuple(reader.events(0, 500)[0]), evaluations)
 
 
 def make(directory: Path, nodes: int = NODES, *, faults: bool = False) -> Path:
-    """160 steps of the shipped recording, three of them missing, and a log for each rank."""
+    """160 steps, three of them missing, with a metric of the run's own, and a log for each rank."""
     paths = RunPaths(directory)
     paths.logs.mkdir(parents=True)
-    timeline = Timeline(recordings.shipped(), directory.name, nodes, faults=faults)
-    at = BEGAN_AT
+    found, run = simulated(nodes, faults=faults), directory.name
     with RunDb(paths, resumable=False) as recorder:
-        for number in range(1, STEPS + 1):
-            at += timeline.step_seconds(number)
-            if not faults and 100 <= number < 100 + AWAY:
+        for step, (first, *others) in found.steps:
+            if step.step in AWAY:
                 continue
-            played_step = timeline.played_step(number, at)
-            first, *others = played_step.parts
-            first.values["reward"] = number / STEPS  # a metric that the run brings
-            recorder.commit(played_step.step, (first, *others), at)
-            for event in played_step.events:
+            first = msgspec.structs.replace(first, values={**first.values, "reward": step.step / STEPS})
+            parts = [msgspec.structs.replace(part, run=run) for part in (first, *others)]
+            recorder.commit(msgspec.structs.replace(step, run=run), parts, step.committed_at)
+            if (loss := found.evaluations.get(step.step)) is not None:
+                at = step.committed_at
+                recorder.evaluation(step.step, at, loss, 100.0, 0.5, {"eval/kl": step.step / 1000})
+                recorder.sample(sample(run, step.step, at))
+        end = found.steps[-1][0].committed_at
+        for event in found.events:
+            if not isinstance(event.data, RunStateChanged):
                 more = {"step": event.step or None, "verb": event.verb, "outcome": event.outcome}
-                recorder.event(at, event.data, event.severity, event.by, **more)
-            if played_step.held_out is not None:
-                recorder.evaluation(number, at, played_step.held_out, 100.0, 0.5, {"eval/kl": number / 1000})
-                recorder.sample(sample(recorder.path.parent.name, number, at))
-        recorder.event(at, RunStateChanged("", "finished", step=STEPS), "good", "auto", step=STEPS)
+                recorder.event(event.at, event.data, event.severity, event.by, **more)
+        recorder.event(end, RunStateChanged("", "finished", step=STEPS), "good", "auto", step=STEPS)
         reading = m.HostReading(
-            node=timeline.nodes[0], read_at=at - 20, cpu_percent=91.0, memory_used_bytes=6 * 10**9,
+            node=NAMES[0], read_at=end - 20, cpu_percent=91.0, memory_used_bytes=6 * 10**9,
             memory_total_bytes=25 * 10**9, disk_free_bytes=10**11,
         )  # fmt: skip
         recorder.host(reading)
-        view = _view(timeline, directory)
+        view = msgspec.structs.replace(found.view, run=run, name="demo", directory=str(directory), simulated=False)
         recorder.set_meta("view", msgspec.json.encode(view).decode(), own=True)
     for rank in range(nodes):
         paths.log(rank).write_text(f"rank {rank} began\nleaving: finished\n")
     return directory
-
-
-def _view(timeline: Timeline, directory: Path) -> m.RunView:
-    batch = timeline.global_batch
-    return m.RunView(
-        run=directory.name, name="demo", state="finished", lead=timeline.nodes[0], engine="gloo",
-        generation=m.Generation(1, 1), step=STEPS, steps=STEPS, plan_version=4, global_batch=batch, samples=86_282,
-        cursor=STEPS * batch, learning_rate=1e-3, started_at=BEGAN_AT, ranks=timeline.ranks(STEPS, BEGAN_AT),
-        directory=str(directory),
-    )  # fmt: skip
 
 
 def sample(run: str, step: int, at: float, prompt: str = "def", answer: str = "") -> m.Sample:

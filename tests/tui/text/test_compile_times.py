@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import msgspec
+from tests.tui.support import run_directory
 from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, snapshot
 
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.replay import format as recordings
-from trainctl.node_agent.replay.timeline import Timeline
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.whole_run import WholeRunReader
@@ -71,13 +70,11 @@ def test_the_node_screen_shows_it_beside_the_compilers_mode() -> None:
 def test_a_report_finds_the_step_in_a_long_record(tmp_path: Path) -> None:
     paths, took = RunPaths(tmp_path / "run-1"), {1: 7.5, 350: 41.2, 351: 3.0}
     paths.logs.mkdir(parents=True)
-    timeline = Timeline(recordings.shipped(), paths.directory.name, 2)
     with RunDb(paths, resumable=False) as recorder:
-        for number in range(1, 501):
-            played = timeline.played_step(number, 1e9 + number)
-            for part in played.parts[:1] if number in took else ():
-                part.values["compile_seconds"] = took[number]
-            recorder.commit(played.step, tuple(played.parts), 1e9 + number)
+        for step, parts in run_directory.simulated(2, 500).steps:
+            for part in parts[:1] if step.step in took else ():
+                part.values["compile_seconds"] = took[step.step]
+            recorder.commit(step, parts, step.committed_at)
     with WholeRunReader(paths) as reader:
         first, second = reader.ranks()
         assert read_facts._compiled(reader, first) == Compilation(350, 350, 41.2)

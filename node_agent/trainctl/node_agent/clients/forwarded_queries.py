@@ -72,8 +72,6 @@ async def policies(request: m.PoliciesRequest, source: QuerySource) -> m.Policie
     live, run = source.live_run(paths.directory), paths.directory.name
     if live is None:
         raise InvalidInputError("run", f"{run} isn't active: its policies see nothing until it is resumed")
-    if live.view.recording:
-        raise InvalidInputError("run", f"{run} is a played recording: policies see something only in a live run")
     statuses = source.policy_statuses(paths.directory)
     if statuses is None:
         return await _policies_elsewhere(request, live.view, source)
@@ -120,7 +118,7 @@ async def diagnosis(request: m.DiagnosisRequest, source: QuerySource) -> m.Diagn
     paths = run_paths(request.run, source)
     run, live = paths.directory.name, source.live_run(paths.directory)
     facts = source.live_facts(paths.directory) if request.last_step is None else None
-    is_led_elsewhere = live is not None and live.view.kind == "hosted" and not live.view.recording and facts is None
+    is_led_elsewhere = live is not None and live.view.kind == "hosted" and facts is None
     if live is not None and is_led_elsewhere and request.last_step is None:
         return await _ask_lead(live.view, request.rid, source, lambda client: client.diagnosis(run))
     at = source.now() if facts is not None else None

@@ -30,9 +30,10 @@ class FollowedRank:
 
     def __init__(
         self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunDb, port: RankPort, node: str,
-        started_at: float, *, adopted: bool = False,
+        started_at: float, *, adopted: bool = False, simulated: bool = False,
     ) -> None:  # fmt: skip
         """`adopted`: an agent before this one started its trainer. Raises InvalidInputError for a damaged record."""
+        self._is_simulated = simulated
         self.known, self.config, self.paths, self.recorder, self.port = known, config, paths, recorder, port
         self.since_monotonic = time.monotonic()
         self.wanted: tuple[m.RunState, str] | None = None  # what it is to end as, and why
@@ -200,7 +201,7 @@ class FollowedRank:
             global_batch=plan.global_batch if plan else config.batch.global_, samples=None, ranks=(rank,),
             learning_rate=plan.learning_rate if plan else 0.0, started_at=self._started_at,
             directory=str(self.paths.directory), reason=self.wanted[1] if self.wanted else "",
-            weight_unit=objective.weight_unit, loss_unit=objective.loss_unit,
+            weight_unit=objective.weight_unit, loss_unit=objective.loss_unit, simulated=self._is_simulated,
         )  # fmt: skip
 
     def _state(self) -> m.RunState:

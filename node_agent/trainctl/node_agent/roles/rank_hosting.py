@@ -141,7 +141,10 @@ class RankHosting:
         *, adopted: bool = False,
     ) -> FollowedRank:  # fmt: skip
         port = self._context.rank(paths, known.rank)
-        return FollowedRank(known, config, paths, recorder, port, self._node, started_at, adopted=adopted)
+        simulated = self._context.supervisor.is_simulated
+        return FollowedRank(
+            known, config, paths, recorder, port, self._node, started_at, adopted=adopted, simulated=simulated
+        )
 
     def _take_up(self, followed: FollowedRank) -> None:
         self._role.turn(transitions.follow(self._role.now, followed))

@@ -18,6 +18,7 @@ from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import CommandEnding, Session
 from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
+from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE
 from trainctl.node_agent.transport.peer_link import REACH_SECONDS, PeerLink
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
@@ -112,7 +113,8 @@ class Launch:
             raise
         finally:
             unstarted.unmark(opening.paths.directory)
-        return opening._replace(remarks=resolved)
+        simulated = (SIMULATED_NOTICE,) if self._context.supervisor.is_simulated else ()
+        return opening._replace(notices=(*simulated, *opening.notices), remarks=resolved)
 
     async def resolved(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, tuple[str, ...]]:
         """Return the run file with what depends on its nodes' machines, and why: the data type that suits all of them
@@ -248,6 +250,7 @@ class Launch:
         return Session(
             conductor, opening.paths, opening.recorder, self._context.node, ports, self._context.publisher, started_at,
             on_command_end, self._db.saw, copies, on_end, on_proposal, self._context.cluster.prices,
+            simulated=self._context.supervisor.is_simulated,
         )  # fmt: skip
 
     def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:

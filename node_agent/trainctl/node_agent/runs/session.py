@@ -54,14 +54,17 @@ class Session:
         publisher: Publisher, started_at: float, on_command_end: CommandEnding,
         saw: Callable[[m.Generation], object], copies: Copies, on_end: Callable[[], object] = lambda: None,
         on_proposal: Callable[[d.Proposed], object] = lambda _: None, prices: Prices = Prices(),  # noqa: B008  frozen
+        *, simulated: bool = False,
     ) -> None:  # fmt: skip
         """`lead` is this node, `ports` leads to every rank, `saw` receives each generation before it is used,
         `on_command_end` each command's outcome, `on_proposal` what policies send and `on_end` that the run has ended;
-        `copies` are the record's on the run's other nodes, and `prices` those of all nodes."""
+        `copies` are the record's on the run's other nodes, and `prices` those of all nodes.
+        `simulated`: its trainers train nothing."""
         self.conductor, self.paths, self.recorder, self.started_at = conductor, paths, recorder, started_at
         self.run, self.copies, recorder.on_kept = conductor.run, copies, copies.add
         self.ports, self._lead = ports, lead
         self._publisher, self._on_command_end, self._on_end = publisher, on_command_end, on_end
+        self._is_simulated = simulated
         self._on_proposal, self._costs = on_proposal, RunCosts(recorder, prices)
         self._eta = RunEta(recorder, conductor.config)
         state = recorder.last_state()
@@ -405,7 +408,9 @@ class Session:
         )
         self._eta.look(self.conductor.state, self.conductor.reason, time.monotonic())
         cost = self._costs.look(self.conductor.durable.settings, self.conductor.state, time.time())
-        return views.run_view(self.conductor, self.started_at, str(self.paths.directory), ranks, self._lead, cost)
+        directory = str(self.paths.directory)
+        view = views.run_view(self.conductor, self.started_at, directory, ranks, self._lead, cost)
+        return msgspec.structs.replace(view, simulated=self._is_simulated)
 
     def _publish_view(self) -> None:
         before, self.view = self.view, self._look({view.rank: view for view in self.view.ranks})

@@ -1,7 +1,34 @@
-"""Simulated time: what is to happen, in order. It moves on only as things happen."""
+"""The time of simulated ranks: a queue of what is to happen, which moves on only as things happen, or real time."""
 
+import asyncio
 import heapq
+import time
 from collections.abc import Callable
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What simulated ranks and groups know of time."""
+
+    @property
+    def now(self) -> float: ...
+    def after(self, seconds: float, what: Callable[[], None]) -> None: ...
+
+
+class RealTime:
+    """Time that passes by itself: the running event loop does things when they are due."""
+
+    def __init__(self) -> None:
+        self.began_at, self._began_monotonic = time.time(), time.monotonic()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the simulation began."""
+        return time.monotonic() - self._began_monotonic
+
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        """Do something so many seconds from now."""
+        asyncio.get_running_loop().call_later(seconds, what)
 
 
 class EventQueue:

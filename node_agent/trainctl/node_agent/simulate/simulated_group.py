@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 
-from trainctl.node_agent.simulate.event_queue import EventQueue
+from trainctl.node_agent.simulate.event_queue import Clock
 from trainctl.node_agent.simulate.link_model import NOTICE_SECONDS, SimulatedLinks
 from trainctl.protocol import messages as m
 
@@ -13,7 +13,7 @@ Done = Callable[[], None]
 class SimulatedGroup:
     """Of the ranks of one `form` order."""
 
-    def __init__(self, form: m.Form, links: SimulatedLinks, queue: EventQueue) -> None:
+    def __init__(self, form: m.Form, links: SimulatedLinks, queue: Clock) -> None:
         self.form, self.sum_seconds = form, links.sum_seconds(form.ranks)
         self._queue, self._is_broken = queue, False
         self._waiting: dict[Hashable, dict[int, tuple[Done, Done]]] = {}
@@ -38,6 +38,20 @@ class SimulatedGroup:
             for _, failed in waiting.values():
                 self._queue.after(NOTICE_SECONDS, failed)
         self._waiting.clear()
+
+
+class SimulatedGroups:
+    """The groups of a run: all ranks of one `form` order share one."""
+
+    def __init__(self, links: SimulatedLinks, queue: Clock) -> None:
+        self._links, self._queue = links, queue
+        self._newest: SimulatedGroup | None = None
+
+    def of(self, form: m.Form) -> SimulatedGroup:
+        """Return the group of an order."""
+        if self._newest is None or self._newest.form.generation != form.generation:
+            self._newest = SimulatedGroup(form, self._links, self._queue)
+        return self._newest
 
 
 def _finish(each: Iterable[Done]) -> None:

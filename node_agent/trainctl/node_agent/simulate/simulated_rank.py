@@ -13,21 +13,24 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.planning import ranges
 from trainctl.node_agent.simulate import simulated_reports as made
 from trainctl.node_agent.simulate.device_model import DeviceModel
-from trainctl.node_agent.simulate.event_queue import EventQueue
+from trainctl.node_agent.simulate.event_queue import Clock
 from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, NOTICE_SECONDS, WORD_SECONDS, SimulatedLinks
-from trainctl.node_agent.simulate.simulated_group import SimulatedGroup
+from trainctl.node_agent.simulate.scenario import Scenario, held_out_of
+from trainctl.node_agent.simulate.simulated_group import SimulatedGroup, SimulatedGroups
 from trainctl.node_agent.simulate.simulated_reports import InStep, RankFacts
 from trainctl.protocol import messages as m
 
 REPORTS_KEPT = 8
 """Newest reports that an answer to a fence repeats."""
+SAMPLES = 100_000
+"""Of an epoch: a simulated run reads no data."""
 
 
 class SimulatedRank:
     """One rank. `say` receives its messages; `group_of` has the groups that all ranks share."""
 
     def __init__(
-        self, facts: RankFacts, device: DeviceModel, links: SimulatedLinks, queue: EventQueue,
+        self, facts: RankFacts, device: DeviceModel, links: SimulatedLinks, queue: Clock,
         say: Callable[[d.Input], None], group_of: Callable[[m.Form], SimulatedGroup],
     ) -> None:  # fmt: skip
         self.facts, self.rank = facts, facts.rank
@@ -263,3 +266,23 @@ class SimulatedRank:
         if self._plans:
             self._begin_next()
         self._say(report)
+
+
+def make_ranks(
+    scenario: Scenario, run: str, started_at: float, queue: Clock, say: Callable[[d.Input], None]
+) -> dict[int, SimulatedRank]:
+    """Return the ranks of a run, none of them started. `started_at`: the queue's beginning, in Unix seconds."""
+    groups, config = SimulatedGroups(scenario.links, queue), scenario.config
+    ranks = {}
+    for rank, (name, node) in enumerate(zip(config.nodes, scenario.nodes.values(), strict=True)):
+        spec = scenario.devices[rank]
+        facts = RankFacts(
+            run=run, rank=rank, backend=node.backend, device=spec.name, parameters=scenario.parameters,
+            samples=SAMPLES, held_out=held_out_of(config, SAMPLES), tokens=config.data.sequence_length,
+            load_seconds=node.load_seconds, disk_bytes_per_second=node.disk_mb * 1e6,
+            writes_in_background=config.checkpoint.background, started_at=started_at, loss=scenario.loss,
+            device_spec=spec,
+        )  # fmt: skip
+        device = DeviceModel(spec, node, scenario.seed, name)
+        ranks[rank] = SimulatedRank(facts, device, scenario.links, queue, say, groups.of)
+    return ranks

@@ -111,6 +111,13 @@ def step_report(facts: RankFacts, step: InStep, held: Sequence[m.Range], now: fl
     )  # fmt: skip
 
 
+def device_reading(spec: DeviceSpec) -> m.GpuReading:
+    """Return what is known of a simulated device between steps."""
+    used = None if spec.memory is None else int(spec.memory.base_bytes)
+    total = None if spec.cap_bytes is None else int(spec.cap_bytes)
+    return m.GpuReading(spec.name, memory_used_bytes=used, memory_total_bytes=total)
+
+
 def _memory(facts: RankFacts, part: SimulatedPart) -> dict[str, float]:
     """What is held at any micro-batch, the peak, and the cap, as far as they are known."""
     spec = facts.device_spec

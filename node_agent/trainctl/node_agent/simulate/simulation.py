@@ -13,19 +13,16 @@ from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.recovery import Backoff
 from trainctl.node_agent.simulate.bulk_record import BulkRecord
-from trainctl.node_agent.simulate.device_model import DeviceModel
 from trainctl.node_agent.simulate.event_queue import EventQueue
-from trainctl.node_agent.simulate.scenario import Scenario, held_out_of
-from trainctl.node_agent.simulate.simulated_group import SimulatedGroup
+from trainctl.node_agent.simulate.scenario import Scenario
 from trainctl.node_agent.simulate.simulated_lead import STARTED_AT, SimulatedLead
-from trainctl.node_agent.simulate.simulated_rank import SimulatedRank
-from trainctl.node_agent.simulate.simulated_reports import RankFacts
+from trainctl.node_agent.simulate.simulated_rank import make_ranks
+from trainctl.node_agent.simulate.simulated_reports import device_reading
+from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 
-SAMPLES = 100_000
-"""Of an epoch: a simulated run reads no data."""
 TICK_SECONDS = 1.0
 """Between looks at deadlines, and messages of ranks that they are alive, while a rank has no plan."""
 LONG_SECONDS = 5.0
@@ -36,7 +33,6 @@ READING_SECONDS = 60.0
 """Between readings of a machine."""
 FIRST_SECONDS, FLUSH_SECONDS = 0.5, 4.0
 """Real seconds until the record is first written, and between further writes."""
-NOTICE = "simulated run: no model was trained, and its loss is a formula's"
 
 
 class SimulatedRun(NamedTuple):
@@ -57,48 +53,26 @@ class Simulation:
         """Makes the directory if it isn't there. Raises RefusedError or InvalidInputError."""
         self.scenario, self.paths = scenario, RunPaths(directory)
         self.queue = EventQueue()
-        self._groups: dict[m.Generation, SimulatedGroup] = {}
         self._ticked = -CALM_SECONDS
         self._backoff, self._returns = Backoff(lambda: self.queue.now), 0
         durable = restore.first_durable(scenario.config)
         restore.make_directory(self.paths, scenario.config).close()
         conductor = Conductor(directory.name, scenario.config, durable, Progress())
         self.lead = self._led(conductor)
-        self.ranks = {rank: self._rank(rank) for rank in durable.settings.ranks}
+        self.ranks = make_ranks(scenario, directory.name, STARTED_AT, self.queue, self._say)
         self.lead.ranks = self.ranks
-        self.lead.note(d.Happened(e.Notice(NOTICE), "info", "simulator", 0))
+        self.lead.note(d.Happened(e.Notice(SIMULATED_NOTICE), "info", "simulator", 0))
 
     def _led(self, conductor: Conductor) -> SimulatedLead:
         node = conductor.durable.settings.ranks[0].node
         prices = self.scenario.cluster.prices
         return SimulatedLead(conductor, self.paths, BulkRecord(self.paths), node, self.queue, prices)
 
-    def _rank(self, rank: int) -> SimulatedRank:
-        scenario, node = self.scenario, self.scenario.nodes[rank]
-        config, spec = scenario.config, scenario.devices[rank]
-        facts = RankFacts(
-            run=self.paths.directory.name, rank=rank, backend=node.backend, device=spec.name,
-            parameters=scenario.parameters, samples=SAMPLES, held_out=held_out_of(config, SAMPLES),
-            tokens=config.data.sequence_length,
-            load_seconds=node.load_seconds, disk_bytes_per_second=node.disk_mb * 1e6,
-            writes_in_background=config.checkpoint.background, started_at=STARTED_AT, loss=scenario.loss,
-            device_spec=spec,
-        )  # fmt: skip
-        device = DeviceModel(spec, node, scenario.seed, self._node(rank))
-        return SimulatedRank(facts, device, scenario.links, self.queue, self._say, self._group)
-
     def _node(self, rank: int) -> str:
         return [*self.scenario.config.nodes][rank]
 
     def _say(self, event: d.Input) -> None:
         self.lead.feed(event)
-
-    def _group(self, form: m.Form) -> SimulatedGroup:
-        found = self._groups.get(form.generation)
-        if found is None:
-            self._groups.clear()
-            found = self._groups[form.generation] = SimulatedGroup(form, self.scenario.links, self.queue)
-        return found
 
     # ------------------------------------------------------------ time
 
@@ -147,12 +121,9 @@ class Simulation:
     def _read(self) -> None:
         """A reading of each machine: only what is simulated is known."""
         for rank, spec in self.scenario.devices.items():
-            used = None if spec.memory is None else int(spec.memory.base_bytes)
-            total = None if spec.cap_bytes is None else int(spec.cap_bytes)
-            device = m.GpuReading(spec.name, memory_used_bytes=used, memory_total_bytes=total)
             self.lead.recorder.host(m.HostReading(
                 node=self._node(rank), read_at=self.lead.at, cpu_percent=None, memory_used_bytes=None,
-                memory_total_bytes=None, disk_free_bytes=None, gpus=(device,),
+                memory_total_bytes=None, disk_free_bytes=None, gpus=(device_reading(spec),),
             ))  # fmt: skip
         self.queue.after(READING_SECONDS, self._read)
 

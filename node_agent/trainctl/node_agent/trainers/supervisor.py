@@ -25,6 +25,9 @@ STATUS_SECONDS = 0.05
 SHIM_SECONDS = 10.0
 """Seconds within which a live shim writes its trainer's exit status, even on a busy machine."""
 
+SIMULATED_NOTICE = "simulated run: no model was trained, and its loss is a formula's"
+"""The first event of a run whose trainers are simulated."""
+
 _Key = tuple[str, int]
 
 
@@ -40,6 +43,9 @@ class HostedTrainer:
 
 class TrainerSupervisor:
     """Hosts trainers by the files in their run directories; any number of hosts, one after another, see the same."""
+
+    is_simulated = False
+    """Whether its trainers train nothing."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -121,7 +121,6 @@ class RunView(Message, tag="run-view", frozen=True):
     eval_step: Count | None = None
     reason: str = ""  # reason why it failed or stopped
     mixed: bool = False  # whether its live ranks use different backends
-    recording: bool = False  # whether this is a played recording, which refuses commands
     kind: RunKind = "hosted"  # hosted: trained by this program; guest: attached itself; exec: a watched command
     verbs: tuple[
         tuple[Name, str], ...
@@ -199,10 +198,6 @@ class RunView(Message, tag="run-view", frozen=True):
 
     def why_not(self, verb: str) -> str:
         """Why the run does not take a verb; empty if it does."""
-        if self.recording:
-            return "" if verb == "start-run" else "a recording accepts no commands"
-        if self.simulated:
-            return "a simulated run accepts no commands"
         if verb in VERBS and VERBS[verb].for_any_run:
             return ""
         return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "a different program trains this run")
@@ -307,8 +302,6 @@ CLOCK_LIMITED_BY: Final[dict[ClockLimit, str]] = {
     "hardware": "its hardware",
 }
 """What lowers a device's clock, in words."""
-SCRIPTED_DEVICE = "scripted"
-"""Name of a device whose readings are invented by a played recording."""
 
 
 class GpuProcess(msgspec.Struct, frozen=True):

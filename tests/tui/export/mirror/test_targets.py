@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.tui.support.cli_calls import (
     call_process,
     wait_until,
 )
+from tests.tui.support.simulated_cluster import simulated_cluster
 
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
@@ -147,26 +147,14 @@ def test_what_was_written_past_the_place_is_not_there_twice(
     assert (again.scalars, again.texts) == (board.scalars, board.texts)
 
 
-@pytest.fixture
-def played(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """The address of an agent with a run that ends soon, and the run's directory."""
-    folder = tmp_path / "demo-recording"
-    command = [sys.executable, "-m", "trainctl.node_agent.cli", "play", "--nodes=2", "--no-faults", "--rate=60"]
-    command += ["--begin=60", "--steps=150", f"--folder={folder}", "--leash"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
-        yield json.loads(process.stdout.readline())["listen"], folder
-        process.stdin.close()
-        assert process.wait(DEADLINE_SECONDS) == 0
-
-
-def test_through_an_agent_to_the_runs_end(played: tuple[str, Path], tmp_path: Path) -> None:
-    address, folder = played
+def test_through_an_agent_to_the_runs_end(tmp_path: Path) -> None:
     words = ("--to", "tensorboard", "--output")
-    done = call("mirror", "demo-recording", *words, tmp_path / "far", "--connect", address, "--follow")
-    assert done.returncode == 0 and "step 150" in done.stderr
-    assert call("mirror", folder, *words, tmp_path / "near").returncode == 0
-    far, near = (event_files.board(tmp_path / where / "demo-recording").scalars for where in ("far", "near"))
-    assert len(far["train/loss"]) == 150
+    with simulated_cluster(tmp_path / "cluster", 2, 8) as cluster:
+        done = call("mirror", cluster.run, *words, tmp_path / "far", "--connect", cluster.address, "--follow")
+        assert done.returncode == 0 and "step 8" in done.stderr
+    assert call("mirror", cluster.directory, *words, tmp_path / "near").returncode == 0
+    far, near = (event_files.board(tmp_path / where / cluster.run).scalars for where in ("far", "near"))
+    assert len(far["train/loss"]) == 8
     for tag, values in far.items():
         assert values == pytest.approx(near[tag], rel=1e-6), tag
     assert near.keys() - far.keys() <= {tag for tag in near if tag.endswith("/samples")}

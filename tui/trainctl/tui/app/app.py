@@ -136,8 +136,7 @@ class TrainctlApp(TerminalApp):
     def badge(self) -> str:
         """Words about the screen itself, for its upper right corner."""
         run = self.shown.run
-        words = ["RECORDING"] if run is not None and run.recording else []
-        words += ["SIMULATED"] if run is not None and run.simulated else []
+        words = ["SIMULATED"] if run is not None and run.simulated else []
         words += ["FROM RECORD"] if self.feed.opened is not None and not self.feed.opened.active else []
         return " ".join([*words, "READ-ONLY"] if self.read_only else words)
 

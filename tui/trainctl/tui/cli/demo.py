@@ -1,4 +1,5 @@
-"""`trainctl demo`: a small real model trained on real text by a few ranks on this machine, with a screen or without."""
+"""`trainctl demo`: a small real model trained on real text by a few ranks on this machine, or a simulated cluster, with
+a screen or without."""
 
 import asyncio
 import contextlib
@@ -18,6 +19,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError, Unreachabl
 from trainctl.protocol.wire.attachment import Connection
 from trainctl.tui.cli import agent_call, output, tables, watch
 from trainctl.tui.commands import command
+from trainctl.tui.demo import simulated
 from trainctl.tui.demo.folder import Objective, Session, default_folder, run_config, write_run_file
 from trainctl.tui.demo.stages import stage
 
@@ -42,6 +44,7 @@ class DemoOptions(NamedTuple):
     folder: Path | None = None
     keep: bool = False
     objective: Objective = "pretrain"
+    simulated: bool = False  # nothing is trained, and the agents end with this program
 
 
 class Demo(NamedTuple):
@@ -66,7 +69,7 @@ def headless(wanted: DemoOptions) -> int:
             raise
         if view.state == "failed":
             raise RefusedError(f"the demo failed at step {view.step:,}: {view.reason or 'no reason given'}")
-        output.emit_ok(**summary(view))
+        output.emit_ok(simulated=wanted.simulated, **summary(view))
     return 0
 
 
@@ -78,7 +81,7 @@ def on_screen(wanted: DemoOptions) -> int:
     with _supervised(wanted) as (demo, supervisor):
         try:
             _start(demo)
-            code = run_app(demo.address, by=user_name(), say=_farewell)
+            code = run_app(demo.address, by=user_name(), say=_farewell_simulated if wanted.simulated else _farewell)
         except KeyboardInterrupt:
             supervisor.send_signal(signal.SIGTERM)
             raise
@@ -92,6 +95,11 @@ def _farewell(state: "ViewState", address: str) -> str:
     if state.run is None or state.active:
         return f"{farewell(state, address)}; stop it with: trainctl send stop"
     return f"the demo has ended ({state.run.state} at step {state.run.step:,}); its record is in {state.run.directory}"
+
+
+def _farewell_simulated(state: "ViewState", address: str) -> str:
+    step = state.run.step if state.run is not None else 0
+    return f"the simulated run ended at step {step:,}; nothing was trained"
 
 
 def _rounded(step: m.StepCommitted | None) -> float | None:
@@ -131,12 +139,16 @@ def summary(view: m.RunView) -> dict[str, Any]:
 @contextlib.contextmanager
 def _supervised(wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[bytes]"]]:
     """A demo that is ready for its run. Closing our end of the supervisor's input tells it that nobody watches."""
-    nodes = ranks_of(wanted)
+    nodes = {} if wanted.simulated else ranks_of(wanted)
     root = (wanted.folder or default_folder()).absolute()
     try:
         session = Session.create(root, keep=wanted.keep)
     except OSError as error:
         raise InvalidInputError("--folder", f"can't write the demo's files to {root}: {error.strerror}") from None
+    if wanted.simulated:
+        with _simulated(session, wanted) as started:
+            yield started
+        return
     command = [sys.executable, "-m", "trainctl.tui.demo.supervisor", *(f"--node={node}" for node in nodes)]
     with session.supervisor_log.open("wb") as log:
         supervisor = subprocess.Popen(
@@ -150,6 +162,29 @@ def _supervised(wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[b
         yield Demo(address, session, config), supervisor
     finally:
         close_pipes(supervisor)
+
+
+@contextlib.contextmanager
+def _simulated(session: Session, wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[bytes]"]]:
+    """A simulated demo that is ready for its run; its agents end with this."""
+    count = wanted.nodes or simulated.NODES
+    simulated.write_files(session, count)
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "simulate", str(session.cluster_file), "--leash"]
+    with session.supervisor_log.open("wb") as log, session.locked():
+        agents = subprocess.Popen(
+            [*command, "--state", str(session.state)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        try:
+            assert agents.stdout is not None
+            line = agents.stdout.readline()
+            if not line:
+                raise RefusedError(f"the simulated agents exited immediately; see {session.supervisor_log}")
+            config = simulated.run_config(session, [*simulated.nodes(count)], wanted.steps)
+            write_run_file(session, config)
+            yield Demo(json.loads(line)["listen"], session, config), agents
+        finally:
+            _let_end(agents)
 
 
 def _until_ready(supervisor: "subprocess.Popen[bytes]", session: Session) -> str:

@@ -145,9 +145,9 @@ def demo(
         int | None,
         typer.Option(
             min=1,
-            max=64,
+            max=16,
             help=f"Agents to start, with one rank each, at most {MOST_DEMO_NODES} that train [3 with torch and MLX "
-            "installed, else 2; 8 with --scripted].",
+            "installed, else 2; 8 with --simulated].",
             show_default=False,
         ),
     ] = None,
@@ -178,36 +178,20 @@ def demo(
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep this demo's run when the next demo starts.")] = False,
-    scripted: Annotated[
-        bool, typer.Option("--scripted", help="Play a recorded run with scripted faults instead; nothing is trained.")
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Simulate a cluster instead, with faults; nothing is trained.")
     ] = False,
-    speed: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            max=200,
-            help="With --scripted: playback speed; 2 is twice as fast as recorded.",
-            show_default=False,
-        ),
-    ] = None,
 ) -> int:
     """Train a small real model on real text. Starts a few agents, a run and the full screen on this machine."""
     without_screen = headless or json or not output.has_screen()
-    if scripted:
-        from trainctl.tui.cli import demo_scripted as played
-
-        asked = played.ScriptedOptions(nodes or played.NODES, steps, speed)
-        return played.headless(asked) if without_screen else played.on_screen(asked)
-    if speed is not None:
-        raise InvalidInputError("--speed", "applies only to a recording: add --scripted")
-    if nodes is not None and nodes > MOST_DEMO_NODES:
+    if not simulated and nodes is not None and nodes > MOST_DEMO_NODES:
         raise InvalidInputError(
-            "--nodes", f"must be at most {MOST_DEMO_NODES}, or add --scripted, which trains nothing"
+            "--nodes", f"must be at most {MOST_DEMO_NODES}, or add --simulated, which trains nothing"
         )
     from trainctl.tui.cli import demo as program
 
     count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
-    wanted = program.DemoOptions(count, nodes, backend, folder, keep, objective)
+    wanted = program.DemoOptions(count, nodes, backend, folder, keep, objective, simulated)
     return program.headless(wanted) if without_screen else program.on_screen(wanted)
 
 

@@ -90,7 +90,7 @@ def status_text(
         told = [event_line(event) for event in snapshot.events if event.severity == "error"]  # its record is damaged
         return "\n".join([*(told or [f"no run on {snapshot.node.node} yet"]), *machines])
     why = f": {one_line(run.reason)}" if run.reason else ""
-    origin = ("  RECORDING" if run.recording else "") + ("  SIMULATED" if run.simulated else "")
+    origin = "  SIMULATED" if run.simulated else ""
     lines = [
         f"run        {run.run}  {run.state.upper()}{origin}{why}",
         f"step       {run.step:,}/{fmt.count(run.steps)} ({fmt.percent(run.step / run.steps if run.steps else None)})"

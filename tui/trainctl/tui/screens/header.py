@@ -279,11 +279,10 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
 
 
 def _power(state: ViewState) -> Line:
-    """What all machines draw together, and whether that is a recording's script."""
+    """What all machines draw together."""
     read = [gpu for item in state.hosts.values() for gpu in item.value.gpus if gpu.power_watts is not None]
     total = f"{sum(gpu.power_watts or 0.0 for gpu in read):.0f} W" if read else f.NA
-    scripted = any(gpu.name == m.SCRIPTED_DEVICE for gpu in read)
-    return line(Piece("power ", "label"), total, Piece(f" {m.SCRIPTED_DEVICE}" if scripted else "", "dim"))
+    return line(Piece("power ", "label"), total)
 
 
 def _ram(host: m.HostReading | None) -> str:

@@ -1,1 +1,0 @@
-"""A recorded run played by real agents, with scripted faults."""
