@@ -64,7 +64,7 @@ def lines_of(process: "subprocess.Popen[str]") -> Iterator[str]:
 
 def test_an_agent_without_alert_hooks_says_so(training: Trained) -> None:
     tested = call("alerts", "--test", *training.at)
-    assert (tested.returncode, tested.stdout) == (0, "")
+    assert (tested.returncode, tested.stdout) == (3, "")
     assert "the agent has no alert hooks" in tested.stderr
 
 
