@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.hardware.redaction import redactor
+from tests.hardware.redaction import redacted_value, redactor
 from tests.integration.conftest import agent, cluster, three_agents
 from tests.second_chance import REAL_PROCESSES
 from tests.trainer.conftest import assets, fork_servers, gpu_as_found, new_ranks, new_rig, run_file
@@ -42,7 +42,7 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[..., None
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "call" or report.outcome != "passed":
-        error = str(report.longrepr).strip().splitlines()[-1] if report.outcome == "failed" else ""
+        error = "\n".join(str(report.longrepr).strip().splitlines()[-5:]) if report.outcome != "passed" else ""
         name = item.nodeid.removeprefix("tests/hardware/")
         _tests.append({
             "test": name, "outcome": report.outcome, "seconds": round(report.duration, 2), "error": error,
@@ -61,7 +61,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         "devices": [f"{device.backend} {device.device}" for device in read_devices()],
     }  # fmt: skip
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(redactor()(json.dumps({**about, "tests": _tests}, indent=1, default=str)) + "\n", "utf-8")
+    report = redacted_value({**about, "tests": _tests}, redactor())
+    file.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -14,7 +14,7 @@ _COMMON: Final = frozenset(
 """Names that identify nobody."""
 _PATTERNS: Final = tuple((re.compile(pattern), instead) for pattern, instead in (
     (r"(?:GPU-|MIG-)?\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b", "<uuid>"),
-    (r"(?i)(serial[\w ()-]*\\?\"?\s*[:=]\s*)\\?\"?[^\s\\\",]+", r"\1<serial>"),
+    (r"(?i)(serial[\w ()-]*\"?\s*[:=]\s*)\"?[^\s\",]+\"?", r"\1<serial>"),
     (r"\b[\w.+-]+@[\w-]+\.[\w.-]+\b", "<mail>"),
     (r"(?<![\w:.])(?:[0-9a-fA-F]{1,2}[:-]){5}[0-9a-fA-F]{1,2}(?![\w:])", "<mac>"),
     (r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?:/\d{1,2})?", "<ip>"),
@@ -28,6 +28,17 @@ def redactor() -> Callable[[str], str]:
     """Return a function that redacts this machine's and its user's names."""
     host = socket.gethostname()
     return lambda text: redacted(text, {host, host.partition(".")[0], getpass.getuser(), Path.home().name})
+
+
+def redacted_value(value: object, redact: Callable[[str], str]) -> object:
+    """Return a value of JSON with each text in it redacted, line by line; keys too."""
+    if isinstance(value, dict):
+        return {redact(str(key)): redacted_value(item, redact) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted_value(item, redact) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return "\n".join(map(redact, str(value).splitlines()))
 
 
 def redacted(text: str, names: Iterable[str]) -> str:

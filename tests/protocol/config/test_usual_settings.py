@@ -41,7 +41,8 @@ def test_a_probable_mistake_is_named_with_its_source_and_the_change_ends_it(
     raw[table] = {**raw.get(table, {}), name: float(value) if "." in value or "e" in value else int(value)}
     if key == "run.epochs":
         del raw["run"]["steps"]
-    after = DataSize(data.epoch, 20) if data is not None and key == "data.held_out" else data
+    whole = data.epoch + (data.held_out or 0) if data is not None else 0
+    after = DataSize(whole - whole // 10, whole // 10) if key == "data.held_out" else data
     assert setting not in [one.setting for one in unusual_settings(run_file.parse(raw), after)]
 
 

@@ -92,7 +92,8 @@ class Hooks:
         """Have the hooks called soon; returns at once."""
         if call.event not in self._hooks.on or not (self._hooks.command or self._hooks.webhook):
             return
-        if not self._budget.take(time.monotonic()) or self._queue.full():
+        is_of_run = call.alert is None  # its end comes once, after many alerts
+        if not (is_of_run or self._budget.take(time.monotonic())) or self._queue.full():
             self._note("rate", f"alert hooks: over {BURST} calls per minute; additional ones are not sent")
             return
         self._note("rate", "")

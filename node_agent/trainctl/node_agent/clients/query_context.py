@@ -80,7 +80,8 @@ class QueryContext:
     async def remove_run(self, run: str) -> int:
         """Remove a run that has ended here, and return how many bytes that frees. A request that is repeated has the
         outcome of its first. Raises InvalidInputError."""
-        if run not in self._removals:
+        before = self._removals.get(run)
+        if before is None or (before.done() and self._context.db.known_run(run) is not None):
             self._removals[run] = asyncio.create_task(self._remove(run), name="trainctl-remove")
         try:
             return await asyncio.shield(self._removals[run])
@@ -89,16 +90,17 @@ class QueryContext:
             raise
 
     async def _remove(self, run: str) -> int:
-        known = self._known(run)
+        size_bytes = await asyncio.to_thread(lambda: RunPaths(self._known(run).directory).size_bytes)
+        known = self._known(run)  # from here to `forget_run` without a pause: nobody resumes it meanwhile
         if known.state in m.ACTIVE_RUN_STATES or self.live_run(known.directory) is not None:
             raise InvalidInputError("run", f"{run} is active: stop it first with trainctl send stop --run {run}")
         self._lead.check_no_work()
-        size_bytes = await asyncio.to_thread(lambda: RunPaths(known.directory).size_bytes)
         unstarted.mark(known.directory)
         self._context.db.forget_run(run)
         await asyncio.to_thread(shutil.rmtree, known.directory, ignore_errors=True)
         left_bytes = await asyncio.to_thread(lambda: RunPaths(known.directory).size_bytes)
         if known.directory.exists():
+            self._context.db.add_run(run, known.name, known.started_at, known.state, known.kind)  # to be tried again
             raise InvalidInputError("run", f"{left_bytes:,} bytes of {known.directory} can't be removed: remove them")
         unstarted.unmark(known.directory)
         return size_bytes

@@ -322,7 +322,8 @@ def _status_text(fields: dict[str, Any]) -> str:
 
 def _log(machine: Manager, service: Service) -> str:
     if machine.name == "systemd":
-        return f"{service.logs / 'agent.log'}, or journalctl -u {machine.service}"
+        user = "--user " if service.scope == "user" else ""
+        return f"{service.logs / 'agent.log'}, or journalctl {user}-u {machine.service}"
     return str(service.logs / BOOT_LOG)
 
 

@@ -13,6 +13,8 @@ from trainctl.protocol.config.run_tables import RunFile
 
 MIN_BATCHES: Final = 8
 """Steps of an epoch below which a batch is large for its data."""
+HELD_OUT_PART: Final = 0.1
+"""Part of the samples that is held out on advice."""
 MIN_HELD_OUT: Final = 8
 """Held-out samples below which their mean loss is mostly chance."""
 
@@ -98,12 +100,14 @@ def _epochs(config: RunFile, data: DataSize | None) -> Iterator[Unusual]:
 def _held_out(config: RunFile, data: DataSize | None) -> Iterator[Unusual]:
     if data is None or data.held_out is None or not config.evaluate.every_steps or data.held_out >= MIN_HELD_OUT:
         return
+    if config.data.held_out_path or config.data.held_out_fraction >= HELD_OUT_PART:
+        return  # of so little data, more would be missed in training
     whole = data.epoch + data.held_out
     text = (
         f"data.held_out keeps {data.held_out} of {whole:,} samples for evaluation: its loss is mostly chance; usual is "
         f"up to a quarter of little data (Hastie, Tibshirani and Friedman 2009, section 7.2)"
     )
-    yield Unusual("data.held_out", text, "data.held_out=0.1")
+    yield Unusual("data.held_out", text, f"data.held_out={HELD_OUT_PART}")
 
 
 def _outside(setting: str, value: str, usual: UsualRange, nearest: float) -> Unusual:

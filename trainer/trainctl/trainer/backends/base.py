@@ -1,8 +1,7 @@
 """The backend interface: what a rank needs from an array library.
 
-A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower
-(or bfloat16 weights alone, see precision/), float32 gradient accumulators, and a scratch for the one micro-batch in
-flight. With an adapter only its matrices are
+A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower,
+float32 gradient accumulators, and a scratch for the one micro-batch in flight. With an adapter only its matrices are
 trained, and computed in float32; the model's own weights are frozen and held in the run's dtype. Nothing reaches the
 accumulators but by `accumulate`, so a micro-batch that failed or was fenced half-way leaves no trace.
 

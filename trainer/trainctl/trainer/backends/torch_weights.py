@@ -47,8 +47,9 @@ def accumulate(totals: list[torch.Tensor], gradients: Sequence[torch.Tensor]) ->
         torch._foreach_add_(totals, [*gradients])  # CUDA's kernels widen each value as they add it
         return
     piece = torch.empty(min(_PIECE_VALUES, max(total.numel() for total in totals)), device=totals[0].device)
-    for total, gradient in zip(totals, gradients, strict=True):
-        flat, sums = gradient.reshape(-1), total.view(-1)
+    flats = [gradient.reshape(-1) for gradient in gradients]  # of some a copy
+    for total, flat in zip(totals, flats, strict=True):
+        sums = total.view(-1)
         for start in range(0, sums.numel(), piece.numel()):
             part = sums[start : start + piece.numel()]
             part += piece[: part.numel()].copy_(flat[start : start + part.numel()])

@@ -46,6 +46,8 @@ def rename(
     json: Json = False,
 ) -> int:
     """Give a run another name, by which all commands find it. Its id stays."""
+    if name == run_lookup.LAST:
+        raise InvalidInputError(name, "means the newest run: give another name")
     addresses = where(ctx, connect, cluster).addresses
     row = _find(addresses, run)
     _on_all(addresses, row, lambda client: client.rename_run(row.run, name))
@@ -85,11 +87,16 @@ def _find(addresses: tuple[str, ...], run: str) -> m.RunSummary:
 
 
 def _on_all(addresses: tuple[str, ...], row: m.RunSummary, change: "Callable[[Client], Awaitable[T]]") -> list[T]:
-    """Return what `change` gives at each agent that has the run. Raises RefusedError naming those where it failed."""
+    """Return what `change` gives at each agent that answers and has the run, and name those that don't answer. Raises
+    RefusedError naming those where it failed."""
     done, failed = list[T](), list[str]()
     for address in addresses:
         try:
             rows = agent_call.call(address, lambda client: client.runs()).runs
+        except TrainctlError as error:
+            output.tell(f"not changed there: {error}")
+            continue
+        try:
             if any(own.run == row.run for own in rows):
                 done.append(agent_call.call(address, change, answer_seconds=CHANGE_SECONDS))
         except TrainctlError as error:

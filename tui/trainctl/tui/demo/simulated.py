@@ -69,7 +69,6 @@ def run_config(session: Session, names: Sequence[str], steps: int) -> dict[str, 
         },
         "evaluate": {"every_steps": EVALUATE_EVERY},
         "checkpoint": {"at_end": False},
-        "calibration": {"at_start": "never"},
         "nodes": {name: {"threads": 1} for name in names},
     }  # fmt: skip
     return run_file.to_dict(run_file.parse(raw, "demo"))

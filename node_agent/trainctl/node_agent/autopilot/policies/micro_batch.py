@@ -170,7 +170,9 @@ def _next_size(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ran
     search: dict[int, list[float]] = memory.evidence.setdefault("search", {}).setdefault(node, {})
     size = max(facts.durable.settings.ranks[rank].micro_in_force for rank in ranks)
     reports = [stepped.reports[rank] for rank in ranks if rank in stepped.reports]
-    if len(reports) < len(ranks) or any(report.micro_batch != size or not report.own_samples for report in reports):
+    if len(reports) < len(ranks) or any(
+        report.micro_batch != min(size, report.own_samples) or not report.own_samples for report in reports
+    ):
         return None  # planned before the last change
     search.setdefault(size, []).append(
         max(report.phases.busy / (report.own_tokens or report.own_samples) for report in reports)
@@ -182,7 +184,7 @@ def _next_size(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ran
     uses = [use for report in reports if (use := m.peak_of_cap(report.values)) is not None]
     has_peaks = len(uses) == len(ranks)
     bound = _most(facts, memory, stepped, ranks, size, max(uses)) if has_peaks else max(size, UNMEASURED)
-    larger = min(2 * size, bound, *(facts.durable.settings.ranks[rank].share for rank in ranks))
+    larger = min(2 * size, bound, _largest_allowed(facts, memory, ranks))
     if size == best and larger > size and _is_faster(seconds, size):
         reason = f"the first steps look for the fastest micro-batch; {size} was the fastest so far"
         return _taken(facts, node, ranks, larger, reason)
@@ -270,20 +272,30 @@ def _larger(
 
 
 def _most(facts: RunFacts, memory: Memory, stepped: Stepped, ranks: list[int], size: int, use: float) -> int:
-    """The largest micro-batch of a node by shares, settings, bars and predicted peaks."""
+    """Return the largest micro-batch of a node by shares, settings, bars and predicted peaks."""
+    largest = _largest_allowed(facts, memory, ranks)
+    return min(largest, *(_within_cap(stepped, rank, size, use, largest) for rank in ranks))
+
+
+def _largest_allowed(facts: RunFacts, memory: Memory, ranks: list[int]) -> int:
+    """Return the largest micro-batch of a node by shares, settings and bars."""
     table, kept = _table(facts), memory.kept
     bounds = [facts.durable.settings.ranks[rank].share for rank in ranks]
     bounds += [table.most] if table.most else []
     bounds += [bar - 1 for rank in ranks if (bar := bars.size(kept, rank, facts.step))]
-    return min(*bounds, *(_within_cap(stepped, rank, size, use, min(bounds)) for rank in ranks))
+    return min(bounds)
 
 
 def _within_cap(stepped: Stepped, rank: int, size: int, use: float, largest: int) -> int:
-    """The largest micro-batch whose predicted peak is below the cap by enough. Without a memory model the peak is taken
-    in proportion to the size: too high, since weights and optimizer state don't grow with it."""
-    model, cap = stepped.memory_models.get(rank), stepped.reports[rank].values.get("memory_cap_bytes")
+    """Return the largest micro-batch whose predicted peak is below the cap by enough. Without a memory model, what the
+    peak has beside weights, gradients and moments is taken in proportion to the size; where that isn't known, all."""
+    values = stepped.reports[rank].values
+    model, cap = stepped.memory_models.get(rank), values.get("memory_cap_bytes")
     if model is not None and cap:
         return model.most(MOST_OF_CAP * cap, largest)
+    growing = values.get("memory_activations_bytes")
+    if growing and cap:
+        return max(1, int(size * (1 + (MOST_OF_CAP - use) * cap / growing)))
     return int(size * MOST_OF_CAP / use)
 
 
