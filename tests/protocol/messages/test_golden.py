@@ -52,8 +52,8 @@ def test_each_vector_decodes_to_the_message_beside_it_in_its_conversation_alone(
         assert msgspec.json.decode(msgspec.json.encode(message)) == vector["message"], vector["name"]
         assert codec.encode(message).hex() == vector["frame"], vector["name"]
         talk, frame = vector["conversation"], bytes.fromhex(vector["frame"])
-        own = {conversations.DECODERS[talk], *([codec.decode_request] if talk == "client to agent" else [])}
-        for decode in {*conversations.DECODERS.values(), codec.decode_request} - own:
+        own = {conversations.DECODERS[talk], *([codec.decode_control] if talk == "client to agent" else [])}
+        for decode in {*conversations.DECODERS.values(), codec.decode_control} - own:
             with pytest.raises(codec.ProtocolError):
                 decode(frame)
                 pytest.fail(f"{talk}'s {vector['name']} is understood by {decode}")

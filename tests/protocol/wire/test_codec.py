@@ -17,7 +17,7 @@ from trainctl.protocol.errors import ProtocolError, VersionError
 from trainctl.protocol.wire import codec
 
 KINDS = [(talk, kind) for talk in conversations.UNIONS for kind in conversations.types_of(talk)]
-ALL = [*dict.fromkeys(conversations.DECODERS.values()), codec.decode_request]
+ALL = [*dict.fromkeys(conversations.DECODERS.values()), codec.decode_control]
 OFTEN = settings(max_examples=40, deadline=None)
 EACH = settings(max_examples=15, deadline=None)
 """For what is done to every one of the messages' types."""
@@ -33,7 +33,7 @@ def packed(value: Any) -> bytes:
     return frame
 
 
-def refused(frame: bytes, why: str, decode: Callable[[bytes], Any] = codec.decode_request) -> None:
+def refused(frame: bytes, why: str, decode: Callable[[bytes], Any] = codec.decode_control) -> None:
     with pytest.raises(ProtocolError, match=why):
         decode(frame)
 
@@ -74,7 +74,7 @@ def test_largest_frame_from_a_client() -> None:
     texts = ["x" * 4096] * (padding // 4100)
     frame = packed(plain(args={"a": texts}))
     assert len(frame) <= codec.CONTROL_FRAME_BYTES
-    codec.decode_request(frame)
+    codec.decode_control(frame)
     refused(packed(plain(args={"a": [*texts, *texts[:2]]})), "the limit is 65,536")
 
 
@@ -93,14 +93,14 @@ def test_caps_of_what_a_client_sends() -> None:
         refused(packed(plain(args={"a": value})), "not a msgpack message within limits")
     del keys["0"]
     for value in ("x" * 4096, [0] * 4096, keys, b"x" * 40000):
-        assert codec.decode_request(packed(plain(args={"a": value}))).args == {"a": value}  # type: ignore[union-attr]
+        assert codec.decode_control(packed(plain(args={"a": value}))).args == {"a": value}  # type: ignore[union-attr]
 
 
 def test_nesting() -> None:
     def nested(levels: int) -> Any:
         return [] if levels == 1 else [nested(levels - 1)]
 
-    codec.decode_request(packed(plain(args={"a": nested(codec.MAX_DEPTH - 2)})))
+    codec.decode_control(packed(plain(args={"a": nested(codec.MAX_DEPTH - 2)})))
     refused(packed(plain(args={"a": nested(codec.MAX_DEPTH)})), "nested more than 8 levels deep")
     refused(b"\x91" * 60_000 + b"\x90", "not a msgpack message")
     refused(b"\x91" * 60_000 + b"\x90", "not a msgpack message", codec.decode_reply)
@@ -149,7 +149,7 @@ def test_other_versions_are_refused() -> None:
             decode(packed(plain(v=version)))
             pytest.fail(f"{decode} takes version {version}")
     with pytest.raises(VersionError, match="None is not supported; this program uses 2"):
-        codec.decode_request(packed({name: value for name, value in plain().items() if name != "v"}))
+        codec.decode_control(packed({name: value for name, value in plain().items() if name != "v"}))
 
 
 def test_only_a_whole_map_is_a_message() -> None:

@@ -19,7 +19,7 @@ FRAMES = scale("frames")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("talk", conversations.DECODERS)
 def test_a_mutated_frame_is_read_or_refused_in_a_line(talk: str) -> None:
-    read, others = 0, {*conversations.DECODERS.values(), codec.decode_request}
+    read, others = 0, {*conversations.DECODERS.values(), codec.decode_control}
     for number, frame in enumerate(Mutator(talk, 1).frames(FRAMES)):
         for decode in others if number % 10 == 0 else ():
             with contextlib.suppress(ProtocolError):

@@ -80,7 +80,7 @@ class Scripted:
             identity, frame = self._router.recv_multipart()
         except zmq.Again:
             return
-        request = codec.decode_request(frame)
+        request = codec.decode_control(frame)
         if isinstance(request, m.Command):
             self.heard.append(request)
         for reply in self._answer(request):

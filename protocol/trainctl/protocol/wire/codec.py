@@ -62,11 +62,6 @@ def decode_live(frame: bytes) -> m.Live | m.Heartbeat:
     return message
 
 
-def decode_request(frame: bytes) -> m.ClientRequest:
-    """What a client sent, under the tight limits. Raises ProtocolError (VersionError for another version)."""
-    return _control(frame, m.ClientRequest)  # type: ignore[no-any-return]
-
-
 def decode_control(frame: bytes) -> m.ClientRequest | m.ToPeer:
     """What comes to an agent's socket for requests, from a client or from another agent. Raises ProtocolError."""
     return _control(frame, m.ClientRequest | m.ToPeer)  # type: ignore[no-any-return]
