@@ -124,7 +124,7 @@ define install
 	  else [ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV); fi; \
 	  [ $(1) = tui ] || [ $(TORCH) = default ] || $(BIN)/python -c 'import torch' 2> /dev/null \
 	    || $(BIN)/python -m pip --no-input --retries 1 --timeout 10 $(TORCH_PACKAGE) \
-	    || echo "setup: no PyTorch for $(TORCH) at download.pytorch.org; taking the package index's:" $(SIZE_default) >&3; \
+	    || echo "setup: no PyTorch for $(TORCH) at download.pytorch.org; taking the package index's, of 0.5 to 3 GB" >&3; \
 	  if command -v uv; then uv pip $(PACKAGES) --python $(BIN)/python; else $(BIN)/python -m pip --no-input $(PACKAGES); fi; \
 	} 3>&2 > $(VENV)/setup.log 2>&1 || { tail -n 15 $(VENV)/setup.log >&2; echo "setup: failed; fix the problem and run the" \
 	  "same command again, or run make clean first" >&2; exit 1; }

@@ -219,8 +219,8 @@ def test_a_wrong_answer_is_asked_for_again_and_paths_go_nowhere_up(inputs: Path)
 def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(inputs: Path) -> None:
     (inputs / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n', "utf-8")
     for option, rate, adapter in (
-        ([], 2e-4, {"kind": "lora", "rank": 8, "alpha": 16.0}),
-        (["--adapter", "rslora"], 2e-4, {"kind": "rslora", "rank": 8, "alpha": 5.7}),
+        ([], 2e-3, {"kind": "lora", "rank": 8, "alpha": 16.0}),
+        (["--adapter", "rslora"], 2e-3, {"kind": "rslora", "rank": 8, "alpha": 5.7}),
         (["--objective", "pretrain"], 1e-3, None),
     ):
         run = written(inputs, "--data", inputs / "rows.jsonl", *option)

@@ -55,6 +55,21 @@ class Demo(NamedTuple):
     config: dict[str, Any]
 
 
+def make_files(folder: Path | None, objective: Objective) -> int:
+    """Make the model and the data of a demo, without training anything, and return the exit code."""
+    from trainctl.tui.demo.agents import StartError
+    from trainctl.tui.demo.supervisor import make_assets
+
+    root = (folder or default_folder()).absolute()
+    try:
+        asyncio.run(make_assets(root, objective))
+    except StartError as error:
+        raise RefusedError(f"the demo's files can't be made: {error}") from None
+    made = ", ".join(sorted(path.name for path in root.iterdir()))
+    output.say(f"made a small untrained model and its data in {root}: {made}")
+    return 0
+
+
 def headless(wanted: DemoOptions) -> int:
     """Train to the end with progress on standard error, print one JSON object, and return the exit code."""
     with _supervised(wanted) as (demo, supervisor):

@@ -178,6 +178,9 @@ def demo(
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep this demo's run when the next demo starts.")] = False,
+    files: Annotated[
+        bool, typer.Option("--files", help="Make the model and the text in --folder, and train nothing.")
+    ] = False,
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Simulate a cluster instead, with faults; nothing is trained.")
     ] = False,
@@ -190,6 +193,8 @@ def demo(
         )
     from trainctl.tui.cli import demo as program
 
+    if files:
+        return program.make_files(folder, objective)
     count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
     wanted = program.DemoOptions(count, nodes, backend, folder, keep, objective, simulated)
     return program.headless(wanted) if without_screen else program.on_screen(wanted)

@@ -98,12 +98,13 @@ async def supervise(session: Session, assets: Path, objective: str, nodes: Seque
 
 async def _prepare(agents: Agents, assets: Path, objective: str) -> str:
     say(state="making", what=f"model and text in {assets}")
-    await _make_assets(assets, objective)
+    await make_assets(assets, objective)
     say(state="starting", what=f"agents of {', '.join(agents.nodes)}")
     return await agents.start()
 
 
-async def _make_assets(folder: Path, objective: str) -> None:
+async def make_assets(folder: Path, objective: str) -> None:
+    """Make the demo's model and text in a folder, where they aren't there yet. Raises StartError."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "trainctl.trainer.demo_assets", str(folder), "--objective", objective,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,

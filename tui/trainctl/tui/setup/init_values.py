@@ -20,7 +20,7 @@ T5_RATES: Final[tuple[float, float]] = (1e-4, 1e-3)
 """The same for T5, which needs more than other models; for all weights what the documentation of transformers says."""
 T5_FAMILIES: Final = ("t5", "mt5", "umt5", "longt5")
 SMALL_PARAMETERS, SMALL_FACTOR = 10**7, 10
-"""A model of fewer parameters takes so many times the rate on text (Brown et al. 2020: the smaller, the higher)."""
+"""A model of fewer parameters takes so many times the rate (Brown et al. 2020: the smaller, the higher)."""
 EPOCHS: Final[dict[Objective, float]] = {"pretrain": 1, "sft": 3, "seq2seq": 3, "dpo": 1, "orpo": 1}
 """Passes over the data to begin with: text is rarely worth a second one, and answers are learnt in a few."""
 TIMED_PART = 0.7
@@ -50,10 +50,11 @@ def learning_rate(
     if objective in PREFERENCE_RATES:
         return PREFERENCE_RATES[objective][adapter != "full"]
     if adapter != "full":
-        return LORA_RATE
-    if objective in ("sft", "seq2seq"):
-        return SFT_RATE
-    rate = RANDOM_RATE if random else CONTINUED_RATE
+        rate = LORA_RATE
+    elif objective in ("sft", "seq2seq"):
+        rate = SFT_RATE
+    else:
+        rate = RANDOM_RATE if random else CONTINUED_RATE
     return round(rate * SMALL_FACTOR, 5) if parameters < SMALL_PARAMETERS else rate
 
 
