@@ -239,8 +239,6 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.wait_for(r"isn't measured yet|predicted")
         terminal.keys("Enter")
         (step,) = re.findall(r"applied @ step ([\d,]+)", terminal.wait_for(r"applied @ step [\d,]+"))
-        terminal.wait_for(r"esc closes")
-        terminal.keys("Escape")
         terminal.wait_gone(r"esc closes")
         terminal.keys("4")
         terminal.wait_for(rf"micro-batch: .*@{step}\b")
@@ -253,7 +251,6 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.wait_for(r"recorded in the run's events at step [\d,]+; curve unchanged")
         terminal.keys("Enter")
         terminal.wait_for(r"applied")
-        terminal.keys("Escape")
         terminal.wait_for(r"hello")
         terminal.keys("C-p")
         terminal.wait_for(r"resize-batch(.|\n)*overview|Search")
@@ -267,11 +264,11 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.wait_for(r"RUNNING")
         terminal.keys("q")
         assert terminal.exit_status() == "status=0"
-        tail = terminal.wait_for(r"trainctl send stop --connect")
+        tail = terminal.wait_for(r"stop it with: trainctl send stop")
         assert terminal.is_clean()
     finally:
         terminal.close()
-    address = re.findall(r"trainctl send stop --connect (ipc://\S+)", tail)[-1]
+    address = re.findall(r"trainctl attach --connect (ipc://[^\s;]+)", tail)[-1]
     assert call_json("status", "--connect", address)["run"]["state"] == "running"
     assert call_json("send", "stop", "checkpoint=false", "--connect", address)["state"] == "applied"
     assert_gone_within(folder, 30)

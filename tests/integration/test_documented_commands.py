@@ -33,7 +33,7 @@ NOT_RUN = {
 README_BLOCKS = (("Your own run", 0), ("Demo", 1))
 """Those that test_readme.py runs."""
 STEPS = 4
-FEW_STEPS = f"s/^steps = .*/steps = {STEPS}/; s/^every_steps = .*/every_steps = {STEPS // 2}/"
+FEW_STEPS = f"s/^\\(steps\\|epochs\\) = .*/steps = {STEPS}/; s/^every_steps = .*/every_steps = {STEPS // 2}/"
 AGENT = """
 trainctl-agent run --name mbp --detach
 trap 'kill $(grep -ho "\\"pid\\":[0-9]*" "$XDG_STATE_HOME"/trainctl/.agents/*.json | cut -d: -f2)' EXIT
