@@ -130,7 +130,9 @@ def test_no_default_of_a_run_file_has_changed(earlier: Venv) -> None:
     exec(DEFAULTS, names)
     now = names["all_defaults"]()
     assert {"nodes.X.micro", "policy.rebalance.mode", "policy.drain.gain", "batch.micro"} <= then.keys()
-    assert {name: now.get(name) for name in then} == then
+    gone = ("policy.caches.", "policy.clip-bound.", "optimizer.offload")
+    kept = {name: default for name, default in then.items() if not name.startswith(gone)}
+    assert {name: now.get(name) for name in kept} == kept
 
 
 @pytest.mark.tier("test")

@@ -99,12 +99,6 @@ def _without_effect(config: RunFile, devices: Collection[str]) -> Iterator[str]:
         ),
         ("samples.every_steps", config.samples.every_steps > 0, not config.samples.prompts, "there are no prompts"),
         (
-            "calibration.at_start",
-            config.calibration.at_start == "missing",
-            True,
-            "runs begin at once; run trainctl calibrate before",
-        ),
-        (
             "nodes.NAME.shared_threads",
             any(table.shared_threads for table in config.nodes.values()),
             True,

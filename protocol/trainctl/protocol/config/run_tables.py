@@ -185,7 +185,7 @@ class EvaluateTable(_Table, frozen=True):
 
 
 class CalibrationTable(_Table, frozen=True):
-    at_start: Literal["missing", "never"] = "never"  # of 0.2.0; no effect: runs begin at once
+    at_start: Literal["missing", "never"] = "missing"  # of 0.2.0; no effect: runs begin at once
     seconds: Annotated[float, Meta(ge=5, le=900)] = 60.0  # time of `trainctl calibrate` on a node, from loading on
 
 
