@@ -65,7 +65,7 @@ class StrangeAgent:
             if self._control.poll(100):
                 identity, *frames = self._control.recv_multipart()
                 with contextlib.suppress(ProtocolError):
-                    request = codec.decode_request(frames[-1])
+                    request = codec.decode_control(frames[-1])
                     self._control.send_multipart([identity, *self._answer(request)])
             if self.manner == "garbage":
                 self._live.send_multipart(self._garbage())

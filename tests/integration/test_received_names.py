@@ -363,7 +363,7 @@ def false_lead(scene: Scene, content: bytes) -> Iterator[list[m.ClientRequest]]:
                 continue
             identity, frame = router.recv_multipart()
             with contextlib.suppress(Exception):
-                request = codec.decode_request(frame)
+                request = codec.decode_control(frame)
                 heard.append(request)
                 reply: m.AgentReply = m.SliceReply(rid=request.rid)
                 if isinstance(request, m.WorkFileRequest):

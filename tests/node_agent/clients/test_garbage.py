@@ -47,7 +47,7 @@ async def test_a_client_outlives_mutated_replies(context):
             while True:  # what comes while it asks, and is for nobody, comes before the answer
                 asked = asyncio.create_task(client.runs())
                 identity, frame = await server.recv_multipart()
-                rid = codec.decode_request(frame).rid
+                rid = codec.decode_control(frame).rid
                 await server.send_multipart([identity, codec.encode(m.Runs(rid=rid, runs=()))])
                 with contextlib.suppress(ProtocolError, RefusedError):
                     if (await asked).runs == ():  # else a mutated reply has the same number

@@ -35,7 +35,7 @@ async def test_asked_again_until_it_is_answered_or_its_time_is_up(agent: Agent, 
         for number in itertools.count():
             identity, frame = await socket.recv_multipart()
             if number >= lost:
-                rid = codec.decode_request(frame).rid
+                rid = codec.decode_control(frame).rid
                 await socket.send_multipart([identity, codec.encode(m.Runs(rid=rid, runs=()))])
 
     answering = asyncio.create_task(lose_and_answer())
@@ -55,7 +55,7 @@ async def test_the_end_of_a_command_is_asked_for_again_if_its_reply_was_lost(age
     async def answer() -> None:
         for state in ("accepted", "accepted", "applied"):
             identity, frame = await socket.recv_multipart()
-            command = codec.decode_request(frame)
+            command = codec.decode_control(frame)
             reply = m.CommandReply(rid=command.rid, id=command.id, state=state, step=3)
             await socket.send_multipart([identity, codec.encode(reply)])
 
