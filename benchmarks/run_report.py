@@ -65,7 +65,7 @@ def report(directory: Path, page: Path) -> None:
 
 
 def complete(paths: RunPaths, steps: int) -> None:
-    """With events, unless it has them from an earlier time."""
+    """Make the record with events, unless an earlier time left them."""
     with RecordReader(paths) as reader:
         last = reader.last_step()
         assert last is not None

@@ -95,14 +95,14 @@ def _has_nodejs() -> bool:
 
 
 def _has_device(backend: str, device: str) -> bool:
-    """Whether a rank can compute on a device, such as torch's "cuda" or MLX's "gpu"."""
+    """Return whether a rank can compute on a device, such as torch's "cuda" or MLX's "gpu"."""
     from trainctl.protocol.machine.devices import read_devices
 
     return any(one.backend == backend and one.device.startswith(device) for one in read_devices())
 
 
 def _has_user_services() -> bool:
-    """Whether launchd or systemd runs services of this user."""
+    """Return whether launchd or systemd runs services of this user."""
     if sys.platform == "darwin":
         return True
     if shutil.which("systemctl") is None:
@@ -169,6 +169,9 @@ NEEDS = {
     "link-local": Need(link_local_address),
     "git": _programs("git"),
     "ps": _programs("ps"),
+    "bash": _programs("bash"),
+    "zsh": _programs("zsh"),
+    "fish": _programs("fish"),
     "tmux": _programs("tmux"),
     "promtool": _programs("promtool"),
     "prometheus": _programs("prometheus"),
@@ -194,7 +197,8 @@ NEEDS = {
     "runc": Need(lambda: _as_root("runc")),
 }
 PACKAGES = {
-    "git": "git", "ps": "procps", "tmux": "tmux", "promtool": "prometheus", "prometheus": "prometheus",
+    "git": "git", "ps": "procps", "bash": "bash", "zsh": "zsh",
+    "fish": "fish", "tmux": "tmux", "promtool": "prometheus", "prometheus": "prometheus",
     "systemd-analyze": "systemd", "sshd": "openssh-server", "ssh": "openssh-client", "rsync": "rsync",
     "ip": "iproute2", "node": "nodejs", "npm": "npm", "g++": "g++", "chromium": "chromium",
     "mkfs.ext4": "e2fsprogs",

@@ -31,7 +31,7 @@ from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.shared_buffer import Layout, layout_digest
 
 SHAPE = (1024, 1024)
-"""Of the float32 numbers that two ranks sum."""
+"""Shape of the float32 numbers that two ranks sum."""
 RECORDED = {
     "Darwin": (
         "sw_vers", "sysctl hw machdep.cpu", "notifyutil -g com.apple.system.thermalpressurelevel", "pmset -g therm",
@@ -45,7 +45,7 @@ RECORDED = {
         "cat /proc/pressure/cpu /proc/pressure/memory /proc/pressure/io",
     ),
 }  # fmt: skip
-"""By system: commands that only read and need no root."""
+"""Commands that only read and need no root, by system."""
 MOST_CHARACTERS = 20_000
 
 
@@ -69,7 +69,7 @@ def _with_trainer(host: m.HostReading | None) -> m.HostReading | None:
 
 
 class Numbers:
-    """What a group needs of a backend: arrays to sum. Integers, whose sum is exact."""
+    """The part of a backend that a group needs: arrays to sum. They are integers, whose sum is exact."""
 
     def __init__(self, rank: int) -> None:
         self.values = np.arange(SHAPE[0] * SHAPE[1], dtype=np.float32).reshape(SHAPE) * (rank + 1)

@@ -31,7 +31,7 @@ NOT_RUN = {
 }
 """Commands that these tests don't run, each with its reason."""
 README_BLOCKS = (("Your own run", 0), ("Demo", 1))
-"""Those that test_readme.py runs."""
+"""Headings of blocks that test_readme.py runs."""
 STEPS = 4
 FEW_STEPS = f"s/^\\(steps\\|epochs\\) = .*/steps = {STEPS}/; s/^every_steps = .*/every_steps = {STEPS // 2}/"
 AGENT = """
@@ -77,7 +77,7 @@ def test_every_command_of_the_pages_is_run_or_has_its_reason() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With the model and the rows that the pages name."""
+    """Return a folder with the model and the rows that the pages name."""
     make_chat_model(tmp_path / "Qwen3-0.6B", hidden=64, intermediate=128)
     shutil.copytree(tmp_path / "Qwen3-0.6B", tmp_path / "Qwen" / "Qwen3-0.6B")
     write_rows(tmp_path / "answers.jsonl", questions(64))
@@ -108,7 +108,7 @@ def test_the_commands_of_training(folder: Path) -> None:
 
 @pytest.mark.needs("namespaces")
 def test_the_commands_of_operating(folder: Path) -> None:
-    """After a run of a few steps, which RUN stands for."""
+    """RUN stands for a run of a few steps, which is made first."""
     lines = [
         re.sub(r"\bRUN\b", "$RUN", re.sub(r"\bsft-1b-\S+@9000", f"RUN@{STEPS // 2}", line))
         for line in run_here("docs/operating.md")

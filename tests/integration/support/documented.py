@@ -22,7 +22,7 @@ def block(heading: str, number: int = 0) -> list[str]:
 
 
 def run(folder: Path, script: str) -> str:
-    """What a shell prints that has this environment's programs, a home of its own and no network but loopback."""
+    """Return what a shell prints that has this environment's programs, its own home and no network but loopback."""
     home = folder / "home"
     home.mkdir()
     folders = {name: str(home / name) for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")}

@@ -1,4 +1,4 @@
-"""How many of our functions a step passes through: a person follows them one by one."""
+"""The number of our functions that a step passes through: a person follows them one by one."""
 
 import sys
 from collections import Counter

@@ -1,7 +1,6 @@
 """Completion in real shells: what the Tab key adds to a command that is then run."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,12 +39,10 @@ def run(agent: BlockingAgent, run_config: Any, tmp_path: Path, monkeypatch: pyte
     return done.stdout.strip()
 
 
-@pytest.fixture(params=["bash", "zsh", "fish"])
+@pytest.fixture(params=[pytest.param(shell, marks=pytest.mark.needs(shell)) for shell in ("bash", "zsh", "fish")])
 def complete(request: pytest.FixtureRequest, tmp_path: Path, own_state: Path) -> Complete:
     """Return a function that gives the line which a shell runs after Tab and Enter."""
     shell = request.param
-    if shutil.which(shell) is None:
-        pytest.skip(f"needs {shell}")
     ran, program = tmp_path / "ran", tmp_path / "bin" / "trainctl"
     program.parent.mkdir()
     program.write_text(PROGRAM.format(ran=ran, python=sys.executable))

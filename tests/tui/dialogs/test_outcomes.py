@@ -27,7 +27,7 @@ from trainctl.tui.screens.overview import OverviewScreen
 ORDER_NOTHING = {Chooser, EventDetails, FirstKeysScreen, HelpScreen, ChartPicker}
 """Dialogs that choose or show."""
 SHARED = {Dialog, Popup, OrderDialog}
-"""What they are made of."""
+"""Arguments that the dialogs are made from."""
 
 
 def verb_dialog(verb: str) -> Callable[[TrainctlApp], Dialog[None]]:

@@ -24,7 +24,7 @@ NAMES = ("torch-a", "torch-b", "mlx-c")
 
 
 class Simulated(NamedTuple):
-    """What a simulated run has left."""
+    """Return the directory that a simulated run has left."""
 
     view: m.RunView
     steps: list[tuple[m.StepCommitted, tuple[m.RankStep, ...]]]

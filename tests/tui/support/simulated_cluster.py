@@ -16,7 +16,7 @@ from trainctl.tui.demo.folder import Session
 
 
 class SimulatedCluster(NamedTuple):
-    """Where the first agent is, and its run."""
+    """The first agent's address, and its run."""
 
     address: str
     metrics: str | None

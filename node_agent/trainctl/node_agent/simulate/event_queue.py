@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What simulated ranks and groups know of time."""
+    """The time that simulated ranks and groups see."""
 
     @property
     def now(self) -> float: ...

@@ -55,14 +55,11 @@ class SimulatedAgents:
 
     async def __aenter__(self) -> "SimulatedAgents":
         bind.allow_open_files()
-        self._stack = contextlib.AsyncExitStack()
-        self._stack.callback(self._trainers.close)
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._trainers.close)
             for agent in self.agents:
-                await self._stack.enter_async_context(agent)
-        except BaseException:
-            await self._stack.aclose()
-            raise
+                await stack.enter_async_context(agent)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -23,7 +23,7 @@ from trainctl.protocol import messages as m
 REPORTS_KEPT = 8
 """Newest reports that an answer to a fence repeats."""
 SAMPLES = 100_000
-"""Of an epoch: a simulated run reads no data."""
+"""Samples of an epoch: a simulated run reads no data."""
 
 
 class SimulatedRank:

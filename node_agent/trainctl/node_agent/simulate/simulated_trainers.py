@@ -26,7 +26,7 @@ from trainctl.protocol.wire import codec, sockets
 
 ALIVE_SECONDS = 1.0
 FAREWELL_MILLISECONDS = 1000
-"""How long what a trainer said last may take to its agent."""
+"""Seconds that a trainer's last message may take to its agent."""
 
 
 class RunTrainers:

@@ -45,7 +45,7 @@ class TrainerSupervisor:
     """Hosts trainers by the files in their run directories; any number of hosts, one after another, see the same."""
 
     is_simulated = False
-    """Whether its trainers train nothing."""
+    """Return whether its trainers train nothing."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

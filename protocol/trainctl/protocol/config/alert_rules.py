@@ -28,7 +28,7 @@ AlertKind = Literal[
 ]  # fmt: skip
 AlertSeverity = Literal["warning", "error"]
 HookEvent = Literal["raised", "cleared", "finished", "failed", "paused"]
-"""What hooks are called about: the first two are of alerts, the others of runs."""
+"""Events that hooks are called about: the first two are of alerts, the others of runs."""
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
 Steps = Annotated[int, Meta(ge=1, le=10_000)]

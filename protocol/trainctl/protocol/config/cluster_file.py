@@ -27,7 +27,7 @@ MOST_NODES = 1024
 
 
 class Prices(NamedTuple):
-    """What nodes cost; a node that isn't in `per_hour` has no price."""
+    """Prices of nodes; a node that isn't in `per_hour` has none."""
 
     currency: str = DEFAULT_CURRENCY
     per_hour: Mapping[str, float] = MappingProxyType({})  # by node

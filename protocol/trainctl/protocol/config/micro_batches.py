@@ -8,7 +8,7 @@ Wanted = int | Literal["auto"]
 """A micro-batch as the run file sets it."""
 
 AUTO: Final = "auto"
-"""As `micro`: the fastest micro-batch of the node's profile; without one, the first steps look for it."""
+"""Value of `micro` for the fastest micro-batch of the node's profile; without one, the first steps look for it."""
 FIRST: Final = 2
 """Micro-batch of the first step of a node without a profile: one that fits wherever the model does."""
 UNMEASURED: Final = 8

@@ -1,4 +1,4 @@
-"""What settings usually are, and who says so: probable mistakes of a run file, for `check`, `advise` and `diagnose`.
+"""Usual settings and their sources: probable mistakes of a run file, for `check`, `advise` and `diagnose`.
 
 A setting outside its usual range may be meant, so none of this refuses a run.
 """
@@ -20,7 +20,7 @@ MIN_HELD_OUT: Final = 8
 
 
 class DataSize(NamedTuple):
-    """How much data a run has."""
+    """The amount of data that a run has."""
 
     epoch: int  # samples of an epoch, without the held-out ones
     held_out: int | None = None  # samples that are evaluated; None: not known
@@ -55,12 +55,12 @@ _RATES: Final[dict[tuple[str, bool], UsualRange]] = {
     ("seq2seq", False): UsualRange(1e-6, 1e-2, "AdamW for an encoder-decoder model", "Raffel et al. 2020: 1e-3"),
     ("seq2seq", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", "Hu et al. 2021: 1e-4 to 5e-4"),
 }
-"""By objective, and whether adapters are trained. The ranges are wider than what their sources used."""
+"""Usual rates by objective, and by whether adapters are trained. The ranges are wider than what their sources used."""
 _EPOCHS: Final = {
     True: UsualRange(0, 16, "epochs of text", "Muennighoff et al. 2023: up to 4 as good as new text"),
     False: UsualRange(0, 20, "epochs of answers", "Ouyang et al. 2022: 16"),
 }
-"""By whether every token of a text is learnt."""
+"""Usual epochs by whether every token of a text is learnt."""
 
 
 def unusual_settings(config: RunFile, data: DataSize | None = None) -> tuple[Unusual, ...]:

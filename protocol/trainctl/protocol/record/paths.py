@@ -80,8 +80,8 @@ class RunPaths:
 
     @property
     def size_bytes(self) -> int:
-        """What its removal frees of the disk: files that a branch or its parent has too don't count, nor do those that
-        go meanwhile."""
+        """Bytes of the disk that its removal frees: files that a branch or its parent has too don't count, nor do those
+        that go meanwhile."""
         links, sizes = Counter[int](), dict[int, tuple[int, int]]()
         for path in self.directory.rglob("*"):
             with contextlib.suppress(OSError):

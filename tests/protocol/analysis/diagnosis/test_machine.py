@@ -85,7 +85,7 @@ def test_pressure_that_was_there_before_steals_nothing() -> None:
 
 
 def test_tasks_that_always_wait_on_a_machine_with_one_rank_are_others() -> None:
-    """Where ranks share the machine, they may wait for each other: then it isn't known, and not clear."""
+    """Ranks that share a machine may wait for each other: the cause isn't known then, and not cleared."""
     facts = with_readings(healthy_facts(), "node-1", {"cpu_pressure": 98})
     rows = [msgspec.structs.replace(row, values=row.values | {"cpu_pressure": 98}) for row in facts.readings["node-1"]]
     facts = dataclasses.replace(facts, readings=facts.readings | {"node-1": tuple(rows)})

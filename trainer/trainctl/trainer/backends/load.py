@@ -112,7 +112,7 @@ def choose(wanted: str, where: str) -> BackendName:
 
 
 _STANDARD_DEVIATION = 0.02
-"""Of matrices, where config.json has none: transformers' default."""
+"""Standard deviation of first matrices where config.json has none: transformers' default."""
 
 
 def random_weights(

@@ -29,7 +29,7 @@ class Nf4(NamedTuple):
 
 log = logging.getLogger(__name__)
 _NOISE = re.compile(r"drop|jitter_noise")
-"""In the names of rates: attention_dropout, resid_pdrop, drop_path_rate, layerdrop, router_jitter_noise."""
+"""Part of the names of rates: attention_dropout, resid_pdrop, drop_path_rate, layerdrop, router_jitter_noise."""
 _LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
 

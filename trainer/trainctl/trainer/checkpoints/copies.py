@@ -205,7 +205,7 @@ class PendingCopy(msgspec.Struct, frozen=True):
 
 
 def read_pending(folder: Path) -> PendingCopy | None:
-    """What is pending in `checkpoints`; None if nothing is."""
+    """Return the copy that is pending in `checkpoints`; None if none is."""
     try:
         return msgspec.json.decode((folder / PENDING).read_bytes(), type=PendingCopy)
     except (OSError, msgspec.MsgspecError):

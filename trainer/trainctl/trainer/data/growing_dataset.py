@@ -37,7 +37,7 @@ _PASS_SHIFT = 32
 
 @dataclass(frozen=True)
 class GrowingOrder:
-    """What has been sealed by now; `sealed` and `complete` give the next one."""
+    """The chunks sealed by now; `sealed` and `complete` give the next order."""
 
     seed: int
     starts: tuple[int, ...] = (0,)  # S_c of each chunk, and the number of all samples
@@ -54,7 +54,7 @@ class GrowingOrder:
         return len(self.starts) - 1
 
     def sealed(self, samples: int) -> "GrowingOrder":
-        """With another chunk of so many samples, perhaps none."""
+        """Return the order with another chunk of so many samples, perhaps none."""
         return GrowingOrder(self.seed, (*self.starts, self.samples + samples))
 
     def complete(self) -> "GrowingOrder":
@@ -62,11 +62,11 @@ class GrowingOrder:
         return GrowingOrder(self.seed, self.starts, ended=True)
 
     def covers(self, stop: int) -> bool:
-        """Whether the samples of all positions below `stop` are known."""
+        """Return whether the samples of all positions below `stop` are known."""
         return stop <= self.samples or (self.ended and self.samples > 0)
 
     def needed(self, cursor: int) -> int:
-        """How many chunks, from the first on, the positions below `cursor` are in."""
+        """Return how many chunks, from the first on, the positions below `cursor` are in."""
         if cursor > self.samples:
             return self.chunks
         return int(np.searchsorted(self.starts[:-1], cursor, side="left"))

@@ -79,8 +79,8 @@ class ChunkCutter:
 
 
 def read_growing(path: Path) -> Iterator[bytes]:
-    """What a file has and gets, in pieces, until its end is marked; an empty one says that there is no more for now.
-    Raises InvalidInputError if it becomes shorter, OSError if it can't be read."""
+    """Yield what a file has and gets, in pieces, until its end is marked; an empty one says that there is no more for
+    now. Raises InvalidInputError if it becomes shorter, OSError if it can't be read."""
     with path.open("rb") as file:
         while True:
             ended = end_mark(path).exists()  # looked for before the last read: what was written before it counts

@@ -1,4 +1,4 @@
-"""What is measured of each plan beside its result: phases, memory, rates and the size of updates."""
+"""Measurements of each plan beside its result: phases, memory, rates and the size of updates."""
 
 import time
 from collections import deque
@@ -139,7 +139,7 @@ class Stopwatch:
         return Phases(*_in_order(self._spent))
 
     def compile_seconds(self) -> float:
-        """What the compiler has taken in this plan."""
+        """Return the seconds that the compiler has taken in this plan."""
         return self._meter.seconds - self._compiled_before
 
     def seconds(self) -> float:
@@ -179,7 +179,7 @@ class MemoryTrend:
         self._sum = self._by_place = 0
 
     def add(self, memory: Memory) -> dict[str, float]:
-        """With the peak of one more step: the mean peak over the cap, and the least-squares slope of the peaks in
+        """Take one more step's peak, and return the mean peak over the cap, and the least-squares slope of the peaks in
         bytes a step; the latter not before TREND_STEPS are known. Nothing where no peak can be read."""
         peak, peaks = memory.peak_bytes, self._peaks
         if peak is None:

@@ -23,7 +23,7 @@ from trainctl.trainer.step.progress import Progress
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this trainer is."""
+    """The run, node and rank of this trainer."""
 
     run: str
     node: str

@@ -53,9 +53,9 @@ class RowAnswerer:
         self._answerer, self._how = answerer, how
 
     def process(self, first: int, rows: Sequence[str]) -> list[dict[str, Any]]:
-        """For each row, of which the first has index `first`: `answer`, `tokens` (how many were generated) and `ended`
-        (whether the model ended the answer); `cut` if the answer was too large; or `error`, the reason why it has
-        none."""
+        """Return for each row, of which the first has index `first`: `answer`, `tokens` (how many were generated) and
+        `ended` (whether the model ended the answer); `cut` if the answer was too large; or `error`, the reason why it
+        has none."""
         return [self._result(number, row) for number, row in enumerate(rows, first)]
 
     def _result(self, number: int, row: str) -> dict[str, Any]:

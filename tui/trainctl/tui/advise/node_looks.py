@@ -1,4 +1,4 @@
-"""What is known of each node: by its agent, else by its folder on this machine, else by the cluster file."""
+"""The facts of each node: from its agent, else from its folder on this machine, else from the cluster file."""
 
 import asyncio
 from collections.abc import Mapping
@@ -63,13 +63,13 @@ async def _asked(address: str) -> NodeLook:
 
 
 def descriptions(cluster: ClusterFile | None) -> dict[str, SimulatedNode]:
-    """By node."""
+    """Return the facts by node."""
     nodes = cluster.cluster.nodes if cluster is not None else {}
     return {name: entry.simulated for name, entry in nodes.items() if entry.simulated is not None}
 
 
 def with_described(facts: AdviceFacts, cluster: ClusterFile | None) -> AdviceFacts:
-    """With the figures of described nodes. Raises InvalidInputError for a profile that isn't there."""
+    """Return the looks with the figures of described nodes. Raises InvalidInputError for a profile that isn't there."""
     found = descriptions(cluster)
     if cluster is None or not found:
         return facts

@@ -46,7 +46,7 @@ from trainctl.tui.widgets.theme import THEMES
 COLLECT_SECONDS = 30.0
 """How often what screens and dialogs left behind is given back: as they are cycles, it would grow for many minutes."""
 OUTCOME_SECONDS = 15.0
-"""How long the bottom line says what a command has done, unless a key comes before."""
+"""Seconds for which the bottom line says what a command has done, unless a key comes before."""
 WORD_KEYS = {"alt+b": "ctrl+left", "alt+f": "ctrl+right", "alt+backspace": "ctrl+w"}
 """In a text alt with these goes by words."""
 
@@ -278,7 +278,7 @@ class TrainctlApp(TerminalApp):
 
     @property
     def outcome(self) -> Line:
-        """What the last command did, for the bottom line; empty once a key has come, or after a while."""
+        """The last command's outcome for the bottom line; empty once a key has come, or after a while."""
         return self._outcome if self.clock.monotonic() < self._outcome_until else ()
 
     def show_outcome(self, outcome: Line) -> None:

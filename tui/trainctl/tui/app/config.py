@@ -24,7 +24,7 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
     "columns": (tuple[str, ...], 'must be a list of metrics, such as ["user:reward", "memory_use"]'),
     "keys": (dict[str, Any], 'must be a table: write [keys], and on the next line action = "key"'),
 }
-"""By setting what its value is, and what is said of another."""
+"""The type of each setting's value, and the text about a wrong one."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Problem:
-    """What of the file isn't used, and why."""
+    """The parts of the file that aren't used, and why."""
 
     path: Path
     line: int | None

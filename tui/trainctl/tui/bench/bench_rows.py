@@ -184,7 +184,7 @@ def cells(row: BenchRow, currency: str) -> tuple[str, ...]:
 
 
 class SavedBench(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report takes of a table that `--json` printed."""
+    """The part of a table printed by `--json` that a report takes."""
 
     node: str
     currency: str

@@ -141,7 +141,7 @@ def _send(
 
 
 def _say_what_follows(lead: str, order: command.Order) -> None:
-    """Before a command that changes how the run goes on: what it will do, and which policies then only advise."""
+    """Print what a command that changes the run will do, and which policies then only advise."""
     if VERBS[order.verb].scope != "edit":
         return
     from trainctl.tui.commands.forms import preview

@@ -290,7 +290,7 @@ async def _until_gone(descriptor: int) -> None:
 
 
 def _descriptor() -> int | None:
-    """Of standard output, or None where it is no file of the system's."""
+    """Return standard output's descriptor, or None where it is no file of the system's."""
     try:
         return sys.stdout.fileno()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What was typed as a command: its arguments, the whole `:` line in the grammar of `trainctl send`, and back."""
+"""Parsing of a typed command: its arguments, the whole `:` line in the grammar of `trainctl send`, and back."""
 
 import shlex
 from collections.abc import Sequence

@@ -154,7 +154,7 @@ def applied_line(reply: m.CommandReply, glyphs: Glyphs) -> Line:
 
 
 def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
-    """In one line what the command would do to the run now; or, marked as bad, why the agent will refuse it."""
+    """Return in one line what the command would do to the run now; or, marked as bad, why the agent will refuse it."""
     problem, described, run = _refusal(order, state), verb_registry.of(order.verb), state.run
     if problem:
         return Piece(problem, "bad")
@@ -164,12 +164,12 @@ def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
 
 
 def changes_nothing(order: Order, state: ViewState) -> bool:
-    """Whether all is as the command would have it already."""
+    """Return whether all is as the command would have it already."""
     return state.run is not None and verb_registry.of(order.verb).changes_nothing(order, state.run)
 
 
 def _refusal(order: Order, state: ViewState) -> str:
-    """What the agent can already be seen to refuse it for, as far as that shows here."""
+    """Return why the agent will refuse it, as far as that shows here."""
     described, run = verb_registry.of(order.verb), state.run
     if run is None:
         return "no active run" if described.acts_on in ("active run", "any run") else ""

@@ -1,4 +1,4 @@
-"""What a verb looks like to a person, as data: the files of `commands/verbs/` describe them."""
+"""A verb as a person sees it, as data: the files of `commands/verbs/` describe them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

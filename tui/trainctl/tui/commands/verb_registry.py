@@ -9,7 +9,7 @@ from trainctl.tui.commands.verbs import alerts, extra_work, nodes, optimization,
 _GROUPS = (run_life, splits, optimization, nodes, extra_work, alerts)
 _BY_NAME = {described.name: described for group in _GROUPS for described in group.DESCRIPTIONS}
 DESCRIPTIONS: Mapping[str, VerbDescription] = {name: _BY_NAME[name] for name in VERBS}
-"""By verb, in the order in which the protocol has them."""
+"""Descriptions by verb, in the protocol's order."""
 
 
 def of(verb: str) -> VerbDescription:

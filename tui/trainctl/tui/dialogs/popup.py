@@ -50,7 +50,7 @@ class Dialog(ModalScreen[T]):
 
     @property
     def watching(self) -> bool:
-        """Whether a person sees how the command that was sent is doing."""
+        """Return whether a person sees how the command that was sent is doing."""
         return self._is_there and self.is_mounted and self.is_current
 
     def follow(self, progress: Progress) -> None:

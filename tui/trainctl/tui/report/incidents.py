@@ -1,4 +1,4 @@
-"""What stopped a run's training, and where its time went between its start and the newest fact. Pure."""
+"""Interruptions of a run's training, and where its time went between its start and the newest fact. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -114,7 +114,7 @@ def time_parts(line: Timeline, events: Sequence[m.Event], evaluations: int) -> I
 
 
 def _steps(line: Timeline) -> tuple[float, float]:
-    """Of steps that stand, and of retracted ones."""
+    """Seconds of steps that stand, and of retracted ones."""
     found = [0.0, 0.0]
     for commit, gap in zip(line.commits, line.gaps, strict=False):
         found[commit.retracted] += gap.step
@@ -122,7 +122,7 @@ def _steps(line: Timeline) -> tuple[float, float]:
 
 
 def _rests(line: Timeline, events: Sequence[m.Event]) -> dict[str, float]:
-    """What is left of each gap, by its cause."""
+    """Return what is left of each gap, by its cause."""
     without = {line.at(event.at) for event in events if _breaks_group(event)}
     found = {"start": 0.0, "group": 0.0, "end": 0.0, "other": 0.0}
     for number, gap in enumerate(line.gaps):

@@ -1,4 +1,4 @@
-"""What a run was trained with: its run file, and versions and digests from the checkpoints in its directory."""
+"""The recipe of a run: its run file, and versions and digests from the checkpoints in its directory."""
 
 import contextlib
 import tomllib
@@ -97,14 +97,14 @@ class _LoopState(msgspec.Struct, frozen=True):
 
 
 def manifests(paths: RunPaths) -> Iterator[Manifest]:
-    """Of the checkpoints that can be read, newest first."""
+    """Yield the manifests of checkpoints that can be read, newest first."""
     for folder in listed(paths.checkpoints):
         with contextlib.suppress(InvalidInputError):
             yield read_manifest(folder)
 
 
 def environments(paths: RunPaths) -> tuple[Environment, ...]:
-    """What wrote the newest checkpoint of each node."""
+    """Return the environment that wrote the newest checkpoint of each node."""
     found: dict[str, Environment] = {}
     for manifest in manifests(paths):
         if manifest.metadata is not None:
@@ -113,14 +113,14 @@ def environments(paths: RunPaths) -> tuple[Environment, ...]:
 
 
 def parent(paths: RunPaths) -> ParentCheckpoint | None:
-    """What the run branched off, by the newest of its own checkpoints that says it."""
+    """Return the checkpoint that the run branched off, by its newest own one that says so."""
     own = (manifest for manifest in manifests(paths) if manifest.run == paths.directory.name)
     found = (manifest.metadata.lineage.parent for manifest in own if manifest.metadata is not None)
     return next((one for one in found if one is not None), None)
 
 
 def data_of(paths: RunPaths) -> DataFacts:
-    """By the newest checkpoint that says it."""
+    """Return the data's digests and sizes by the newest checkpoint that has them."""
     for folder in listed(paths.checkpoints):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             loop = msgspec.json.decode((folder / "state.json").read_bytes(), type=_LoopState)

@@ -85,8 +85,8 @@ def first_command(remedies: Iterable[m.Remedy]) -> m.Remedy | None:
 
 
 def values_of(remedy: m.Remedy) -> dict[str, str]:
-    """What the command's dialog starts with, by field: of `trainctl send VERB FIELD=VALUE --node NODE` each field and
-    the node."""
+    """Return the values that the command's dialog starts with, by field: of `trainctl send VERB FIELD=VALUE --node
+    NODE` each field and the node."""
     words = shlex.split(remedy.command)
     pairs = dict(word.split("=", 1) for word in words if "=" in word)
     node = next((after for before, after in pairwise(words) if before == "--node"), None)

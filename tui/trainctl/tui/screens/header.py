@@ -279,7 +279,7 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
 
 
 def _power(state: ViewState) -> Line:
-    """What all machines draw together."""
+    """Return the watts that all machines draw together."""
     read = [gpu for item in state.hosts.values() for gpu in item.value.gpus if gpu.power_watts is not None]
     total = f"{sum(gpu.power_watts or 0.0 for gpu in read):.0f} W" if read else f.NA
     return line(Piece("power ", "label"), total)

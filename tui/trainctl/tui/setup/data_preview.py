@@ -122,8 +122,8 @@ T = TypeVar("T")
 def answer_of(
     module: str, file: Path, node: str, overrides: Mapping[str, str], *more: str, answer: type[T]
 ) -> T:  # fmt: skip
-    """What `python -m MODULE RUN.toml` prints of a run file as a node has it. Raises InvalidInputError with what that
-    found wrong."""
+    """Return what `python -m MODULE RUN.toml` prints of a run file as a node has it. Raises InvalidInputError with what
+    that found wrong."""
     changed = [f"--set={key}={value}" for key, value in overrides.items()]
     words = [sys.executable, "-m", module, str(file), "--node", node, *more, *changed]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -25,7 +25,7 @@ from trainctl.protocol.machine import nvidia
 
 BACKENDS = ("torch", "mlx")
 BYTES_PER_TOKEN = 4
-"""Of text, by the tokenizers of common models."""
+"""Bytes of text per token, by the tokenizers of common models."""
 PROMPT_CHARACTERS, ROW_CHARACTERS = 32, 1000
 """Characters of a text that are a prompt, and most of a row's prompt."""
 _BYTES_OF_DTYPE = {"float32": 4, "float64": 8}

@@ -24,8 +24,8 @@ SMALL_PARAMETERS, SMALL_FACTOR = 10**7, 10
 EPOCHS: Final[dict[Objective, float]] = {"pretrain": 1, "sft": 3, "seq2seq": 3, "dpo": 1, "orpo": 1}
 """Passes over the data to begin with: text is rarely worth a second one, and answers are learnt in a few."""
 TIMED_PART = 0.7
-"""Of the time that a run may take, for steps: the rest is for its start, evaluations, answers and checkpoints, and for
-other work on the machine."""
+"""Part of the time that a run may take, for steps: the rest is for its start, evaluations, answers and checkpoints, and
+for other work on the machine."""
 STEP_TOKENS = 16_384
 """Of a step: steps of less are noisy, and of more rarely learn more in the time on a small machine."""
 LEAST_SAMPLES = 4

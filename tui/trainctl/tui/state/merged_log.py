@@ -157,7 +157,7 @@ def _merged(entries: tuple[LogEntry, ...], made: list[LogEntry]) -> tuple[LogEnt
 
 @dataclass(frozen=True)
 class Query:
-    """What is looked for: text in any case, or /a regular expression/; `node:NAME` keeps the logs of that node."""
+    """A query: text in any case, or /a regular expression/; `node:NAME` keeps the logs of that node."""
 
     text: str = ""
     nodes: tuple[str, ...] = ()
@@ -166,7 +166,7 @@ class Query:
 
 
 def parse_query(text: str) -> Query:
-    """What was typed as a query; a regular expression that is none is named, and finds nothing."""
+    """Parse a typed query; an invalid regular expression is named, and matches nothing."""
     words = text.split(" ")
     nodes = tuple(word[5:] for word in words if word.startswith("node:") and len(word) > 5)
     wanted = " ".join(word for word in words if not word.startswith("node:") or len(word) == 5).strip()
@@ -193,5 +193,5 @@ def filtered(entries: Sequence[LogEntry], query: Query, *, only: bool) -> Sequen
 
 
 def count_matches(entries: Sequence[LogEntry], query: Query) -> int:
-    """How many lines have a match."""
+    """Return how many lines have a match."""
     return sum(1 for entry in entries if query.pattern.search(entry.text)) if query.pattern is not None else 0

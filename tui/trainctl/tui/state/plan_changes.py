@@ -1,4 +1,4 @@
-"""What events changed: how fast the run is, on which node, and which ranks form the group. Pure."""
+"""Changes that events made: how fast the run is, on which node, and which ranks form the group. Pure."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -52,8 +52,8 @@ class Change(NamedTuple):
 
 
 def changes_of_ranks(events: Iterable[m.Event]) -> list[Change]:
-    """Of one run's events, oldest first; of several at one step the newest. What is formed before the first step is no
-    change, nor is one that the same ranks form again, as after a pause."""
+    """Return the changes by one run's events, oldest first; of several at one step the newest. What is formed before
+    the first step is no change, nor is one that the same ranks form again, as after a pause."""
     made: dict[int, Change] = {}
     count, moved = 0, False  # of ranks, 0: not known; whether one was lost or is back since the last formation
     for event in events:

@@ -17,7 +17,7 @@ from trainctl.tui.terminal import guard, memory
 from trainctl.tui.text.glyphs import in_same_cells
 
 ESCAPE_SECONDS = 0.025
-"""After so long with nothing behind it an Escape is a key, unless ESCDELAY in the environment says otherwise."""
+"""Seconds after which an Escape with nothing behind it is a key, unless ESCDELAY in the environment says otherwise."""
 LONGEST_SECONDS = 0.5
 """Keys that are typed ahead wait no longer than this, whatever becomes of the key before them."""
 

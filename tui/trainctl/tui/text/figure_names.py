@@ -1,4 +1,4 @@
-"""What figures and words on the screens are called, and what each means: one table, which Help is made from."""
+"""Names of figures and words on the screens, and their meanings: one table, which Help is made from."""
 
 from dataclasses import dataclass
 

@@ -33,7 +33,7 @@ def time_left(rates: m.RunRates) -> Line:
 
 
 def samples_of(unit: str) -> str:
-    """What the samples of a run with this unit of its rate are called."""
+    """Return the name of the samples of a run with this unit of its rate."""
     return PAIRS if unit == f"{PAIRS}/s" else SAMPLES
 
 
@@ -51,7 +51,7 @@ _MOST_NAMES = 3
 def cost_figures(
     run: m.RunView, last: m.StepCommitted | None, now: float, seconds_left: float | None
 ) -> cost.CostFigures | None:
-    """At `now`, Unix seconds; None of a run without a price."""
+    """Return the cost figures at `now`, in Unix seconds; None for a run without a price."""
     if run.cost is None:
         return None
     samples = run.trained(last.cursor if last is not None else run.cursor)
@@ -95,13 +95,13 @@ _ROLES = {"starting": "accent", "working": "good", "silent": "warning", "failed"
 
 
 def work_task(work: m.WorkSummary) -> str:
-    """What is done to which file: `score test.jsonl`."""
+    """Return the work's kind and file: `score test.jsonl`."""
     kind = "score" if work.view.kind == "log-probabilities" else "answer"
     return f"{kind} {clean(work.file)}".rstrip()
 
 
 def work_title(work: m.WorkSummary) -> str:
-    """The same, with the checkpoint that is used."""
+    """Return the work's kind and file with the checkpoint that is used."""
     return f"{work_task(work)} with {clean(work.view.run)} step {work.view.checkpoint:,}"
 
 

@@ -31,7 +31,6 @@ def _drain_refused(order: Order, state: ViewState, run: m.RunView) -> str:
 
 
 def _drain_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    """What its leaving makes of the others."""
     node, seats = order.node or "", shares.seats_of(state)
     if all(seat.node != node for seat in seats):
         return f"{clean(node)} stays out until it is admitted; curve unchanged"
@@ -89,7 +88,6 @@ def _admit_why_not(node: str, states: Collection[str]) -> str:
 
 
 def _admit_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    """What its return makes of the others."""
     node = order.node or ""
     seats = shares.seats_of(state, node)
     before = [seat for seat in seats if seat.node != node]

@@ -59,7 +59,7 @@ def _pause_undo(event: m.Event, run: m.RunView) -> Order:
 
 
 def _pause_stands_for(state: ViewState) -> str:
-    """Of a run that is paused, the key has it go on."""
+    """Return the verb of the key: it continues a run that is paused."""
     return "resume" if state.run is not None and state.run.state in _PAUSED else "pause"
 
 
