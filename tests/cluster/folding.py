@@ -204,14 +204,19 @@ def check_steps(cluster: Nodes, run: str, first: int, last: int) -> None:
 
 
 def given_state(reader: RecordReader) -> set[tuple[int, int]]:
-    """Steps, and the ranks that were given others' state of them: one that lost its reducer once the sum was there has
-    not applied it by itself, and so has no row of the step."""
+    """Return steps, each with a rank that may have no row of it.
+
+    A rank that lost its reducer once the sum was there has not applied it by itself: it was given the others' state at
+    once, or was lost and came back later.
+    """
     found, after, more = set(), 0, True
     while more:
         events, more = reader.events(after, 500)
         for event in events:
             if isinstance(event.data, GenerationFormed):
                 found |= {(event.step or 0, NODES.index(node)) for node in event.data.behind}
+            elif isinstance(event.data, SharesChanged) and event.data.lost:
+                found.add((event.step or 0, NODES.index(event.data.lost)))
         after = events[-1].id if events else after
     return found
 

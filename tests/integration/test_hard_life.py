@@ -163,7 +163,7 @@ def paste(terminal: Terminal) -> None:
     terminal.keys(":")
     terminal.wait_for(r"a verb as on the command line")
     terminal.paste(rubbish)
-    terminal.wait_for(r"must be written as key=value")
+    terminal.wait_for(r"unknown verb")
     terminal.keys("Escape")
     terminal.wait_for(r"q detach")
     terminal.keys("b")

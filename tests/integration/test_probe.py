@@ -144,7 +144,11 @@ def test_ranks_that_come_back_and_runs_taken_up_again_are_probed(cluster, run_co
         until(lambda: client.snapshot(0).run.ranks[1].state == "run", 120, "gamma's return")
         assert probes_of(cluster, run)[0].step == 0
         # A generation that a busy machine forms once more is probed once more.
-        assert len(probes_of(cluster, run)) >= 3 and len(events_of(client, "probe passed")) >= 2
+        until(
+            lambda: len(probes_of(cluster, run)) >= 3 and len(events_of(client, "probe passed")) >= 2,
+            120,
+            "the probe after gamma's return",
+        )
 
         # One rank loads the checkpoint and the other is given its weights: theta shows all the same.
         assert client.send("stop", {"checkpoint": True}, timeout_seconds=120).state == "applied"
@@ -157,7 +161,7 @@ def test_ranks_that_come_back_and_runs_taken_up_again_are_probed(cluster, run_co
         wish("")
         assert client.send("start-run", {"resume": run}, timeout_seconds=120).step == last + 1
         wait_for_step(client, last + 2)
-        assert len(events_of(client, "probe passed")) >= 3
+        until(lambda: len(events_of(client, "probe passed")) >= 3, 30, "the event of the last probe")
     with RecordReader(cluster.run_paths("alpha", run)) as reader:
         assert [step.step for step in reader.steps(0, last + 2)[0]] == list(range(1, last + 3))
 

@@ -113,15 +113,14 @@ def steer_by_screen(hosts: Hosts, folder: Path) -> None:
     try:
         terminal.wait_for(r"five keys to begin with")
         terminal.keys("Escape")
+        terminal.wait_gone(r"five keys to begin with")
         terminal.wait_for(r"RUNNING")
         terminal.wait_for(r"gamma\s.*mlx")
         terminal.keys("b")
         terminal.wait_for(r"resize micro-batch")
         terminal.keys("BSpace", "1", "Enter")
         terminal.wait_for(r"applied @ step [\d,]+")
-        terminal.wait_for(r"esc closes")
-        terminal.keys("Escape")
-        terminal.wait_gone(r"esc closes")
+        terminal.wait_gone(r"resize micro-batch")
         terminal.keys("q")
         assert terminal.exit_status() == "status=0"
     finally:
