@@ -4,7 +4,8 @@ A setting outside its usual range may be meant, so none of this refuses a run.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -19,7 +20,8 @@ MIN_HELD_OUT: Final = 8
 """Held-out samples below which their mean loss is mostly chance."""
 
 
-class DataSize(NamedTuple):
+@dataclass(frozen=True)
+class DataSize:
     """The amount of data that a run has."""
 
     epoch: int  # samples of an epoch, without the held-out ones
@@ -34,28 +36,35 @@ class Unusual(msgspec.Struct, frozen=True):
     change: str  # KEY=VALUE that brings it into the range
 
 
-class UsualRange(NamedTuple):
+@dataclass(frozen=True)
+class UsualRange:
     """The usual values of a setting, wide enough for all sizes of models."""
 
     low: float
     high: float
-    of: str
+    where: str
     source: str
+    first: float = 0.0  # value that `init` writes
 
 
-_RATES: Final[dict[tuple[str, bool], UsualRange]] = {
-    ("pretrain", False): UsualRange(1e-6, 1e-2, "AdamW for all weights on text", "Brown et al. 2020: 6e-5 to 6e-4"),
-    ("sft", False): UsualRange(1e-7, 1e-3, "AdamW for all weights on answers", "Ouyang et al. 2022: 5e-6 to 1e-5"),
-    ("dpo", False): UsualRange(1e-8, 1e-5, "dpo of all weights", "Rafailov et al. 2023: 1e-6"),
-    ("orpo", False): UsualRange(1e-7, 1e-4, "orpo of all weights", "Hong et al. 2024: 8e-6"),
-    ("pretrain", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", "Hu et al. 2021: 1e-4 to 5e-4"),
-    ("sft", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", "Hu et al. 2021: 1e-4 to 5e-4"),
-    ("dpo", True): UsualRange(1e-7, 1e-3, "dpo of adapters", "ten times the 1e-6 of Rafailov et al. 2023"),
-    ("orpo", True): UsualRange(1e-6, 1e-3, "orpo of adapters", "ten times the 8e-6 of Hong et al. 2024"),
-    ("seq2seq", False): UsualRange(1e-6, 1e-2, "AdamW for an encoder-decoder model", "Raffel et al. 2020: 1e-3"),
-    ("seq2seq", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", "Hu et al. 2021: 1e-4 to 5e-4"),
+_GPT3 = "Brown et al. 2020: 6e-5 to 6e-4"
+_HANDBOOK = "alignment-handbook 2023, recipes of zephyr"
+LEARNING_RATES: Final[dict[tuple[str, bool], UsualRange]] = {
+    ("pretrain", False): UsualRange(1e-6, 1e-2, "AdamW for all weights on text", _GPT3, 3e-4),
+    ("sft", False): UsualRange(1e-7, 1e-3, "AdamW for all weights on answers", f"{_HANDBOOK}: 2e-5", 2e-5),
+    ("dpo", False): UsualRange(1e-8, 1e-5, "dpo of all weights", f"{_HANDBOOK}: 5e-7", 5e-7),
+    ("orpo", False): UsualRange(1e-7, 1e-4, "orpo of all weights", f"{_HANDBOOK}: 5e-6", 5e-6),
+    ("seq2seq", False): UsualRange(
+        1e-6, 1e-2, "AdamW for an encoder-decoder model", "transformers' page on T5: 1e-4 to 3e-4", 2e-5
+    ),
+    ("pretrain", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", f"{_HANDBOOK}: 2e-4", 2e-4),
+    ("sft", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", f"{_HANDBOOK}: 2e-4", 2e-4),
+    ("dpo", True): UsualRange(1e-7, 1e-3, "dpo of adapters", f"{_HANDBOOK}: 5e-6", 5e-6),
+    ("orpo", True): UsualRange(1e-6, 1e-3, "orpo of adapters", f"{_HANDBOOK}: 5e-6 for all weights", 5e-5),
+    ("seq2seq", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", f"{_HANDBOOK}: 2e-4", 2e-4),
 }
-"""Usual rates by objective, and by whether adapters are trained. The ranges are wider than what their sources used."""
+"""Usual peak rates of AdamW by objective, and by whether adapters are trained. The ranges are wider than what their
+sources used."""
 _EPOCHS: Final = {
     True: UsualRange(0, 16, "epochs of text", "Muennighoff et al. 2023: up to 4 as good as new text"),
     False: UsualRange(0, 20, "epochs of answers", "Ouyang et al. 2022: 16"),
@@ -70,7 +79,7 @@ def unusual_settings(config: RunFile, data: DataSize | None = None) -> tuple[Unu
 
 def _learning_rate(config: RunFile, data: DataSize | None) -> Iterator[Unusual]:
     objective = objective_name(config.objective, config.data.kind)
-    usual = _RATES[objective, config.adapter.kind != "full"]
+    usual = LEARNING_RATES[objective, config.adapter.kind != "full"]
     rate = config.optimizer.learning_rate
     if not usual.low <= rate <= usual.high:
         yield _outside("optimizer.learning_rate", f"{rate:g}", usual, usual.low if rate < usual.low else usual.high)
@@ -113,7 +122,7 @@ def _held_out(config: RunFile, data: DataSize | None) -> Iterator[Unusual]:
 def _outside(setting: str, value: str, usual: UsualRange, nearest: float) -> Unusual:
     side = "below" if nearest == usual.low else "above"
     within = f"at most {usual.high:g}" if not usual.low else f"{usual.low:g} to {usual.high:g}"
-    text = f"{setting} {value} is {side} the usual {within} of {usual.of} ({usual.source})"
+    text = f"{setting} {value} is {side} the usual {within} of {usual.where} ({usual.source})"
     return Unusual(setting, text, f"{setting}={nearest:g}")
 
 

@@ -6,18 +6,16 @@ from typing import Final, Literal
 from trainctl.protocol.batch.memory_estimate import estimate_memory
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.config.usual_settings import LEARNING_RATES
 
 Objective = Literal["pretrain", "sft", "dpo", "orpo", "seq2seq"]
 AdapterKind = Literal["full", "lora", "rslora"]
 
-RANDOM_RATE, CONTINUED_RATE, SFT_RATE, LORA_RATE = 3e-4, 1e-4, 2e-5, 2e-4
-"""Learning rates to begin with: a small model from random weights; a trained model on more text, whose rate had come
-down at the end; all weights on answers; adapters, which take ten times as much (Schulman and Thinking Machines Lab
-2025)."""
-PREFERENCE_RATES: Final[dict[Objective, tuple[float, float]]] = {"dpo": (5e-7, 2e-5), "orpo": (5e-6, 5e-5)}
-"""The same on pairs, of all weights and of adapters. dpo leaves its reference quickly; orpo learns answers too."""
+CONTINUED_RATE = 1e-4
+"""Learning rate for more text on a trained model, whose rate had come down at the end."""
 T5_RATES: Final[tuple[float, float]] = (1e-4, 1e-3)
-"""The same for T5, which needs more than other models; for all weights what the documentation of transformers says."""
+"""Learning rates for T5, which needs more than other models: of all weights, as transformers' page on T5 says, and of
+adapters."""
 T5_FAMILIES: Final = ("t5", "mt5", "umt5", "longt5")
 SMALL_PARAMETERS, SMALL_FACTOR = 10**7, 10
 """A model of fewer parameters takes so many times the rate (Brown et al. 2020: the smaller, the higher)."""
@@ -45,16 +43,14 @@ def learning_rate(
     objective: Objective, adapter: AdapterKind, *, random: bool, family: str = "", parameters: int = SMALL_PARAMETERS
 ) -> float:
     """Return AdamW's rate at its peak, for a model of a family (`model_type`) with so many parameters."""
+    is_adapter = adapter != "full"
     if objective == "seq2seq" and family in T5_FAMILIES:
-        return T5_RATES[adapter != "full"]
-    if objective in PREFERENCE_RATES:
-        return PREFERENCE_RATES[objective][adapter != "full"]
-    if adapter != "full":
-        rate = LORA_RATE
-    elif objective in ("sft", "seq2seq"):
-        rate = SFT_RATE
-    else:
-        rate = RANDOM_RATE if random else CONTINUED_RATE
+        return T5_RATES[is_adapter]
+    rate = LEARNING_RATES[objective, is_adapter].first
+    if objective in ("dpo", "orpo"):
+        return rate
+    if objective == "pretrain" and not (is_adapter or random):
+        rate = CONTINUED_RATE
     return round(rate * SMALL_FACTOR, 5) if parameters < SMALL_PARAMETERS else rate
 
 
