@@ -226,8 +226,8 @@ async def _tell_of_start(client: Any, name: str | None = None) -> None:
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         run = (await client.snapshot(0, name)).run
-        if run is not None and run.step > 0:
-            return
+        if run is not None and run.state == "running" and all(rank.state == "run" for rank in run.ranks):
+            return  # not by its step: a resumed run has one before it starts
         for rank in run.ranks if run is not None else ():
             if rank.state == "starting" and rank.why and told.get(rank.node) != rank.why:
                 told[rank.node] = rank.why

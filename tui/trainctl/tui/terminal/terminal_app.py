@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from rich.console import RenderableType
@@ -69,6 +70,18 @@ class TypeAhead:
             await self._press(key)
 
 
+def _let_escape_lead_before_letters() -> None:
+    """Have Textual read Escape with `b` or `f` behind it as it reads the other letters: as alt with the letter.
+
+    It takes these two as a terminal's keys for words, so a dialog's letter right after Escape would be lost.
+    """
+    with suppress(ImportError):  # its module is private
+        from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
+
+        for sequence in ("\x1bb", "\x1bf"):
+            ANSI_SEQUENCES_KEYS.pop(sequence, None)  # type: ignore[attr-defined]
+
+
 class AsciiFilter(LineFilter):
     """The last resort of a screen in ASCII: what Textual's own widgets draw (edges, scroll bars, messages, the palette)
     and what is typed, each character replaced in the cells that it has."""
@@ -86,6 +99,7 @@ class TerminalApp(App[int]):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         memory.let_closed_screens_go()
+        _let_escape_lead_before_letters()
         if "ESCDELAY" not in os.environ:
             constants.ESCAPE_DELAY = ESCAPE_SECONDS  # type: ignore[misc]
 
