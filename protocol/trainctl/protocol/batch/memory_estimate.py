@@ -16,7 +16,7 @@ With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in
     sum          4 t: the buffer in which a group sums gradients
     copy         12 t: the copy of weights and moments that a checkpoint is written from, kept from the first one on
                  unless checkpoint.background is false. With CUDA it is in the host's memory and doesn't count
-    overhead     10 % and 50 MB: the allocator's, and the libraries' working memory
+    overhead     10 % and 50 MB, on MLX 40 MB: the allocator's, and the libraries' working memory
 
 A layer with gradient checkpointing keeps its input alone.
 """
@@ -44,7 +44,8 @@ _EIGHT_BIT_MOMENTS = 2 + 8 / 256
 """Bytes of a parameter's two moments if each is a byte, with a float32 per 256 of them."""
 _WIDTHS = {"torch": 10, "mlx": 8}
 """Values of the width of hidden states that a layer keeps of a token."""
-_OVERHEAD_PART, _OVERHEAD_BYTES = 0.1, 50_000_000
+_OVERHEAD_PART = 0.1
+_OVERHEAD_BYTES = {"torch": 50_000_000, "mlx": 40_000_000}
 _KEPT_OUTPUT_BYTES = 6
 """For each output of an adapted layer whose activations are held: glibc's allocator leaves gaps between aligned
 arrays, and adapters compute in float32."""
@@ -98,7 +99,7 @@ def estimate_memory(
         parts["sum"] = 4 * trained
     if copied := copied_bytes(config, backend, node.device, trained):
         parts["copy"] = copied
-    parts["overhead"] = _OVERHEAD_BYTES + int(_OVERHEAD_PART * sum(parts.values()))
+    parts["overhead"] = _OVERHEAD_BYTES[backend] + int(_OVERHEAD_PART * sum(parts.values()))
     return MemoryEstimate(trained, model, 4 * trained, parts)
 
 
