@@ -7,9 +7,8 @@ import pytest
 from tests.waiting import until
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.data.dataset import Seen, open_dataset
 from trainctl.trainer.data.growing_dataset import GrowingDataset, open_growing
-from trainctl.trainer.data.training_data import Seen
 
 CHUNK = 4
 

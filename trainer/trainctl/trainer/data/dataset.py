@@ -34,18 +34,25 @@ from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.reference_cache import AlignedValues, ReferenceKey, Values
 from trainctl.trainer.data.batch import Batch, Prompts, Tokens, collate, collate_apart, from_blocks, gathered, packed
-from trainctl.trainer.data.best_fit import Packs, best_fit
-from trainctl.trainer.data.chunks import row_chunks
-from trainctl.trainer.data.permutation import Indices, permute, samples_at
-from trainctl.trainer.data.rows import objects_in
-from trainctl.trainer.data.token_cache import Report, TokenCache, no_report
+from trainctl.trainer.data.permutation import Indices, Packs, best_fit, permute, samples_at
+from trainctl.trainer.data.rows import objects_in, row_chunks
+from trainctl.trainer.data.token_cache import Report, TokenCache, check_lengths, is_learned, no_report
 from trainctl.trainer.data.tokenizing import open_cache
-from trainctl.trainer.data.training_data import Look, Seen
-from trainctl.trainer.data.usable_samples import check_lengths, equal_pairs, is_learned, lengths_and_counts
 
+Look = Callable[[], None]
+"""Called at least twice a second by what waits; whatever it raises ends the wait."""
 HELD_OUT_KEY = 0x68656C64  # "held"
 PROBE_TOKENS = 256
 _PROBE_SEQUENCE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What a run has trained on, for its checkpoints."""
+
+    samples: int  # N; of a growing file those of `chunks`
+    digest: str
+    chunks: tuple[str, ...] = ()  # of a growing file: each chunk's digest, shortened
 
 
 class Dataset:
@@ -222,7 +229,7 @@ class Dataset:
         """The counted targets of each sequence in the token cache, 0 where its sample isn't used."""
         counts = np.zeros(len(self._cache.offsets) - 1 if self._cache.offsets is not None else 0, np.int64)
         entries = self._entries(self._usable)
-        counts[entries] = lengths_and_counts(self._cache, self._length)[1][entries].astype(np.int64)
+        counts[entries] = self._cache.lengths_and_counts(self._length)[1][entries].astype(np.int64)
         return counts
 
     # ------------------------------------------------------------ statistics and single samples
@@ -302,11 +309,11 @@ class Dataset:
         return np.arange(count, dtype=np.int64), np.full(count, float(self._length))
 
     def _usable_samples(self, cache: TokenCache, drop_overlong: bool) -> tuple[Indices, NDArray[np.float64]]:
-        targets, counts = (values.reshape(-1, self.sequences) for values in lengths_and_counts(cache, self._length))
+        targets, counts = (values.reshape(-1, self.sequences) for values in cache.lengths_and_counts(self._length))
         learned = is_learned(counts, encodes_prompts=self.encodes_prompts)
         chosen = learned & (targets <= self._length).all(axis=1) if drop_overlong else learned
         if drop_overlong and self.has_pairs:
-            chosen &= ~equal_pairs(cache, self._length)
+            chosen &= ~cache.equal_pairs(self._length)
         usable = np.flatnonzero(chosen).astype(np.int64)
         self.left_out, self.counted = len(counts) - len(usable), int(counts[usable].sum())
         self.truncated = int(np.count_nonzero((targets[usable] > self._length).any(axis=1)))

@@ -20,11 +20,10 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.data.batch import Batch, collate
-from trainctl.trainer.data.dataset import Dataset, dataset_of, open_dataset, place_of
+from trainctl.trainer.data.dataset import Dataset, Look, Seen, dataset_of, open_dataset, place_of
 from trainctl.trainer.data.permutation import Indices, permute
 from trainctl.trainer.data.sealing import Sealing, SealingProcess
 from trainctl.trainer.data.token_cache import Report, no_report, read_cache
-from trainctl.trainer.data.training_data import Look, Seen
 
 LOOK_SECONDS = 0.5
 """Seconds between two looks of what waits."""
@@ -293,6 +292,10 @@ class GrowingDataset:
             self._error = error
             self._news.notify_all()
         self._failed(error)
+
+
+TrainingData = Dataset | GrowingDataset
+"""Samples by index, for training and held out; a Dataset has all of them from the beginning."""
 
 
 def open_growing(

@@ -33,15 +33,11 @@ from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import node_directory
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.reference_cache import compute_of, read_values
-from trainctl.trainer.data.best_fit import best_fit
-from trainctl.trainer.data.chat_dates import TEMPLATE_DATE
-from trainctl.trainer.data.chat_spans import template_use
-from trainctl.trainer.data.chunks import row_chunks
+from trainctl.trainer.data.chat_template import TEMPLATE_DATE, template_use
 from trainctl.trainer.data.dataset import Dataset, open_dataset, place_of
-from trainctl.trainer.data.pairs import halves_in
-from trainctl.trainer.data.permutation import Indices, samples_at
+from trainctl.trainer.data.permutation import Indices, best_fit, samples_at
 from trainctl.trainer.data.row_tokens import RowTokenizer, import_tokenizers, row_tokenizer
-from trainctl.trainer.data.rows import Conversation, rows_in
+from trainctl.trainer.data.rows import Conversation, halves_in, row_chunks, rows_in
 
 _TEMPLATE_ROWS = 200
 """Rows that are looked at for what the chat template does. More take longer: each is rendered once more."""

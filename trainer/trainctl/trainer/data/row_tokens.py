@@ -22,9 +22,7 @@ from trainctl.trainer.common import model_files
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import decoder_start, vocabulary_size
 from trainctl.trainer.common.without_torch import import_without_torch
-from trainctl.trainer.data.byte_tokens import BYTES_BEGIN, ByteTokenizer
-from trainctl.trainer.data.chat_dates import dated
-from trainctl.trainer.data.chat_spans import NotNestedError, Render, Span, assistant_spans, common_length
+from trainctl.trainer.data.chat_template import NotNestedError, Render, Span, assistant_spans, common_length, dated
 from trainctl.trainer.data.rows import (
     FIELDS,
     SETTINGS,
@@ -36,7 +34,13 @@ from trainctl.trainer.data.rows import (
     is_learned,
     tool_names,
 )
-from trainctl.trainer.data.tokenizer_file import has_target_mode, read_tokenizer, with_exact_offsets
+from trainctl.trainer.data.tokenizer_file import (
+    BYTES_BEGIN,
+    ByteTokenizer,
+    has_target_mode,
+    read_tokenizer,
+    with_exact_offsets,
+)
 
 TokenRow = tuple[list[int], list[bool]]
 """Tokens, and whether each counts as a target."""

@@ -1,4 +1,4 @@
-"""The assistant's turns in a conversation as a chat template writes it: pure, the template is a function.
+"""Conversations as a chat template writes them: the assistant's turns, and the date. Pure: the template is a function.
 
 Three rules, the first that fits:
 
@@ -8,8 +8,12 @@ Three rules, the first that fits:
 3. A turn before the last whose text changes with what follows (reasoning is cut, say), or one that nothing precedes, is
    found by a sentinel in place of its content. What ends the last turn ends it too. If it calls tools, it spans what is
    between the prompt and the end that precedes the next message's content.
+
+Templates that write today's date call `strftime_now(format)`, a function of transformers. A macro of the same name
+takes its place and always writes the same date, so that tokens don't depend on the day.
 """
 
+import datetime
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -135,3 +139,27 @@ def _content(messages: Sequence[Message], turn: int, whole: str, render: Render)
     if len(head) + len(tail) >= len(whole):
         raise NotNestedError(turn)
     return Span(len(head), len(whole) - len(tail))
+
+
+TEMPLATE_DATE = datetime.datetime(2025, 1, 1)
+_NAME = "strftime_now"
+_CODES = "aAbBdefHIjklmMpSTuUwWyYDF"
+
+
+def dated(template: str) -> str:
+    """A chat template with TEMPLATE_DATE in place of today."""
+    if _NAME not in template:
+        return template
+    macro = f"{{% macro {_NAME}(format) %}}{{{{ format{_replacements()} }}}}{{% endmacro %}}"
+    return macro + '{{ "" }}' + template  # the empty text keeps a line feed with which the template may begin
+
+
+def _replacements() -> str:
+    """Filters that replace each code of a format, with the padding and without."""
+    codes = [f"%{sign}{code}" for code in _CODES for sign in ("-", "")]
+    return "".join(f' | replace("{code}", "{_value(code)}")' for code in codes)
+
+
+def _value(code: str) -> str:
+    value = TEMPLATE_DATE.strftime(code.replace("-", ""))
+    return (value.lstrip("0 ") or "0") if "-" in code and code[-1] in "deHIjklmMSy" else value
