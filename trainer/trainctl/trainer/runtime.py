@@ -36,7 +36,7 @@ from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import AbandonedError, GroupError, first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.common.model_files import model_family
-from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned, Signalled
+from trainctl.trainer.control.orders import Broken, Joined, Joining, Order, Orphaned, Signalled
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, Look, open_dataset
 from trainctl.trainer.data.growing_dataset import GrowingDataset, SealedChunks, TrainingData, open_growing

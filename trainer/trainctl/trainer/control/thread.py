@@ -28,8 +28,7 @@ from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import check_frames, new_socket
 from trainctl.trainer.common.errors import OutdatedError, first_line
 from trainctl.trainer.common.logs import log
-from trainctl.trainer.control.group_handler import GroupOrders
-from trainctl.trainer.control.inbox import Broken, Order, Orphaned, Signalled
+from trainctl.trainer.control.orders import Broken, GroupOrders, Order, Orphaned, Signalled
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity
 
