@@ -3,13 +3,12 @@
 Each order but `Prepare` is answered once, in order; descriptors travel beside them.
 """
 
-import argparse
 import contextlib
 import os
 import select
 import socket
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -153,12 +152,3 @@ def close_all(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-
-
-def started_with(module: str, description: str) -> dict[str, Any]:
-    """What a module of this folder that serves a trainer was started with: the `channel`, and `whose` process it is."""
-    parser = argparse.ArgumentParser(prog=f"python -m trainctl.trainer.collective.{module}", description=description)
-    parser.add_argument("--channel", type=int, required=True, metavar="FD", help="descriptor of a connected socket")
-    parser.add_argument("--whose", metavar="TEXT", help="text for the process title")
-    arguments = parser.parse_args()
-    return {"channel": Channel(socket.socket(fileno=arguments.channel)), "whose": arguments.whose}
