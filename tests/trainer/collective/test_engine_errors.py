@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainctl.trainer.collective.engine_errors import lost_peer, plain
+from trainctl.trainer.collective.engines import lost_peer, plain_error
 
 PAIR = "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:"
 CRASHED = (
@@ -39,9 +39,9 @@ APART = (("10.0.0.1:35797",), ("127.0.0.1:39625",), ("10.0.0.3:38389",))
     ],
 )
 def test_an_engines_error_in_plain_words(text, meaning):
-    assert plain(text, "c", "b", "the sum") == meaning
+    assert plain_error(text, "c", "b", "the sum") == meaning
     if " c " in meaning:
-        assert plain(text, None, "b", "the sum") == meaning.replace(" c ", " a peer ")
+        assert plain_error(text, None, "b", "the sum") == meaning.replace(" c ", " a peer ")
 
 
 @pytest.mark.parametrize("text", [RESET, CLOSED, RING, STORE_GONE])

@@ -21,10 +21,9 @@ from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.protocol.machine import process_title
 from trainctl.protocol.machine.devices import MLX_FOR_CUDA
 from trainctl.trainer.collective.channel import Reduce
-from trainctl.trainer.collective.fork_client import ForkStandby
 from trainctl.trainer.collective.membership import Membership, find_interface
 from trainctl.trainer.collective.shared_buffer import Layout
-from trainctl.trainer.collective.standby import SpawnStandby
+from trainctl.trainer.collective.standby import ForkStandby, SpawnStandby
 from trainctl.trainer.common.errors import AbandonedError, GroupError
 
 SHARES, MICROS = (6, 4, 2), (4, 3, 2)
@@ -260,11 +259,11 @@ def test_a_fork_server_that_dies_or_is_stopped_takes_its_reducers_along_and_is_r
     pids = [pid_of(take(forking)) for _ in range(3)]
     server = forking._server
     assert len({server.process.pid, *pids}) == 4
-    server.process.send_signal(number)
+    os.kill(server.process.pid, number)
     until(lambda: not server.lives)
     assert psutil.pid_exists(pid_of(take(forking)))
     assert forking._server is not server
-    assert server.process.wait(DEADLINE_SECONDS) == -signal.SIGKILL
+    assert server.process.reap() == -signal.SIGKILL
     assert gone(pids)
 
 
@@ -272,17 +271,16 @@ def test_the_first_fork_server_is_the_trainer_forked_and_one_that_dies_is_replac
     said = run_python("""
         import gc, psutil
         from tests.trainer.support.ranks import pid_of
-        from trainctl.trainer.collective.fork_client import ForkedServer
         from trainctl.trainer.collective.standby import early_standby
         standby = early_standby("ring")
         server = standby._server.process
         this, forked = psutil.Process(), psutil.Process(server.pid)
         first = standby.take("ring")
-        print(forked.ppid() == this.pid, isinstance(server, ForkedServer), forked.num_threads())
+        print(forked.ppid() == this.pid, forked.environ() == this.environ(), forked.num_threads())
         print(gc.get_freeze_count() > 0)  # so neither process's collections copy what they share
         print(psutil.Process(pid_of(first)).ppid() == server.pid, server.poll())
         server.kill()
-        print(server.wait(60), server.poll())
+        print(server.reap(), server.poll())
         second = standby.take("ring")
         print(pid_of(second) != first.life.pid, standby._server.process is not server)
         for held in (first, second, standby):

@@ -13,7 +13,7 @@ from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.shared_buffer import Layout
 from trainctl.trainer.common.errors import AbandonedError
-from trainctl.trainer.control.inbox import Joined, Joining
+from trainctl.trainer.control.orders import Joined, Joining
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
 

@@ -12,7 +12,7 @@ from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.collective.group import Solo
-from trainctl.trainer.control.inbox import Joined
+from trainctl.trainer.control.orders import Joined
 from trainctl.trainer.runtime import Trainer, progress_bar
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainctl.trainer.data.best_fit import best_fit
+from trainctl.trainer.data.permutation import best_fit
 
 CAPACITY = 24
 some_lengths = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=120)

@@ -13,8 +13,8 @@ from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.batch import collate, gathered
-from trainctl.trainer.data.byte_tokens import BYTES_END
 from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.data.tokenizer_file import BYTES_END
 from trainctl.trainer.demo_assets import llama_config, make_model
 
 

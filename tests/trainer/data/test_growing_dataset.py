@@ -7,9 +7,8 @@ import pytest
 from tests.waiting import until
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.data.dataset import Seen, open_dataset
 from trainctl.trainer.data.growing_dataset import GrowingDataset, open_growing
-from trainctl.trainer.data.training_data import Seen
 
 CHUNK = 4
 
@@ -37,7 +36,7 @@ def grow(path, run_file, tmp_path):
             data__chunk_samples=CHUNK, **changes,
         )  # fmt: skip
         errors: list[TrainctlError] = []
-        opened.append(open_growing(config, tmp_path / "caches", "run.toml", failed=errors.append))
+        opened.append(open_growing(config, tmp_path / "caches", "run.toml", on_failed=errors.append))
         opened[-1].errors = errors  # type: ignore[attr-defined]
         return opened[-1]
 

@@ -1,5 +1,7 @@
 """Positions of a growing file: every sample once in a pass, and never another one than before."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -72,7 +74,7 @@ def test_a_cursor_needs_the_chunks_before_it():
 @given(st.binary(max_size=80).map(lambda raw: raw.replace(b"\x00", b"\n")), st.integers(1, 4), st.data())
 def test_chunks_depend_on_the_content_and_not_on_how_it_is_read(raw, size, data):
     def cut(pieces):
-        cutter = ChunkCutter(size)
+        cutter = ChunkCutter(Path("x"), size)
         whole = [chunk for piece in pieces for chunk in cutter.feed(piece)]
         return [*whole, *cutter.end()]
 
@@ -81,8 +83,8 @@ def test_chunks_depend_on_the_content_and_not_on_how_it_is_read(raw, size, data)
     chunks = cut([raw])
     assert cut(pieces) == chunks
     lines = [line for line in raw.split(b"\n") if line.strip()]
-    assert [line.rstrip(b"\n") for chunk, _ in chunks for line in chunk if line.strip()] == lines
-    counts = [sum(bool(line.strip()) for line in chunk) for chunk, _ in chunks]
+    assert [line.rstrip(b"\n") for chunk in chunks for line in chunk.content if line.strip()] == lines
+    counts = [sum(bool(line.strip()) for line in chunk.content) for chunk in chunks]
     assert all(count == size for count in counts[:-1]) and all(0 < count <= size for count in counts)
     everything = raw.split(b"\n")
-    assert all(everything[first - 1] + b"\n" == chunk[0] for chunk, first in chunks)
+    assert all(everything[chunk.first - 1] + b"\n" == chunk.content[0] for chunk in chunks)

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from trainctl.trainer.data.page_cache import _is_cached, drop
+from trainctl.trainer.data.token_cache import _is_cached, drop_pages
 
 
 def is_cached(path):
@@ -26,17 +26,17 @@ def filesystem(path):
 @pytest.mark.needs("linux")  # only Linux reports which parts of a file are cached
 def test_dropped_pages_are_gone_and_mapped_ones_are_not(tmp_path):
     if filesystem(tmp_path) == "tmpfs":
-        assert not drop([_written(tmp_path / "a")])
+        assert not drop_pages([_written(tmp_path / "a")])
         return
     first, second = _written(tmp_path / "a"), _written(tmp_path / "b")
     assert is_cached(first)
-    assert drop([first, second])
+    assert drop_pages([first, second])
     first.read_bytes()
     assert is_cached(first)
     with first.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[::4096]) >= 0
-        assert not drop([first])
-    assert drop([])
+        assert not drop_pages([first])
+    assert drop_pages([])
 
 
 def _written(path):

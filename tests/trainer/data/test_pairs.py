@@ -7,8 +7,7 @@ import pytest
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.input_checks import check_rows
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.data.pairs import pair_of
-from trainctl.trainer.data.rows import Completion, Conversation
+from trainctl.trainer.data.rows import Completion, Conversation, pair_of
 
 USER = {"role": "user", "content": "2+2?"}
 RIGHT, WRONG = ({"role": "assistant", "content": text} for text in ("4", "5"))

@@ -8,7 +8,7 @@ from tests.waiting import until
 
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.data import batch as batches
-from trainctl.trainer.data.prefetch import Prefetch
+from trainctl.trainer.data.batch import Prefetch
 from trainctl.trainer.loop import train
 
 

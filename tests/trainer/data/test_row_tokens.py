@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.support.chat_model import CHATML, VOCABULARY, make_chat_model, questions, tokenizer, write_rows
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.data.chat_dates import TEMPLATE_DATE
+from trainctl.trainer.data.chat_template import TEMPLATE_DATE
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
 from trainctl.trainer.data.rows import Completion, Conversation, Text, prompt_of, row_of

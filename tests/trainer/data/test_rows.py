@@ -1,5 +1,6 @@
 """Rows of training data: what is read, and what is refused in one line."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -8,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.data import chunks
-from trainctl.trainer.data.chunks import row_chunks
-from trainctl.trainer.data.rows import Completion, Conversation, Text, prompt_of, row_of, rows_in
+from trainctl.trainer.data import rows
+from trainctl.trainer.data.rows import Completion, Conversation, Text, prompt_of, row_chunks, row_of, rows_in
 
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}
 
@@ -41,7 +41,7 @@ def test_tools_and_their_calls_are_kept(tools, content):
     expected = Conversation("x", [USER, calling], 0, [TOOL])
     assert row_of({"messages": [USER, calling], "tools": tools}, "x") == expected
     prompted = row_of({"prompt": [USER], "completion": [calling], "tools": tools}, "x")
-    assert prompted == expected._replace(first=1)
+    assert prompted == dataclasses.replace(expected, first=1)
     assert prompt_of({"prompt": [USER], "tools": tools}, "x") == Conversation("x", [USER], 0, [TOOL])
 
 
@@ -117,15 +117,18 @@ def test_parquet_holds_the_same_rows(tmp_path):
     )
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    one, other = (list(read_rows(tmp_path / f"rows.{kind}")) for kind in ("parquet", "jsonl"))
-    assert [row[1:] for row in one] == [row[1:] for row in other]
+    parquet, jsonl = (
+        [dataclasses.replace(row, place="x") for row in read_rows(tmp_path / f"rows.{kind}")]
+        for kind in ("parquet", "jsonl")
+    )
+    assert parquet == jsonl
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     with pytest.raises(InvalidInputError, match="not a readable Parquet file"):
         list(read_rows(tmp_path / "rows.parquet"))
 
 
 def test_a_line_longer_than_any_row_is_named_and_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr(rows, "MAX_LINE_BYTES", 1000)
     (tmp_path / "rows.jsonl").write_bytes(b'{"text": "a"}\n{"text": "' + b"a" * 1000 + b'"}\n')
     with pytest.raises(InvalidInputError, match=r"rows\.jsonl: line 2: longer than "):
         list(read_rows(tmp_path / "rows.jsonl"))

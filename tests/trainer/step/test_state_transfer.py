@@ -10,7 +10,7 @@ from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.common.errors import GroupError
-from trainctl.trainer.control.group_handler import GroupOrders
+from trainctl.trainer.control.orders import GroupOrders
 from trainctl.trainer.loop import train
 from trainctl.trainer.step import side_plans
 from trainctl.trainer.step.rank import Identity

@@ -3,8 +3,8 @@
 from tests.conftest import SHARED_PIDS
 
 from trainctl.protocol.messages import Engine
-from trainctl.trainer.collective.fork_client import ForkStandby
 from trainctl.trainer.collective.reducer_process import ReducerProcess
+from trainctl.trainer.collective.standby import ForkStandby
 
 
 class ForkServers:

@@ -36,12 +36,11 @@ from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import AbandonedError, GroupError, first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.common.model_files import model_family
-from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned, Signalled
+from trainctl.trainer.control.orders import Broken, Joined, Joining, Order, Orphaned, Signalled
 from trainctl.trainer.control.thread import Control
-from trainctl.trainer.data.dataset import Dataset, open_dataset
-from trainctl.trainer.data.growing_dataset import GrowingDataset, SealedChunks, open_growing
+from trainctl.trainer.data.dataset import Dataset, Look, open_dataset
+from trainctl.trainer.data.growing_dataset import GrowingDataset, SealedChunks, TrainingData, open_growing
 from trainctl.trainer.data.token_cache import Report
-from trainctl.trainer.data.training_data import Look, TrainingData
 from trainctl.trainer.loop import train
 from trainctl.trainer.profiling.profiler import Profiler
 from trainctl.trainer.references.preparation import Company, ReferenceSettings, prepare_reference, wants_reference
@@ -406,7 +405,7 @@ def _open_growing(
 
     look = _ended_by(status, control)
     report = _tokenizing(status, control)
-    growing = open_growing(config, caches, where, report, look, first, told=told, failed=control.fail)
+    growing = open_growing(config, caches, where, report, look, first, on_sealed=told, on_failed=control.fail)
     _log_end(growing.now.chunks[0], config)
     return growing
 

@@ -31,7 +31,6 @@ class DataRates(msgspec.Struct, frozen=True, kw_only=True):
     source_bytes: int  # of the files that were tokenized
     tokens: int  # that they came to
     tokenizing_seconds: float
-    processes: int  # that tokenized; 0: the reading process alone
     micro_batch: int  # samples at most
     prefetch: int  # micro-batches assembled ahead
     workers: int  # threads that assemble them

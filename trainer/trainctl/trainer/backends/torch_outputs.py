@@ -93,7 +93,7 @@ class TorchOutputs:
         inputs = self._integers(batch.inputs)
         if batch.prompts is None:
             return {"input_ids": inputs}
-        prompts, lengths = batch.prompts
+        prompts, lengths = batch.prompts.inputs, batch.prompts.lengths
         given = self._integers((np.arange(prompts.shape[1]) < lengths[:, None]).astype(np.int32))
         return {"input_ids": self._integers(prompts), "attention_mask": given, "decoder_input_ids": inputs}
 

@@ -6,8 +6,8 @@ from typing import Final
 from trainctl.protocol.calibration.profile import DataRate
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.trainer.data.dataset import Dataset
-from trainctl.trainer.data.page_cache import drop
 from trainctl.trainer.data.permutation import Indices
+from trainctl.trainer.data.token_cache import drop_pages
 from trainctl.trainer.step.data_bench import MicroBatchReader
 
 COLD_SECONDS: Final = 1.0
@@ -19,7 +19,7 @@ WARM_SECONDS: Final = 0.5
 def data_rate(config: RunFile, node: str, dataset: Dataset, caches: Path) -> DataRate:
     """Of a node's micro-batches, in the order of its steps."""
     reader = MicroBatchReader(config, node, dataset)
-    is_cold = drop(caches.rglob("*.bin"))
+    is_cold = drop_pages(caches.rglob("*.bin"))
     first, pieces = reader.read(reader.pieces(), COLD_SECONDS)
     cold = _samples(pieces) / first.seconds if is_cold else None
     samples, seconds = 0, 0.0

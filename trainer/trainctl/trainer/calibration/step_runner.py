@@ -21,8 +21,8 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.data.growing_dataset import TrainingData
 from trainctl.trainer.data.permutation import Indices, ranges_of
-from trainctl.trainer.data.training_data import TrainingData
 from trainctl.trainer.loop import train
 from trainctl.trainer.references.preparation import wants_reference
 from trainctl.trainer.step import side_plans

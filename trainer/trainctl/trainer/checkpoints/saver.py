@@ -18,7 +18,8 @@ from trainctl.trainer.checkpoints import files, metadata, retention
 from trainctl.trainer.checkpoints.background import WriteMeter
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
-from trainctl.trainer.data.training_data import Look, Seen, TrainingData
+from trainctl.trainer.data.dataset import Look, Seen
+from trainctl.trainer.data.growing_dataset import TrainingData
 from trainctl.trainer.step.loss_scale import LossScale
 from trainctl.trainer.step.progress import Progress
 

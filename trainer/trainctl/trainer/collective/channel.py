@@ -1,15 +1,15 @@
-"""What a trainer says to its reducers, and to the server that forks them: msgpack behind its length, on a socket pair.
+"""Messages between a trainer and its reducers, or the server that forks them: msgpack behind its length, on a socket
+pair.
 
 Each order but `Prepare` is answered once, in order; descriptors travel beside them.
 """
 
-import argparse
 import contextlib
 import os
 import select
 import socket
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -105,7 +105,7 @@ class Channel:
         self._socket.sendall(frame[sent:])
 
     def next_order(self) -> tuple[Order, list[int]]:
-        """An order and the descriptors that came with it. Raises EOFError at the end."""
+        """Return an order and the descriptors that came with it. Raises EOFError at the end."""
         body, descriptors = self._receive()
         return _ORDERS.decode(body), descriptors
 
@@ -117,7 +117,7 @@ class Channel:
         return _ANSWERS.decode(body)
 
     def has_answer(self, seconds: float) -> bool:
-        """Whether there is something to read, the end included, waiting so long for it."""
+        """Return whether there is something to read, the end included, waiting so long for it."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
@@ -153,12 +153,3 @@ def close_all(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-
-
-def started_with(module: str, description: str) -> dict[str, Any]:
-    """What a module of this folder that serves a trainer was started with: the `channel`, and `whose` process it is."""
-    parser = argparse.ArgumentParser(prog=f"python -m trainctl.trainer.collective.{module}", description=description)
-    parser.add_argument("--channel", type=int, required=True, metavar="FD", help="descriptor of a connected socket")
-    parser.add_argument("--whose", metavar="TEXT", help="text for the process title")
-    arguments = parser.parse_args()
-    return {"channel": Channel(socket.socket(fileno=arguments.channel)), "whose": arguments.whose}

@@ -1,4 +1,4 @@
-"""What ranks sum over each other between accumulating and updating: a group of one, and one that sums by a reducer.
+"""Groups of ranks, which sum between accumulating and updating: a group of one, and one that sums by reducers.
 
 A reducer's group works in a buffer shared with that process. The accumulators are copied there, and their total stays
 there until `deliver`, so a sum that failed or came too late leaves them as they were. What one rank gives to others
@@ -10,17 +10,15 @@ import hashlib
 import logging
 import socket
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from trainctl.protocol.messages import Form
 from trainctl.trainer.backends.base import Array, Backend
-from trainctl.trainer.collective import engine_errors
 from trainctl.trainer.collective.channel import Join, Reduce
+from trainctl.trainer.collective.engines import plain_error
 from trainctl.trainer.collective.reducer_process import ReducerProcess
 from trainctl.trainer.collective.shared_buffer import (
     WORD_BYTES,
@@ -35,16 +33,16 @@ from trainctl.trainer.common.errors import AbandonedError, EngineError, GroupErr
 log = logging.getLogger(__name__)
 
 _DIGEST_WORDS = 8  # SHA-256
-_MOST_TAIL_VALUES = 128
+_MAX_TAIL_VALUES = 128
 """Room in the buffer for the numbers of each rank's tail."""
-_LEAST_PART_WORDS = 1 << 18
+_MIN_PART_WORDS = 1 << 18
 """Least words of a part when several links share a sum: MLX splits no shorter part further, and each part costs an
 order and an answer."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """What travels behind the gradients, so that every rank decides from the same sums."""
+    """Numbers behind the gradients, so that every rank decides from the same sums."""
 
     losses: Mapping[str, float]  # nats, by the weight that each is divided by
     weights: Mapping[str, float]
@@ -54,7 +52,7 @@ class Tail:
 
     @functools.cached_property
     def weight(self) -> float:
-        """The first one, which divides reported losses and rates."""
+        """The first weight, which divides reported losses and rates."""
         return next(iter(self.weights.values()))
 
     @property
@@ -65,12 +63,12 @@ class Tail:
         return sum(terms, self.losses[first])
 
     def numbers(self) -> list[float]:
-        """In an order that is the same on all ranks."""
+        """Return all numbers, in an order that is the same on all ranks."""
         named = (*self.losses.values(), *self.weights.values(), *self.metrics.values())
         return [*named, float(self.tokens), float(self.bad_losses)]
 
     def summed(self, ranks: Sequence[Sequence[float]]) -> "Tail":
-        """The `numbers` of all ranks together, under the names of this one."""
+        """Add up the `numbers` of all ranks, under the names of this one."""
         totals = iter([sum(values) for values in zip(*ranks, strict=True)])
         losses, weights, metrics = (
             {name: next(totals) for name in named} for named in (self.losses, self.weights, self.metrics)
@@ -78,70 +76,22 @@ class Tail:
         return Tail(losses, weights, metrics, int(next(totals)), int(next(totals)))
 
 
-class Reduced(NamedTuple):
-    """What one rank gave to a sum, and how long that took, with the wait for slower ranks in it."""
+@dataclass(frozen=True)
+class Reduced:
+    """The size of one rank's part in a sum, and how long that took, with the wait for slower ranks in it."""
 
     bytes: int
     seconds: float
 
 
-class Group(ABC):
-    """The live ranks of one generation. All but `abort` belongs to the main thread."""
+class Solo:
+    """A group of one rank: its sums are the totals. ReducerGroup says what each method does."""
 
-    @abstractmethod
-    def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
-        """Sum the backend's accumulators and the tails over all ranks; returns the sum of the tails, and leaves the
-        accumulators alone. Raises GroupError, or AbandonedError if the group was aborted."""
-
-    @property
-    @abstractmethod
-    def is_alone(self) -> bool:
-        """Whether this rank is the only one."""
-
-    @property
-    @abstractmethod
-    def reduced(self) -> Reduced | None:
-        """Of the last `all_reduce`; None: nothing was summed."""
-
-    @abstractmethod
-    def deliver(self, backend: Backend) -> None:
-        """Replace the backend's accumulators by the sum that `all_reduce` made."""
-
-    @abstractmethod
-    def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], None]) -> Mapping[str, Array] | None:
-        """What the rank `source` (None: the lowest) fills in, one array for each parameter; read-only, and until the
-        next call. None if this rank is the only one. Raises as `all_reduce`."""
-
-    @abstractmethod
-    def share_numbers(self, source: int | None, numbers: Sequence[float]) -> list[float]:
-        """The rank `source`'s numbers, to the bit. Raises as `all_reduce`."""
-
-    @abstractmethod
-    def is_source(self, source: int | None) -> bool:
-        """Whether `source` is this rank."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """From any thread: make a thread that waits for the others give up, at once."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """`abort`, and let go of everything."""
-
-
-class Solo(Group):
-    """A group of one rank: its sums are the totals."""
+    is_alone = True
+    reduced: Reduced | None = None
 
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         return tail
-
-    @property
-    def is_alone(self) -> bool:
-        return True
-
-    @property
-    def reduced(self) -> Reduced | None:
-        return None
 
     def deliver(self, backend: Backend) -> None:
         return
@@ -162,8 +112,11 @@ class Solo(Group):
         return
 
 
-class ReducerGroup(Group):
-    """A group by way of reducer processes, one for each link to a neighbour, which belong to it from here on."""
+class ReducerGroup:
+    """The live ranks of one generation, by way of reducer processes, one for each link to a neighbour, which belong to
+    it from here on. All but `abort` belongs to the main thread."""
+
+    is_alone = False
 
     def __init__(
         self, form: Form, rank: int, layout: Layout, reducers: Sequence[ReducerProcess], nodes: Sequence[str] = ()
@@ -173,9 +126,9 @@ class ReducerGroup(Group):
         self._form, self._rank, self._layout, self._reducers = form, rank, layout, reducers
         self._index = form.ranks.index(rank)
         self._ports: list[socket.socket] = []
-        self._reduced: Reduced | None = None
+        self.reduced: Reduced | None = None  # by the last `all_reduce`
         self._is_pinned = False
-        words = max(layout.elements + tail_words(len(form.ranks), _MOST_TAIL_VALUES), len(form.ranks) * _DIGEST_WORDS)
+        words = max(layout.elements + tail_words(len(form.ranks), _MAX_TAIL_VALUES), len(form.ranks) * _DIGEST_WORDS)
         try:
             self._buffer = SharedBuffer.create(words)
         except OSError as error:
@@ -218,7 +171,7 @@ class ReducerGroup(Group):
                 raise GroupError(f"rank {rank}'s parameter layout differs from the group's")
 
     def formed(self) -> None:
-        """From here on a wait for other ranks has no end but theirs, or `abort`."""
+        """Let a wait for other ranks end by them or by `abort` alone, from here on."""
         self._deadline = None
         self._close_ports()
 
@@ -233,6 +186,8 @@ class ReducerGroup(Group):
     # ------------------------------------------------------------ sums
 
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
+        """Sum the backend's accumulators and the tails over all ranks. Return the sum of the tails, and leave the
+        accumulators alone. Raises GroupError, or AbandonedError if the group was aborted."""
         if not self._is_pinned:
             self._is_pinned = True
             backend.pin(self._buffer.floats)
@@ -242,21 +197,16 @@ class ReducerGroup(Group):
         write_tail(slots, self._index, numbers)
         words, begun = self._layout.elements + len(slots), time.perf_counter()
         self._reduce(Reduce("float32", 0, words))
-        self._reduced = Reduced(words * WORD_BYTES, time.perf_counter() - begun)
+        self.reduced = Reduced(words * WORD_BYTES, time.perf_counter() - begun)
         return tail.summed(read_tail(slots, len(numbers)))
 
-    @property
-    def is_alone(self) -> bool:
-        return False
-
-    @property
-    def reduced(self) -> Reduced | None:
-        return self._reduced
-
     def deliver(self, backend: Backend) -> None:
+        """Replace the backend's accumulators by the sum that `all_reduce` made."""
         backend.copy_in("accumulators", self._arrays)
 
     def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], None]) -> Mapping[str, Array] | None:
+        """Return the arrays that the rank `source` (None: the lowest) fills in, one for each parameter; read-only, and
+        until the next call. None if this rank is the only one. Raises as `all_reduce`."""
         if self.is_source(source):
             fill(self._arrays)
         else:
@@ -265,6 +215,7 @@ class ReducerGroup(Group):
         return self._arrays
 
     def share_numbers(self, source: int | None, numbers: Sequence[float]) -> list[float]:
+        """Return the rank `source`'s numbers, to the bit. Raises as `all_reduce`."""
         own = np.array(numbers, np.float64)
         words = self._buffer.integers[: 2 * len(own)]
         words[:] = own.view(np.int32) if self.is_source(source) else 0
@@ -272,13 +223,16 @@ class ReducerGroup(Group):
         return [float(number) for number in words.copy().view(np.float64)]
 
     def is_source(self, source: int | None) -> bool:
+        """Return whether `source` is this rank."""
         return self._rank == (self._form.ranks[0] if source is None else source)
 
     def abort(self) -> None:
+        """Make a thread that waits for the others give up, at once; from any thread."""
         for reducer in self._reducers:
             reducer.kill()
 
     def close(self) -> None:
+        """`abort`, and let go of everything."""
         for reducer in self._reducers:
             reducer.close()
         self._buffer.close()
@@ -289,8 +243,8 @@ class ReducerGroup(Group):
             port.close()
 
     def _reduce(self, order: Reduce) -> None:
-        """Every link sums a part; all ranks part it alike."""
-        parts = max(1, min(len(self._reducers), order.count // _LEAST_PART_WORDS))
+        """Have every link sum a part; all ranks part it alike."""
+        parts = max(1, min(len(self._reducers), order.count // _MIN_PART_WORDS))
         words, busy = -(-order.count // parts), self._reducers[:parts]
         try:
             for part, reducer in enumerate(busy):
@@ -302,7 +256,7 @@ class ReducerGroup(Group):
         self._wait(busy)
 
     def _wait(self, reducers: Sequence[ReducerProcess]) -> None:
-        """A failure here ends all reducers, so that the others don't wait for this rank."""
+        """End all reducers after a failure, so that the others don't wait for this rank."""
         try:
             for reducer in reducers:
                 reducer.wait(None if self._deadline is None else max(0.001, self._deadline - time.monotonic()))
@@ -324,10 +278,13 @@ class ReducerGroup(Group):
         log.warning("%s, %s: %s", self._form.generation, self._form.engine, error)
         peer = None if error.peer is None else self._name(self._form.ranks[error.peer])
         what = "the sum" if self._deadline is None else "joining"
-        return GroupError(engine_errors.plain(str(error), peer, self._name(self._rank), what))
+        return GroupError(plain_error(str(error), peer, self._name(self._rank), what))
 
     def _name(self, rank: int) -> str:
         return self._nodes[rank] if rank < len(self._nodes) else f"rank {rank}"
+
+
+Group = Solo | ReducerGroup
 
 
 def _digest(text: str) -> bytes:

@@ -4,8 +4,8 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -20,20 +20,48 @@ from trainctl.trainer.common.errors import AbandonedError, EngineError, GroupErr
 REAP_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 """Seconds between looks at a reducer that is waited for."""
+_POLL_SECONDS = 0.002
+
+
+class Child:
+    """A child of this process, from any thread. It stays a zombie, so that its process id is its own, until someone
+    asks for its exit status."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+        self._lock = threading.RLock()
+
+    def poll(self) -> int | None:
+        """Return its exit status, negative for a signal; None as long as it runs."""
+        with self._lock:
+            if self._status is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self._status = os.waitstatus_to_exitcode(status) if pid else None
+            return self._status
+
+    def kill(self) -> None:
+        with self._lock:
+            if self.poll() is None:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int | None:
+        """Return its exit status once it has ended, or None if it takes too long."""
+        due = time.monotonic() + REAP_SECONDS
+        while (status := self.poll()) is None and time.monotonic() < due:
+            time.sleep(_POLL_SECONDS)
+        return status
 
 
 class Life(Protocol):
-    """The process behind a reducer. `kill` from any thread."""
+    """The process behind a reducer: a Child, or a fork server's. From any thread."""
 
     @property
     def pid(self) -> int | None:
-        """None as long as it isn't known."""
+        """Its process, None as long as it isn't known."""
 
     def kill(self) -> None: ...
-
-    def reap(self) -> int | None:
-        """Its exit status, negative for a signal, once it has ended; it is killed if it still runs. None if that
-        can't be had."""
+    def reap(self) -> int | None: ...
 
 
 class ReducerProcess:
@@ -43,14 +71,11 @@ class ReducerProcess:
         self.life, self._channel = life, channel
         self._status: int | None = None
         self.killed = self._reaped = False
-        self._prepared: set[Engine] = set()
 
     def prepare(self, engine: Engine) -> None:
         """Have it import an engine, once; returns at once."""
-        if engine not in self._prepared:
-            self._prepared.add(engine)
-            with contextlib.suppress(OSError):  # one that is dead says so when it is asked to join
-                self._channel.send(Prepare(engine))
+        with contextlib.suppress(OSError):  # one that is dead says so when it is asked to join
+            self._channel.send(Prepare(engine))
 
     def order(self, order: Join | Reduce, descriptors: Sequence[int] = ()) -> None:
         """Send an order; returns at once. Raises as `wait`."""
@@ -87,7 +112,7 @@ class ReducerProcess:
             self.life.kill()
 
     def close(self) -> None:
-        """`kill`, and let go of what it leaves."""
+        """`kill` it, and let go of what it leaves."""
         self.kill()
         self._reap()
         self._channel.close()
@@ -102,7 +127,7 @@ class ReducerProcess:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Whether a process is there and stopped, by a signal or a debugger."""
+    """Return whether a process is there and stopped, by a signal or a debugger."""
     if pid is None:
         return False
     try:
@@ -117,43 +142,25 @@ def _how(status: int | None) -> str:
     return f"with exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
 
 
-class Spawned:
-    """A `Life` that this process has started."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self.process = process
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def kill(self) -> None:
-        self.process.kill()
-
-    def reap(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(REAP_SECONDS)
-        return self.process.returncode
-
-
 def spawn() -> ReducerProcess:
-    """A reducer that has imported nothing. Raises GroupError if no process can be had."""
-    process, channel = start("trainctl.trainer.collective.reducer", dict(os.environ))
-    return ReducerProcess(Spawned(process), channel)
+    """Start a reducer that has imported nothing. Raises GroupError if no process can be had."""
+    return ReducerProcess(*start(dict(os.environ)))
 
 
-def start(module: str, environment: dict[str, str]) -> "tuple[subprocess.Popen[bytes], Channel]":
-    """Run a module of the trainer's with a channel to it. Raises GroupError."""
+def start(environment: dict[str, str], *options: str) -> tuple[Child, Channel]:
+    """Start reducer.py with a channel to it. Raises GroupError."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", module, "--channel", str(theirs.fileno()), "--whose", whose()]
+    command = [sys.executable, "-m", "trainctl.trainer.collective.reducer", "--channel", str(theirs.fileno())]
+    theirs.set_inheritable(True)
+    null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    log = (os.POSIX_SPAWN_DUP2, 2, 1)  # its output goes where the trainer's own does
     try:
-        # Its output goes where the trainer's own does: the log.
-        process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2, stderr=2, env=environment
+        pid = os.posix_spawn(
+            sys.executable, [*command, "--whose", whose(), *options], environment, file_actions=[null, log]
         )
     except OSError as error:
         ours.close()
         raise GroupError(f"cannot start a reducer: {error}") from None
     finally:
         theirs.close()
-    return process, Channel(ours)
+    return Child(pid), Channel(ours)

@@ -1,18 +1,26 @@
-"""One micro-batch as rectangular arrays, and the weight that its loss is divided by."""
+"""Micro-batches as rectangular arrays, the weight their loss is divided by, and threads that assemble the next ones.
+
+Shapes: B rows, L targets of the longest row, S tokens of the longest prompt for an encoder.
+"""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.trainer.data.permutation import Indices
+
 Tokens = NDArray[np.int32]
 
 
-class Prompts(NamedTuple):
-    """What the encoder of an encoder-decoder model is given."""
+@dataclass(frozen=True)
+class Prompts:
+    """Inputs of the encoder of an encoder-decoder model."""
 
     inputs: Tokens  # [B, S], padded on the right
     lengths: NDArray[np.int64]  # [B]
@@ -33,14 +41,12 @@ class Batch:
     weight: float  # counted targets
     positions: Tokens | None = None  # [B, L], each input's place in its document; None: one document per row
     keys: NDArray[np.int32] | None = None  # [B, L], of dropout; None: nothing is dropped
-    reference: NDArray[np.float32] | None = (
-        None  # [B, L], log-probabilities by the reference; None: not computed before
-    )
+    reference: NDArray[np.float32] | None = None  # [B, L], log-probabilities by it; None: not computed before
     sequences: int = 1  # of a sample: rows n * sequences and those that follow it are those of sample n
     prompts: Prompts | None = None  # of an encoder; None: a prompt is the beginning of its row
 
     def __len__(self) -> int:
-        """Samples."""
+        """Return the number of samples."""
         return len(self.inputs) // self.sequences
 
     @property
@@ -60,7 +66,7 @@ class Batch:
         return (np.arange(self.targets.shape[1]) < self.lengths[:, None]).astype(np.float32)
 
     def rows(self, chosen: NDArray[np.int64]) -> "Batch":
-        """Some of the samples, padded as they are."""
+        """Return some of the samples, padded as they are."""
         counted = self.counted[chosen]
         weight = float(counted.sum(dtype=np.float64))
         positions = None if self.positions is None else self.positions[chosen]
@@ -70,7 +76,7 @@ class Batch:
 
 
 def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
-    """Samples of k + 1 tokens and k flags (which targets count), padded on the right to the longest."""
+    """Pad samples of k + 1 tokens and k flags (which targets count) on the right to the longest."""
     longest = max(len(flags) for _, flags in samples)
     inputs = np.zeros((len(samples), longest), np.int32)
     targets = np.zeros_like(inputs)
@@ -83,19 +89,16 @@ def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
     return Batch(inputs, targets, counted, lengths, float(counted.sum(dtype=np.float64)))
 
 
-def collate_apart(
-    prompts: Sequence[Tokens], completions: Sequence[tuple[Tokens, NDArray[np.bool_]]]
-) -> Batch:  # fmt: skip
-    """As `collate`, of completions for a decoder; `prompts` are for the encoder, each with one token more than the
-    encoder is given."""
-    given = collate([(tokens, np.zeros(len(tokens) - 1, np.bool_)) for tokens in prompts])
-    return replace(collate(completions), prompts=Prompts(given.inputs, given.lengths))
+def collate_apart(prompts: Sequence[Tokens], completions: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
+    """Collate completions for a decoder; `prompts` are for the encoder, each with one token more than it reads."""
+    encoded = collate([(tokens, np.zeros(len(tokens) - 1, np.bool_)) for tokens in prompts])
+    return replace(collate(completions), prompts=Prompts(encoded.inputs, encoded.lengths))
 
 
 def gathered(
     tokens: NDArray[np.integer[Any]], counted: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> Batch:
-    """As `collate`: samples that begin at `starts` in flat arrays, each of `lengths` + 1 tokens."""
+    """Collate samples that begin at `starts` in flat arrays, each of `lengths` + 1 tokens."""
     columns = np.arange(int(lengths.max()))
     holds = columns < lengths[:, None]
     places = np.where(holds, starts[:, None] + columns, 0)
@@ -109,7 +112,8 @@ def packed(
     tokens: NDArray[np.integer[Any]], counted: NDArray[np.uint8], starts: NDArray[np.int64],
     lengths: NDArray[np.int64], rows: NDArray[np.int64],
 ) -> Batch:  # fmt: skip
-    """As `gathered`, each sample in one of ascending `rows`, after those before it in its row."""
+    """Collate samples as `gathered` does, with each sample in one of ascending `rows`, after those before it in its
+    row."""
     before = np.cumsum(lengths) - lengths  # targets in samples before each, and before each row's first
     widths = np.bincount(rows, lengths).astype(np.int64)
     row_start = np.cumsum(widths) - widths
@@ -124,7 +128,43 @@ def packed(
 
 
 def from_blocks(blocks: Tokens) -> Batch:
-    """Whole blocks, [B, L + 1] tokens, of which every target counts."""
+    """Return [B, L + 1] tokens of whole blocks as a batch, of which every target counts."""
     counted = np.ones((len(blocks), blocks.shape[1] - 1), np.float32)
     lengths = np.full(len(blocks), counted.shape[1], np.int64)
     return Batch(blocks[:, :-1], blocks[:, 1:], counted, lengths, float(counted.size))
+
+
+class Prefetch:
+    """Batches that `make` assembles from positions, the same one whenever it is asked: up to `ahead` of them before
+    they are needed, on `workers` threads. Belongs to one thread."""
+
+    def __init__(self, make: Callable[[Indices], Batch], ahead: int, workers: int) -> None:
+        self._make, self._ahead, self._workers = make, ahead, workers
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun: dict[bytes, Future[Batch]] = {}
+
+    def get(self, positions: Indices, following: Iterable[Indices]) -> Batch:
+        """Return the batch of `positions`, and begin those of the first `following`. Raises what `make` does, on
+        whichever thread."""
+        ready = self._begun.pop(positions.tobytes(), None)
+        self.expect(following)
+        return self._make(positions) if ready is None else ready.result()
+
+    def expect(self, following: Iterable[Indices]) -> None:
+        """Begin the batches of the first `following`, and forget the others."""
+        if not self._ahead:
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="prefetch")
+        wanted = {positions.tobytes(): positions for positions in islice(following, self._ahead)}
+        for key in self._begun.keys() - wanted.keys():
+            self._begun.pop(key).cancel()
+        for key in wanted.keys() - self._begun.keys():
+            self._begun[key] = self._pool.submit(self._make, wanted[key])
+
+    def close(self) -> None:
+        """End the threads; a batch in the making is finished first."""
+        self._begun.clear()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None

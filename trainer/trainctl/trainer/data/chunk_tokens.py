@@ -1,9 +1,15 @@
-"""What a chunk of a source tokenizes to. It depends only on the chunk and a `Recipe`, so any process can do it."""
+"""The tokens of a source's chunks, which depend only on the chunks and a `Recipe`.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+A text is read in parts that overlap. Each is tokenized with the start of the next, and the two are joined where they
+agree.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -11,29 +17,48 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
-from trainctl.trainer.data.byte_tokens import BYTES_END, BYTES_VOCABULARY
-from trainctl.trainer.data.chunks import Chunk, TextTokens
-from trainctl.trainer.data.pairs import halves_in
-from trainctl.trainer.data.row_tokens import TokenRow, added_before, check_ids, row_tokenizer
-from trainctl.trainer.data.rows import lines_in, rows_in
-from trainctl.trainer.data.tokenizer_file import read_tokenizer
+from trainctl.trainer.data.row_tokens import RowTokenizer, TokenRow, added_before, check_ids, row_tokenizer
+from trainctl.trainer.data.rows import Chunk, halves_in, lines_in, rows_in
+from trainctl.trainer.data.tokenizer_file import BYTES_END, BYTES_VOCABULARY, read_tokenizer
+
+TEXT_BYTES = 1 << 20
+"""Bytes of a part of a text."""
+OVERLAP_BYTES = 1 << 13
+"""Bytes of the next part that a part of a text is tokenized with."""
+AGREEING_TOKENS = 16
+"""Tokens in a row that two parts must have in common where they are joined."""
+_MAX_PARTS = 8
+"""Parts of texts that one call tokenizes at most, one for each core. Each takes up to 0.5 GB meanwhile."""
 
 
-class SampleTokens(NamedTuple):
+@dataclass(frozen=True)
+class TextTokens:
+    """Tokens of a part of a text and of what follows it."""
+
+    tokens: NDArray[np.uint32]
+    starts: NDArray[np.int64]  # the first character of each token, from the part's start
+    length: int  # characters of the part itself
+    is_end: bool
+
+
+@dataclass(frozen=True)
+class SampleTokens:
     """The samples of a chunk, end to end."""
 
     tokens: NDArray[np.uint32]
     counted: NDArray[np.uint8]
     lengths: NDArray[np.int64]
-    remarks: Mapping[str, int] = MappingProxyType({})  # what was left out of rows, and how often
+    remarks: Mapping[str, int] = field(default_factory=dict)  # what was left out of rows, and how often
 
 
-Encode = Callable[[Chunk], TextTokens | SampleTokens]
+Encode = Callable[[Iterable[Chunk]], Iterator[TextTokens | SampleTokens]]
 
 
-class Recipe(NamedTuple):
+@dataclass(frozen=True)
+class Recipe:
     """How chunks are tokenized."""
 
     model: Path
@@ -44,64 +69,78 @@ class Recipe(NamedTuple):
     encodes_prompts: bool = False  # whether they are prompts and completions
 
     def encoder(self) -> Encode:
-        """Raises InvalidInputError for a tokenizer that can't be read or doesn't fit the model; so does what it
-        returns, naming file and line."""
+        """Return what tokenizes chunks, one after another. Raises InvalidInputError for a tokenizer that can't be read
+        or doesn't fit the model; so does what it returns, naming file and line."""
         if self.kind == "samples":
             highest = (vocabulary_size(self.model) or 2**32) - 1
-            return lambda chunk: _samples(_read_samples(chunk, highest))
+            return lambda chunks: (_samples(_read_samples(chunk, highest)) for chunk in chunks)
         if self.kind == "rows":
-            return self._rows_encoder()
+            self._check_vocabulary(self._rows.highest)
+            return self._encode_rows
         if self.tokenizer == "bytes":
             self._check_vocabulary(BYTES_VOCABULARY - 1)
-            return _byte_tokens
-        return self._text_encoder()
+            return lambda chunks: map(_byte_tokens, chunks)
+        added = self._texts.get_added_tokens_decoder()
+        own = {*self._texts.get_vocab().values()} - {*added}
+        self._check_vocabulary(max([*own, *self.begin(), *self.end()]))
+        return self._encode_texts
 
     def begin(self) -> Sequence[int]:
-        """The tokens before a text: those that the tokenizer itself puts there, such as a begin token."""
-        return () if self.tokenizer == "bytes" else _begin(self._read_tokenizer())
+        """Return the tokens before a text: those that the tokenizer itself puts there, such as a begin token."""
+        if self.tokenizer == "bytes":
+            return ()
+        whole, plain = (self._texts.encode("a", add_special_tokens=special).ids for special in (True, False))
+        return added_before(whole, plain)
 
     def end(self) -> Sequence[int]:
-        """The token that ends a text, if there is one."""
+        """Return the token that ends a text, if there is one."""
         if self.tokenizer == "bytes":
             return (BYTES_END,)
         end = model_config(self.model).get("eos_token_id")
         return end[:1] if isinstance(end, list) else () if end is None else (end,)
 
+    @property
     def has_end(self) -> bool:
         """Whether texts and completions get an end token."""
-        if self.kind == "rows":
-            return row_tokenizer(self.model, self.tokenizer, self.where).has_end
-        return self.kind == "samples" or bool(self.end())
+        return self._rows.has_end if self.kind == "rows" else self.kind == "samples" or bool(self.end())
 
+    @property
     def prompt_end(self) -> int:
         """How many special tokens end each prompt for an encoder."""
-        return row_tokenizer(self.model, self.tokenizer, self.where).prompt_end if self.encodes_prompts else 0
+        return self._rows.prompt_end if self.encodes_prompts else 0
 
-    def _rows_encoder(self) -> Encode:
-        tokenizer = row_tokenizer(self.model, self.tokenizer, self.where)
-        self._check_vocabulary(tokenizer.highest)
-        if self.encodes_prompts:
-            return lambda chunk: _samples(tokenizer.encode_apart(rows_in(chunk)), tokenizer.take_remarks)
-        read = rows_in if self.sequences == 1 else halves_in
-        return lambda chunk: _samples(tokenizer.encode(read(chunk)), tokenizer.take_remarks)
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest type that holds each ID."""
+        is_bytes = self.kind == "text" and self.tokenizer == "bytes"
+        vocabulary = BYTES_VOCABULARY if is_bytes else vocabulary_size(self.model)
+        return np.dtype("<u2" if vocabulary is not None and vocabulary <= 65536 else "<u4")
 
-    def _text_encoder(self) -> Encode:
-        tokenizer = self._read_tokenizer()
-        added = tokenizer.get_added_tokens_decoder()
-        self._check_vocabulary(max([*({*tokenizer.get_vocab().values()} - {*added}), *_begin(tokenizer), *self.end()]))
-        vocabulary = vocabulary_size(self.model)
+    @functools.cached_property
+    def _rows(self) -> RowTokenizer:
+        return row_tokenizer(self.model, self.tokenizer, self.where)
 
-        def encode(chunk: Chunk) -> TextTokens:
-            text = _text(chunk)
-            found = tokenizer.encode(text + _lines(chunk.following, "replace"), add_special_tokens=False)
-            check_ids(found.ids, vocabulary, str(chunk.source))
-            starts = np.fromiter((start for start, _ in found.offsets), np.int64, len(found.ids))
-            return TextTokens(np.array(found.ids, np.uint32), starts, len(text), chunk.is_end)
-
-        return encode
-
-    def _read_tokenizer(self) -> Any:
+    @functools.cached_property
+    def _texts(self) -> Any:
         return read_tokenizer(self.model, self.where).backend_tokenizer
+
+    def _encode_rows(self, chunks: Iterable[Chunk]) -> Iterator[SampleTokens]:
+        read = rows_in if self.sequences == 1 or self.encodes_prompts else halves_in
+        encode = self._rows.encode_apart if self.encodes_prompts else self._rows.encode
+        for chunk in chunks:
+            yield _samples(encode(read(chunk)), self._rows.take_remarks)
+
+    def _encode_texts(self, chunks: Iterable[Chunk]) -> Iterator[TextTokens]:
+        vocabulary, remaining = vocabulary_size(self.model), iter(chunks)
+        count = min(_MAX_PARTS, max(1, int(usable_cores())))
+        while batch := list(islice(remaining, count)):
+            texts = [_text(chunk) for chunk in batch]
+            wholes = [text + _lines(chunk.following, "replace") for text, chunk in zip(texts, batch, strict=True)]
+            encodings = self._texts.encode_batch(wholes, add_special_tokens=False)
+            for chunk, text, encoding in zip(batch, texts, encodings, strict=True):
+                check_ids(encoding.ids, vocabulary, str(chunk.source))
+                starts = np.fromiter((start for start, _ in encoding.offsets), np.int64, len(encoding.ids))
+                yield TextTokens(np.array(encoding.ids, np.uint32), starts, len(text), chunk.is_end)
 
     def _check_vocabulary(self, highest: int) -> None:
         vocabulary = vocabulary_size(self.model)
@@ -112,9 +151,71 @@ class Recipe(NamedTuple):
             )
 
 
-def _begin(tokenizer: Any) -> list[int]:
-    whole, plain = (tokenizer.encode("a", add_special_tokens=special).ids for special in (True, False))
-    return added_before(whole, plain)
+def text_chunks(path: Path, size: int = TEXT_BYTES, overlap: int = OVERLAP_BYTES) -> Iterator[Chunk]:
+    """Yield the parts of a UTF-8 text, which begin and end between characters."""
+    with path.open("rb") as file:
+        held, first = b"", 0
+        while True:
+            held += file.read(size + overlap + 1 - len(held))
+            if len(held) <= size + overlap:
+                yield Chunk(path, held, first, len(held))
+                return
+            cut, end = _between(held, size), _between(held, size + overlap)
+            yield Chunk(path, held[:cut], first, cut, held[cut:end], is_end=False)
+            held, first = held[cut:], first + cut
+
+
+def _between(text: bytes, place: int) -> int:
+    """Return a place near `place` where no character and no line end is divided; what isn't UTF-8 is found later."""
+    for _ in range(3):
+        place -= place < len(text) and text[place] & 0xC0 == 0x80
+    return place - (text[place - 1 : place + 1] == b"\r\n")
+
+
+def joined(
+    parts: Iterable[TextTokens], begin: NDArray[np.uint32], end: NDArray[np.uint32]
+) -> Iterator[NDArray[np.uint32]]:
+    """Yield the tokens of texts whose parts come in order, without what two parts have in common; `begin` precedes each
+    text that doesn't start with it, and `end` follows each."""
+    before: TextTokens | None = None
+    used = 0  # tokens of the part that are left out at its start
+    for part in parts:
+        if before is not None:
+            border = int(np.searchsorted(before.starts, before.length))
+            tail = _marks(before.starts[border:] - before.length, before.tokens[border:])
+            reach = int(np.searchsorted(part.starts, int(tail[-1][0]) + 1)) if tail else 0
+            keep, skip = seam(tail, _marks(part.starts[:reach], part.tokens[:reach]))
+            yield before.tokens[used : border + keep]
+            used = skip
+        elif not np.array_equal(part.tokens[: len(begin)], begin):
+            yield begin
+        before = part
+        if part.is_end:
+            yield part.tokens[used:]
+            yield end
+            before, used = None, 0
+
+
+def seam(tail: Sequence[tuple[int, int]], head: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return how many tokens of a part's `tail` to keep, and how many of the next part's `head` to leave out. Both are
+    (first character, ID), in order. They are joined in the middle of the first AGREEING_TOKENS that agree; without
+    such, at the border."""
+    mine = theirs = run = 0
+    while mine < len(tail) and theirs < len(head):
+        if tail[mine] == head[theirs]:
+            run += 1
+            if run == AGREEING_TOKENS:
+                return mine + 1 - run // 2, theirs + 1 - run // 2
+            mine, theirs = mine + 1, theirs + 1
+            continue
+        run = 0
+        place = min(tail[mine][0], head[theirs][0])
+        mine, theirs = mine + (tail[mine][0] == place), theirs + (head[theirs][0] == place)
+    return 0, 0
+
+
+def _marks(starts: NDArray[np.int64], tokens: NDArray[np.uint32]) -> list[tuple[int, int]]:
+    return list(zip(starts.tolist(), tokens.tolist(), strict=True))
 
 
 def _text(chunk: Chunk) -> str:
@@ -126,7 +227,7 @@ def _text(chunk: Chunk) -> str:
 
 
 def _lines(raw: bytes, errors: str = "strict") -> str:
-    """As Python reads a text file."""
+    """Decode bytes as Python reads a text file."""
     return raw.decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -135,14 +236,13 @@ def _byte_tokens(chunk: Chunk) -> TextTokens:
     return TextTokens(tokens, np.empty(0, np.int64), 0, is_end=True)
 
 
-def _samples(rows: Iterable[TokenRow], remarks: Callable[[], Mapping[str, int]] = dict) -> SampleTokens:
-    each = [(np.array(tokens, np.uint32), np.array(counted, np.uint8)) for tokens, counted in rows]
-    return SampleTokens(
-        np.concatenate([tokens for tokens, _ in each]) if each else np.empty(0, np.uint32),
-        np.concatenate([counted for _, counted in each]) if each else np.empty(0, np.uint8),
-        np.array([len(tokens) for tokens, _ in each], np.int64),
-        dict(remarks()),
-    )
+def _samples(rows: Iterable[TokenRow], take_remarks: Callable[[], Mapping[str, int]] = dict) -> SampleTokens:
+    tokens, counted = [np.empty(0, np.uint32)], [np.empty(0, np.uint8)]
+    for ids, flags in rows:
+        tokens.append(np.array(ids, np.uint32))
+        counted.append(np.array(flags, np.uint8))
+    lengths = np.array([len(ids) for ids in tokens[1:]], np.int64)
+    return SampleTokens(np.concatenate(tokens), np.concatenate(counted), lengths, take_remarks())
 
 
 class _Sample(msgspec.Struct, forbid_unknown_fields=True):
@@ -152,7 +252,7 @@ class _Sample(msgspec.Struct, forbid_unknown_fields=True):
     mask: list[int | bool] | None = None
 
 
-def _read_samples(chunk: Chunk, highest: int) -> Iterable[TokenRow]:
+def _read_samples(chunk: Chunk, highest: int) -> Iterator[TokenRow]:
     decoder = msgspec.json.Decoder(_Sample)
     for where, line in lines_in(chunk):
         try:

@@ -1,31 +1,55 @@
-"""Rows of training data from JSONL or Parquet: a text, a prompt with its completion, or a conversation.
+"""Rows of training data from JSONL or Parquet: texts, prompts with completions, conversations, and pairs of answers.
 
 A row has `text`, or `prompt` and `completion` (both text, or both lists of messages), or `messages`. A message has a
 `role` and a `content`, or calls tools; `weight` or `train` says whether an assistant's turn is learned. Rows of
-messages may have `tools` and `chat_template_kwargs`. Other fields are left alone.
+messages may have `tools` and `chat_template_kwargs`.
+
+A pair has `prompt`, `chosen` and `rejected`, all text or all lists of messages; or `chosen` and `rejected` alone, two
+conversations whose first messages are the same and are the prompt. Other fields are left alone.
+
+A file is read in chunks that are tokenized one by one: whole lines, or batches of Parquet rows.
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
 
-from trainctl.protocol.config.input_checks import PAIR_ALONE, ROW_KINDS, is_pair
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.config.input_checks import PAIR_ALONE, PAIR_KINDS, ROW_KINDS, is_pair
+from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.data.chunks import Chunk
+
+MAX_LINE_BYTES = 1 << 26
+LINES_BYTES = 1 << 19
+"""Bytes of a chunk of lines. Larger ones take more memory."""
+_PARQUET_ROWS = 256
 
 Message = dict[str, Any]
 
 
-class Text(NamedTuple):
+@dataclass(frozen=True)
+class Chunk:
+    """Part of a source."""
+
+    source: Path
+    content: Any  # bytes of text, a list of lines, or a pyarrow RecordBatch
+    first: int  # its first line or row, from 1; of text its first byte, from 0
+    size: int  # bytes of the source
+    following: bytes = b""  # text: the start of the next part
+    is_end: bool = True  # text: the file ends with it
+
+
+@dataclass(frozen=True)
+class Text:
     """Every token counts."""
 
     place: str  # FILE: line N
     text: str
 
 
-class Completion(NamedTuple):
+@dataclass(frozen=True)
+class Completion:
     """The completion's tokens count."""
 
     place: str
@@ -33,19 +57,18 @@ class Completion(NamedTuple):
     completion: str
 
 
-class Conversation(NamedTuple):
+@dataclass(frozen=True)
+class Conversation:
     """The assistant's turns count, from `first` on."""
 
     place: str
     messages: list[Message]
     first: int = 0
     tools: list[dict[str, Any]] | None = None  # that the model may call, as its chat template takes them
-    template_settings: Mapping[str, Any] = MappingProxyType({})  # further variables of the chat template
+    template_settings: Mapping[str, Any] = field(default_factory=dict)  # further variables of the chat template
 
 
 Row = Text | Completion | Conversation
-
-
 SETTINGS = ("weight", "train")
 """Fields of a message that say whether its turn is learned. The chat template doesn't see them."""
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", *SETTINGS})
@@ -56,13 +79,57 @@ class NoAnswerError(InvalidInputError):
     """A row of messages without a turn of the assistant that counts."""
 
 
+def row_chunks(path: Path, *, grows: bool = False) -> Iterator[Chunk]:
+    """Yield the rows of a JSON-lines or Parquet file; if it `grows`, without a last line that has no end. Raises
+    InvalidInputError for one that isn't Parquet, and for a line that is longer than any row."""
+    return _parquet_chunks(path) if path.suffix.lower() == ".parquet" else _line_chunks(path, grows=grows)
+
+
+def _line_chunks(path: Path, *, grows: bool) -> Iterator[Chunk]:
+    first = 1
+    with path.open("rb") as file:
+        while lines := _read_lines(file, path, first):
+            if grows and not lines[-1].endswith(b"\n"):
+                del lines[-1]
+            yield Chunk(path, lines, first, sum(map(len, lines)))
+            first += len(lines)
+
+
+def _read_lines(file: IO[bytes], path: Path, first: int) -> list[bytes]:
+    lines: list[bytes] = []
+    size = 0
+    while size < LINES_BYTES and (line := file.readline(MAX_LINE_BYTES + 1)):
+        if len(line) > MAX_LINE_BYTES:
+            problem = f"longer than {MAX_LINE_BYTES // 2**20} MB, the most for one row; one JSON object a line is read"
+            raise InvalidInputError(f"{path}: line {first + len(lines)}", problem)
+        lines.append(line)
+        size += len(line)
+    return lines
+
+
+def _parquet_chunks(path: Path) -> Iterator[Chunk]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise InvalidInputError(str(path), f"Parquet needs pyarrow; {installing('parquet')}") from None
+    first = 1
+    try:
+        file: Any = pyarrow.parquet.ParquetFile(path)
+        row_bytes = path.stat().st_size / max(1, file.metadata.num_rows)
+        for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+            yield Chunk(path, batch, first, int(row_bytes * batch.num_rows))
+            first += batch.num_rows
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InvalidInputError(str(path), f"not a readable Parquet file: {first_line(error)}") from None
+
+
 def rows_in(chunk: Chunk) -> Iterator[Row]:
-    """The rows of part of a file. Raises InvalidInputError naming file, line and field."""
+    """Yield the rows of part of a file. Raises InvalidInputError naming file, line and field."""
     return (row_of(fields, place) for place, fields in objects_in(chunk))
 
 
 def objects_in(chunk: Chunk) -> Iterator[tuple[str, Any]]:
-    """The values of part of a file, each with its place. Raises InvalidInputError naming file and line."""
+    """Yield the values of part of a file, each with its place. Raises InvalidInputError naming file and line."""
     if isinstance(chunk.content, list):
         yield from ((place, fields_of(line, place)) for place, line in lines_in(chunk))
         return
@@ -71,21 +138,21 @@ def objects_in(chunk: Chunk) -> Iterator[tuple[str, Any]]:
 
 
 def tool_names(row: Conversation) -> list[str]:
-    """The names of a conversation's tools, and of those that its assistant calls."""
+    """Return the names of a conversation's tools, and of those that its assistant calls."""
     calls = (call for message in row.messages for call in message.get("tool_calls") or ())
     named = (tool.get("function", tool) for tool in (*(row.tools or ()), *calls))
-    return [one["name"] for one in named if isinstance(one, dict) and isinstance(one.get("name"), str)]
+    return [use["name"] for use in named if isinstance(use, dict) and isinstance(use.get("name"), str)]
 
 
 def _without_nulls(value: Any) -> Any:
-    """Parquet gives each message and tool the fields of all others."""
+    """Leave out the fields that Parquet gives each message and tool because others have them."""
     if isinstance(value, dict):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def fields_of(line: str | bytes, place: str) -> Any:
-    """A line's JSON value. Raises InvalidInputError naming `place`."""
+    """Return a line's JSON value. Raises InvalidInputError naming `place`."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -93,14 +160,14 @@ def fields_of(line: str | bytes, place: str) -> Any:
 
 
 def lines_in(chunk: Chunk) -> Iterator[tuple[str, bytes]]:
-    """The lines that aren't blank, each with its place."""
+    """Yield the lines that aren't blank, each with its place."""
     for number, line in enumerate(chunk.content, chunk.first):
         if line.strip():
             yield f"{chunk.source}: line {number}", line
 
 
 def row_of(fields: Any, place: str) -> Row:
-    """One row. Raises InvalidInputError naming `place` and the field."""
+    """Return one row. Raises InvalidInputError naming `place` and the field."""
     if not isinstance(fields, dict):
         raise InvalidInputError(place, "not a JSON object")
     if is_pair(fields):
@@ -114,13 +181,13 @@ def row_of(fields: Any, place: str) -> Row:
         if not fields["text"]:
             raise InvalidInputError(f"{place}: text", "is empty")
         return Text(place, _checked(fields["text"], f"{place}: text"))
-    known = ", ".join(json.dumps(name) for name in list(fields)[:8])
-    raise InvalidInputError(place, f"needs {ROW_KINDS}; it has {known or 'no field'}")
+    names = ", ".join(json.dumps(name) for name in list(fields)[:8])
+    raise InvalidInputError(place, f"needs {ROW_KINDS}; it has {names or 'no field'}")
 
 
 def prompt_of(fields: Any, place: str) -> str | Conversation:
-    """What a row has before an answer: its prompt, or its messages without a last turn of the assistant. Raises
-    InvalidInputError naming `place` and the field."""
+    """Return the part of a row before an answer: its prompt, or its messages without a last turn of the assistant.
+    Raises InvalidInputError naming `place` and the field."""
     if not isinstance(fields, dict):
         raise InvalidInputError(place, "not a JSON object")
     if fields.get("messages") is not None:
@@ -187,12 +254,12 @@ def _tools(fields: dict[str, Any], place: str) -> list[dict[str, Any]] | None:
     if not _are_objects(tools):
         raise InvalidInputError(where, "must be a list of JSON objects, or that as text")
     _checked(json.dumps(tools, ensure_ascii=False), where)
-    found: list[dict[str, Any]] = tools
-    return found
+    objects: list[dict[str, Any]] = tools
+    return objects
 
 
 def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def _messages(value: Any, place: str, field: str) -> list[Message]:
@@ -225,7 +292,7 @@ def _message(value: Any, where: str) -> Message:
 
 
 def _part(part: Any, where: str) -> str:
-    """The text of a part of a message's content."""
+    """Return the text of a part of a message's content."""
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = json.dumps(part.get("type")) if isinstance(part, dict) else "unknown"
@@ -238,3 +305,51 @@ def _checked(text: str, where: str) -> str:
     except UnicodeEncodeError:
         raise InvalidInputError(where, "contains half of a surrogate pair, which is not valid text") from None
     return text
+
+
+HALVES = ("chosen", "rejected")
+
+
+def halves_in(chunk: Chunk) -> Iterator[Row]:
+    """Yield the chosen and the rejected half of each row of part of a file, as rows of prompt and completion. Raises
+    InvalidInputError naming file, line and field."""
+    for place, fields in objects_in(chunk):
+        yield from pair_of(fields, place)
+
+
+def pair_of(fields: Any, place: str) -> tuple[Row, Row]:
+    """Return the chosen and the rejected half of one row. Raises InvalidInputError naming `place` and the field."""
+    if not isinstance(fields, dict):
+        raise InvalidInputError(place, "not a JSON object")
+    if any(fields.get(half) is None for half in HALVES):
+        raise InvalidInputError(place, f"needs {PAIR_KINDS}")
+    if fields["chosen"] == fields["rejected"]:
+        raise InvalidInputError(place, "chosen and rejected are equal, so the pair has no preference to learn")
+    prompt, answers = _prompt_of(fields, place)
+    whole = {name: value for name, value in fields.items() if name not in (*HALVES, "messages")} | {"prompt": prompt}
+    chosen, rejected = (_half(whole, answer, place, half) for half, answer in zip(HALVES, answers, strict=True))
+    return chosen, rejected
+
+
+def _prompt_of(fields: dict[str, Any], place: str) -> tuple[Any, list[Any]]:
+    """Return the prompt, and the two answers without it."""
+    answers = [fields[half] for half in HALVES]
+    if fields.get("prompt") is not None:
+        return fields["prompt"], answers
+    if not all(isinstance(answer, list) for answer in answers):
+        raise InvalidInputError(f"{place}: prompt", "is missing: only lists of messages may begin with the prompt")
+    pairs = enumerate(zip(*answers, strict=False))
+    same = next((place for place, (left, right) in pairs if left != right), min(map(len, answers)))
+    if not same:
+        raise InvalidInputError(place, "chosen and rejected have no first message in common, so there is no prompt")
+    return answers[0][:same], [answer[same:] for answer in answers]
+
+
+def _half(fields: dict[str, Any], answer: Any, place: str, half: str) -> Row:
+    if not answer:
+        raise InvalidInputError(f"{place}: {half}", "is empty, so the pair has nothing to compare")
+    try:
+        return row_of({**fields, "completion": answer}, place)
+    except InvalidInputError as error:
+        where = error.where.replace(": completion", f": {half}")
+        raise InvalidInputError(where, error.problem.replace("completion", half)) from None

@@ -8,11 +8,13 @@ Texts are laid end to end, each between the begin and the end token if there are
 path.
 """
 
+import errno
 import functools
 import hashlib
 import json
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,13 @@ from trainctl.protocol.config.data_files import data_files, hidden_files
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_file import grows
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.facts import installed_version
 from trainctl.protocol.machine.file_digests import data_digests
 from trainctl.protocol.messages import FileDigest
-from trainctl.trainer.common.model_files import vocabulary_size
-from trainctl.trainer.data.byte_tokens import BYTES_VOCABULARY
-from trainctl.trainer.data.chunk_tokens import Encode, Recipe, SampleTokens
-from trainctl.trainer.data.chunks import Chunk, TextTokens, joined, row_chunks, text_chunks
-from trainctl.trainer.data.worker_pool import tokenized
+from trainctl.trainer.data.chunk_tokens import Encode, Recipe, SampleTokens, TextTokens, joined, text_chunks
+from trainctl.trainer.data.permutation import Indices
+from trainctl.trainer.data.rows import Chunk, row_chunks
 
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -39,18 +40,19 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 _TEMPLATES = "additional_chat_templates"
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
-_DATA_CODE = (
-    "byte_tokens", "chat_dates", "chat_spans", "chunk_tokens", "chunks", "pairs", "row_tokens", "rows", "token_cache",
-    "tokenizer_file",
-)  # fmt: skip
-"""Modules beside this one that decide what a row or a text tokenizes to."""
+_DATA_CODE = ("chat_template", "chunk_tokens", "row_tokens", "rows", "token_cache", "tokenizer_file")
+"""Modules of this folder that decide what a row or a text tokenizes to."""
+_BLOCK_TOKENS = 1 << 22
+"""Tokens whose flags are looked through at once: a cache may be larger than memory."""
+_PROBES = 16
+"""Places of a file at which `drop_pages` looks."""
 
 Report = Callable[[int, int], object]
 """Takes the bytes tokenized so far, and all there are."""
 
 
 def no_report(done: int, whole: int) -> None:
-    """Keeps progress to itself."""
+    """Keep progress to itself."""
 
 
 @dataclass(frozen=True)
@@ -66,34 +68,65 @@ class TokenCache:
     prompt_end: int = 0  # special tokens that end each prompt for an encoder
     remarks: Mapping[str, int] = field(default_factory=dict)  # what was left out of the sources, and how often
 
+    def lengths_and_counts(self, length: int) -> tuple[Indices, NDArray[np.float64]]:
+        """Return the targets of each sample, and how many of its first `length` count."""
+        assert self.offsets is not None and self.counted is not None
+        counts = np.empty(len(self.offsets) - 1)
+        begin = 0
+        while begin < len(counts):
+            limit = self.offsets[begin] + _BLOCK_TOKENS
+            end = max(begin + 1, int(np.searchsorted(self.offsets, limit, side="right")) - 1)
+            places = self.offsets[begin : end + 1] - self.offsets[begin]
+            flags = self.counted[self.offsets[begin] : self.offsets[end]]
+            before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])  # counted among the tokens before each
+            first = places[:-1] + 1
+            counts[begin:end] = before[np.minimum(places[1:], first + length)] - before[first]
+            begin = end
+        return np.diff(self.offsets) - 1, counts
+
+    def equal_pairs(self, length: int) -> NDArray[np.bool_]:
+        """[pairs] Whether both halves of a pair have the same first `length` + 1 tokens, so that its margin is always
+        0."""
+        assert self.offsets is not None
+        begins, widths = self.offsets[:-1], np.minimum(np.diff(self.offsets), length + 1)
+        last = self.tokens[begins + widths - 1]
+        equal: NDArray[np.bool_] = (widths[0::2] == widths[1::2]) & (last[0::2] == last[1::2])
+        for pair in np.flatnonzero(equal):
+            chosen, rejected = (self.tokens[begins[half] :][: widths[half]] for half in (2 * pair, 2 * pair + 1))
+            equal[pair] = np.array_equal(chosen, rejected)
+        return equal
+
+
+# ------------------------------------------------------------ names
+
 
 def sources_of(config: RunFile) -> list[Path]:
-    """The files that a run's data are read from."""
+    """Return the files that a run's data are read from."""
     return data_files(Path(config.data.path), config.data.kind)
 
 
 def cache_name(config: RunFile) -> str:
-    """After everything a cache depends on: the sources by path, size and time of change, and how they are read."""
+    """Return a name after everything a cache depends on: the sources by path, size and time of change, and how they
+    are read."""
     return f"tokens-{_digest_of(config, _stats(sources_of(config) + _readers(config)))[:16]}"
 
 
 def chunk_name(config: RunFile, lines: Sequence[bytes]) -> str:
-    """As `cache_name`, of lines by their content, wherever they are."""
+    """Return the `cache_name` of lines by their content, wherever they are."""
     content = hashlib.sha256(b"".join(lines)).hexdigest()
     digest = _digest_of(config, ["chunk", content, *_stats(_readers(config))])
     return f"chunks-{digest[:2]}/tokens-{digest[:32]}"
 
 
 def _readers(config: RunFile) -> list[Path]:
-    """The files that say how sources are read."""
+    """Return the files that say how sources are read."""
     model = Path(config.model.path)
-    found = [model / name for name in _TOKENIZER_FILES if (model / name).exists()]
-    found += sorted((model / _TEMPLATES).glob("*.jinja"))
-    start = (
-        [model / "generation_config.json"] if objective_of(config.objective, config.data.kind).encodes_prompts else []
-    )
-    found = [*(found if config.data.tokenizer == "model" else ()), *(path for path in start if path.exists())]
-    return [model / "config.json", *found]
+    paths: list[Path] = []
+    if config.data.tokenizer == "model":
+        paths = [*(model / name for name in _TOKENIZER_FILES), *sorted((model / _TEMPLATES).glob("*.jinja"))]
+    if objective_of(config.objective, config.data.kind).encodes_prompts:
+        paths.append(model / "generation_config.json")
+    return [model / "config.json", *(path for path in paths if path.exists())]
 
 
 def _stats(paths: Sequence[Path]) -> list[Any]:
@@ -118,7 +151,7 @@ def _code_versions() -> tuple[str, ...]:
 
 
 def read_cache(folder: Path) -> TokenCache:
-    """A cache that has been written."""
+    """Map a cache that has been written."""
     notes = json.loads((folder / "cache.json").read_text(encoding="utf-8"))
     tokens = _mapped(folder / "tokens.bin", np.dtype(notes["dtype"]))
     files = tuple(FileDigest(name, digest) for name, digest in notes["files"])
@@ -131,38 +164,35 @@ def read_cache(folder: Path) -> TokenCache:
     )
 
 
-def write_cache(config: RunFile, work: Path, where: str, workers: int, report: Report) -> None:
-    """Tokenize a run's data into an empty folder, by so many processes or by this one alone. Raises InvalidInputError
-    naming file and line."""
-    sources = sources_of(config)
-    recipe = recipe_of(config, where)
-    cut = text_chunks if recipe.kind == "text" else functools.partial(row_chunks, grows=grows(config))
-    in_bytes = recipe.kind == "text" and recipe.tokenizer == "bytes"
-    done, whole = 0, sum(source.stat().st_size for source in sources)
-    report(done, whole)
+# ------------------------------------------------------------ writing
 
-    def parts() -> Iterator[TextTokens | SampleTokens]:
-        nonlocal done
-        chunks: Iterator[Chunk] = (chunk for source in sources for chunk in cut(source))
-        for part, size in tokenized(recipe, chunks, 0 if in_bytes else workers):
-            yield part
-            done += size
-            report(min(done, whole), whole)
 
-    dtype, remarks = _dtype(recipe), Counter[str]()
+def write_cache(config: RunFile, work: Path, where: str, report: Report) -> None:
+    """Tokenize a run's data into an empty folder. Raises InvalidInputError naming file and line."""
+    sources, recipe = sources_of(config), recipe_of(config, where)
+    whole = sum(source.stat().st_size for source in sources)
+
+    def chunks() -> Iterator[Chunk]:
+        """Yield all chunks; those read count as done."""
+        cut, done = text_chunks if recipe.kind == "text" else functools.partial(row_chunks, grows=grows(config)), 0
+        for source in sources:
+            for chunk in cut(source):
+                report(min(done, whole), whole)
+                yield chunk
+                done += chunk.size
+
+    report(0, whole)
+    remarks = Counter[str]()
     if hidden := hidden_files(Path(config.data.path), recipe.kind):
         remarks["hidden files"] = hidden
-    if recipe.kind == "text":
-        digest = _write_texts((part for part in parts() if isinstance(part, TextTokens)), recipe, dtype, work)
-    else:
-        samples = (part for part in parts() if isinstance(part, SampleTokens))
-        digest = _write_samples(samples, dtype, work, remarks)
+    digest = _write_tokens(recipe, recipe.encoder(), chunks(), work, remarks)
+    report(whole, whole)
     files = data_digests(Path(config.data.path), recipe.kind).files
-    _write_notes(work, dtype, digest, files, remarks, has_end=recipe.has_end(), prompt_end=recipe.prompt_end())
+    _write_notes(recipe, work, digest, files, remarks)
 
 
 def recipe_of(config: RunFile, where: str) -> Recipe:
-    """How a run's data are tokenized."""
+    """Return how a run's data are tokenized."""
     objective = objective_of(config.objective, config.data.kind)
     return Recipe(
         Path(config.model.path), config.data.kind, config.data.tokenizer, where, objective.sequences,
@@ -172,48 +202,51 @@ def recipe_of(config: RunFile, where: str) -> Recipe:
 
 def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> None:
     """Tokenize lines into an empty folder. Raises InvalidInputError naming file and line."""
-    parts, dtype = encode(chunk), _dtype(recipe)
-    assert isinstance(parts, SampleTokens)
     remarks = Counter[str]()
-    digest = _write_samples(iter([parts]), dtype, work, remarks)
-    _write_notes(work, dtype, digest, (), remarks, has_end=_has_end(recipe))
+    digest = _write_tokens(recipe, encode, [chunk], work, remarks)
+    _write_notes(recipe, work, digest, (), remarks)
+
+
+def _write_tokens(recipe: Recipe, encode: Encode, chunks: Iterable[Chunk], work: Path, remarks: "Counter[str]") -> str:
+    """Write what chunks tokenize to, count their remarks, and return the digest of what was written."""
+    parts = encode(chunks)
+    if recipe.kind == "text":
+        return _write_texts((part for part in parts if isinstance(part, TextTokens)), recipe, work)
+    return _write_samples((part for part in parts if isinstance(part, SampleTokens)), recipe, work, remarks)
 
 
 def _write_notes(
-    work: Path, dtype: np.dtype[Any], digest: str, files: Sequence[FileDigest], remarks: Mapping[str, int], *,
-    has_end: bool, prompt_end: int = 0,
-) -> None:  # fmt: skip
-    named = [[file.name, file.digest] for file in files]
-    notes = {"dtype": dtype.str, "digest": digest, "files": named, "has_end": has_end, "prompt_end": prompt_end}
-    notes["remarks"] = remarks
+    recipe: Recipe, work: Path, digest: str, files: Sequence[FileDigest], remarks: Mapping[str, int]
+) -> None:
+    notes = {
+        "dtype": recipe.dtype.str,
+        "digest": digest,
+        "files": [[file.name, file.digest] for file in files],
+        "has_end": recipe.has_end,
+        "prompt_end": recipe.prompt_end,
+        "remarks": remarks,
+    }
     (work / "cache.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
-@functools.cache
-def _has_end(recipe: Recipe) -> bool:
-    """Of the chunks of a growing file: the tokenizer is read once."""
-    return recipe.has_end()
-
-
-def _write_texts(parts: Iterator[TextTokens], recipe: Recipe, dtype: np.dtype[Any], work: Path) -> str:
-    """The digest of what was written."""
+def _write_texts(parts: Iterator[TextTokens], recipe: Recipe, work: Path) -> str:
     begin, end = (np.array(ids, np.uint32) for ids in (recipe.begin(), recipe.end()))
     with _HashedFile(work / "tokens.bin") as file:
         for tokens in joined(parts, begin, end):
-            file.write(tokens.astype(dtype))
+            file.write(tokens.astype(recipe.dtype))
         return file.digest
 
 
-def _write_samples(parts: Iterator[SampleTokens], dtype: np.dtype[Any], work: Path, remarks: "Counter[str]") -> str:
-    """Write the samples' files, count their remarks, and return the digest of what was written."""
+def _write_samples(parts: Iterator[SampleTokens], recipe: Recipe, work: Path, remarks: "Counter[str]") -> str:
     with (
-        _HashedFile(work / "tokens.bin") as tokens, _HashedFile(work / "counted.bin") as counted,
+        _HashedFile(work / "tokens.bin") as tokens,
+        _HashedFile(work / "counted.bin") as counted,
         _HashedFile(work / "offsets.bin") as offsets,
-    ):  # fmt: skip
+    ):
         written = 0
         offsets.write(np.zeros(1, "<i8"))
         for part in parts:
-            tokens.write(part.tokens.astype(dtype))
+            tokens.write(part.tokens.astype(recipe.dtype))
             counted.write(part.counted)
             offsets.write((written + np.cumsum(part.lengths)).astype("<i8"))
             written += len(part.tokens)
@@ -244,16 +277,83 @@ class _HashedFile:
         return self._hash.hexdigest()
 
 
-def _dtype(recipe: Recipe) -> np.dtype[Any]:
-    """The smallest that holds each ID."""
-    vocabulary = vocabulary_size(recipe.model)
-    if recipe.kind == "text" and recipe.tokenizer == "bytes":
-        vocabulary = BYTES_VOCABULARY
-    return np.dtype("<u2" if vocabulary is not None and vocabulary <= 65536 else "<u4")
-
-
 def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     if not path.stat().st_size:
         return np.empty(0, dtype)
     mapped: NDArray[Any] = np.asarray(np.memmap(path, dtype, mode="r"))  # a memmap's own slices are slower by far
     return mapped
+
+
+# ------------------------------------------------------------ samples that can be trained on
+
+
+def check_lengths(config: RunFile, cache: TokenCache, where: str, place: Callable[[int], str]) -> None:
+    """Check that each sample fits, as far as data.overlong wants it; of a row, something to learn has to be left.
+    Raises InvalidInputError, blaming `where`, with the `place` of the first that doesn't."""
+    if cache.offsets is None or config.data.overlong == "drop":
+        return
+    length, objective = config.data.sequence_length, objective_of(config.objective, config.data.kind)
+    each, counts = (values.reshape(-1, objective.sequences) for values in cache.lengths_and_counts(length))
+    targets, first = each.max(axis=1), 0 if objective.encodes_prompts else 1  # the first token is no one's target
+    first_tokens = f"within its first {length + first:,} tokens (data.sequence_length)"
+
+    def check_none(is_wrong: NDArray[np.bool_], problem: Callable[[int], str]) -> None:
+        wrong = np.flatnonzero(is_wrong)
+        if len(wrong):
+            others = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
+            text = f"{place(int(wrong[0]))} {problem(int(wrong[0]))}{others}"
+            raise InvalidInputError(where, f'{text}; set data.overlong = "drop", or raise data.sequence_length')
+
+    if config.data.overlong == "refuse":
+        limit = f"data.sequence_length = {length:,} allows {length + first:,}"
+        check_none(targets > length, lambda at: f"is {targets[at] + first:,} tokens long; {limit}")
+    elif config.data.kind == "rows":
+        empty = ~is_learned(counts, encodes_prompts=objective.encodes_prompts)
+        check_none(empty, lambda _: f"has nothing to learn {first_tokens}")
+    if objective.has_pairs:
+        check_none(cache.equal_pairs(length), lambda _: f"has two equal answers {first_tokens}")
+
+
+def is_learned(counts: NDArray[Any], *, encodes_prompts: bool) -> NDArray[np.bool_]:
+    """Return whether each sequence of a sample has something to learn, by its counted targets; the prompt of an encoder
+    needs none."""
+    learned: NDArray[np.bool_] = np.all(counts[:, 1:] if encodes_prompts else counts, axis=1)
+    return learned
+
+
+# ------------------------------------------------------------ the system's page cache
+
+
+def drop_pages(files: Iterable[Path]) -> bool:
+    """Drop files' pages from memory, written to the disk first. Return whether they are gone; False where the system
+    can't tell. Pages that a process has mapped stay."""
+    if not hasattr(os, "posix_fadvise") or not hasattr(os, "RWF_NOWAIT"):
+        return False
+    gone = [_dropped(path) for path in files]
+    return all(gone)
+
+
+def _dropped(path: Path) -> bool:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        was_dropped = not _is_cached(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # a look begins to read what it doesn't find
+        return was_dropped
+    finally:
+        os.close(file)
+
+
+def _is_cached(file: int) -> bool:
+    """Return whether any of a few places spread over the file is in memory; a read that may not wait says so."""
+    size = os.fstat(file).st_size
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # a look begins to read no more than its own page
+    return any(_reads_at_once(file, size * probe // _PROBES) for probe in range(_PROBES if size else 0))
+
+
+def _reads_at_once(file: int, place: int) -> bool:
+    try:
+        return os.preadv(file, [bytearray(1)], place, os.RWF_NOWAIT) > 0
+    except OSError as error:
+        return error.errno != errno.EAGAIN

@@ -2,15 +2,22 @@
 
 transformers' AutoTokenizer rebuilds parts of some tokenizers by the class that tokenizer_config.json names. Where that
 gives other tokens, programs would read other tokens than were trained, so such a folder is refused.
+
+Byte tokens need no file: 0-255 are the bytes of a text as they are, 256 begins a text, 257 ends one, 258 pads.
 """
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.common.errors import first_line
+
+BYTES_BEGIN, BYTES_END, BYTES_PAD = 256, 257, 258
+BYTES_VOCABULARY = 259
+_BYTE_NAMES = {BYTES_BEGIN: "<begin>", BYTES_END: "<end>", BYTES_PAD: "<pad>"}
 
 PROBES = (
     "In 2023, it's 12.5 %.", "  two  spaces", "\n\n\tdef f(x):\r\n", "don't WON'T", "naïve Ångström 東京 привет",
@@ -103,3 +110,23 @@ def _check_alike(stored: Any, by_class: Any, model: Path, where: str) -> None:
 
 def _pieces(tokenizer: Any, tokens: list[int]) -> str:
     return " ".join(tokenizer.convert_ids_to_tokens(tokens[:12])) + (" ..." if len(tokens) > 12 else "")
+
+
+class ByteTokenizer:
+    """The part of a tokenizer of transformers that `row_tokens` uses; no chat template."""
+
+    eos_token_id = BYTES_END
+    chat_template = None
+
+    def __call__(self, texts: Sequence[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[*text.encode()] for text in texts]}
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of bytes, or the name of a token that isn't one."""
+        if len(tokens) == 1 and tokens[0] in _BYTE_NAMES:
+            return _BYTE_NAMES[tokens[0]]
+        return bytes(token for token in tokens if token < BYTES_BEGIN).decode("utf-8", "replace")
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the highest id, the only one that is asked for."""
+        return {"": BYTES_VOCABULARY - 1}

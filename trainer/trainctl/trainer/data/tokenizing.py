@@ -1,7 +1,7 @@
 """Making a token cache: once on a node, by a process of its own if there is much to do, while others wait.
 
 `python -m trainctl.trainer.data.tokenizing` is that process. Its first line of input is a `_Task`; each line of its
-output is an `_Answer`. It ends when its input closes, so it doesn't outlive the trainer that started it.
+output is a `_Progress`. It ends when its input closes, so it doesn't outlive the trainer that started it.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgspec
 
@@ -34,15 +34,14 @@ from trainctl.trainer.data.token_cache import (
     read_cache,
     sources_of,
     write_cache,
-)  # fmt: skip
-from trainctl.trainer.data.worker_pool import usable_cores
+)
 
 PROCESS_BYTES = 8_000_000
 """Sources of at least so many bytes are tokenized by a separate process. For less, starting it takes longer."""
 _REPORT_SECONDS = 0.5
 """Seconds between two reports of progress."""
-_EXIT_SECONDS = 5.0
-"""Seconds after which the process ends even if it can't clean up."""
+_EXIT_SECONDS = 20.0
+"""Seconds after which the process ends even if it can't clean up: it does so between two calls of the library."""
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -52,27 +51,35 @@ class _Task(msgspec.Struct):
     where: str
 
 
-class _Answer(msgspec.Struct):
-    done: int = 0
-    whole: int = 0
+class Answer(msgspec.Struct, omit_defaults=True):
+    """A line of a process that tokenizes: news, or why there will be no more."""
+
     refused: tuple[str, str] | None = None
     failed: str = ""
 
 
+class _Progress(Answer):
+    done: int = 0
+    whole: int = 0
+
+
+AnswerT = TypeVar("AnswerT", bound=Answer)
+
+
 def open_cache(config: RunFile, folder: Path, where: str, report: Report = no_report) -> TokenCache:
-    """The token cache of `config`'s data, made under `folder` if it isn't there yet; any number of trainers may do so
-    at once. Raises InvalidInputError naming file and line."""
+    """Return the token cache of `config`'s data, made under `folder` if it isn't there yet; any number of trainers may
+    do so at once. Raises InvalidInputError naming file and line."""
     target = folder / cache_name(config)
     if not target.is_dir():
         if sum(source.stat().st_size for source in sources_of(config)) < PROCESS_BYTES:
-            make_cache(target, lambda work, shown: write_cache(config, work, where, 0, shown), report)
+            make_cache(target, lambda work, show: write_cache(config, work, where, show), report)
         else:
             _by_process(config, folder, where, report)
     return read_cache(target)
 
 
 def make_cache(target: Path, write: Callable[[Path, Report], None], report: Report = no_report) -> None:
-    """A cache as `write` fills its folder, by one process at a time. What one that waits reports is the progress of the
+    """Make a cache as `write` fills its folder, by one process at a time. One that waits reports the progress of the
     one that works."""
     durable_files.make_folder(target.parent)
     lock = target.with_name(f".{target.name}.lock")
@@ -99,7 +106,7 @@ def _acquire(file: IO[str], report: Report) -> None:
 
 
 def _shown(file: IO[str], report: Report) -> Report:
-    """Reports, and shows it to those that wait for the lock; not more often than anyone looks."""
+    """Return what reports progress, and shows it to those that wait for the lock; not more often than anyone looks."""
     due = 0.0
 
     def show(done: int, whole: int) -> None:
@@ -115,17 +122,11 @@ def _shown(file: IO[str], report: Report) -> Report:
 
 
 def _by_process(config: RunFile, folder: Path, where: str, report: Report) -> None:
-    task = _Task(run_file.to_dict(config), str(folder), where)
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "trainctl.trainer.data.tokenizing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    process = start_process("trainctl.trainer.data.tokenizing", config, folder, where)
     assert process.stdin is not None and process.stdout is not None
     try:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(msgspec.json.encode(task) + b"\n")
-            process.stdin.flush()
-        for line in process.stdout:
-            _take(msgspec.json.decode(line, type=_Answer), report)
+        for answer in answers_of(process, _Progress):
+            report(answer.done, answer.whole)
     finally:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
@@ -137,48 +138,60 @@ def _by_process(config: RunFile, folder: Path, where: str, report: Report) -> No
         raise TrainctlError(f"the process that tokenizes the data {how}")
 
 
-def _take(answer: _Answer, report: Report) -> None:
-    if answer.refused is not None:
-        raise InvalidInputError(*answer.refused)
-    if answer.failed:
-        raise TrainctlError(answer.failed)
-    report(answer.done, answer.whole)
+# ------------------------------------------------------------ processes that tokenize
 
 
-def main() -> int:
-    """Make one cache; the exit status."""
+def start_process(module: str, config: RunFile, folder: Path, where: str) -> "subprocess.Popen[bytes]":
+    """Start a module that runs `serve`, and give it its task."""
+    command = [sys.executable, "-P", "-m", module]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(msgspec.json.encode(_Task(run_file.to_dict(config), str(folder), where)) + b"\n")
+        process.stdin.flush()
+    return process
+
+
+def answers_of(process: "subprocess.Popen[bytes]", kind: type[AnswerT]) -> Iterator[AnswerT]:
+    """Yield what the process says until it ends. Raises InvalidInputError or TrainctlError if it says why it does."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        answer = msgspec.json.decode(line, type=kind)
+        if answer.refused is not None:
+            raise InvalidInputError(*answer.refused)
+        if answer.failed:
+            raise TrainctlError(answer.failed)
+        yield answer
+
+
+def serve(work: Callable[[RunFile, Path, str], None], problem: str) -> int:
+    """Do the task that `start_process` gave: `work` takes the run file, the folder of caches, and what errors name.
+    Return the exit status. `problem` begins the line that says why it failed."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # a trainer blocks them
     set_title("tokenizer")
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Task)
-    threading.Thread(target=end_with_input, daemon=True).start()
-    config = run_file.parse(task.config)
+    threading.Thread(target=_end_with_input, daemon=True).start()
     try:
-        with ended_by_interrupt():
-            if config.data.kind != "samples":
-                import_tokenizers(config.data.tokenizer)
-            target = Path(task.folder) / cache_name(config)
-            cores = usable_cores()
-            make_cache(
-                target, lambda work, shown: write_cache(config, work, task.where, cores, shown),
-                lambda done, whole: _say(_Answer(done, whole)),
-            )  # fmt: skip
+        config = run_file.parse(task.config)
+        if config.data.kind != "samples":
+            import_tokenizers(config.data.tokenizer)
+        work(config, Path(task.folder), task.where)
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(1)
     except InvalidInputError as error:
-        _say(_Answer(refused=(error.where, error.problem)))
+        say(Answer(refused=(error.where, error.problem)))
     except (TrainctlError, OSError, MemoryError) as error:
-        _say(_Answer(failed=f"the data can't be tokenized: {first_line(error)}"))
+        say(Answer(failed=f"{problem}: {first_line(error)}"))
     return 0
 
 
-@contextlib.contextmanager
-def ended_by_interrupt() -> Iterator[None]:
-    """End this process at once, without a word, when `end_with_input` or a closed output says so."""
-    try:
-        yield
-    except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(1)
+def say(answer: Answer) -> None:
+    """Write a line for the trainer."""
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.flush()
 
 
-def end_with_input() -> None:
+def _end_with_input() -> None:
     """Once the input closes, interrupt the main thread, so that it removes what it has written."""
     while os.read(0, 4096):
         pass
@@ -187,10 +200,14 @@ def end_with_input() -> None:
     os._exit(1)
 
 
-def _say(answer: _Answer) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-    sys.stdout.buffer.flush()
+def _tokenize(config: RunFile, folder: Path, where: str) -> None:
+    make_cache(
+        folder / cache_name(config),
+        lambda work, show: write_cache(config, work, where, show),
+        lambda done, whole: say(_Progress(done=done, whole=whole)),
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # by default the library uses all cores
+    sys.exit(serve(_tokenize, "the data can't be tokenized"))

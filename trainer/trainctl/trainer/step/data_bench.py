@@ -25,13 +25,11 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.record.paths import node_directory
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
+from trainctl.trainer.data.batch import Prefetch
 from trainctl.trainer.data.dataset import Dataset, open_dataset
-from trainctl.trainer.data.page_cache import drop
 from trainctl.trainer.data.permutation import Indices, samples_at
-from trainctl.trainer.data.prefetch import Prefetch
-from trainctl.trainer.data.token_cache import sources_of
-from trainctl.trainer.data.tokenizing import PROCESS_BYTES, open_cache
-from trainctl.trainer.data.worker_pool import usable_cores
+from trainctl.trainer.data.token_cache import drop_pages, sources_of
+from trainctl.trainer.data.tokenizing import open_cache
 from trainctl.trainer.step.micro_batches import MicroBatches
 from trainctl.trainer.step.rank import Settings
 
@@ -96,17 +94,17 @@ def bench(config: RunFile, node: str, where: str, caches: Path | None = None, *,
         folder = Path(name)
         parts = [config, held_out] if (held_out := run_file.held_out_data(config)) else [config]
         sources = [source for part in parts for source in sources_of(part)]
-        drop(sources)
+        drop_pages(sources)
         begun = time.perf_counter()
         tokens = sum(len(open_cache(part, folder, where).tokens) for part in parts)
         tokenizing_seconds = time.perf_counter() - begun
-        is_cold = drop(path for path in folder.rglob("*.bin"))
+        is_cold = drop_pages(path for path in folder.rglob("*.bin"))
         dataset = open_dataset(config, folder, where)
         reader = MicroBatchReader(config, node, dataset)
         first, pieces = reader.read(reader.pieces(), COLD_SECONDS)
         return DataRates(
             source_bytes=sum(source.stat().st_size for source in sources), tokens=tokens,
-            tokenizing_seconds=tokenizing_seconds, processes=max(map(_processes, parts)),
+            tokenizing_seconds=tokenizing_seconds,
             micro_batch=micro_of(config, config.nodes.get(node, NodeTable())),
             prefetch=config.data.prefetch, workers=config.data.workers, cold=first if is_cold else None,
             warm=_warm(reader, pieces), need=_timed_need(config, node, reader, where) if with_model else None,
@@ -147,13 +145,6 @@ def _timed_need(config: RunFile, node: str, reader: MicroBatchReader, where: str
         backend.forget()
     rate = sum(tokens for tokens, _ in timed) / sum(seconds for _, seconds in timed)
     return StepNeed(rate, "model", f"{_PASSES} micro-batches with {backend.name} on {backend.device}")
-
-
-def _processes(config: RunFile) -> int:
-    """That tokenize a run's data, as `open_cache` and `write_cache` choose."""
-    by_itself = config.data.kind == "text" and config.data.tokenizer == "bytes"
-    size = sum(source.stat().st_size for source in sources_of(config))
-    return 0 if by_itself or size < PROCESS_BYTES else usable_cores()
 
 
 def main() -> int:

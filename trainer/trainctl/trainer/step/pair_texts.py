@@ -8,8 +8,8 @@ import numpy as np
 
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import EvaluatedPair
+from trainctl.trainer.data.growing_dataset import TrainingData
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
-from trainctl.trainer.data.training_data import TrainingData
 from trainctl.trainer.step.sampler import cut
 
 PROMPT_BYTES, ANSWER_BYTES = 160, 240

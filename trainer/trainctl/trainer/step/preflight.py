@@ -17,7 +17,7 @@ from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.shared_buffer import Layout, layout_digest
 from trainctl.trainer.common.model_files import model_family
-from trainctl.trainer.data.training_data import TrainingData
+from trainctl.trainer.data.growing_dataset import TrainingData
 from trainctl.trainer.step import probe
 from trainctl.trainer.step.rank import Identity
 

@@ -11,10 +11,9 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.adapters.dropout import token_keys
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.collective.group import Group, Solo
-from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.data.batch import Batch, Prefetch
+from trainctl.trainer.data.growing_dataset import TrainingData
 from trainctl.trainer.data.permutation import Indices
-from trainctl.trainer.data.prefetch import Prefetch
-from trainctl.trainer.data.training_data import TrainingData
 from trainctl.trainer.step.loss_scale import LossScale
 from trainctl.trainer.step.micro_batches import MicroBatches
 from trainctl.trainer.step.observer import Observer

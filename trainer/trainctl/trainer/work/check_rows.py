@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.data.chunks import row_chunks
-from trainctl.trainer.data.rows import NoAnswerError, fields_of, lines_in, prompt_of, row_of
+from trainctl.trainer.data.rows import NoAnswerError, fields_of, lines_in, prompt_of, row_chunks, row_of
 
 
 def main() -> int:

@@ -33,14 +33,13 @@ def measure(
 def lines(found: DataRates) -> list[str]:
     """A table, and what follows from it."""
     rate = found.tokens / found.tokenizing_seconds
-    how = f"by {found.processes} processes" if found.processes > 1 else "by one process"
     size, speed = found.source_bytes / 1e6, found.source_bytes / 1e6 / found.tokenizing_seconds
     cold = (
         "the page cache can't be emptied here" if found.cold is None else _micro_batches(found, found.cold, "the disk")
     )
     return [
         f"{'':<12}{'tokens/s':>9}",
-        _row("tokenizing", rate, f"{size:.3g} MB in {found.tokenizing_seconds:.3g} s ({speed:.3g} MB/s) {how}"),
+        _row("tokenizing", rate, f"{size:.3g} MB in {found.tokenizing_seconds:.3g} s ({speed:.3g} MB/s)"),
         _row("cold cache", None if found.cold is None else found.cold.tokens_per_second, cold),
         _row("warm cache", found.warm.tokens_per_second, _micro_batches(found, found.warm, "memory")),
         *([] if found.need is None else [_row("training", found.need.tokens_per_second, _source(found.need))]),

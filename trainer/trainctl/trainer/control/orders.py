@@ -1,16 +1,58 @@
-"""The control thread's handler of orders to offer, form and fence."""
+"""Orders: those that the control thread puts into the main thread's queue, and its handler of offers and groups."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.collective.group import ReducerGroup, Solo
+from trainctl.protocol.errors import TrainctlError
+from trainctl.trainer.collective.group import Group, ReducerGroup, Solo
 from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import GroupError, first_line
-from trainctl.trainer.control.inbox import Joined, Joining, Order
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A generation has been formed: plans that follow reduce over this group. A rank that it was formed without gets
+    none."""
+
+    generation: m.Generation
+    group: Group
+
+
+@dataclass(frozen=True)
+class Joining:
+    """A generation is being formed, and this rank's reducer has begun to join."""
+
+    form: m.Form
+    group: ReducerGroup
+
+
+@dataclass(frozen=True)
+class Orphaned:
+    """The agent has been gone for longer than the run file allows."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """A signal ends this process."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The control thread, or the thread that reads a growing file, cannot continue."""
+
+    error: TrainctlError
+
+
+Order = m.StepPlan | Joined | Joining | m.Fence | m.Leave | Orphaned | Signalled | Broken
 
 
 class GroupOrders:
