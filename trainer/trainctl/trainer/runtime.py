@@ -22,10 +22,9 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.checkpoints import copies
-from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
+from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer, RecordSync
 from trainctl.trainer.checkpoints.chunked_tensors import zstandard
 from trainctl.trainer.checkpoints.copies import Copies
-from trainctl.trainer.checkpoints.record_sync import RecordSync
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.group import Group
@@ -74,10 +73,7 @@ class Trainer:
         facts = read_facts(Path(config.model.path), "run file: model.path")
         self._rank.observer.flops = step_flops(config.adapter, facts, "run file")
         self._model_files = model_files
-        self._saver = Saver(
-            who.run, config, paths, backend, dataset, progress, self._rank.loss_scale, self._layout.digest,
-            self._model_files.whole, who.node,
-        )  # fmt: skip
+        self._saver = Saver(self._rank, config, paths, model_files.whole)
         self._copies = Copies(who.run, who.rank, paths.checkpoints, config.checkpoint, control.send)
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         record = RecordSync(paths, self._metrics, progress, lambda: control.is_away)
@@ -129,7 +125,7 @@ class Trainer:
                 if not isinstance(order, m.Fence):  # the time in which the group has no generation is no one's wait
                     started = time.perf_counter()
         finally:
-            self.checkpointer.close()
+            self.checkpointer.wait()
             self._rank.close()
             self._dataset.close()
             self._membership.close()
