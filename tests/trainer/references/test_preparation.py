@@ -22,7 +22,7 @@ from trainctl.trainer.common.reference_cache import (
     read_values,
     values_digest,
 )
-from trainctl.trainer.references.reference_model import ReferenceModel
+from trainctl.trainer.references.preparation import ReferenceModel
 
 
 @pytest.fixture

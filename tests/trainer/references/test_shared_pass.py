@@ -103,7 +103,7 @@ def quick(monkeypatch):
 
 def shared(rank, lead, supply, lost=0.0):
     line = UnreliableLine(lead, rank, lost)
-    return SharedPass("r", rank, KEY, COUNTS, 3 * COUNTS, supply, line, lambda done, whole: None)
+    return SharedPass("r", rank, KEY, supply, line, lambda done, whole: None, counts=COUNTS, targets=3 * COUNTS)
 
 
 def together(passes, folder):

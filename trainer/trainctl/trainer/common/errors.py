@@ -2,6 +2,9 @@
 
 from trainctl.protocol.errors import TrainctlError
 
+FAILURES = (TrainctlError, OSError, RuntimeError, MemoryError)
+"""Errors that end a trainer or a worker with one line: ours, the system's and the array libraries'."""
+
 
 class DeviceMemoryError(Exception):
     """The device has no room for this micro-batch; the scratch is empty again, accumulators and weights are

@@ -4,8 +4,8 @@ record."""
 import faulthandler
 import logging
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.machine.shim import STACKS_SIGNAL
+from trainctl.protocol.messages import Form, Formed, GroupFailed, Ready, Report, Sealed
 from trainctl.protocol.record.log_format import Formatter
 
 log = logging.getLogger("trainctl.trainer")
@@ -25,7 +25,7 @@ def write_stacks_on_signal() -> None:
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
 
 
-def ready(said: m.Ready) -> None:
+def ready(said: Ready) -> None:
     """The rank has loaded."""
     log.info(
         "ready: %s on %s, %s parameters, %s samples, at step %s",
@@ -33,7 +33,7 @@ def ready(said: m.Ready) -> None:
     )  # fmt: skip
 
 
-def sealed(said: m.Sealed) -> None:
+def sealed(said: Sealed) -> None:
     """A growing file has its first chunk, or has ended."""
     if said.ended:
         log.info("the data have ended: %s samples in %s chunks", f"{said.samples:,}", f"{said.chunks:,}")
@@ -41,9 +41,9 @@ def sealed(said: m.Sealed) -> None:
         log.info("sealed the first chunk of the growing data: %s samples", f"{said.samples:,}")
 
 
-def concluded(order: m.Form, outcome: m.Formed | m.GroupFailed) -> None:
+def concluded(order: Form, outcome: Formed | GroupFailed) -> None:
     """A group is formed, or isn't."""
-    if isinstance(outcome, m.GroupFailed):
+    if isinstance(outcome, GroupFailed):
         log.warning("did not join %s: %s", outcome.generation, outcome.reason)
         return
     given = ""
@@ -56,7 +56,7 @@ def concluded(order: m.Form, outcome: m.Formed | m.GroupFailed) -> None:
     log.info("joined %s: %s in %.2f s%s", outcome.generation, ranks, outcome.join_seconds, given)
 
 
-def reported(report: m.Report) -> None:
+def reported(report: Report) -> None:
     """What a plan came to, where it is more than a step like any other."""
     step = f"{report.step:,}"
     if report.kind == "evaluate" and report.weight > 0:
