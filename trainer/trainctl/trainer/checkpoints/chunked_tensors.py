@@ -28,12 +28,15 @@ than this of it back."""
 ZSTD_SUFFIX: Final = ".zst"
 ZSTD_LEVEL: Final = 1
 """Level of compression: of the noise in trained numbers, higher ones gain nothing."""
-_NUMPY: Final = {
+BFLOAT16: Final = np.dtype([("bfloat16", "<u2")])
+"""numpy has no such numbers: these are their bits."""
+DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     f"{letter}{8 * size}": np.dtype(f"{kind}{size}")
     for letter, kind, sizes in (("F", "f", (2, 4, 8)), ("I", "i", (1, 2, 4, 8)), ("U", "u", (1, 2, 4, 8)))
     for size in sizes
-} | {"BOOL": np.dtype(np.bool_)}
-_NAMES: Final = {dtype: name for name, dtype in _NUMPY.items()}
+} | {"BF16": BFLOAT16, "BOOL": np.dtype(np.bool_)}
+"""Types by their names in files."""
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 Arrays = Mapping[str, NDArray[Any]]
 Meter = Callable[[int], None]
@@ -72,7 +75,7 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
         header.pop("__metadata__", None)
         arrays = {}
         for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
-            arrays[name] = np.empty(about["shape"], _NUMPY[about["dtype"]])
+            arrays[name] = np.empty(about["shape"], DTYPES[about["dtype"]])
             _read(stream, _bytes_of(arrays[name]), "a tensor")
         return arrays
 

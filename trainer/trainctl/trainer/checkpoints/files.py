@@ -50,9 +50,16 @@ OPTIMIZER, RANDOM = "optimizer.safetensors", "random.safetensors"
 Compression = Literal["none", "zstd"]
 """How the optimizer's state is stored, two thirds of a checkpoint; the weights stay as any tool can load them."""
 CARRIED_FILES = (
-    *("generation_config.json", "chat_template.jinja", "chat_template.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("tokenizer.model", "vocab.json", "merges.txt"),
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
 )
 """Files of a model's tokenizer, chat template and generation, which a checkpoint has too."""
 _STORED_AS = {"exp_avg": "first", "exp_avg_sq": "second"}

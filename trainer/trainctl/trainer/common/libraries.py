@@ -13,8 +13,13 @@ from trainctl.protocol.machine.facts import installed_version
 from trainctl.protocol.machine.large_imports import import_large
 
 MODULES: Final = {
-    **{"torch": "torch", "mlx": "mlx.core", "transformers": "transformers", "mlx-lm": "mlx_lm"},
-    **{"peft": "peft", "bitsandbytes": "bitsandbytes", "numpy": "numpy"},
+    "torch": "torch",
+    "mlx": "mlx.core",
+    "transformers": "transformers",
+    "mlx-lm": "mlx_lm",
+    "peft": "peft",
+    "bitsandbytes": "bitsandbytes",
+    "numpy": "numpy",
 }
 """Names of packages, with a module of each: a package is in use once its module is imported."""
 _version = functools.cache(installed_version)
