@@ -30,10 +30,8 @@ class Profiled:
         self.rig, self.folder, self.said = rig, folder, list[m.ProfileWritten]()
         self.step = 0
 
-        def show(ranges):
-            rig.rank.observer.ranges = ranges
-
-        self.profiler = Profiler("r", 0, folder, rig.backend, self.said.append, show)
+        rig.rank.send = lambda message: self.said.append(message) if isinstance(message, m.ProfileWritten) else None
+        self.profiler = Profiler(rig.rank, folder)
 
     def arm(self, steps):
         return self.profiler.arm(self.rig.plan(self.step, 4, kind="profile", profile_steps=steps, work=()))

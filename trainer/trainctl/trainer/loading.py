@@ -1,5 +1,5 @@
-"""What a rank does before it is ready: read the run file and the data, load the model, prepare its reference, and show
-how far it has come."""
+"""The work of a rank before it is ready: read the run file and the data, load the model, prepare its reference, and
+show how far it has come."""
 
 import time
 from collections.abc import Callable

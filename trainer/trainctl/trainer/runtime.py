@@ -44,7 +44,6 @@ from trainctl.trainer.loading import likely_engine
 from trainctl.trainer.loop import train
 from trainctl.trainer.profiling.profiler import Profiler
 from trainctl.trainer.step import preflight, side_plans, state_transfer
-from trainctl.trainer.step.observer import Ranges
 from trainctl.trainer.step.pair_texts import PairTexts
 from trainctl.trainer.step.rank import Rank
 from trainctl.trainer.step.sampler import SAMPLE_FAILURES, Sampler
@@ -78,7 +77,7 @@ class Trainer:
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, rank.progress, rank.status)
         self._pair_texts = PairTexts(config, rank.dataset)
-        self.profiler = Profiler(who.run, who.rank, paths.profiles, backend, control.send, self._show_phases)
+        self.profiler = Profiler(rank, paths.profiles)
         control.profile_state = self.profiler.state
         self._joined: Generation | None = None  # the generation of the rank's group
         self._is_saved = False  # what a signal had to write
@@ -151,7 +150,9 @@ class Trainer:
                 log.info("leaving: %s", reason)
                 return False
             case Signalled(reason=reason):
-                self._write_if_alone()
+                if self._trains_alone:
+                    self._status.show("checkpoint")
+                    self.checkpointer.write_last(self._progress.last_step)
                 self._is_saved = True
                 log.info("leaving: %s", reason)
                 return False
@@ -168,23 +169,17 @@ class Trainer:
 
     @property
     def written_bytes(self) -> int | None:
-        """For the thread that takes signals: bytes written of the checkpoint under way; 0 as long as the one that a
+        """Bytes written of the checkpoint under way, for the thread that takes signals; 0 as long as the one that a
         signal causes waits for the end of a micro-batch; None: there is no checkpoint to wait for."""
         written = self.checkpointer.done_bytes
         return 0 if written is None and not self._is_saved and self._trains_alone else written
 
     @property
     def _trains_alone(self) -> bool:
-        """Whether no other rank has this one's state."""
+        """True if no other rank has this one's state."""
         progress = self._progress
         trains = progress.formed is not None and progress.formed == self._joined and progress.whole
         return trains and self._rank.group.is_alone and progress.last_step > 0
-
-    def _write_if_alone(self) -> None:
-        """A signal ends this rank."""
-        if self._trains_alone:
-            self._status.show("checkpoint")
-            self.checkpointer.write_last(self._progress.last_step)
 
     def _join(self, order: Joining) -> None:
         """Complete what the control thread has begun, and take or give state; then say how it went."""
@@ -295,13 +290,10 @@ class Trainer:
         return SampleReport(**msgspec.structs.asdict(report), answers=answers)
 
     def _profile(self, plan: StepPlan, started: float) -> Report:
-        """What prevents a profile costs the profile, not the run: the report says why."""
+        """Arm the profiler. A problem costs the profile, not the run: the report says why."""
         self._status.show("profile")
         problem = self.profiler.arm(plan)
         return side_plans.acknowledge(self._rank, plan, started, problem)
-
-    def _show_phases(self, ranges: Ranges | None) -> None:
-        self._rank.observer.ranges = ranges
 
     def _checkpoint(self, plan: StepPlan, started: float) -> Report:
         """A disk that doesn't take it costs the checkpoint, not the run: the report says why, or a later message if it

@@ -37,6 +37,45 @@ RECORD_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
 
 
+class RecordSync:
+    """The record that a checkpoint needs to be resumed from: on its disk before the checkpoint has its final name.
+    `plan` is for the control thread, `wait` for the one that writes a checkpoint."""
+
+    def __init__(
+        self, paths: RunPaths, metrics: MetricsWriter, progress: Progress, is_away: Callable[[], bool]
+    ) -> None:
+        """`is_away`: whether this node's agent can't be reached."""
+        self._paths, self._metrics, self._progress, self._is_away = paths, metrics, progress, is_away
+        self._recorded = threading.Condition()
+        self._newest: tuple[Generation, int] | None = None  # of the plans whose step the lead's disk has
+
+    def plan(self, plan: StepPlan) -> None:
+        """Take a checkpoint's plan that was sent again, since the lead's disk has its record up to that step."""
+        with self._recorded:
+            self._newest = plan.generation, plan.seq
+            self._recorded.notify_all()
+
+    def wait(self, plan: StepPlan | None) -> None:
+        """Wait until the lead's disk has the record up to the checkpoint's step. Without an agent, or a plan that
+        announces the lead's word, and where this rank leaves or the plan's generation is left, have this node's disk
+        keep the record as its agent has written it, and this rank's own. Raises OSError."""
+        if plan is None or plan.recorded is not False or not self._is_recorded(plan):
+            sync_commits(self._paths.record)
+            self._metrics.sync()
+
+    def _is_recorded(self, plan: StepPlan) -> bool:
+        until = time.monotonic() + RECORD_SECONDS
+        with self._recorded:
+            while self._newest is None or self._newest < (plan.generation, plan.seq):
+                highest = self._progress.highest  # the lead gives its word only in the plan's generation
+                is_left = bool(self._progress.leaving) or (highest is not None and highest > plan.generation)
+                if is_left or self._is_away() or time.monotonic() >= until:
+                    log.warning("step %s: checkpoint without the lead's word on its record", f"{plan.step:,}")
+                    return False
+                self._recorded.wait(_LOOK_SECONDS)
+        return True
+
+
 class Checkpointer:
     """`copy` and `begin` are for the main thread, `state` for the control thread. `send` takes messages to the
     agent."""
@@ -48,7 +87,7 @@ class Checkpointer:
         saver: Saver,
         send: Callable[[FromTrainer], None],
         copies: Copies | None = None,
-        record: "RecordSync | None" = None,
+        record: RecordSync | None = None,
     ) -> None:
         """`copies` has checkpoints copied elsewhere; of a plan's writers, the first one uses it. If that fails to
         write, the conductor plans the checkpoint again, first by another. `record` is what must be on its disk before
@@ -162,42 +201,3 @@ class Checkpointer:
         """Return a context around the write of a checkpoint that is to be copied, if that is this rank's part."""
         is_first = plan is None or plan.writers[:1] == (self._rank,)
         return self._copies.after(step) if self._copies is not None and is_first else nullcontext()
-
-
-class RecordSync:
-    """The record that a checkpoint needs to be resumed from: on its disk before the checkpoint has its final name.
-    `plan` is for the control thread, `wait` for the one that writes a checkpoint."""
-
-    def __init__(
-        self, paths: RunPaths, metrics: MetricsWriter, progress: Progress, is_away: Callable[[], bool]
-    ) -> None:
-        """`is_away`: whether this node's agent can't be reached."""
-        self._paths, self._metrics, self._progress, self._is_away = paths, metrics, progress, is_away
-        self._recorded = threading.Condition()
-        self._newest: tuple[Generation, int] | None = None  # of the plans whose step the lead's disk has
-
-    def plan(self, plan: StepPlan) -> None:
-        """Take a checkpoint's plan that was sent again, since the lead's disk has its record up to that step."""
-        with self._recorded:
-            self._newest = plan.generation, plan.seq
-            self._recorded.notify_all()
-
-    def wait(self, plan: StepPlan | None) -> None:
-        """Wait until the lead's disk has the record up to the checkpoint's step. Without an agent, or a plan that
-        announces the lead's word, and where this rank leaves or the plan's generation is left, have this node's disk
-        keep the record as its agent has written it, and this rank's own. Raises OSError."""
-        if plan is None or plan.recorded is not False or not self._is_recorded(plan):
-            sync_commits(self._paths.record)
-            self._metrics.sync()
-
-    def _is_recorded(self, plan: StepPlan) -> bool:
-        until = time.monotonic() + RECORD_SECONDS
-        with self._recorded:
-            while self._newest is None or self._newest < (plan.generation, plan.seq):
-                highest = self._progress.highest  # the lead gives its word only in the plan's generation
-                is_left = bool(self._progress.leaving) or (highest is not None and highest > plan.generation)
-                if is_left or self._is_away() or time.monotonic() >= until:
-                    log.warning("step %s: checkpoint without the lead's word on its record", f"{plan.step:,}")
-                    return False
-                self._recorded.wait(_LOOK_SECONDS)
-        return True

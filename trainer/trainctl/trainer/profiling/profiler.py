@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -15,13 +14,13 @@ import msgspec
 import psutil
 
 from trainctl.protocol.files.durable_files import rename
-from trainctl.protocol.messages import FromTrainer, PlanKind, ProfileWritten, StepPlan
-from trainctl.trainer.backends.base import Backend
+from trainctl.protocol.messages import PlanKind, ProfileWritten, StepPlan
 from trainctl.trainer.common import atomic_folder
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.profiling.recorders import CannotProfileError, Recorder, make_recorder
 from trainctl.trainer.profiling.trace_process import TRACE, Written
+from trainctl.trainer.step.rank import Rank
 
 MAX_SECONDS = 120.0
 """Seconds after which recording ends with the step in progress: memory holds all events until then."""
@@ -49,8 +48,6 @@ _PLANS = {
     "defragment": "a clearing of caches",
 }
 """Plans that end a recording: memory would hold their events too."""
-
-Range = Callable[[str], AbstractContextManager[object]]
 
 
 class _Recording:
@@ -89,18 +86,9 @@ class Profiler:
     """`arm`, `before`, `step`, `step_ended` and `close` are for the main thread, `state` for the control thread. No
     error of a recorder leaves it: the profile fails, and training continues."""
 
-    def __init__(
-        self,
-        run: str,
-        rank: int,
-        folder: Path,
-        backend: Backend,
-        send: Callable[[FromTrainer], None],
-        show: Callable[[Range | None], None],
-    ) -> None:
-        """`folder` gets the traces. `show` receives what makes a range of each phase; None: nothing is recorded."""
-        self._run, self._rank, self._folder, self._backend = run, rank, folder, backend
-        self._send, self._show = send, show
+    def __init__(self, rank: Rank, folder: Path) -> None:
+        """`folder` gets the traces."""
+        self._rank, self._folder = rank, folder
         self._recording: _Recording | None = None
         self._writer: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -112,19 +100,19 @@ class Profiler:
         """Record `plan.profile_steps` steps after the next one; or return the reason why not."""
         if self._recording is not None or (self._writer is not None and self._writer.is_alive()):
             return "a profile of this rank is in progress: wait for its event, then send the command again"
-        begun, work = time.perf_counter(), self._folder / f".rank-{self._rank}.{os.getpid()}.part"
+        begun, work = time.perf_counter(), self._folder / f".rank-{self._rank.who.rank}.{os.getpid()}.part"
         try:
             atomic_folder.remove_parts(self._folder)
             work.mkdir(parents=True, exist_ok=True)
             _check_space(work)
-            recorder = make_recorder(self._backend, plan.profile_steps, work)
+            recorder = make_recorder(self._rank.backend, plan.profile_steps, work)
             recorder.start()
         except Exception as error:  # noqa: BLE001  whatever the library raises
             shutil.rmtree(work, ignore_errors=True)
             return first_line(error)
         self._recording = _Recording(recorder, plan, work)
         self._recording.loop_seconds = time.perf_counter() - begun
-        self._show(recorder.range)
+        self._rank.observer.ranges = recorder.range
         return None
 
     def before(self, kind: PlanKind) -> None:
@@ -185,7 +173,7 @@ class Profiler:
             self._give_up(recording, first_line(error))
             return
         self._recording = None
-        self._show(None)
+        self._rank.observer.ranges = None
         recording.loop_seconds += time.perf_counter() - begun
         self._writer = threading.Thread(target=self._finish, args=(recording,), name="profile", daemon=True)
         self._writer.start()
@@ -193,7 +181,7 @@ class Profiler:
     def _give_up(self, recording: _Recording, problem: str) -> None:
         """Stop the recorder all the same: torch ends with a segmentation fault if its profiler runs at exit."""
         self._recording = None
-        self._show(None)
+        self._rank.observer.ranges = None
         with contextlib.suppress(Exception):
             recording.recorder.stop()
         shutil.rmtree(recording.work, ignore_errors=True)
@@ -201,11 +189,12 @@ class Profiler:
         self._conclude(self._failed(recording, problem))
 
     def _failed(self, recording: _Recording, problem: str) -> ProfileWritten:
-        return ProfileWritten(run=self._run, rank=self._rank, seq=recording.plan.seq, problem=problem)
+        who = self._rank.who
+        return ProfileWritten(run=who.run, rank=who.rank, seq=recording.plan.seq, problem=problem)
 
     def _conclude(self, outcome: ProfileWritten) -> None:
         self._newest, self._repeats = outcome, REPEATS
-        self._send(outcome)
+        self._rank.send(outcome)
 
     # ------------------------------------------------------------ on the writer's thread
 
@@ -223,9 +212,9 @@ class Profiler:
         self._conclude(outcome)
 
     def _write(self, recording: _Recording) -> ProfileWritten:
-        work = recording.work
+        work, who = recording.work, self._rank.who
         suffix = "zip" if any(work.iterdir()) else "trace.json.gz"
-        name = f"rank-{self._rank}.steps-{recording.first}-{recording.last}.{suffix}"
+        name = f"rank-{who.rank}.steps-{recording.first}-{recording.last}.{suffix}"
         _check_space(work)
         begun = time.perf_counter()
         recording.recorder.write(work / TRACE)
@@ -234,13 +223,13 @@ class Profiler:
         if written.problem:
             return self._failed(recording, written.problem)
         rename(work / name, self._folder / name)
-        kept = sorted(self._folder.glob(f"rank-{self._rank}.steps-*"), key=lambda path: path.stat().st_mtime)
+        kept = sorted(self._folder.glob(f"rank-{who.rank}.steps-*"), key=lambda path: path.stat().st_mtime)
         for path in kept[:-TRACES_KEPT]:
             with contextlib.suppress(OSError):  # it stays
                 path.unlink()
         return ProfileWritten(
-            run=self._run,
-            rank=self._rank,
+            run=who.run,
+            rank=who.rank,
             seq=recording.plan.seq,
             first_step=recording.first,
             last_step=recording.last,

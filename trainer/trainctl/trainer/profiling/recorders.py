@@ -31,7 +31,7 @@ class Recorder(Protocol):
     """Records steps; all methods but `write` are for the main thread."""
 
     lacks: str
-    """What the trace lacks on this device, and why; empty: nothing."""
+    """The part that the trace lacks on this device, and why; empty: nothing."""
 
     def start(self) -> None:
         """Begin before the step that warms up. Raises CannotProfileError."""

@@ -18,12 +18,12 @@ from trainctl.trainer.common.reference_cache import DTYPE, ReferenceKey, Values
 from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.data.token_cache import Report
 
-MOST_UNITS = 8192
+MAX_UNITS = 8192
 """Units in all: their sizes are sent in one message."""
-MOST_VALUES = 200_000
+MAX_VALUES = 200_000
 """Values of a unit, which are sent in one message."""
 PART_BYTES = 60 * 1024
-MOST_UNLIKE = 2
+MAX_UNLIKE = 2
 """Times that all fetched values may differ from the lead's digest before they count as damaged."""
 AGAIN_SECONDS = 1.0
 """Time after which an unanswered ask is repeated."""
@@ -102,8 +102,8 @@ class SharedPass:
             file.truncate()
             self._received, self._whole = 0, hashlib.sha256()
         elif not answer.values:
-            self._unlike = MOST_UNLIKE
-        if self._unlike >= MOST_UNLIKE:
+            self._unlike = MAX_UNLIKE
+        if self._unlike >= MAX_UNLIKE:
             name = self._key.name
             raise TrainctlError(
                 f"the lead's values of the reference are damaged: delete {name} and .{name}.* in its caches"
@@ -191,10 +191,10 @@ def check_sizes(counts: Indices, where: str, *, has_adapter: bool) -> None:
     has more values than a message can hold."""
     each = _samples_each(len(counts))
     most = int(_by_unit(counts, each).max(initial=0))
-    if most <= MOST_VALUES:
+    if most <= MAX_VALUES:
         return
     unit = f"{each:,} consecutive pairs have" if each > 1 else "a pair has"
-    problem = f"{unit} {most:,} answer tokens of {int(counts.sum()):,} in all; with several nodes, {MOST_VALUES:,} may"
+    problem = f"{unit} {most:,} answer tokens of {int(counts.sum()):,} in all; with several nodes, {MAX_VALUES:,} may"
     remedy = 'set objective.reference = "adapter-off"' if has_adapter else "use fewer pairs, or train on one node"
     if each == 1 and not has_adapter:
         remedy = "set a lower data.sequence_length, or train on one node"
@@ -203,7 +203,7 @@ def check_sizes(counts: Indices, where: str, *, has_adapter: bool) -> None:
 
 def _samples_each(samples: int) -> int:
     """Return the samples of a unit."""
-    return -(-samples // MOST_UNITS)
+    return -(-samples // MAX_UNITS)
 
 
 def _by_unit(sizes: Indices, each: int) -> Indices:
