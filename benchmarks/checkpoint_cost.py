@@ -7,28 +7,27 @@ and without a write. Prints each figure as soon as it is known, then one JSON li
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from lib.ratios import interval
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.checkpoints.background import BackgroundWriter
+from trainctl.trainer.checkpoints.checkpointer import Checkpointer
 from trainctl.trainer.checkpoints.saver import Saver
-from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.data.dataset import open_dataset
-from trainctl.trainer.step.loss_scale import LossScale
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity, Rank, Settings
 
 MOST_COPY, MOST_STEP, MOST_LATE_STEP = 1.1, 1.05, 1.2
 """Bars: the copy over a memcpy, and the median and the 95th percentile of steps while a checkpoint is written, over the
@@ -39,7 +38,7 @@ LONGEST_SECONDS = 120.0
 """After this the steps measured so far are what counts."""
 
 
-class Rank:
+class BenchedRank:
     """A loaded rank, with all that its checkpoints need."""
 
     def __init__(self, folder: Path, hidden: int, backend: str) -> None:
@@ -56,10 +55,10 @@ class Rank:
         })  # fmt: skip
         self.dataset = open_dataset(config, paths.directory / "data", "run.toml")
         self.backend, self.progress = load(config, config.nodes["here"], "run.toml"), Progress()
-        self.saver = Saver(
-            "run-1", config, paths, self.backend, self.dataset, self.progress, LossScale(1.0),
-            layout_digest(self.backend.shapes), model_digests(folder / "model").whole, "here",
-        )  # fmt: skip
+        who, settings = Identity("run-1", "here", 0), Settings.of(config, "here")
+        status = StatusWriter(paths.status_page(0), os.getpid())
+        rank = Rank(who, settings, self.backend, self.dataset, self.progress, status, lambda message: None)
+        self.saver = Saver(rank, config, paths, model_digests(folder / "model").whole)
         self._count = 0
 
     def step(self) -> float:
@@ -77,7 +76,7 @@ class Rank:
         return time.perf_counter() - begun
 
 
-def copies(rank: Rank, pairs: int) -> list[float]:
+def copies(rank: BenchedRank, pairs: int) -> list[float]:
     """The copy over a memcpy of the same arrays into memory that was touched before. The cache is emptied before each,
     as the memcpy reads what the copy has written."""
     state = rank.saver.copy().state
@@ -95,29 +94,24 @@ def copies(rank: Rank, pairs: int) -> list[float]:
     return ratios
 
 
-def steps(rank: Rank, writes: int) -> tuple[list[float], list[float]]:
+def steps(rank: BenchedRank, writes: int) -> tuple[list[float], list[float]]:
     """Seconds of steps without a write and of those with one, in turns. Where no step is short enough to lie in a
     write, those that begin in one count."""
-    outcomes: list[m.Checkpointed] = []
-    writer, due = BackgroundWriter(outcomes.append), time.monotonic() + LONGEST_SECONDS
+    checkpointer = Checkpointer("run-1", 0, rank.saver, lambda outcome: None)
+    due = time.monotonic() + LONGEST_SECONDS
     free, busy, begun_in_it = list[float](), list[float](), list[float]()
     for number in range(writes):
         free += [rank.step() for _ in range(5)]
-        copied = rank.saver.copy()
-
-        def job(meter: Any, copied: Any = copied) -> m.Checkpointed:
-            info = rank.saver.write_copy(copied, meter)
-            return m.Checkpointed(run="r", rank=0, generation=None, seq=None, step=info.step, checkpoint=info)
-
-        writer.start(job, copied.meter())
-        while writer.is_busy:
+        checkpointer.copy(None)
+        checkpointer.begin()
+        while checkpointer.done_bytes is not None:
             seconds = rank.step()
             begun_in_it.append(seconds)
-            busy += [seconds] if writer.is_busy else []
+            busy += [seconds] if checkpointer.done_bytes is not None else []
         print(f"  write {number + 1}: {len(busy or begun_in_it)} steps meanwhile", flush=True)
         if time.monotonic() > due:
             break
-    writer.close()
+    checkpointer.wait()
     return free, busy or begun_in_it
 
 
@@ -129,7 +123,7 @@ def main() -> int:
     parser.add_argument("--writes", type=int, default=8, help="checkpoints that are written")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="checkpoint-cost-") as folder:
-        rank = Rank(Path(folder), options.hidden, options.backend)
+        rank = BenchedRank(Path(folder), options.hidden, options.backend)
         for _ in range(5):
             rank.step()
         size = rank.saver.copy().bytes

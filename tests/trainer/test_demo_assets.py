@@ -12,7 +12,7 @@ def test_a_pair_differs_in_one_line_that_is_backwards(tmp_path, monkeypatch):
     library = {module.__name__: [Path(module.__file__)] for module in (random, argparse)}
     monkeypatch.setattr(demo_assets, "_standard_library", lambda: library)
     source = tmp_path / "pairs"
-    assert demo_assets.make_pairs(source) > 20
+    assert demo_assets.make_functions(source, demo_assets.preferences) > 20
     pairs = [json.loads(line) for line in (source / "functions.jsonl").read_text("utf-8").splitlines()]
     for pair in pairs:
         chosen, rejected = (pair[half].split("\n") for half in ("chosen", "rejected"))

@@ -13,8 +13,8 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record import checkpoints
+from trainctl.trainer.__main__ import GRACE_SECONDS
 from trainctl.trainer.checkpoints import files
-from trainctl.trainer.signals import GRACE_SECONDS
 
 TERMS = scale("terminations")
 MOST_STEPS = 5

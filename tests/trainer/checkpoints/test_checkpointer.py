@@ -83,7 +83,7 @@ def test_an_unforeseen_error_costs_the_checkpoint_and_neither_the_rank_nor_the_n
     for _ in range(2):
         checkpointer.copy(PLAN)
         checkpointer.begin()
-    checkpointer.close()
+    checkpointer.wait()
     first, second = said
     assert isinstance(first, m.Checkpointed)
     assert (first.checkpoint, first.problem) == (None, "checkpoint failed: no such frame")
@@ -100,5 +100,5 @@ def test_the_last_state_is_written_once_and_again_if_its_step_was_done_again():
     for version in (7, 7, 9):  # of step 4 each time
         saver.version = version
         checkpointer.write_last(4)
-    checkpointer.close()
+    checkpointer.wait()
     assert saver.written == [7, 9]

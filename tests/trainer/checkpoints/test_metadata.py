@@ -10,10 +10,10 @@ from tests.trainer.support.savers import MICRO, saver_of
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.config import run_file
 from trainctl.protocol.messages.events import NoteWritten, RunBranched
-from trainctl.protocol.record.checkpoint_metadata import Environment, Lineage, ParentCheckpoint, Performance
+from trainctl.protocol.record.checkpoint_metadata import ParentCheckpoint
 from trainctl.protocol.record.checkpoints import MANIFEST_NAME, read_manifest
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.trainer.checkpoints import metadata
+from trainctl.trainer.checkpoints.saver import parent_by, read_record, recipe_of
 
 
 def test_the_recipe_has_everything_but_the_environment_of_nodes():
@@ -24,9 +24,7 @@ def test_the_recipe_has_everything_but_the_environment_of_nodes():
         "nodes": {"a": {"backend": "torch", "env": {"HF_TOKEN": "hf_secret"}}},
     }  # fmt: skip
     config = run_file.parse(raw)
-    where = Environment(node="a", program="1", python="3.11", library="torch", device="cpu", system="Linux")
-    done = Performance()
-    recipe = metadata.metadata(config, Lineage(run="r"), done, where).recipe
+    recipe = recipe_of(config)
     assert "hf_secret" not in repr(recipe)
     assert recipe["nodes"]["a"]["backend"] == "torch"
     assert config.nodes["a"].env == {"HF_TOKEN": "hf_secret"}, "the run still has it"
@@ -57,14 +55,14 @@ def test_a_branch_s_checkpoints_name_its_parent_also_once_it_is_resumed(new_rig,
 
 def test_a_rank_that_loaded_no_checkpoint_finds_the_parent_in_its_copy_of_the_record(tmp_path):
     paths = RunPaths(tmp_path / "branch")
-    assert metadata.recorded_parent(paths, "branch") is None, "it has no record"
+    assert read_record(paths, "branch", 9)[1] is None, "it has no record"
     paths.directory.mkdir()
     with RunDb(paths) as recorder:
         recorder.event(1.0, NoteWritten("first"), "info", "anna")
         recorder.event(2.0, RunBranched("branch", 3, "another", "a"), "info", "anna", step=3)
-        assert metadata.recorded_parent(paths, "branch") is None
+        assert read_record(paths, "branch", 9)[1] is None
         recorder.event(3.0, RunBranched("parent", 7, "branch", "a"), "info", "anna", step=7)
-    assert metadata.recorded_parent(paths, "branch") == ParentCheckpoint("parent", 7)
+    assert read_record(paths, "branch", 9)[1] == ParentCheckpoint("parent", 7)
 
 
 def test_a_manifest_of_0_2_0_still_loads_without_a_parent(tmp_path):
@@ -81,5 +79,5 @@ def test_a_manifest_of_0_2_0_still_loads_without_a_parent(tmp_path):
     }  # fmt: skip
     (tmp_path / MANIFEST_NAME).write_text(json.dumps(raw), "utf-8")
     manifest = read_manifest(tmp_path)
-    assert metadata.parent_by(manifest, "r") is None
-    assert metadata.parent_by(manifest, "branch") == ParentCheckpoint("r", 4)
+    assert parent_by(manifest, "r") is None
+    assert parent_by(manifest, "branch") == ParentCheckpoint("r", 4)

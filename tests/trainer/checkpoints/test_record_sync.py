@@ -12,8 +12,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing
-from trainctl.trainer.checkpoints import record_sync
-from trainctl.trainer.checkpoints.record_sync import RecordSync
+from trainctl.trainer.checkpoints import checkpointer
+from trainctl.trainer.checkpoints.checkpointer import RecordSync
 from trainctl.trainer.step.progress import Progress
 
 PLAN = msgspec.structs.replace(plan(7, m.Generation(1, 2)), kind="checkpoint", writers=(0,), recorded=False)
@@ -61,7 +61,7 @@ def test_a_checkpoint_waits_for_the_lead_s_word_on_its_own_plan(rank):
 
 @pytest.mark.parametrize("why", ["away", "leaving", "generation"])
 def test_a_checkpoint_waits_for_no_word_that_can_t_come(rank, why, monkeypatch):
-    monkeypatch.setattr(record_sync, "RECORD_SECONDS", 1e9)
+    monkeypatch.setattr(checkpointer, "RECORD_SECONDS", 1e9)
     rank.progress.highest = PLAN.generation
     waiting = rank.waiting(PLAN)
     waiting.join(0.2)

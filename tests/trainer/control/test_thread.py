@@ -1,19 +1,18 @@
 """What the control thread does with orders to fence and form, at the other end of a real socket."""
 
-import os
 import time
 from pathlib import Path
 
-from tests.trainer.support.line import DEADLINE_SECONDS, WHO
+from tests.trainer.support.line import DEADLINE_SECONDS
 from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.collective.group import Solo
 from trainctl.trainer.control.orders import Joined
-from trainctl.trainer.runtime import Trainer, progress_bar
+from trainctl.trainer.loading import progress_bar
+from trainctl.trainer.runtime import Trainer
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
 
@@ -63,17 +62,13 @@ def test_the_group_that_was_formed_is_the_one_that_plans_reduce_over(new_rig, li
             return tail
 
     rig = new_rig("torch")
-    status = StatusWriter(tmp_path / "rank-9.status", os.getpid())
     rig.progress.last_seq = 0
     files = model_digests(Path(rig.config.model.path))
-    trainer = Trainer(
-        WHO, rig.config, RunPaths(tmp_path), rig.backend, rig.dataset, rig.progress, status, line.control, files
-    )  # fmt: skip
+    trainer = Trainer(rig.rank, rig.config, RunPaths(tmp_path), line.control, files)
     for order in (Joined(FIRST, Counting()), rig.plan(1, 4), m.Leave(run="r", reason="the test is over")):
         line.control.orders.put(order)
     trainer.serve()
     assert reduced == [240.0]
-    status.close()
 
 
 def test_progress_is_a_bar_with_the_time_that_is_left_by_what_this_process_did():

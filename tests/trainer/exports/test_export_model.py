@@ -16,9 +16,8 @@ from tests.trainer.support.trained_run import TrainedRun
 
 from trainctl.protocol.config.model_facts import stored_tensors
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.trainer.exports import export_model, tensor_files
-from trainctl.trainer.exports.origin import ORIGIN_FILE
-from trainctl.trainer.exports.quantize_model import quantize
+from trainctl.trainer.exports import export_model, trained_model
+from trainctl.trainer.exports.quantize_model import ORIGIN_FILE, quantize
 from trainctl.trainer.exports.trained_model import open_trained
 from trainctl.trainer.exports.verification import verify_export
 
@@ -170,7 +169,7 @@ def test_fused_files_and_types_are_those_of_the_base(model, verified, tmp_path, 
     base = rewritten(model, tmp_path / "base", lambda config: config | {"dtype": "bfloat16"})
     in_two_files(base)
     run = TrainedRun(tmp_path / "runs" / "run-1", base, library, adapter)
-    monkeypatch.setattr(tensor_files, "LIBRARIES", tuple(x for x in tensor_files.LIBRARIES if x[0] == library))
+    monkeypatch.setattr(trained_model, "has_torch", lambda: library == "torch")
     assert verified(run.paths, "fused")["dtype"] == "bfloat16"
     written, expected = (
         {name: (tensor.file.name, tensor.dtype, tensor.shape) for name, tensor in stored_tensors(folder).items()}
@@ -276,7 +275,7 @@ def quantized(tmp_path_factory):
 def test_adapters_of_a_quantized_base_are_fused_into_its_unpacked_weights(
     quantized, verified, tmp_path, library, monkeypatch
 ):
-    monkeypatch.setattr(tensor_files, "LIBRARIES", [pair for pair in tensor_files.LIBRARIES if pair[0] == library])
+    monkeypatch.setattr(trained_model, "has_torch", lambda: library == "torch")
     assert verified(quantized.paths, "fused", "--dtype=float32")["dtype"] == "float32"
     assert difference(by_torch(tmp_path / "out", quantized), quantized) <= EXACT
     assert "quantization" not in json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))

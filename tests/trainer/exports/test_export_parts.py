@@ -21,10 +21,9 @@ from trainctl.protocol.config.run_tables import (
 )
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets
-from trainctl.trainer.exports.data_files import read_data_files
-from trainctl.trainer.exports.history import read_history
-from trainctl.trainer.exports.model_card import base_name, loading_lines
-from trainctl.trainer.exports.origin import ORIGIN_FILE, original_of, write_origin
+from trainctl.trainer.exports import trained_model
+from trainctl.trainer.exports.model_card import base_name, loading_lines, read_data_files, read_history
+from trainctl.trainer.exports.quantize_model import ORIGIN_FILE, original_of, write_origin
 from trainctl.trainer.exports.verification import Reference, compare
 
 NAN = float("nan")
@@ -83,7 +82,7 @@ def test_a_curve_begins_at_step_1():
     """The first column of a series begins at 0, a step that there isn't."""
     series = SimpleNamespace(steps=[0, 64], mean=[2.0, 1.0])
     record: Any = SimpleNamespace(steps=lambda **_: ([], 0), evaluations=lambda: [], series=lambda *_, **__: series)
-    assert [point.step for point in read_history(record, 100).curve] == [1, 64]
+    assert [first for first, _ in read_history(record, 100).curve] == [1, 64]
 
 
 def test_data_files_are_named_from_their_folder(tmp_path):
@@ -95,11 +94,11 @@ def test_data_files_are_named_from_their_folder(tmp_path):
         batch=BatchTable(global_=1, micro=1), optimizer=OptimizerTable(learning_rate=1e-3),
     )  # fmt: skip
     sums = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a.txt", "b/c.txt")}
-    assert dict(read_data_files(config)) == sums
+    assert read_data_files(config) == sums
     gone = msgspec.structs.replace(config, data=DataTable(path=str(tmp_path / "none")))
-    assert read_data_files(gone) == ()
+    assert read_data_files(gone) == {}
     elsewhere = msgspec.structs.replace(gone, nodes={"b": NodeTable(data_path=config.data.path)})
-    assert dict(read_data_files(elsewhere)) == sums
+    assert read_data_files(elsewhere) == sums
 
 
 def test_the_lines_that_load_a_model_of_bytes_run_without_a_tokenizer(tmp_path):
@@ -114,3 +113,16 @@ def test_the_lines_that_load_a_model_of_bytes_run_without_a_tokenizer(tmp_path):
     exec("\n".join(lines), {})
     whole = msgspec.structs.replace(config, data=DataTable(path="d"))
     assert loading_lines("mlx", tmp_path / "model", whole)[0].startswith("mlx_lm.generate ")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_weights_are_rounded_and_widened_as_torch_does(dtype):
+    import torch
+
+    bits = np.random.default_rng(1).integers(0, 2**32, 100_000, np.uint32)
+    bits[:6] = 0x7F800000, 0xFF800000, 0x7FFFFFFF, 0x7F7FFFFF, 0x00000001, 0x3F808000
+    values = bits.view(np.float32)
+    cast = trained_model._cast(values, dtype)
+    expected = torch.from_numpy(values).to(getattr(torch, dtype))
+    np.testing.assert_array_equal(trained_model.widened(cast), expected.float().numpy())
+    assert cast.nbytes == expected.nbytes

@@ -19,9 +19,9 @@ from tests.trainer.support.trained_run import TrainedRun
 from trainctl.protocol.config.model_facts import stored_tensors
 from trainctl.protocol.errors import RefusedError
 from trainctl.trainer.backends import rope_config
-from trainctl.trainer.exports import export_model, tensor_files, verification
-from trainctl.trainer.exports.adapter_files import places as own_places
+from trainctl.trainer.exports import export_model, trained_model, verification
 from trainctl.trainer.exports.trained_model import open_trained
+from trainctl.trainer.exports.trained_model import places as own_places
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 ADAPTERS: dict[str, dict[str, Any]] = {"lora": LORA, "full": {}}
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_experts_keeps_transformers_names_and_its_export_the_fam
 
 def test_without_torch_stacked_experts_are_not_exported(trained, monkeypatch, tmp_path):
     run = trained("mixtral", "torch", "full")
-    monkeypatch.setattr(tensor_files, "LIBRARIES", [pair for pair in tensor_files.LIBRARIES if pair[0] == "mlx"])
+    monkeypatch.setattr(trained_model, "has_torch", lambda: False)
     made = export(run, "fused", tmp_path / "out")
     assert made["status"] == 2 and "holds all experts of a layer" in made["problem"], made
     assert not (tmp_path / "out").exists()
@@ -137,7 +137,7 @@ def test_a_fault_that_our_mlx_backend_shares_with_the_export_fails_verification(
         return {name: found[name.replace("gate_proj", "x").replace("up_proj", "gate_proj").replace("x", "up_proj")]
                 for name in found}  # fmt: skip
 
-    for module in ("adapters.mlx_lora", "exports.adapter_files"):
+    for module in ("adapters.mlx_lora", "exports.trained_model"):
         monkeypatch.setattr(f"trainctl.trainer.{module}.places", swapped)
     made = export(run, "mlx", tmp_path / "out")
     assert made["status"] == 3 and made["problem"].startswith("verification failed: logits differ by"), made

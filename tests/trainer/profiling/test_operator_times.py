@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.profiling.operator_times import Trace, phase_profiles, self_times
+from trainctl.trainer.profiling.trace_process import Trace, phase_profiles, self_times
 
 
 def events(*rows):

@@ -16,9 +16,8 @@ from tests.waiting import until
 from trainctl.protocol import messages as m
 from trainctl.trainer.profiling import profiler as profiling
 from trainctl.trainer.profiling import trace_process
-from trainctl.trainer.profiling.metal_recorder import CAPTURE, VARIABLE, MetalRecorder
-from trainctl.trainer.profiling.phase_recorder import PhaseRecorder
 from trainctl.trainer.profiling.profiler import Profiler
+from trainctl.trainer.profiling.recorders import CAPTURE, VARIABLE, MetalRecorder, PhaseRecorder
 from trainctl.trainer.step import side_plans
 
 PHASES = {"data", "forward", "backward", "sync", "optimizer"}
@@ -31,10 +30,8 @@ class Profiled:
         self.rig, self.folder, self.said = rig, folder, list[m.ProfileWritten]()
         self.step = 0
 
-        def show(ranges):
-            rig.rank.observer.ranges = ranges
-
-        self.profiler = Profiler("r", 0, folder, rig.backend, self.said.append, show)
+        rig.rank.send = lambda message: self.said.append(message) if isinstance(message, m.ProfileWritten) else None
+        self.profiler = Profiler(rig.rank, folder)
 
     def arm(self, steps):
         return self.profiler.arm(self.rig.plan(self.step, 4, kind="profile", profile_steps=steps, work=()))
@@ -116,11 +113,11 @@ def test_another_profile_can_follow_and_only_the_newest_traces_are_kept(profiled
     assert [path.name for path in at.folder.iterdir()] == files[1:]
 
 
-GROWING = {"MOST_GROWTH_BYTES": 0, "resident_bytes": itertools.count().__next__}
+GROWING = {"MAX_GROWTH_BYTES": 0, "resident_bytes": itertools.count().__next__}
 
 
 @pytest.mark.parametrize(
-    ("limits", "why"), [({"MOST_SECONDS": 0.0}, "after 0 s"), (GROWING, "when memory has grown by")]
+    ("limits", "why"), [({"MAX_SECONDS": 0.0}, "after 0 s"), (GROWING, "when memory has grown by")]
 )
 def test_a_recording_beyond_a_limit_ends_early_and_says_so(profiled, limits, why, monkeypatch):
     for name, limit in limits.items():
@@ -174,7 +171,7 @@ def test_an_error_of_the_recorder_costs_the_profile_and_not_the_step(profiled, m
 def test_a_nearly_full_disk_or_a_folder_that_takes_no_file_cost_the_profile_and_leave_nothing(profiled, monkeypatch):
     at = profiled("mlx")
     assert at.arm(1) is None
-    monkeypatch.setattr(profiling, "LEAST_FREE_BYTES", 2**70)
+    monkeypatch.setattr(profiling, "MIN_FREE_BYTES", 2**70)
     at.train(2)
     assert "free some" in at.outcome().problem
     until(lambda: "free some" in (at.arm(1) or ""), what="the end of the one before")
@@ -218,7 +215,7 @@ def test_a_trace_that_cannot_be_read_is_kept_without_a_table_and_one_that_no_vie
     assert gzip.decompress(made.read_bytes()).startswith(b'{"traceEvents"')
     made.unlink()
     trace.write_text('{"traceEvents": []}')
-    monkeypatch.setattr(trace_process, "MOST_TRACE_BYTES", 10)
+    monkeypatch.setattr(trace_process, "MAX_TRACE_BYTES", 10)
     assert "profile fewer steps" in trace_process.make(tmp_path, made.name).problem
     assert not made.exists()
 
@@ -275,7 +272,7 @@ def assert_nested(nvtx, steps):
 @pytest.fixture
 def nvtx(monkeypatch):
     """What a recorder for CUDA does with the library, on a CPU."""
-    from trainctl.trainer.profiling.torch_recorder import TorchRecorder
+    from trainctl.trainer.profiling.recorders import TorchRecorder
 
     monkeypatch.setattr(profiling, "make_recorder", lambda _, steps, folder: TorchRecorder("cuda:0", steps))
     return NvtxRanges(monkeypatch)

@@ -1,5 +1,6 @@
 """The reference's log-probabilities: computed once, aligned with the samples, and as good as those of each step."""
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from trainctl.trainer.common.reference_cache import (
     read_values,
     values_digest,
 )
-from trainctl.trainer.references.reference_model import ReferenceModel
+from trainctl.trainer.references.preparation import ReferenceModel
 
 
 @pytest.fixture
@@ -174,13 +175,8 @@ def test_a_cache_that_cannot_be_read_is_named(start, tmp_path):
 
 def test_a_key_has_another_name_for_each_thing_it_depends_on(tmp_path):
     key = ReferenceKey("samples", "model", "float32", 3)
-    others = [
-        key._replace(samples="s"),
-        key._replace(model="m"),
-        key._replace(compute="bfloat16"),
-        key._replace(counted=2),
-    ]
-    assert len({one.name for one in (key, *others)}) == 5
+    changes: list[dict[str, Any]] = [{"samples": "s"}, {"model": "m"}, {"compute": "bfloat16"}, {"counted": 2}]
+    assert len({key.name, *(dataclasses.replace(key, **change).name for change in changes)}) == 5
     table = ModelTable(path="m", dtype="bfloat16")
     packed = [{"base": "nf4"}, {"base": "nf4", "double_quantization": True}, {"base": "mlx-4bit"}]
     found = [compute_of(msgspec.structs.replace(table, **changes)) for changes in packed]

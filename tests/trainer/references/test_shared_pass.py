@@ -98,12 +98,12 @@ def quick(monkeypatch):
     """The line is in memory: nothing takes time on it."""
     monkeypatch.setattr(shared_pass, "AGAIN_SECONDS", 0.002)
     monkeypatch.setattr(shared_pass, "IDLE_SECONDS", 0.0)
-    monkeypatch.setattr(shared_pass, "MOST_UNITS", 300)
+    monkeypatch.setattr(shared_pass, "MAX_UNITS", 300)
 
 
 def shared(rank, lead, supply, lost=0.0):
     line = UnreliableLine(lead, rank, lost)
-    return SharedPass("r", rank, KEY, COUNTS, 3 * COUNTS, supply, line, lambda done, whole: None)
+    return SharedPass("r", rank, KEY, supply, line, lambda done, whole: None, counts=COUNTS, targets=3 * COUNTS)
 
 
 def together(passes, folder):
@@ -174,7 +174,7 @@ def test_values_that_are_not_those_named_end_the_run(tmp_path):
 
 
 def test_values_that_no_message_holds_are_refused_with_what_helps(monkeypatch):
-    monkeypatch.setattr(shared_pass, "MOST_VALUES", 2000)
+    monkeypatch.setattr(shared_pass, "MAX_VALUES", 2000)
     check_sizes(np.full(700, 2000 // 3), "run file", has_adapter=False)
     for each, has_adapter, helps in (
         (800, True, 'objective.reference = "adapter-off"'),

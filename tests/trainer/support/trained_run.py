@@ -1,5 +1,6 @@
 """A run directory as a short training leaves it: its run file, its checkpoints by the saver, its record."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Array
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.checkpoints.saver import Saver
-from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import open_dataset
-from trainctl.trainer.step.loss_scale import LossScale
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Identity, Rank, Settings
 
 G, RATE = 8, 2e-2
 
@@ -42,10 +43,10 @@ class TrainedRun:
         self._dataset = open_dataset(config, directory / "data", "run.toml")
         self._backend = load(config, config.nodes["here"], "run.toml")
         self._progress = Progress()
-        self._saver = Saver(
-            directory.name, config, self.paths, self._backend, self._dataset, self._progress, LossScale(1.0),
-            layout_digest(self._backend.shapes), model_digests(model).whole,
-        )  # fmt: skip
+        who, settings = Identity(directory.name, "", 0), Settings.of(config, "here")
+        status = StatusWriter(self.paths.status_page(0), os.getpid())
+        rank = Rank(who, settings, self._backend, self._dataset, self._progress, status, lambda message: None)
+        self._saver = Saver(rank, config, self.paths, model_digests(model).whole)
         self.batch: Batch = self._dataset.batch(np.arange(6))
         with RunDb(self.paths, resumable=False) as record:
             for step in range(1, steps + 1):

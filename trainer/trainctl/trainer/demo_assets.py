@@ -16,6 +16,7 @@ import sysconfig
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,30 +33,50 @@ from trainctl.trainer.data.tokenizer_file import BYTES_BEGIN, BYTES_END, BYTES_P
 _SEED = 0x7472616E  # "tran"
 _SPREAD = 0.02
 _BOUND = _SPREAD * 3**0.5
-"""Of a uniform distribution whose standard deviation is `_SPREAD`."""
-_MOST_PAIR_CHARACTERS = 180
-"""Of a function in a pair: most are then no longer than the demo's samples."""
+"""Bound of a uniform distribution whose standard deviation is `_SPREAD`."""
+_MAX_PAIR_CHARACTERS = 180
+"""Characters of a function in a pair: most are then no longer than the demo's samples."""
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3", "ensurepip"}
 
 
 def llama_config(
-    *, hidden: int = 128, layers: int = 4, heads: int = 4, intermediate: int = 344, vocabulary: int = 264,
+    *,
+    hidden: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    intermediate: int = 344,
+    vocabulary: int = 264,
     tied: bool = True,
-) -> dict[str, Any]:  # fmt: skip
-    """config.json of a Llama for byte tokens; the defaults give 0.83 M parameters."""
+) -> dict[str, Any]:
+    """Return config.json of a Llama for byte tokens; the defaults give 0.83 M parameters."""
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
-        "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": heads, "head_dim": hidden // heads, "vocab_size": vocabulary,
-        "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-        "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": tied,
-        "bos_token_id": BYTES_BEGIN, "eos_token_id": BYTES_END, "pad_token_id": BYTES_PAD,
-        "initializer_range": _SPREAD, "dtype": "float32",
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": hidden // heads,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": tied,
+        "bos_token_id": BYTES_BEGIN,
+        "eos_token_id": BYTES_END,
+        "pad_token_id": BYTES_PAD,
+        "initializer_range": _SPREAD,
+        "dtype": "float32",
+    }
 
 
 def llama_weights(config: dict[str, Any], seed: int = _SEED) -> dict[str, NDArray[np.float32]]:
-    """Weights under Hugging Face names: matrices uniform with standard deviation 0.02, norms one.
+    """Return weights under Hugging Face names: matrices uniform with standard deviation 0.02, norms one.
 
     Each matrix is drawn from `mix` over a counter keyed by its place, so the bits depend on no library's generator.
     """
@@ -67,7 +88,7 @@ def llama_weights(config: dict[str, Any], seed: int = _SEED) -> dict[str, NDArra
 
 
 def make_model(folder: Path, config: dict[str, Any] | None = None, seed: int = _SEED) -> int:
-    """A Hugging Face directory at `folder`, if it isn't there yet; returns its number of parameters."""
+    """Make a Hugging Face directory at `folder`, if it isn't there yet; return its number of parameters."""
     config = config or llama_config()
     written = both_layouts(config, str(folder))
 
@@ -82,7 +103,7 @@ def make_model(folder: Path, config: dict[str, Any] | None = None, seed: int = _
 
 
 def make_text(folder: Path) -> int:
-    """The standard library's source text at `folder`, if it isn't there yet; returns its bytes."""
+    """Make the standard library's source text at `folder`, if it isn't there yet; return its bytes."""
 
     def write(work: Path) -> None:
         for name, sources in sorted(_standard_library().items()):
@@ -92,20 +113,9 @@ def make_text(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.txt"))
 
 
-def make_rows(folder: Path) -> int:
-    """Prompts and completions for fine-tuning at `folder`, if they aren't there yet: the head of each function of the
-    standard library that has a docstring, and the docstring's first line. Returns their number."""
-    return _make_functions(folder, _documented)
-
-
-def make_pairs(folder: Path) -> int:
-    """Preferences at `folder`, if they aren't there yet: the head of each short function of the standard library, its
-    body, and the same body with a line written backwards. Returns their number."""
-    return _make_functions(folder, _preferences)
-
-
-def _make_functions(folder: Path, rows_of: Callable[[Path], Iterator[dict[str, str]]]) -> int:
-    """One JSON-lines file of what `rows_of` makes of each source file of the standard library; returns its rows."""
+def make_functions(folder: Path, rows_of: Callable[[Path], Iterator[dict[str, str]]]) -> int:
+    """Make a file of JSON lines at `folder`, if it isn't there yet, of the rows of each source file of the standard
+    library; return their number."""
 
     def write(work: Path) -> None:
         with (work / "functions.jsonl").open("w", encoding="utf-8") as file:
@@ -118,24 +128,27 @@ def _make_functions(folder: Path, rows_of: Callable[[Path], Iterator[dict[str, s
         return sum(1 for _ in lines)
 
 
-def _preferences(source: Path) -> Iterator[dict[str, str]]:
+def preferences(source: Path) -> Iterator[dict[str, str]]:
+    """Yield the head of each short function of a source file, its body, and the same body with a line written
+    backwards."""
     for node in ast.walk(ast.parse(source.read_bytes())):
         if isinstance(node, ast.FunctionDef) and len(node.body) > 1:
             head, *lines = ast.unparse(node).splitlines()[len(node.decorator_list) :]
             body = "\n".join(lines)
-            if len(head) + len(body) <= _MOST_PAIR_CHARACTERS and (broken := _broken(lines)) != lines:
+            if len(head) + len(body) <= _MAX_PAIR_CHARACTERS and (broken := _broken(lines)) != lines:
                 yield {"prompt": f"{head}\n", "chosen": body, "rejected": "\n".join(broken)}
 
 
 def _broken(lines: list[str]) -> list[str]:
-    """With one of the lines backwards behind its indentation; which one follows from the text."""
+    """Return the lines with one of them backwards behind its indentation; which one follows from the text."""
     at = zlib.crc32("\n".join(lines).encode("utf-8", "surrogatepass")) % len(lines)
     text = lines[at].lstrip()
     indent = lines[at][: len(lines[at]) - len(text)]
     return [*lines[:at], indent + text[::-1], *lines[at + 1 :]]
 
 
-def _documented(source: Path) -> Iterator[dict[str, str]]:
+def documented(source: Path) -> Iterator[dict[str, str]]:
+    """Yield the head of each function of a source file that has a docstring, and the docstring's first line."""
     for node in ast.walk(ast.parse(source.read_bytes())):
         if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
             head = f"def {node.name}({ast.unparse(node.args)}):\n"
@@ -143,7 +156,7 @@ def _documented(source: Path) -> Iterator[dict[str, str]]:
 
 
 def make_quantized(folder: Path) -> int:
-    """A model of 4 bits, if it isn't there yet; returns its bytes. Its feed-forward layers are wider than the other
+    """Make a model of 4 bits, if it isn't there yet; return its bytes. Its feed-forward layers are wider than the other
     model's, for the group size to divide them. Raises InvalidInputError without mlx-lm."""
     from trainctl.trainer.exports.quantize_model import quantize  # loads MLX
 
@@ -155,42 +168,44 @@ def make_quantized(folder: Path) -> int:
 
 
 _OF_OBJECTIVE: Final[dict[str, dict[str, Callable[[Path], int]]]] = {
-    "pretrain": {}, "sft": {"rows": make_rows}, "dpo": {"pairs": make_pairs},
-    "qlora": {"rows": make_rows, "quantized": make_quantized},
-}  # fmt: skip
-"""What an objective needs beside model and text: folder, and what makes it."""
+    "pretrain": {},
+    "sft": {"rows": partial(make_functions, rows_of=documented)},
+    "dpo": {"pairs": partial(make_functions, rows_of=preferences)},
+    "qlora": {"rows": partial(make_functions, rows_of=documented), "quantized": make_quantized},
+}
+"""The folders that an objective needs beside model and text, and what makes them."""
 
 
 def main() -> int:
-    """Make them; returns the exit status."""
+    """Make them; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m trainctl.trainer.demo_assets", description="Create the demo's model and text."
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--objective", choices=_OF_OBJECTIVE, default="pretrain")
-    given = parser.parse_args()
-    folder: Path = given.folder.absolute()
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder.absolute()
     try:
         parameters = make_model(folder / "model")
         size = make_text(folder / "data")
-        own = {name: make(folder / name) for name, make in _OF_OBJECTIVE[given.objective].items()}
+        own = {name: make(folder / name) for name, make in _OF_OBJECTIVE[arguments.objective].items()}
     except (OSError, TrainctlError) as error:
         print(f"demo assets: {first_line(error)}", file=sys.stderr)
         return 1
-    made = {"model": str(folder / "model"), "data": str(folder / "data"), "parameters": parameters, "bytes": size}
-    print(json.dumps(made | own))
+    shared = {"model": str(folder / "model"), "data": str(folder / "data"), "parameters": parameters, "bytes": size}
+    print(json.dumps(shared | own))
     return 0
 
 
 def _standard_library() -> dict[str, list[Path]]:
-    """Source files by top-level module or package."""
+    """Return source files by top-level module or package."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found: dict[str, list[Path]] = defaultdict(list)
+    modules: dict[str, list[Path]] = defaultdict(list)
     for path in _sources(root):
-        found[path.relative_to(root).parts[0].removesuffix(".py")].append(path)
-    if not found:
+        modules[path.relative_to(root).parts[0].removesuffix(".py")].append(path)
+    if not modules:
         raise TrainctlError(f"no Python source text in {root}")
-    return found
+    return modules
 
 
 def _sources(folder: Path) -> Iterator[Path]:
@@ -211,19 +226,19 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     }
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        shapes |= {
-            prefix + "input_layernorm.weight": (hidden,),
-            prefix + "post_attention_layernorm.weight": (hidden,),
-            prefix + "self_attn.q_proj.weight": (queries, hidden),
-            prefix + "self_attn.k_proj.weight": (keys, hidden),
-            prefix + "self_attn.v_proj.weight": (keys, hidden),
-            prefix + "self_attn.o_proj.weight": (hidden, queries),
-            prefix + "mlp.gate_proj.weight": (wide, hidden),
-            prefix + "mlp.up_proj.weight": (wide, hidden),
-            prefix + "mlp.down_proj.weight": (hidden, wide),
-        }
+    layer = {
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (wide, hidden),
+        "mlp.up_proj": (wide, hidden),
+        "mlp.down_proj": (hidden, wide),
+    }
+    for number in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{number}.{part}.weight": shape for part, shape in layer.items()}
     return shapes
 
 

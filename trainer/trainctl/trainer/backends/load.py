@@ -23,8 +23,8 @@ from trainctl.trainer.adapters.lora import read_lora
 from trainctl.trainer.backends import document_mask
 from trainctl.trainer.backends.base import Backend, BackendName, Parts
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.libraries import import_without_torch
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
-from trainctl.trainer.common.without_torch import import_without_torch
 from trainctl.trainer.data.permutation import mix, uniform
 from trainctl.trainer.objectives.registry import objective_for
 

@@ -51,8 +51,8 @@ from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.mlx_model import flat, read_model, set_dtype
 from trainctl.trainer.backends.mlx_probe import probing
 from trainctl.trainer.backends.mlx_weights import Arrays, MlxWeights
+from trainctl.trainer.common.libraries import versions_in_use
 from trainctl.trainer.common.logs import log
-from trainctl.trainer.common.versions import in_use
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums, Vocabulary
 
@@ -222,7 +222,11 @@ class MlxBackend(Backend):
         tf32 = None if self.device == "cpu" else os.environ.get("MLX_ENABLE_TF32") != "0"
         dtype = str(self._dtype).removeprefix("mlx.core.")
         return Compute(
-            dtype, tf32, attention="mx.fast", weights=self.parts.weights_in(dtype), versions=in_use(self.device)
+            dtype,
+            tf32,
+            attention="mx.fast",
+            weights=self.parts.weights_in(dtype),
+            versions=versions_in_use(self.device),
         )
 
     def reset_peak(self) -> None:

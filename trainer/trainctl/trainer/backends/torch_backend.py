@@ -51,7 +51,7 @@ from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.backends.torch_outputs import TorchOutputs
 from trainctl.trainer.backends.torch_probe import probing
 from trainctl.trainer.backends.torch_weights import TorchWeights, accumulate
-from trainctl.trainer.common.versions import in_use
+from trainctl.trainer.common.libraries import versions_in_use
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums
 
@@ -281,7 +281,7 @@ class TorchBackend(Backend):
             deterministic=torch.are_deterministic_algorithms_enabled() if on_cuda else None,
             cudnn_benchmark=torch.backends.cudnn.benchmark if on_cuda else None,
             update=self._optimizer.library if on_cuda and self._optimizer is not None else "",
-            versions=in_use(self.device),
+            versions=versions_in_use(self.device),
         )
 
     def reset_peak(self) -> None:

@@ -1,20 +1,79 @@
-"""A rank's checkpoint plans: a copy between two steps, written in the background, and the messages to the agent."""
+"""A rank's checkpoint plans: a copy between two steps, written by a thread while training continues, and the messages
+to the agent."""
 
+import os
+import sys
+import threading
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.trainer.checkpoints.background import BackgroundWriter, WriteMeter
+from trainctl.protocol.messages import (
+    Checkpointed,
+    CheckpointInfo,
+    CheckpointProgress,
+    FromTrainer,
+    Generation,
+    StepPlan,
+)
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.rank_record import MetricsWriter
+from trainctl.protocol.record.schema import sync_commits
 from trainctl.trainer.checkpoints.copies import Copies
-from trainctl.trainer.checkpoints.record_sync import RecordSync
-from trainctl.trainer.checkpoints.saver import Copied, Saver
+from trainctl.trainer.checkpoints.saver import Copied, Saver, WriteMeter
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
+from trainctl.trainer.step.progress import Progress
 
 CHECKPOINT_FAILURES = (OSError, MemoryError, TrainctlError)
 """Errors that cost the checkpoint, not the run."""
+NICENESS = 10
+"""Niceness of the thread that writes: it gets a tenth of what a training thread gets of a busy core, and all of an idle
+one."""
+RECORD_SECONDS = 10.0
+"""Longest wait for the lead's disk. A lead that is gone for longer costs no checkpoint."""
+_LOOK_SECONDS = 0.05
+
+
+class RecordSync:
+    """The record that a checkpoint needs to be resumed from: on its disk before the checkpoint has its final name.
+    `plan` is for the control thread, `wait` for the one that writes a checkpoint."""
+
+    def __init__(
+        self, paths: RunPaths, metrics: MetricsWriter, progress: Progress, is_away: Callable[[], bool]
+    ) -> None:
+        """`is_away`: whether this node's agent can't be reached."""
+        self._paths, self._metrics, self._progress, self._is_away = paths, metrics, progress, is_away
+        self._recorded = threading.Condition()
+        self._newest: tuple[Generation, int] | None = None  # of the plans whose step the lead's disk has
+
+    def plan(self, plan: StepPlan) -> None:
+        """Take a checkpoint's plan that was sent again, since the lead's disk has its record up to that step."""
+        with self._recorded:
+            self._newest = plan.generation, plan.seq
+            self._recorded.notify_all()
+
+    def wait(self, plan: StepPlan | None) -> None:
+        """Wait until the lead's disk has the record up to the checkpoint's step. Without an agent, or a plan that
+        announces the lead's word, and where this rank leaves or the plan's generation is left, have this node's disk
+        keep the record as its agent has written it, and this rank's own. Raises OSError."""
+        if plan is None or plan.recorded is not False or not self._is_recorded(plan):
+            sync_commits(self._paths.record)
+            self._metrics.sync()
+
+    def _is_recorded(self, plan: StepPlan) -> bool:
+        until = time.monotonic() + RECORD_SECONDS
+        with self._recorded:
+            while self._newest is None or self._newest < (plan.generation, plan.seq):
+                highest = self._progress.highest  # the lead gives its word only in the plan's generation
+                is_left = bool(self._progress.leaving) or (highest is not None and highest > plan.generation)
+                if is_left or self._is_away() or time.monotonic() >= until:
+                    log.warning("step %s: checkpoint without the lead's word on its record", f"{plan.step:,}")
+                    return False
+                self._recorded.wait(_LOOK_SECONDS)
+        return True
 
 
 class Checkpointer:
@@ -22,88 +81,99 @@ class Checkpointer:
     agent."""
 
     def __init__(
-        self, run: str, rank: int, saver: Saver, send: Callable[[m.FromTrainer], None], copies: Copies | None = None,
+        self,
+        run: str,
+        rank: int,
+        saver: Saver,
+        send: Callable[[FromTrainer], None],
+        copies: Copies | None = None,
         record: RecordSync | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`copies` has checkpoints copied elsewhere; of a plan's writers, the first one uses it. If that fails to
         write, the conductor plans the checkpoint again, first by another. `record` is what must be on its disk before
         a checkpoint."""
         self._copies, self._record = copies, record
         self._run, self._rank, self._saver, self._send = run, rank, saver, send
-        self._writer = BackgroundWriter(self._finished)
-        self._copied: tuple[Copied, m.StepPlan | None] | None = None
-        self._newest: m.Checkpointed | None = None
+        self._copied: tuple[Copied, StepPlan | None] | None = None
+        self._thread: threading.Thread | None = None
+        self._meter: WriteMeter | None = None  # of the write in progress
+        self._newest: Checkpointed | None = None
         self._is_copying = False  # the last state
         self._written: int | None = None  # version of the state in the newest complete checkpoint of this process
 
-    def write(self, plan: m.StepPlan) -> m.CheckpointInfo:
+    def write(self, plan: StepPlan) -> CheckpointInfo:
         """Copy and write while training waits. Raises CHECKPOINT_FAILURES."""
-        self._writer.wait()
+        self.wait()
         version = self._saver.version
         with self._copied_elsewhere(plan, plan.step):
             info = self._saver.write(partial(self._sync_record, plan))
         self._written = version
         return info
 
-    def copy(self, plan: m.StepPlan) -> None:
+    def copy(self, plan: StepPlan | None) -> None:
         """Copy the state, to be written once `begin` is called. The conductor plans one at a time; after a fence it may
         not know of the one before, which is waited for. Raises CHECKPOINT_FAILURES."""
-        self._writer.wait()
+        self.wait()
         self._copied = self._saver.copy(), plan
 
     def begin(self) -> None:
         """Write what was copied, if anything was; returns at once."""
         if self._copied is not None:
             copied, plan = self._copied
-            self._copied = None
-            self._newest = None
-            self._writer.start(lambda meter: self._write(copied, plan, meter), copied.meter())
+            self._copied = self._newest = None
+            self._meter = copied.meter()
+            self._thread = threading.Thread(target=self._write, args=(copied, plan), name="checkpoint", daemon=True)
+            self._thread.start()
 
     def write_last(self, step: int) -> None:
         """Write the state of `step`, the last one, without a plan, unless that is done; waits for it. A step that was
         retracted and done again has another state."""
-        self._writer.wait()
+        self.wait()
         if self._written == self._saver.version:
             return
         self._is_copying = True
         try:
-            self._copied = self._saver.copy(), None
+            self.copy(None)
         except CHECKPOINT_FAILURES as error:
             log.error("no checkpoint of step %s: %s", f"{step:,}", first_line(error))
             return
         finally:
             self._is_copying = False
         self.begin()
-        self._writer.wait()
+        self.wait()
 
-    def state(self) -> m.CheckpointProgress | m.Checkpointed | None:
-        """What a heartbeat repeats: how far a write has come, or how the newest one ended."""
-        meter = self._writer.meter
+    def wait(self) -> None:
+        """Wait for the write under way, if there is one."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def state(self) -> CheckpointProgress | Checkpointed | None:
+        """Return what a heartbeat repeats: how far a write has come, or how the newest one ended."""
+        meter = self._meter
         if meter is None:
             return self._newest
-        return m.CheckpointProgress(
+        return CheckpointProgress(
             run=self._run, rank=self._rank, step=meter.step, done_bytes=meter.done_bytes, total_bytes=meter.total_bytes
         )
 
     @property
     def done_bytes(self) -> int | None:
-        """How far the write under way has come, 0 while the last state is copied; None: nothing is being written."""
-        meter = self._writer.meter
-        if meter is None:
-            return 0 if self._is_copying else None
-        return meter.done_bytes
+        """Bytes written by the write under way, 0 while the last state is copied; None: nothing is being written."""
+        meter = self._meter
+        return meter.done_bytes if meter is not None else 0 if self._is_copying else None
 
-    def close(self) -> None:
-        """Wait for the write under way."""
-        self._writer.close()
-
-    def _write(self, copied: Copied, plan: m.StepPlan | None, meter: WriteMeter) -> m.Checkpointed:
-        """On the writer's thread."""
+    def _write(self, copied: Copied, plan: StepPlan | None) -> None:
+        """Write on a thread of its own, at low priority."""
+        if sys.platform == "linux":  # elsewhere a thread's id may be another process's
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         step, info, problem = copied.loop.step, None, ""
+        assert self._meter is not None
         try:
             with self._copied_elsewhere(plan, step):
-                info = self._saver.write_copy(copied, meter, partial(self._sync_record, plan))
-        except Exception as error:  # noqa: BLE001  an error that ended the thread would block the next copy
+                info = self._saver.write_copy(copied, self._meter, partial(self._sync_record, plan))
+        except Exception as error:  # noqa: BLE001  the agent is to know of any
             problem = f"checkpoint failed: {first_line(error)}"
             unexpected = None if isinstance(error, CHECKPOINT_FAILURES) else error
             log.error("step %s: %s", f"{step:,}", problem, exc_info=unexpected)
@@ -111,20 +181,23 @@ class Checkpointer:
             self._written = copied.version
             size, seconds = f"{info.size_bytes / 1e6:,.1f}", f"{info.write_seconds:.2f}"
             log.info("checkpoint of step %s: %s MB written and read back in %s s", f"{step:,}", size, seconds)
-        generation, seq = (plan.generation, plan.seq) if plan is not None else (None, None)
-        return m.Checkpointed(
-            run=self._run, rank=self._rank, generation=generation, seq=seq, step=step, checkpoint=info, problem=problem,
-        )  # fmt: skip
+        self._newest = Checkpointed(
+            run=self._run,
+            rank=self._rank,
+            generation=plan.generation if plan is not None else None,
+            seq=plan.seq if plan is not None else None,
+            step=step,
+            checkpoint=info,
+            problem=problem,
+        )
+        self._meter = None
+        self._send(self._newest)
 
-    def _sync_record(self, plan: m.StepPlan | None) -> None:
+    def _sync_record(self, plan: StepPlan | None) -> None:
         if self._record is not None:
             self._record.wait(plan)
 
-    def _copied_elsewhere(self, plan: m.StepPlan | None, step: int) -> AbstractContextManager[None]:
-        """Around the write of a checkpoint that is to be copied, if that is this rank's part."""
+    def _copied_elsewhere(self, plan: StepPlan | None, step: int) -> AbstractContextManager[None]:
+        """Return a context around the write of a checkpoint that is to be copied, if that is this rank's part."""
         is_first = plan is None or plan.writers[:1] == (self._rank,)
         return self._copies.after(step) if self._copies is not None and is_first else nullcontext()
-
-    def _finished(self, outcome: m.Checkpointed) -> None:
-        self._newest = outcome
-        self._send(outcome)

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,15 @@ than this of it back."""
 ZSTD_SUFFIX: Final = ".zst"
 ZSTD_LEVEL: Final = 1
 """Level of compression: of the noise in trained numbers, higher ones gain nothing."""
-_DTYPES: Final = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
-    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
-_NUMPY: Final = {name: np.dtype(dtype) for dtype, name in _DTYPES.items()}
+BFLOAT16: Final = np.dtype([("bfloat16", "<u2")])
+"""numpy has no such numbers: these are their bits."""
+DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    f"{letter}{8 * size}": np.dtype(f"{kind}{size}")
+    for letter, kind, sizes in (("F", "f", (2, 4, 8)), ("I", "i", (1, 2, 4, 8)), ("U", "u", (1, 2, 4, 8)))
+    for size in sizes
+} | {"BF16": BFLOAT16, "BOOL": np.dtype(np.bool_)}
+"""Types by their names in files."""
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 Arrays = Mapping[str, NDArray[Any]]
 Meter = Callable[[int], None]
@@ -40,18 +44,17 @@ Meter = Callable[[int], None]
 
 
 def write_tensors(path: Path, arrays: Arrays, meter: Meter, *, zstd: bool = False) -> FileEntry:
-    """Write a file and flush it to its disk; its size and SHA-256. The meter counts bytes before compression. Raises
-    OSError, and InvalidInputError without the library for zstd."""
-    pack: Callable[[Any], Any] = _same
-    if zstd:
-        pack = zstandard("run file: checkpoint.compression").ZstdCompressor(ZSTD_LEVEL).compress
+    """Write a file and flush it to its disk; return its size and SHA-256. The meter counts bytes before compression.
+    Raises OSError, and InvalidInputError without the library for zstd."""
+    compressor = zstandard("run file: checkpoint.compression").ZstdCompressor(ZSTD_LEVEL) if zstd else None
     digest, size, unsynced = hashlib.sha256(), 0, 0
     with path.open("wb", buffering=0) as file:
         for piece in _pieces(arrays):
-            packed = pack(piece)
-            _write_all(file, packed)
+            packed = memoryview(compressor.compress(piece) if compressor is not None else piece)
             digest.update(packed)
             size += len(packed)
+            while packed:
+                packed = packed[file.write(packed) :]
             unsynced += len(piece)
             if unsynced >= SYNC_BYTES:
                 os.fsync(file.fileno())  # the disk's own cache is flushed once, at the end
@@ -63,19 +66,22 @@ def write_tensors(path: Path, arrays: Arrays, meter: Meter, *, zstd: bool = Fals
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a compressed file. Raises InvalidInputError without the library, ValueError for another format."""
-    with path.open("rb") as file, zstandard(str(path)).ZstdDecompressor().stream_reader(
-        file, read_across_frames=True
-    ) as stream:  # fmt: skip
-        length = int.from_bytes(_exactly(stream, 8), "little")
-        header = json.loads(_exactly(stream, length))
+    """Return the arrays of a compressed file. Raises InvalidInputError without the library, and ValueError for another
+    format."""
+    decompressor = zstandard(str(path)).ZstdDecompressor()
+    with path.open("rb") as file, decompressor.stream_reader(file, read_across_frames=True) as stream:
+        length = int.from_bytes(_read(stream, bytearray(8), "its header"), "little")
+        header = json.loads(_read(stream, bytearray(length), "its header"))
         header.pop("__metadata__", None)
-        found = sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
-        return {name: _read_one(stream, about) for name, about in found}
+        arrays = {}
+        for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
+            arrays[name] = np.empty(about["shape"], DTYPES[about["dtype"]])
+            _read(stream, _bytes_of(arrays[name]), "a tensor")
+        return arrays
 
 
 def zstandard(where: str) -> Any:
-    """The library. Raises InvalidInputError naming how to install it."""
+    """Return the library. Raises InvalidInputError naming how to install it."""
     try:
         return importlib.import_module("zstandard")
     except ImportError:
@@ -95,56 +101,22 @@ def read_back(path: Path, entry: FileEntry, meter: Meter) -> None:
 
 
 def _pieces(arrays: Arrays) -> Iterator[memoryview]:
-    yield memoryview(_header(arrays))
-    for name in _in_order(arrays):
+    # Widest elements first, so that each tensor is aligned.
+    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    about: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in order:
+        array = arrays[name]
+        end = at + array.nbytes
+        about[name] = {"dtype": _NAMES[array.dtype], "shape": [*array.shape], "data_offsets": [at, end]}
+        at = end
+    header = json.dumps(about, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    yield memoryview(len(header).to_bytes(8, "little") + header)
+    for name in order:
         whole = _bytes_of(np.ascontiguousarray(arrays[name]))
         for begin in range(0, len(whole), PIECE_BYTES):
             yield whole[begin : begin + PIECE_BYTES]
-
-
-def _in_order(arrays: Arrays) -> list[str]:
-    """Widest elements first, so that each tensor is aligned."""
-    return sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
-
-
-def _header(arrays: Arrays) -> bytes:
-    about: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name in _in_order(arrays):
-        array = arrays[name]
-        end = at + array.nbytes
-        about[name] = {"dtype": _DTYPES[array.dtype.name], "shape": [*array.shape], "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(about, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _write_all(file: IO[bytes], data: Any) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
-
-
-def _read_one(stream: Any, about: dict[str, Any]) -> NDArray[Any]:
-    array = np.empty(about["shape"], _NUMPY[about["dtype"]])
-    left = _bytes_of(array)
-    while left:
-        count = stream.readinto(left[:PIECE_BYTES])
-        if not count:
-            raise ValueError("ends in the middle of a tensor")
-        left = left[count:]
-    return array
-
-
-def _exactly(stream: Any, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = stream.read(size - len(parts))
-        if not part:
-            raise ValueError("ends in the middle of its header")
-        parts += part
-    return bytes(parts)
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
@@ -152,5 +124,12 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
     return memoryview(flat)
 
 
-def _same(piece: Any) -> Any:
-    return piece
+def _read(stream: Any, buffer: Any, what: str) -> Any:
+    """Fill a buffer and return it."""
+    left = memoryview(buffer)
+    while left:
+        count = stream.readinto(left[:PIECE_BYTES])
+        if not count:
+            raise ValueError(f"ends in the middle of {what}")
+        left = left[count:]
+    return buffer

@@ -20,13 +20,14 @@ from trainctl.protocol.config.run_tables import CheckpointTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.record import checkpoints
-from trainctl.trainer.checkpoints.background import NICENESS
 from trainctl.trainer.checkpoints.copy_process import Line
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 
 COMMAND_VARIABLE = "TRAINCTL_COPY_COMMAND"
 """Environment variable of the node with the command that copies. A run file can't set it."""
+NICENESS = 10
+"""Niceness of the process that copies: it gets a tenth of what a training thread gets of a busy core."""
 LAST_SECONDS = 3.0
 """Seconds that a leaving trainer waits for a copy to end, so that its event is in the record; then the copy continues
 without it."""

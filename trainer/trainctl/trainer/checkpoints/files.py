@@ -46,19 +46,28 @@ from trainctl.trainer.common.atomic_folder import part_of, remove_parts
 from trainctl.trainer.common.errors import first_line
 
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
+OPTIMIZER, RANDOM = "optimizer.safetensors", "random.safetensors"
 Compression = Literal["none", "zstd"]
-"""Of the optimizer's state, two thirds of a checkpoint; the weights stay as any tool can load them."""
+"""How the optimizer's state is stored, two thirds of a checkpoint; the weights stay as any tool can load them."""
 CARRIED_FILES = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
-    "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Files of a model's tokenizer, chat template and generation, which a checkpoint has too."""
 _STORED_AS = {"exp_avg": "first", "exp_avg_sq": "second"}
 """Slots that have another name in a checkpoint."""
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
-    """What state.json holds: all of the loop's state that isn't an array."""
+    """The content of state.json: all of the loop's state that isn't an array."""
 
     step: int  # last committed
     cursor: int  # first position after it
@@ -75,7 +84,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One as loaded."""
+    """A checkpoint as loaded."""
 
     loop: LoopState
     state: State
@@ -83,7 +92,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class About:
-    """What a checkpoint says of the run beside its state, and how it is to be written."""
+    """The facts of the run that a checkpoint has beside its state, and how it is to be written."""
 
     compute: Compute | None = None
     adapter: dict[str, Any] | None = None  # peft's adapter_config.json; None: all weights were trained
@@ -100,8 +109,8 @@ def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, ab
     compresses; then nothing has changed."""
     tidy(folder.parent)
     with part_of(folder) as work:
-        known = _write_files(work, loop, state, model, about)
-        manifest = _seal(work, run, loop.step, about, known)
+        hashed = _write_files(work, loop, state, model, about)
+        manifest = _seal(work, run, loop.step, about, hashed)
         for name, entry in manifest.files.items():
             read_back(work / name, entry, about.meter)
         about.before_name()
@@ -114,23 +123,28 @@ def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, ab
 
 
 def read(folder: Path) -> Checkpoint:
-    """A checkpoint whose files are all as they were written. Raises InvalidInputError naming what isn't."""
+    """Return a checkpoint whose files are all as they were written. Raises InvalidInputError naming what isn't."""
     verify(folder)
     loop = read_loop(folder)
     from safetensors import SafetensorError
+    from safetensors.numpy import load_file
 
+    packed = folder / (OPTIMIZER + ZSTD_SUFFIX)
+    slot_of = {stored_as: slot for slot, stored_as in _STORED_AS.items()}
+    slots: dict[str, dict[str, NDArray[Any]]] = {}
     try:
-        optimizer = _load_optimizer(folder)
-        adapted = (folder / ADAPTER).exists()
-        weights, random = _load(folder / (ADAPTER if adapted else WEIGHTS)), _load(folder / "random.safetensors")
-        state = State(weights, _slots(optimizer), loop.updates, random)
+        optimizer = read_tensors(packed) if packed.exists() else load_file(folder / OPTIMIZER)
+        for key, array in optimizer.items():
+            slot, _, name = key.partition(".")
+            slots.setdefault(slot_of.get(slot, slot), {})[name] = array
+        weights = load_file(folder / (ADAPTER if (folder / ADAPTER).exists() else WEIGHTS))
+        return Checkpoint(loop, State(weights, slots, loop.updates, load_file(folder / RANDOM)))
     except (OSError, ValueError, LookupError, SafetensorError) as error:
         raise InvalidInputError(str(folder), f"not a readable checkpoint: {first_line(error)}") from None
-    return Checkpoint(loop, state)
 
 
 def read_loop(folder: Path) -> LoopState:
-    """A checkpoint's state.json. Raises InvalidInputError."""
+    """Return a checkpoint's state.json. Raises InvalidInputError."""
     try:
         return msgspec.json.decode((folder / STATE_NAME).read_bytes(), type=LoopState)
     except (OSError, msgspec.MsgspecError) as error:
@@ -159,9 +173,12 @@ def check_fits(loop: LoopState, own: LoopState, where: str, model: Path, lora: L
     same model layout, data and seed its cursor means nothing. Raises InvalidInputError naming `where` and the first
     difference."""
     names = {
-        "layout_digest": "model layout", "data_digest": "data", "samples": "number of samples", "seed": "seed",
+        "layout_digest": "model layout",
+        "data_digest": "data",
+        "samples": "number of samples",
+        "seed": "seed",
         "base_digest": "base model or adapter scale",
-    }  # fmt: skip
+    }
     for key, name in names.items():
         theirs, ours = getattr(loop, key), getattr(own, key)
         if theirs != ours and not (key == "base_digest" and theirs and is_base(model, lora, theirs)):
@@ -185,7 +202,7 @@ def tidy(checkpoints: Path) -> None:
 
 
 def _write_files(work: Path, loop: LoopState, state: State, model: Path, about: About) -> dict[str, FileEntry]:
-    """All but the manifest; the entries of the files that were hashed as they were written."""
+    """Write all but the manifest; return the entries of the files that were hashed as they were written."""
     slots = {
         f"{_STORED_AS.get(slot, slot)}.{name}": array
         for slot, arrays in state.slots.items()
@@ -194,29 +211,29 @@ def _write_files(work: Path, loop: LoopState, state: State, model: Path, about: 
     zstd = about.compression == "zstd"
     weights, optimizer = WEIGHTS if about.adapter is None else ADAPTER, OPTIMIZER + (ZSTD_SUFFIX if zstd else "")
     random = state.random or {"none": np.zeros(1, np.uint8)}
-    known = {
+    hashed = {
         weights: write_tensors(work / weights, state.weights | state.constants, about.meter),
         optimizer: write_tensors(work / optimizer, slots, about.meter, zstd=zstd),
-        "random.safetensors": write_tensors(work / "random.safetensors", random, about.meter),
+        RANDOM: write_tensors(work / RANDOM, random, about.meter),
     }
-    config = about.adapter
-    if config is None:
+    if about.adapter is None:
         config = rope_config.read(model) | {"dtype": "float32"}
         config.pop("torch_dtype", None)
-    name = "config.json" if about.adapter is None else "adapter_config.json"
-    (work / name).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        (work / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    else:
+        (work / "adapter_config.json").write_text(json.dumps(about.adapter, indent=2), encoding="utf-8")
     (work / STATE_NAME).write_bytes(msgspec.json.encode(loop))
     for name in CARRIED_FILES:
         if (model / name).is_file():
             shutil.copyfile(model / name, work / name)
-    return known
+    return hashed
 
 
-def _seal(work: Path, run: str, step: int, about: About, known: dict[str, FileEntry]) -> Manifest:
-    """Make every file durable and hash those that aren't `known`, then write the manifest."""
+def _seal(work: Path, run: str, step: int, about: About, hashed: dict[str, FileEntry]) -> Manifest:
+    """Make every file durable and hash those that aren't yet, then write the manifest."""
     files: dict[str, FileEntry] = {}
     for path in sorted(work.iterdir()):
-        files[path.name] = known.get(path.name) or FileEntry(path.stat().st_size, digest_of(path))
+        files[path.name] = hashed.get(path.name) or FileEntry(path.stat().st_size, digest_of(path))
         sync(path)
     manifest = Manifest(
         run=run, step=step, written_at=time.time(), files=files, compute=about.compute, metadata=about.metadata
@@ -228,7 +245,7 @@ def _seal(work: Path, run: str, step: int, about: About, known: dict[str, FileEn
 
 
 def _same(folder: Path, manifest: Manifest) -> Manifest | None:
-    """The manifest of the checkpoint at `folder`, if it is whole and its files are those of `manifest`."""
+    """Return the manifest of the checkpoint at `folder`, if it is whole and its files are those of `manifest`."""
     try:
         there = read_manifest(folder)
         if (there.run, there.step, there.files) == (manifest.run, manifest.step, manifest.files):
@@ -242,43 +259,17 @@ def _publish(work: Path, folder: Path) -> None:
     """Give `work` its name. What has the name steps aside, still listed as its step, until `work` is durably in its
     place, and comes back if that fails."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    done = False
+    is_published = False
     try:
         if folder.exists():
             folder.rename(aside)
         work.rename(folder)
         sync(folder.parent)
-        done = True
+        is_published = True
     finally:
-        if not done:
-            _take_back(work, folder, aside)
+        if not is_published:
+            if not work.exists():
+                folder.rename(work)
+            if aside.exists():
+                aside.rename(folder)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _take_back(work: Path, folder: Path, aside: Path) -> None:
-    if not work.exists():
-        folder.rename(work)
-    if aside.exists():
-        aside.rename(folder)
-
-
-def _load_optimizer(folder: Path) -> dict[str, NDArray[Any]]:
-    packed = folder / (OPTIMIZER + ZSTD_SUFFIX)
-    return read_tensors(packed) if packed.exists() else _load(folder / OPTIMIZER)
-
-
-def _load(path: Path) -> dict[str, NDArray[Any]]:
-    from safetensors.numpy import load_file
-
-    loaded: dict[str, NDArray[Any]] = load_file(path)
-    return loaded
-
-
-def _slots(stored: dict[str, NDArray[Any]]) -> dict[str, dict[str, NDArray[Any]]]:
-    """A slot's arrays by its name, from names that begin with its stored one."""
-    slot_of = {stored_as: slot for slot, stored_as in _STORED_AS.items()}
-    slots: dict[str, dict[str, NDArray[Any]]] = {}
-    for key, array in stored.items():
-        slot, _, name = key.partition(".")
-        slots.setdefault(slot_of.get(slot, slot), {})[name] = array
-    return slots

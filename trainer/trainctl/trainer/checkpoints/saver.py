@@ -1,27 +1,52 @@
 """One rank's checkpoints: copied of the last committed step, written from the copy, and loaded at the start."""
 
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.facts import installed_version
+from trainctl.protocol.messages import CheckpointInfo, Generation, Report
+from trainctl.protocol.messages.events import RunBranched
 from trainctl.protocol.record.best import best_checkpoint
-from trainctl.protocol.record.checkpoint_metadata import Lineage, ParentCheckpoint
+from trainctl.protocol.record.checkpoint_metadata import (
+    CheckpointMetadata,
+    Environment,
+    Lineage,
+    ParentCheckpoint,
+    Performance,
+)
 from trainctl.protocol.record.checkpoints import Manifest, read_manifest
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.backends.base import Array, Backend, Part, State
-from trainctl.trainer.checkpoints import files, metadata, retention
-from trainctl.trainer.checkpoints.background import WriteMeter
+from trainctl.trainer.checkpoints import files, retention
+from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.data.dataset import Look, Seen
-from trainctl.trainer.data.growing_dataset import TrainingData
-from trainctl.trainer.step.loss_scale import LossScale
-from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.rank import Rank
+
+FIRST_EVENTS = 50
+"""Number of a record's first events among which a branch's own is."""
+
+
+class WriteMeter:
+    """How far a write has come, in bytes; read from any thread."""
+
+    def __init__(self, step: int, total_bytes: int) -> None:
+        self.step, self.total_bytes, self.done_bytes = step, total_bytes, 0
+
+    def __call__(self, count: int) -> None:
+        self.done_bytes = min(self.total_bytes, self.done_bytes + count)
 
 
 @dataclass(frozen=True)
@@ -30,8 +55,8 @@ class Copied:
 
     loop: files.LoopState
     state: State
-    report: m.Report | None  # of the newest step
-    generation: m.Generation | None  # that committed the step
+    report: Report | None  # of the newest step
+    generation: Generation | None  # that committed the step
     loop_seconds: float  # time that the copy took
     version: int = 0  # of the state, as Progress counts them
 
@@ -41,24 +66,30 @@ class Copied:
         return sum(array.nbytes for part in parts for array in part.values())
 
     def meter(self) -> WriteMeter:
-        """Of its write: each byte is written and read back."""
+        """Return a meter for its write: each byte is written and read back."""
         return WriteMeter(self.loop.step, 2 * self.bytes)
 
 
 class Saver:
     """Moves the loop's whole state to and from folders of a run directory."""
 
-    def __init__(
-        self, run: str, config: RunFile, paths: RunPaths, backend: Backend, dataset: TrainingData, progress: Progress,
-        scale: LossScale, layout_digest: str, model_digest: str, node: str = "",
-    ) -> None:  # fmt: skip
-        self._run, self._config, self._paths, self._node = run, config, paths, node
-        self._backend, self._dataset, self._progress, self._scale = backend, dataset, progress, scale
-        self._layout_digest, self._model_digest = layout_digest, model_digest
-        self._host_copy = HostCopy(backend)
-        self._environment = metadata.environment(node, backend)
+    def __init__(self, rank: Rank, config: RunFile, paths: RunPaths, model_digest: str) -> None:
+        self._rank, self._config, self._paths = rank, config, paths
+        self._backend, self._progress = rank.backend, rank.progress
+        self._layout_digest = layout_digest(rank.backend.shapes)
+        self._base_digest = files.base_digest(model_digest, rank.backend.parts.adapter)
+        self._model = Path(config.model.path)
+        self._host_copy = HostCopy(rank.backend)
         self._resumed_from: int | None = None
         self._parent: ParentCheckpoint | None = None  # by the checkpoint that was loaded
+        self._environment = Environment(
+            node=rank.who.node,
+            program=installed_version("trainctl") or "",
+            python=platform.python_version(),
+            library=f"{rank.backend.name} {installed_version(rank.backend.name) or ''}".strip(),
+            device=rank.backend.device,
+            system=f"{platform.system()} {platform.machine()}",
+        )
 
     def resume(self, folder: Path | None, look: Look = lambda: None) -> None:
         """Stand where the checkpoint in `folder` stood, or at the beginning; then clear away what writers that died
@@ -70,39 +101,59 @@ class Saver:
         files.tidy(self._paths.checkpoints)  # not earlier: `folder` may be one that has to be put back
 
     def copy(self) -> Copied:
-        """Of the last committed step; valid until the next call. Raises MemoryError."""
-        begun = time.perf_counter()
+        """Return a copy of the last committed step, valid until the next call. Raises MemoryError."""
+        begun, progress = time.perf_counter(), self._progress
         state = self._host_copy.take()
-        progress = self._progress
         loop = self._loop_state(progress.cursor, state.updates)
         seconds = time.perf_counter() - begun
         return Copied(loop, state, progress.newest_report, progress.committed_in, seconds, progress.version)
 
     @property
     def version(self) -> int:
-        """Of the state that a copy would hold now."""
+        """Version of the state that a copy would hold now."""
         return self._progress.version
 
     def write_copy(
         self, copied: Copied, meter: WriteMeter, before_name: Callable[[], None] = lambda: None
-    ) -> m.CheckpointInfo:
-        """On any thread. `before_name` is called once all but the folder's final name is on the disk. Once it has been
-        read back, older ones go that nothing keeps; what prevents that costs no checkpoint. Raises OSError, and
-        InvalidInputError without the library that compresses."""
+    ) -> CheckpointInfo:
+        """Write a copy, on any thread. `before_name` is called once all but the folder's final name is on the disk.
+        Once it has been read back, older ones go that nothing keeps; what prevents that costs no checkpoint. Raises
+        OSError, and InvalidInputError without the library that compresses."""
         begun, loop = time.perf_counter(), copied.loop
-        folder, model = self._paths.checkpoint(loop.step), Path(self._config.model.path)
-        manifest = files.write(
-            folder, self._run, loop, copied.state, model, self._about(copied, model, meter, before_name)
+        folder, lora = self._paths.checkpoint(loop.step), self._backend.parts.adapter
+        about = files.About(
+            compute=self._backend.compute,
+            adapter=lora.peft_config(self._model) if lora else None,
+            metadata=self._metadata(copied),
+            compression=self._config.checkpoint.compression,
+            meter=meter,
+            before_name=before_name,
         )
+        manifest = files.write(folder, self._rank.who.run, loop, copied.state, self._model, about)
         kept, problem = self._prune(folder)
-        seconds = time.perf_counter() - begun
-        return m.CheckpointInfo(
-            str(folder), loop.step, manifest.size_bytes, copied.loop_seconds, seconds, kept, problem
-        )  # fmt: skip
+        return CheckpointInfo(
+            path=str(folder),
+            step=loop.step,
+            size_bytes=manifest.size_bytes,
+            loop_seconds=copied.loop_seconds,
+            write_seconds=time.perf_counter() - begun,
+            kept=kept,
+            unpruned=problem,
+        )
+
+    def write(self, before_name: Callable[[], None] = lambda: None) -> CheckpointInfo:
+        """Copy and write at once; training waits. Raises as `write_copy`."""
+        begun, copied = time.perf_counter(), self.copy()
+        try:
+            info = self.write_copy(copied, copied.meter(), before_name)
+        finally:
+            del copied
+            self._host_copy.release()
+        return msgspec.structs.replace(info, loop_seconds=time.perf_counter() - begun)
 
     def _prune(self, newest: Path) -> tuple[tuple[int, ...], str]:
-        """The steps that stay, if they are known, and why older checkpoints couldn't be removed. The newest one stays,
-        and no other goes because of it: its own evaluation may still come."""
+        """Return the steps that stay, if they can be read, and why older checkpoints couldn't be removed. The newest
+        one stays, and no other goes because of it: its own evaluation may still come."""
         table, problem = self._config.checkpoint, ""
         try:
             best = best_checkpoint(self._paths, retention.step_of(newest)) if table.keep_best else None
@@ -116,70 +167,99 @@ class Saver:
         except OSError as error:
             return (), problem or first_line(error)
 
-    def write(self, before_name: Callable[[], None] = lambda: None) -> m.CheckpointInfo:
-        """Copy and write at once; training waits. Raises as `write_copy`."""
-        begun, copied = time.perf_counter(), self.copy()
-        try:
-            info = self.write_copy(copied, copied.meter(), before_name)
-        finally:
-            del copied
-            self._host_copy.release()
-        return msgspec.structs.replace(info, loop_seconds=time.perf_counter() - begun)
-
-    def _about(self, copied: Copied, model: Path, meter: WriteMeter, before_name: Callable[[], None]) -> files.About:
-        loop, lora = copied.loop, self._backend.parts.adapter
-        newest = metadata.newest_evaluation(self._paths, loop.step)
+    def _metadata(self, copied: Copied) -> CheckpointMetadata:
+        run, step, report = self._rank.who.run, copied.loop.step, copied.report
+        evaluation, parent = read_record(self._paths, run, step)
         lineage = Lineage(
-            run=self._run, resumed_from=self._resumed_from, generation=copied.generation,
-            parent=metadata.recorded_parent(self._paths, self._run) or self._parent,
-        )  # fmt: skip
-        done = metadata.performance(loop.step, copied.report, newest)
-        return files.About(
-            compute=self._backend.compute, adapter=lora.peft_config(model) if lora else None,
-            metadata=metadata.metadata(self._config, lineage, done, self._environment),
-            compression=self._config.checkpoint.compression, meter=meter, before_name=before_name,
-        )  # fmt: skip
+            run=run, resumed_from=self._resumed_from, generation=copied.generation, parent=parent or self._parent
+        )
+        done = Performance(
+            eval_loss=evaluation.loss if evaluation else None, eval_step=evaluation.step if evaluation else None
+        )
+        if report is not None and report.step == step and report.weight > 0:
+            done = msgspec.structs.replace(
+                done,
+                loss=report.loss_sum / report.weight,
+                step_seconds=report.step_seconds,
+                tokens_per_second=report.tokens / report.step_seconds if report.step_seconds > 0 else None,
+            )
+        return CheckpointMetadata(
+            recipe=recipe_of(self._config), performance=done, environment=self._environment, lineage=lineage
+        )
 
     def _take_up(self, folder: Path, look: Look) -> None:
-        found = files.read(folder)
-        loop = found.loop
-        self._dataset.check_seen(Seen(loop.samples, loop.data_digest, loop.chunks), loop.cursor, look)
-        model, lora = Path(self._config.model.path), self._backend.parts.adapter
-        files.check_fits(loop, self._loop_state(loop.cursor, 0), str(folder), model, lora)
-        self._backend.import_state(found.state)
-        manifest = read_manifest(folder)
-        if self._has_its_scale(manifest):
-            self._scale.value, self._scale.good_steps = loop.loss_scale, loop.loss_scale_good_steps
+        checkpoint = files.read(folder)
+        loop = checkpoint.loop
+        self._rank.dataset.check_seen(Seen(loop.samples, loop.data_digest, loop.chunks), loop.cursor, look)
+        own = self._loop_state(loop.cursor, 0)
+        files.check_fits(loop, own, str(folder), self._model, self._backend.parts.adapter)
+        self._backend.import_state(checkpoint.state)
+        manifest, scale = read_manifest(folder), self._rank.loss_scale
+        # Other types than float16 keep a factor of one.
+        stored = manifest.compute.dtype if manifest.compute is not None else None
+        if self._config.model.computed == "float16" and stored in (None, "float16"):
+            scale.value, scale.good_steps = loop.loss_scale, loop.loss_scale_good_steps
         self._progress.load(loop.step, loop.cursor)
         self._resumed_from = loop.step
-        self._parent = metadata.parent_by(manifest, self._run)
-
-    def _has_its_scale(self, manifest: Manifest) -> bool:
-        """Whether a checkpoint's loss scale is one for this run: other types than float16 keep a factor of one."""
-        stored = manifest.compute.dtype if manifest.compute is not None else None
-        return self._config.model.computed == "float16" and stored in (None, "float16")
+        self._parent = parent_by(manifest, self._rank.who.run)
 
     def _loop_state(self, cursor: int, updates: int) -> files.LoopState:
-        seen = self._dataset.seen(cursor)
+        seen, scale = self._rank.dataset.seen(cursor), self._rank.loss_scale
         return files.LoopState(
-            step=self._progress.last_step, cursor=cursor, updates=updates, loss_scale=self._scale.value,
-            loss_scale_good_steps=self._scale.good_steps, seed=self._config.run.seed, samples=seen.samples,
-            layout_digest=self._layout_digest, data_digest=seen.digest, chunks=seen.chunks,
-            base_digest=files.base_digest(self._model_digest, self._backend.parts.adapter),
-        )  # fmt: skip
+            step=self._progress.last_step,
+            cursor=cursor,
+            updates=updates,
+            loss_scale=scale.value,
+            loss_scale_good_steps=scale.good_steps,
+            seed=self._config.run.seed,
+            samples=seen.samples,
+            layout_digest=self._layout_digest,
+            data_digest=seen.digest,
+            chunks=seen.chunks,
+            base_digest=self._base_digest,
+        )
+
+
+def read_record(paths: RunPaths, run: str, step: int) -> tuple[Evaluation | None, ParentCheckpoint | None]:
+    """Return the newest evaluation up to a step and what the run branched off, by this node's copy of the record; None
+    for what it doesn't have, or without a record."""
+    try:
+        with RecordReader(paths) as record:
+            evaluations = [evaluation for evaluation in record.evaluations() if evaluation.step <= step]
+            events, _ = record.events(0, FIRST_EVENTS)
+    except InvalidInputError:
+        return None, None
+    branched = (event.data for event in events if isinstance(event.data, RunBranched) and event.data.branch == run)
+    parents = (ParentCheckpoint(data.parent, data.step) for data in branched)
+    return max(evaluations, key=lambda evaluation: evaluation.step, default=None), next(parents, None)
+
+
+def parent_by(manifest: Manifest, run: str) -> ParentCheckpoint | None:
+    """Return what the run branched off, by the checkpoint that it continues from: another run's, or one of its own."""
+    if manifest.run != run:
+        return ParentCheckpoint(manifest.run, manifest.step)
+    return manifest.metadata.lineage.parent if manifest.metadata is not None else None
+
+
+def recipe_of(config: RunFile) -> dict[str, Any]:
+    """Return a run file for a checkpoint, without what it must not give away."""
+    recipe = run_file.to_dict(config)
+    for table in recipe.get("nodes", {}).values():
+        table.pop("env", None)  # may hold secrets, and checkpoints are given away
+    return recipe
 
 
 class HostCopy:
-    """Where the library writes to its arrays in place, they are copied into arrays that are made once and used again:
-    fresh memory would take longer to touch than to fill."""
+    """Arrays in main memory for copies of the state. Where the library writes to its arrays in place, they are copied
+    into arrays that are made once and used again: fresh memory would take longer to touch than to fill."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._arrays: dict[Part, dict[str, Array]] = {}
 
     def take(self) -> State:
-        """The state as it is now; valid until the next call. Raises MemoryError if device or host have no room for it;
-        then nothing of it is kept."""
+        """Return the state as it is now, valid until the next call. Raises MemoryError if device or host have no room
+        for it; then nothing of it is kept."""
         try:
             slots = {slot: self._copy(slot) for slot in self._backend.slots}
             return self._backend.state_of(self._copy("weights"), slots)

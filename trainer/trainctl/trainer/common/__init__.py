@@ -1,2 +1,1 @@
-"""What the other folders share: logs, atomic folders, model files, imports without torch, and errors. Imports only
-protocol."""
+"""Parts that the other folders share: logs, atomic folders, model files, libraries, errors. Imports only protocol."""

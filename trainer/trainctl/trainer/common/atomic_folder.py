@@ -19,8 +19,8 @@ _PART = re.compile(r"^\..+\.(\d+)\.part$")
 
 
 def make_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """`folder` as `write` fills it, if it isn't there yet; another process that is first with it wins. Raises OSError
-    and whatever `write` raises; then nothing has changed."""
+    """Make `folder` as `write` fills it, if it isn't there yet; another process that is first with it wins. Raises
+    OSError and whatever `write` raises; then nothing has changed."""
     remove_parts(folder.parent)
     if folder.is_dir():
         return
@@ -49,7 +49,7 @@ def _follow_umask(folder: Path) -> None:
 
 @contextmanager
 def part_of(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill before it is renamed to `folder`; gone afterwards if it wasn't."""
+    """Yield an empty folder to fill before it is renamed to `folder`; gone afterwards if it wasn't."""
     work = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     shutil.rmtree(work, ignore_errors=True)  # of a predecessor with our process id
     durable_files.make_folder(work.parent)

@@ -1,6 +1,19 @@
-"""The errors that more than one folder of the trainer raises or handles."""
+"""The errors that more than one folder of the trainer raises or handles, and how a program ends with them."""
 
-from trainctl.protocol.errors import TrainctlError
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+
+FAILURES = (TrainctlError, OSError, RuntimeError, MemoryError)
+"""Errors that end a trainer or a worker with one line: ours, the system's and the array libraries'."""
+
+LIBRARY_FAILURES = (OSError, RuntimeError, MemoryError, ValueError, LookupError, TypeError, AttributeError, ImportError)
+"""Errors that libraries raise on files that they cannot take."""
 
 
 class DeviceMemoryError(Exception):
@@ -13,7 +26,7 @@ class GroupError(TrainctlError):
 
 
 class EngineError(GroupError):
-    """What an engine said when it failed; `peer` is the place of the rank that it is about, None if not known."""
+    """The text of an engine that failed; `peer` is the place of the rank that it is about, None if not known."""
 
     def __init__(self, text: str, peer: int | None) -> None:
         super().__init__(text)
@@ -29,8 +42,35 @@ class OutdatedError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """An exception as one line of at most 300 characters."""
+    """Return an exception as one line of at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and lines[0].endswith(":"):  # a heading
         lines = [" ".join(lines[:2])]
     return (lines[0] if lines else type(error).__name__)[:300]
+
+
+@contextlib.contextmanager
+def opened_by(library: str) -> Iterator[None]:
+    """Raise RefusedError for what a library raises on a model that it is to open."""
+    try:
+        yield
+    except (*LIBRARY_FAILURES, SystemExit) as error:  # mlx-lm exits if a family's module needs another package
+        raise RefusedError(f"{library} can't open this model: {first_line(error)}; nothing was written") from None
+
+
+def answer(subject: str, make: Callable[[], dict[str, Any]]) -> int:
+    """Print as one JSON line what `make` returns, or what it raised as `where` and `problem`; a library's failure is
+    one of `subject`. Return the exit status. What libraries print meanwhile goes to standard error."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    status = 0
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            line = make()
+    except InvalidInputError as error:
+        line, status = {"where": error.where, "problem": error.problem}, error.exit_code
+    except TrainctlError as error:
+        line, status = {"problem": str(error)}, error.exit_code
+    except LIBRARY_FAILURES as error:
+        line, status = {"problem": f"{subject}: {first_line(error)}"}, 1
+    sys.stdout.write(json.dumps(line) + "\n")
+    return status

@@ -53,7 +53,7 @@ def link_or_copy(file: Path, place: Path) -> None:
 
 
 def vocabulary_size(model: Path) -> int | None:
-    """How many token ids the model knows, by its config.json; None if that doesn't say."""
+    """Return how many token ids the model knows, by its config.json; None if that doesn't say."""
     config = model_config(model)
     size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
     return size if isinstance(size, int) else None
@@ -65,49 +65,49 @@ def longest_context(model: Path) -> int | None:
 
 
 def model_family(model: Path) -> str:
-    """`model_type` from the model's config.json."""
+    """Return `model_type` from the model's config.json."""
     return str(model_config(model).get("model_type", ""))
 
 
 def decoder_start(model: Path) -> int | None:
-    """The token that an encoder-decoder model's decoder begins with; None of any other model. Raises InvalidInputError
-    naming the file."""
+    """Return the token that an encoder-decoder model's decoder begins with; None of any other model. Raises
+    InvalidInputError naming the file."""
     config = model_config(model)
     if not config.get("is_encoder_decoder"):
         return None
-    found = (named.get("decoder_start_token_id") for named in (config, generation_config(model)))
-    start = next((token for token in found if isinstance(token, int)), None)
+    stated = (table.get("decoder_start_token_id") for table in (config, generation_config(model)))
+    start = next((token for token in stated if isinstance(token, int)), None)
     if start is None:
         raise InvalidInputError(str(model / "config.json"), "has no decoder_start_token_id, with which decoders begin")
     return start
 
 
 def generation_config(model: Path) -> dict[str, Any]:
-    """generation_config.json of a model directory; {} without one. Raises InvalidInputError naming the file."""
+    """Return generation_config.json of a model directory; {} without one. Raises InvalidInputError naming the file."""
     path = model / "generation_config.json"
     return read_object(path, "generation configuration") if path.is_file() else {}
 
 
 def stored_shapes(model: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight by its name in the directory's files; a packed one's as if it were whole. No weight is
-    read. Raises InvalidInputError naming the file."""
+    """Return the shape of each weight by its name in the directory's files; a packed one's as if it were whole. No
+    weight is read. Raises InvalidInputError naming the file."""
     shapes = {name: tensor.shape for name, tensor in stored_tensors(model).items()}
     return quantization.whole_shapes(shapes, model_config(model))
 
 
 def end_tokens(model: Path) -> tuple[int, ...]:
-    """The tokens that end a text, by the directory's config.json and generation_config.json."""
-    found = [config.get("eos_token_id") for config in (model_config(model), generation_config(model))]
-    return tuple(token for ids in found if ids is not None for token in (ids if isinstance(ids, list) else [ids]))
+    """Return the tokens that end a text, by the directory's config.json and generation_config.json."""
+    stated = [config.get("eos_token_id") for config in (model_config(model), generation_config(model))]
+    return tuple(token for ids in stated if ids is not None for token in (ids if isinstance(ids, list) else [ids]))
 
 
 def model_config(model: Path) -> dict[str, Any]:
-    """config.json of a model directory. Raises InvalidInputError naming the file."""
+    """Return config.json of a model directory. Raises InvalidInputError naming the file."""
     return read_object(model / "config.json", "model configuration")
 
 
 def read_object(path: Path, what: str) -> dict[str, Any]:
-    """The JSON object in a file. Raises InvalidInputError naming the file."""
+    """Return the JSON object in a file. Raises InvalidInputError naming the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -115,3 +115,8 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidInputError(str(path), "not a JSON object")
     return value
+
+
+def write_object(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object. Raises OSError."""
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")

@@ -6,8 +6,9 @@ and reference.json, which describes it. It has the same values for every run wit
 
 import hashlib
 import json
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,9 @@ DTYPE: Final = np.dtype("<f4")
 _FORMAT: Final = 1
 
 
-class ReferenceKey(NamedTuple):
-    """What reference log-probabilities depend on."""
+@dataclass(frozen=True)
+class ReferenceKey:
+    """The model, data and computation that reference log-probabilities depend on."""
 
     samples: str  # digest of the usable samples' tokens, and of which of them count
     model: str  # digest of the base model's files
@@ -32,32 +34,33 @@ class ReferenceKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the cache's folder."""
-        return f"reference-{hashlib.sha256(json.dumps([_FORMAT, *self]).encode()).hexdigest()[:32]}"
+        """The name of the cache's folder."""
+        return f"reference-{hashlib.sha256(json.dumps([_FORMAT, *astuple(self)]).encode()).hexdigest()[:32]}"
 
     @property
     def size_bytes(self) -> int:
-        """Of the values."""
+        """The size of the values."""
         return self.counted * DTYPE.itemsize
 
 
 def compute_of(model: ModelTable) -> str:
-    """How a model computes beyond what its files say: its type, and how weights are packed as they are loaded."""
-    nf4 = [model.base, *(["double"] * model.double_quantization), *filter(None, [model.compute_dtype])]
-    packed = nf4 if model.base == "nf4" else []
-    return " ".join([model.computed, *packed])
+    """Return how a model computes beyond what its files say: its type, and how weights are packed as they are
+    loaded."""
+    if model.base != "nf4":
+        return model.computed
+    return " ".join([model.computed, "nf4", *(["double"] * model.double_quantization), model.compute_dtype]).strip()
 
 
 def read_values(folder: Path, key: ReferenceKey) -> Values:
-    """[counted] nats. Reads all of them once, to compare their digest with the one in the notes. Raises
+    """Return the nats, [counted]. Reads all of them once, to compare their digest with the one in the notes. Raises
     InvalidInputError naming the folder if it doesn't hold them."""
     again = "delete the folder to have the reference computed again"
     path = folder / VALUES_NAME
     try:
         notes = json.loads((folder / NOTES_NAME).read_text(encoding="utf-8"))
-        size = path.stat().st_size
-        if not isinstance(notes, dict) or notes.get("key") != [*key] or size != key.size_bytes:
-            problem = f"has {size:,} bytes of values for {key.size_bytes:,}, or is of other data; {again}"
+        size, expected = path.stat().st_size, key.size_bytes
+        if not isinstance(notes, dict) or notes.get("key") != [*astuple(key)] or size != expected:
+            problem = f"has {size:,} bytes of values for {expected:,}, or is of other data; {again}"
             raise InvalidInputError(str(folder), problem)
         if notes.get("digest") != values_digest(folder):
             raise InvalidInputError(str(folder), f"holds values that have changed since they were computed; {again}")
@@ -70,18 +73,18 @@ def read_values(folder: Path, key: ReferenceKey) -> Values:
 
 def write_notes(work: Path, key: ReferenceKey) -> None:
     """Describe the values in a folder."""
-    notes: dict[str, Any] = {"key": [*key], "digest": values_digest(work)}
+    notes: dict[str, Any] = {"key": astuple(key), "digest": values_digest(work)}
     (work / NOTES_NAME).write_text(json.dumps(notes), encoding="utf-8")
 
 
 def values_digest(folder: Path) -> str:
-    """SHA-256 of the values in a folder."""
+    """Return the SHA-256 of the values in a folder."""
     with (folder / VALUES_NAME).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class AlignedValues:
-    """Values by sequence: which of them are those of a sequence's counted tokens."""
+    """Values by sequence, those of a sequence's counted tokens."""
 
     def __init__(self, values: Values, counts: NDArray[np.int64]) -> None:
         """`counts`: counted tokens of each sequence of the token cache, 0 for those that aren't used."""
@@ -89,14 +92,14 @@ class AlignedValues:
         self._starts = np.cumsum(counts) - counts
 
     def of(self, sequences: NDArray[np.int64], counted: NDArray[np.float32]) -> Values:
-        """[B, L] for B sequences, of which `counted` [B, L] are the counted targets; 0 elsewhere."""
-        found = np.zeros(counted.shape, np.float32)
-        found[counted > 0] = self._values[spans(self._starts[sequences], self._counts[sequences])]
-        return found
+        """Return [B, L] for B sequences, of which `counted` [B, L] are the counted targets; 0 elsewhere."""
+        aligned = np.zeros(counted.shape, np.float32)
+        aligned[counted > 0] = self._values[spans(self._starts[sequences], self._counts[sequences])]
+        return aligned
 
 
 def spans(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers from each start on, so many of each, one span after the other."""
+    """Return the numbers from each start on, so many of each, one span after the other."""
     before = np.cumsum(counts) - counts
     places: NDArray[np.int64] = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
     return places

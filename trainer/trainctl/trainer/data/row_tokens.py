@@ -20,8 +20,8 @@ from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common import model_files
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.libraries import import_without_torch
 from trainctl.trainer.common.model_files import decoder_start, vocabulary_size
-from trainctl.trainer.common.without_torch import import_without_torch
 from trainctl.trainer.data.chat_template import NotNestedError, Render, Span, assistant_spans, common_length, dated
 from trainctl.trainer.data.rows import (
     FIELDS,

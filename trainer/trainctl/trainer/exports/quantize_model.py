@@ -5,43 +5,59 @@ or what is wrong, with the exit status that fits. The folder appears under its n
 """
 
 import argparse
+import functools
 import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from trainctl.protocol.config import hub_models
-from trainctl.protocol.config.model_facts import stored_tensors
+import msgspec
+
+from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_folder, reference
+from trainctl.protocol.config.model_facts import stored_tensors, weight_files
 from trainctl.protocol.config.quantization import DEFAULTS, FORMATS, Quantization, format_of, is_quantized, whole_shapes
 from trainctl.protocol.errors import InvalidInputError, check_installed
+from trainctl.protocol.machine.file_digests import files_digests
+from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.atomic_folder import make_folder
-from trainctl.trainer.common.model_files import model_config, stored_shapes
-from trainctl.trainer.exports.answers import answered
-from trainctl.trainer.exports.origin import write_origin
-from trainctl.trainer.exports.quantized import write_quantized
+from trainctl.trainer.common.errors import answer, first_line, opened_by
+from trainctl.trainer.common.model_files import model_config, only_the_model, stored_shapes, write_object
+from trainctl.trainer.exports.trained_model import copy_carried
 
 GROUP_SIZES = (32, 64, 128)
-"""Those of the affine formats for which MLX has kernels."""
+"""Group sizes of the affine formats for which MLX has kernels."""
+ORIGIN_FILE = "quantized_from.json"
+"""File beside a quantized model's weights that names the whole model; other programs ignore it. Nodes compare
+config.json and the weights, so it may differ between them."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The model that a quantized one was made from."""
+
+    model: str  # id on the hub, or a path on the machine that quantized it
+    revision: str | None  # commit on the hub
+    weights: str  # digest of the weights' files
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Quantize once; returns the exit status."""
+    """Quantize once; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.exports.quantize_model")
     parser.add_argument("model")
     parser.add_argument("--to", required=True, choices=FORMATS)
     parser.add_argument("--group-size", type=int)
     parser.add_argument("--output", type=Path)
-    wanted = parser.parse_args(argv)
-    return answered(wanted.model, lambda: quantize(wanted.model, wanted.to, wanted.group_size, wanted.output))
+    arguments = parser.parse_args(argv)
+    make = functools.partial(quantize, arguments.model, arguments.to, arguments.group_size, arguments.output)
+    return answer(arguments.model, make)
 
 
 def quantize(named: str, form: str, group_size: int | None, output: Path | None) -> dict[str, Any]:
-    """Make the folder `output`, or MODEL-FORMAT in the current one; returns what it is. Raises TrainctlError and what
-    libraries raise; then there is none."""
+    """Make the folder `output`, or MODEL-FORMAT in the current one; return the facts of it. Raises
+    TrainctlError and what libraries raise; then there is none."""
     check_installed("mlx-lm", "mlx", "--to", form)
     how = _how(form, group_size)
-    hub_models.check_cached(named, "MODEL")
-    model = hub_models.model_folder(named)
+    check_cached(named, "MODEL")
+    model = model_folder(named)
     if not (model / "config.json").is_file():
         raise InvalidInputError("MODEL", f"no Hugging Face model (config.json and *.safetensors) in {model}")
     if (already := format_of(model_config(model))) is not None:
@@ -49,7 +65,7 @@ def quantize(named: str, form: str, group_size: int | None, output: Path | None)
     shapes = stored_shapes(model)
     if not shapes:
         raise InvalidInputError("MODEL", f"no *.safetensors weights in {model}")
-    folder = (output or Path(f"{Path(hub_models.reference(model).name).name}-{form}")).absolute()
+    folder = (output or Path(f"{Path(reference(model).name).name}-{form}")).absolute()
     if folder.exists():
         raise InvalidInputError(str(folder), "already exists: remove it, or give a different --output")
 
@@ -74,11 +90,25 @@ def _how(form: str, group_size: int | None) -> Quantization:
     return how._replace(group_size=group_size)
 
 
-def _check(model: Path, made: Path, how: Quantization, shapes: dict[str, tuple[int, ...]], option: str) -> None:
-    """Whether all that should be packed is, under its name. Raises InvalidInputError, blaming `option` if the groups
+def write_quantized(whole: Path, folder: Path, how: Quantization) -> None:
+    """Quantize the model in the directory `whole`. mlx-lm leaves layers whose width the group size doesn't divide as
+    they are: the caller decides about them. The config.json states RoPE where mlx-lm and transformers look for it."""
+    from mlx_lm import utils
+
+    with only_the_model(whole, rope_config.read(whole)) as clean:
+        with opened_by("mlx-lm"):
+            model, config = utils.load_model(clean, lazy=True)
+        model, config = utils.quantize_model(model, config, how.group_size, how.bits, mode=how.mode)
+        utils.save_model(folder, model)
+    utils.save_config(config, folder / "config.json")
+    copy_carried(whole, folder)
+
+
+def _check(model: Path, quantized: Path, how: Quantization, shapes: dict[str, tuple[int, ...]], option: str) -> None:
+    """Check that all that should be packed is, under its name. Raises InvalidInputError, blaming `option` if the groups
     don't divide a layer's width."""
-    stored = {name: tensor.shape for name, tensor in stored_tensors(made).items()}
-    if other := sorted(whole_shapes(stored, model_config(made)).keys() - shapes.keys()):
+    stored = {name: tensor.shape for name, tensor in stored_tensors(quantized).items()}
+    if other := sorted(whole_shapes(stored, model_config(quantized)).keys() - shapes.keys()):
         problem = f"mlx-lm stores {other[0]!r} of this family under a name that torch doesn't know"
         raise InvalidInputError("MODEL", f"{problem}; it can't be trained on both")
     widths = {name: shape[1] for name, shape in shapes.items() if len(shape) == 2 and name in stored}
@@ -90,17 +120,48 @@ def _check(model: Path, made: Path, how: Quantization, shapes: dict[str, tuple[i
 
 
 def _alternatives(widths: Collection[int]) -> str:
-    """The formats and group sizes that divide all widths of layers, as advice."""
+    """Return the formats and group sizes that divide all widths of layers, as advice."""
 
     def divides(size: int) -> bool:
         return not any(width % size for width in widths)
 
     affine = " or ".join(form for form, how in DEFAULTS.items() if how.mode == "affine")
-    found = [f"{affine} with --group-size {size}" for size in GROUP_SIZES if divides(size)]
-    found += [form for form, how in DEFAULTS.items() if how.mode != "affine" and divides(how.group_size)]
-    if not found:
+    fitting = [f"{affine} with --group-size {size}" for size in GROUP_SIZES if divides(size)]
+    fitting += [form for form, how in DEFAULTS.items() if how.mode != "affine" and divides(how.group_size)]
+    if not fitting:
         return 'no format has groups that divide all widths; on torch, model.base = "nf4" takes any width'
-    return f"these divide all widths: {', '.join(found)}"
+    return f"these divide all widths: {', '.join(fitting)}"
+
+
+def write_origin(whole: Path, folder: Path) -> None:
+    """Note in `folder` that it was made from the model in `whole`. Raises OSError."""
+    named = reference(whole.absolute())
+    write_object(folder / ORIGIN_FILE, msgspec.to_builtins(Origin(named.name, named.revision, _digest(whole))))
+
+
+def original_of(quantized: Path) -> Path | None:
+    """Return the directory of the model that `quantized` was made from; None if no file says which. Raises
+    InvalidInputError if the file is damaged, or that model isn't on this machine with the same weights."""
+    noted = quantized / ORIGIN_FILE
+    if not noted.is_file():
+        return None
+    try:
+        origin = msgspec.json.decode(noted.read_bytes(), type=Origin)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InvalidInputError(str(noted), f"cannot read it: {first_line(error)}") from None
+    folder = model_folder(origin.model, origin.revision)
+    if not (folder / "config.json").is_file():
+        named = origin.model if origin.revision is None else f"{origin.model} (commit {origin.revision})"
+        get = "download it" if is_hub_id(origin.model) else "put it there"
+        problem = f"the base was made from {named}, which isn't on this machine: {get}, or use --to mlx or fused"
+        raise InvalidInputError(str(noted), problem)
+    if _digest(folder) != origin.weights:
+        raise InvalidInputError(str(folder), f"its weights aren't those that the base was made from, by {noted}")
+    return folder
+
+
+def _digest(model: Path) -> str:
+    return files_digests(sorted(weight_files(model)), model).whole
 
 
 if __name__ == "__main__":

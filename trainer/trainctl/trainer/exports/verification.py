@@ -21,26 +21,19 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.model_facts import check_no_code, stored_tensors
 from trainctl.protocol.errors import installing
-from trainctl.trainer.adapters import mlx_lora
+from trainctl.trainer.common.errors import opened_by
 from trainctl.trainer.common.model_files import model_config, read_object, vocabulary_size
 from trainctl.trainer.data.permutation import mix
-from trainctl.trainer.exports.adapter_files import OWN_BASE
-from trainctl.trainer.exports.answers import opened_by
-from trainctl.trainer.exports.fused import change_of
-from trainctl.trainer.exports.quantized import dequantized_weights
-from trainctl.trainer.exports.result_files import float32_file
-from trainctl.trainer.exports.trained_model import TrainedModel
+from trainctl.trainer.exports.trained_model import FLOATS, OWN_BASE, TrainedModel, whole_weights, widened
 
 Form = Literal["peft", "mlx", "fused", "mlx-4bit"]
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.int64]
-_LEAST_ALLOWED, _MOST_ALLOWED, _TIMES_NOISE = 1e-5, 1e-3, 20
+_MIN_ALLOWED, _MAX_ALLOWED, _TIMES_NOISE = 1e-5, 1e-3, 20
 """Differences, relative to the largest logit where that is above 1; and how many times the model's own noise."""
 _LOWEST_BIT = 1
-_ROUNDED = {"F16": "float16", "BF16": "bfloat16"}
-"""Types of 16 bits by their names in safetensors files."""
 _ROWS, _LENGTH = 2, 32
-"""Of the tokens that both are given."""
+"""Shape of the tokens that both are given."""
 _WHERE = "verification"
 
 
@@ -55,7 +48,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of two models' logits."""
+    """The differences of two models' logits."""
 
     difference: float  # largest
     tolerance: float
@@ -71,9 +64,9 @@ def unverifiable(trained: TrainedModel, form: Form) -> str:
     """Return why an export of a trained model can't be compared here; "" if it can. Both the library that it is for and
     the one that trained it are needed."""
     torch = ("torch", "transformers", *(("peft",) if trained.lora is not None else ()))
-    wanted = torch if form in ("peft", "fused") else ("mlx", "mlx_lm")
-    own = torch if trained.backend == "torch" else ("mlx", "mlx_lm")
-    for name in (*wanted, *own):
+    for_export = torch if form in ("peft", "fused") else ("mlx", "mlx_lm")
+    for_run = torch if trained.backend == "torch" else ("mlx", "mlx_lm")
+    for name in (*for_export, *for_run):
         if importlib.util.find_spec(name) is None:
             extra = "mlx" if name.startswith("mlx") else "torch"
             return f"{name.replace('_', '-')} isn't installed here; {installing(extra)}"
@@ -86,42 +79,42 @@ def verify_export(trained: TrainedModel, form: Form, folder: Path, unpacked: Pat
     InvalidInputError if the checkpoint can't be, and RefusedError if the export can't."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     tokens = probe_tokens(vocabulary_size(trained.model) or 2)
-    expected = _mlx_reference(trained, tokens) if trained.backend == "mlx" else _torch_reference(trained, tokens)
+    expected = _reference(trained, tokens)
     types = _types_of_16_bits(trained, unpacked or folder)
     if unpacked is None:
-        return _verified_whole(trained, form, folder, types, expected)
-    whole = _verified_whole(trained, "mlx", unpacked, types, expected)
+        return _verify_whole(trained, form, folder, types, expected)
+    whole = _verify_whole(trained, "mlx", unpacked, types, expected)
     if not whole.agrees:
         return whole
-    values = mlx_logits(_with_values_of(unpacked, folder), tokens)
-    packed = compare(replace(expected, logits=values), mlx_logits(_by_mlx(folder), tokens))
-    return replace(packed, library=whole.library)
+    values = replace(expected, logits=mlx_logits(_dequantized_mlx_model(unpacked, folder), tokens))
+    return replace(compare(values, mlx_logits(_by_mlx(folder), tokens)), library=whole.library)
 
 
-def _verified_whole(
+def _verify_whole(
     trained: TrainedModel, form: Form, folder: Path, types: Mapping[str, str], expected: Reference
 ) -> Comparison:
     """Compare an export that isn't quantized. Where it has weights of 16 bits, the model with its own weights rounded
     likewise is the one to agree with."""
     tokens, library = expected.tokens, None
     if form == "mlx":
-        found, library = _mlx_export_logits(folder, trained.model, tokens)
+        logits, library = _mlx_export_logits(folder, trained.model, tokens)
     else:
-        found = torch_logits(_by_peft(folder) if form == "peft" else _by_transformers(folder), tokens)
+        logits = torch_logits(_by_peft(folder) if form == "peft" else _by_transformers(folder), tokens)
     if not types:
-        return replace(compare(expected, found), library=library)
+        return replace(compare(expected, logits), library=library)
     # MLX's adapters can't be added to a quantized base, of which only torch unpacks all layers.
     in_mlx = trained.backend == "mlx" and (form == "mlx" or trained.lora is None)
 
-    def merged(types: Mapping[str, str]) -> Logits:
+    def merged(types: Mapping[str, str]) -> Reference:
         if in_mlx:
-            return mlx_logits(_merged_mlx_model(trained, types), tokens)
-        return torch_logits(_merged_torch_model(trained, types), tokens)
+            return replace(expected, logits=mlx_logits(_merged_mlx_model(trained, types), tokens))
+        return replace(expected, logits=torch_logits(_merged_torch_model(trained, types), tokens))
 
-    rounding = _difference(expected.logits, found)
-    rounded = compare(replace(expected, logits=merged(types)), found)
-    whole = rounded if trained.lora is None else compare(expected, merged({}))  # what adding the adapters changed
-    return replace(rounded if whole.agrees else whole, rounding=rounding, library=library)
+    comparison = compare(merged(types), logits)
+    if trained.lora is not None:
+        adding = compare(expected, merged({}).logits)  # what adding the adapters changed
+        comparison = comparison if adding.agrees else adding
+    return replace(comparison, rounding=_difference(expected.logits, logits), library=library)
 
 
 def _mlx_export_logits(folder: Path, base: Path, tokens: Tokens) -> tuple[Logits, float | None]:
@@ -133,41 +126,41 @@ def _mlx_export_logits(folder: Path, base: Path, tokens: Tokens) -> tuple[Logits
     plain = mlx_logits(model, tokens)
     if not is_put_right(config):
         return plain, None
-    found = mlx_logits(put_right(model, config), tokens)
-    return found, _difference(plain, found) or None
+    logits = mlx_logits(put_right(model, config), tokens)
+    return logits, _difference(plain, logits) or None
 
 
-def compare(expected: Reference, found: Logits) -> Comparison:
+def compare(expected: Reference, logits: Logits) -> Comparison:
     """Return the largest difference, and the largest that rounding explains; not a number counts as infinite."""
     scale = max(1.0, float(np.max(np.abs(expected.logits))))
-    allowed = min(max(_LEAST_ALLOWED * scale, _TIMES_NOISE * expected.noise), _MOST_ALLOWED * scale)
-    return Comparison(_difference(expected.logits, found), allowed)
+    allowed = min(max(_MIN_ALLOWED * scale, _TIMES_NOISE * expected.noise), _MAX_ALLOWED * scale)
+    return Comparison(_difference(expected.logits, logits), allowed)
 
 
-def _difference(one: Logits, other: Logits) -> float:
-    largest = float(np.max(np.abs(one - other)))
+def _difference(left: Logits, right: Logits) -> float:
+    largest = float(np.max(np.abs(left - right)))
     return largest if np.isfinite(largest) else float("inf")
 
 
 def probe_tokens(vocabulary: int) -> Tokens:
-    """The same tokens for the same vocabulary."""
+    """Return the same tokens for the same vocabulary."""
     numbers = mix(np.arange(1, _ROWS * _LENGTH + 1, dtype=np.uint64)) % np.uint64(vocabulary)
     return numbers.astype(np.int64).reshape(_ROWS, _LENGTH)
 
 
 def torch_logits(model: Any, tokens: Tokens) -> Logits:
-    """Of a model of torch, without dropout; a decoder beside an encoder is given the same tokens."""
+    """Return the logits of a model of torch, without dropout; a decoder beside an encoder is given the same tokens."""
     import torch
 
-    given = torch.from_numpy(tokens)
-    decoder = {"decoder_input_ids": given} if model.config.is_encoder_decoder else {}
+    inputs = torch.from_numpy(tokens)
+    decoder = {"decoder_input_ids": inputs} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
-        found: Logits = model.eval()(input_ids=given, use_cache=False, **decoder).logits.float().numpy()
-    return found
+        logits: Logits = model.eval()(input_ids=inputs, use_cache=False, **decoder).logits.float().numpy()
+    return logits
 
 
 def mlx_logits(model: Any, tokens: Tokens) -> Logits:
-    """Of a model of mlx-lm, in float32 on the CPU."""
+    """Return the logits of a model of mlx-lm, in float32 on the CPU."""
     import mlx.core as mx
 
     with mx.stream(mx.cpu):
@@ -179,22 +172,19 @@ def mlx_logits(model: Any, tokens: Tokens) -> Logits:
 # ---------------------------------------------------------------- by our own backend
 
 
-def _torch_reference(trained: TrainedModel, tokens: Tokens) -> Reference:
-    from trainctl.trainer.backends.torch_probe import probing
+def _reference(trained: TrainedModel, tokens: Tokens) -> Reference:
+    probing: Any
+    if trained.backend == "mlx":
+        from trainctl.trainer.backends.mlx_probe import probing
 
-    model = _torch_model(trained).eval()
-    logits = torch_logits(model, tokens)
+        model, logits_of = _mlx_model(trained), mlx_logits
+    else:
+        from trainctl.trainer.backends.torch_probe import probing
+
+        model, logits_of = _torch_model(trained), torch_logits
+    logits = logits_of(model, tokens)
     with probing(model, _LOWEST_BIT):
-        return Reference(tokens, logits, _difference(logits, torch_logits(model, tokens)))
-
-
-def _mlx_reference(trained: TrainedModel, tokens: Tokens) -> Reference:
-    from trainctl.trainer.backends.mlx_probe import probing
-
-    model = _mlx_model(trained)
-    logits = mlx_logits(model, tokens)
-    with probing(model, _LOWEST_BIT):
-        return Reference(tokens, logits, _difference(logits, mlx_logits(model, tokens)))
+        return Reference(tokens, logits, _difference(logits, logits_of(model, tokens)))
 
 
 def _torch_model(trained: TrainedModel) -> Any:
@@ -204,25 +194,25 @@ def _torch_model(trained: TrainedModel) -> Any:
     from trainctl.trainer.backends.torch_model import read_model
 
     model = read_model(trained.model, _WHERE)
-    if trained.lora is None:
-        return model
-    model, values = torch_lora.attach(model, trained.lora), float32_file(trained.weights)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(torch.from_numpy(values[torch_lora.stored_name(name)]))
-    return model
+    if trained.lora is not None:
+        model, values = torch_lora.attach(model, trained.lora), trained.adapters()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(torch.from_numpy(values[torch_lora.stored_name(name)]))
+    return model.eval()
 
 
 def _mlx_model(trained: TrainedModel) -> Any:
     import mlx.core as mx
 
+    from trainctl.trainer.adapters import mlx_lora
     from trainctl.trainer.backends.mlx_model import read_model
 
     model = read_model(trained.model, _WHERE, _LENGTH)
     if trained.lora is not None:
-        found, values = mlx_lora.attach(model, trained.lora), float32_file(trained.weights)
-        turned = ((place, values[name].T if place.transposed else values[name]) for name, place in found.items())
+        places, values = mlx_lora.attach(model, trained.lora), trained.adapters()
+        turned = ((place, values[name].T if place.transposed else values[name]) for name, place in places.items())
         model.load_weights([(place.name, mx.array(array)) for place, array in turned], strict=False)
     return model
 
@@ -234,11 +224,10 @@ def _merged_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
     from trainctl.trainer.backends import torch_quantized
     from trainctl.trainer.backends.torch_model import read_model
 
-    model = torch_quantized.whole(read_model(trained.model, _WHERE))
-    values = float32_file(trained.weights) if trained.lora is not None else {}
+    model, adapters = torch_quantized.whole(read_model(trained.model, _WHERE)), trained.adapters()
     with torch.no_grad():
         for name, parameter in chain(model.named_parameters(), model.named_buffers()):
-            if (change := change_of(name, trained.lora, values)) is not None:
+            if (change := trained.change_of(name, adapters)) is not None:
                 parameter.add_(torch.from_numpy(change))
             if name in types:
                 parameter.copy_(parameter.to(getattr(torch, types[name])))
@@ -251,11 +240,9 @@ def _merged_mlx_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
 
     from trainctl.trainer.backends.mlx_model import flat, read_model
 
-    model = read_model(trained.model, _WHERE, _LENGTH)
-    values = float32_file(trained.weights) if trained.lora is not None else {}
-    weights = []
+    model, adapters, weights = read_model(trained.model, _WHERE, _LENGTH), trained.adapters(), []
     for name, array in flat(model.parameters()):
-        change = change_of(name, trained.lora, values)
+        change = trained.change_of(name, adapters)
         whole = array.astype(mx.float32) if change is None else array.astype(mx.float32) + mx.array(change)
         weights.append((name, whole.astype(getattr(mx, types.get(name, "float32"))).astype(mx.float32)))
     model.load_weights(weights)
@@ -265,23 +252,26 @@ def _merged_mlx_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
 def _types_of_16_bits(trained: TrainedModel, folder: Path) -> dict[str, str]:
     """Return the types of those weights of 16 bits in a directory, by the name that the run's backend has for what is
     stored in them."""
-    found = {name: _ROUNDED[it.dtype] for name, it in stored_tensors(folder).items() if it.dtype in _ROUNDED}
-    if trained.backend == "mlx" or not found:
-        return found
+    stored = {name: FLOATS[it.dtype] for name, it in stored_tensors(folder).items() if it.dtype in ("F16", "BF16")}
+    if trained.backend == "mlx" or not stored:
+        return stored
     from trainctl.trainer.backends.torch_model import held_names
 
     names = held_names(trained.model, _WHERE)
-    return {names.get(name, name): kind for name, kind in found.items()}
-
-
-def _with_values_of(unpacked: Path, folder: Path) -> Any:
-    """Return mlx-lm's model of a whole directory, with the values that the quantized one in `folder` stands for."""
-    model = _by_mlx(unpacked)
-    model.load_weights([*dequantized_weights(folder).items()])
-    return model
+    return {names.get(name, name): dtype for name, dtype in stored.items()}
 
 
 # ---------------------------------------------------------------- by the library that an export is for
+
+
+def _dequantized_mlx_model(unpacked: Path, folder: Path) -> Any:
+    """Return mlx-lm's model of a whole directory, with the values that the quantized one in `folder` stands for."""
+    import mlx.core as mx
+
+    model, stored = _by_mlx(unpacked), stored_tensors(folder)
+    weights = ((name, widened(weight())) for name, weight in whole_weights(folder, stored).items())
+    model.load_weights([(name, mx.array(array)) for name, array in weights])
+    return model
 
 
 def _by_peft(folder: Path) -> Any:

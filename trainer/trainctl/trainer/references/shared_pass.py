@@ -6,6 +6,7 @@ all values while it does, so that in the end every rank has the same bits.
 
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -16,14 +17,13 @@ from trainctl.protocol.messages import ReferenceAsk, ReferenceSlice
 from trainctl.trainer.common.reference_cache import DTYPE, ReferenceKey, Values
 from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.data.token_cache import Report
-from trainctl.trainer.references.reference_model import Look
 
-MOST_UNITS = 8192
+MAX_UNITS = 8192
 """Units in all: their sizes are sent in one message."""
-MOST_VALUES = 200_000
+MAX_VALUES = 200_000
 """Values of a unit, which are sent in one message."""
 PART_BYTES = 60 * 1024
-MOST_UNLIKE = 2
+MAX_UNLIKE = 2
 """Times that all fetched values may differ from the lead's digest before they count as damaged."""
 AGAIN_SECONDS = 1.0
 """Time after which an unanswered ask is repeated."""
@@ -31,11 +31,15 @@ IDLE_SECONDS = 0.1
 """Time between asks while there is nothing to compute or to fetch."""
 
 
+Look = Callable[[int], object]
+"""Called after each forward pass with the samples done so far; what it raises ends the computation."""
+
+
 class Supply(Protocol):
-    """What a rank's values come from."""
+    """The source of a rank's values."""
 
     def values(self, first: int, samples: int, look: Look) -> Values:
-        """Those of so many usable samples; `look` is called now and then with the samples done."""
+        """Return the values of so many usable samples; `look` is called now and then with the samples done."""
         ...
 
 
@@ -44,17 +48,25 @@ class AgentLine(Protocol):
 
     def send(self, ask: ReferenceAsk) -> None: ...
     def receive(self, seconds: float) -> ReferenceSlice | None:
-        """The next answer, if one comes within this time."""
+        """Return the next answer, if one comes within this time."""
         ...
 
 
 class SharedPass:
-    """Over the samples of one data set."""
+    """A pass over the samples of one data set."""
 
     def __init__(
-        self, run: str, rank: int, key: ReferenceKey, counts: Indices, targets: Indices, supply: Supply,
-        line: AgentLine, report: Report,
-    ) -> None:  # fmt: skip
+        self,
+        run: str,
+        rank: int,
+        key: ReferenceKey,
+        supply: Supply,
+        line: AgentLine,
+        report: Report,
+        *,
+        counts: Indices,
+        targets: Indices,
+    ) -> None:
         """`counts` and `targets`: of each usable sample, its values and its tokens to process; `check_sizes` takes the
         counts."""
         self._asks: dict[str, Any] = {"run": run, "rank": rank, "reference": key.name}
@@ -66,9 +78,9 @@ class SharedPass:
         self._whole = hashlib.sha256()  # of what was received
 
     def run(self, path: Path, own_digest: str = "") -> str:
-        """Write all values to a file; their digest. With `own_digest`, the rank has values from an earlier run: nothing
-        is written if the others' are the same. Raises TrainctlError if the lead can't keep or give them, and what
-        computing or `report` raises."""
+        """Write all values to a file; return their digest. With `own_digest`, the rank has values from an earlier run:
+        nothing is written if the others' are the same. Raises TrainctlError if the lead can't keep or give them, and
+        what computing or `report` raises."""
         self._own, self._received = own_digest, self._key.counted if own_digest else 0
         with path.open("wb") as file:
             ask = self._ask()
@@ -80,7 +92,7 @@ class SharedPass:
                 ask = self._next(answer, file)
 
     def _is_whole(self, answer: ReferenceSlice, file: IO[bytes]) -> bool:
-        """Whether the rank has the values that all ranks must have. If they differ, it fetches all of them again."""
+        """Return whether the rank has the values that all ranks must have. If they differ, it fetches all again."""
         if self._own or self._received == self._key.counted:
             if answer.digest == (self._own or self._whole.hexdigest()):
                 return True
@@ -90,8 +102,8 @@ class SharedPass:
             file.truncate()
             self._received, self._whole = 0, hashlib.sha256()
         elif not answer.values:
-            self._unlike = MOST_UNLIKE
-        if self._unlike >= MOST_UNLIKE:
+            self._unlike = MAX_UNLIKE
+        if self._unlike >= MAX_UNLIKE:
             name = self._key.name
             raise TrainctlError(
                 f"the lead's values of the reference are damaged: delete {name} and .{name}.* in its caches"
@@ -99,7 +111,6 @@ class SharedPass:
         return False
 
     def _next(self, answer: ReferenceSlice, file: IO[bytes]) -> ReferenceAsk:
-        """What to ask after an answer."""
         if not answer.known:
             return self._ask(counts=_packed(self._counts), tokens=_packed(self._tokens))
         if answer.slice is None:
@@ -113,7 +124,7 @@ class SharedPass:
         return self._ask(slice=answer.slice, first=answer.first, units=answer.units, values=parts)
 
     def _fetching(self, answer: ReferenceSlice, file: IO[bytes]) -> Look:
-        """Fetches what others have computed, between two forward passes."""
+        """Return what fetches, between two forward passes, the values that others have computed."""
         asked: ReferenceAsk | None = None
 
         def look(done: int) -> None:
@@ -131,7 +142,7 @@ class SharedPass:
         return look
 
     def _answer_to(self, ask: ReferenceAsk) -> ReferenceSlice:
-        """The ask is repeated until it is answered: a message may be lost, or the lead may change."""
+        """Repeat an ask until it is answered: a message may be lost, or the lead may change."""
         while True:
             self._line.send(ask)
             due = time.monotonic() + AGAIN_SECONDS
@@ -159,9 +170,8 @@ class SharedPass:
 
     def _ask(self, *, wants: bool = True, **fields: Any) -> ReferenceAsk:
         self._number += 1
-        return ReferenceAsk(
-            **self._asks, ask=self._number, offset=self._received, digest=self._own, wants=wants, **fields
-        )  # fmt: skip
+        fields |= {"ask": self._number, "offset": self._received, "digest": self._own, "wants": wants}
+        return ReferenceAsk(**self._asks, **fields)
 
 
 class StoredValues:
@@ -177,14 +187,14 @@ class StoredValues:
 
 
 def check_sizes(counts: Indices, where: str, *, has_adapter: bool) -> None:
-    """Whether ranks can compute the values of samples of such counts together. Raises InvalidInputError if a unit has
-    more values than a message can hold."""
+    """Check that ranks can compute the values of samples of such counts together. Raises InvalidInputError if a unit
+    has more values than a message can hold."""
     each = _samples_each(len(counts))
     most = int(_by_unit(counts, each).max(initial=0))
-    if most <= MOST_VALUES:
+    if most <= MAX_VALUES:
         return
     unit = f"{each:,} consecutive pairs have" if each > 1 else "a pair has"
-    problem = f"{unit} {most:,} answer tokens of {int(counts.sum()):,} in all; with several nodes, {MOST_VALUES:,} may"
+    problem = f"{unit} {most:,} answer tokens of {int(counts.sum()):,} in all; with several nodes, {MAX_VALUES:,} may"
     remedy = 'set objective.reference = "adapter-off"' if has_adapter else "use fewer pairs, or train on one node"
     if each == 1 and not has_adapter:
         remedy = "set a lower data.sequence_length, or train on one node"
@@ -192,14 +202,14 @@ def check_sizes(counts: Indices, where: str, *, has_adapter: bool) -> None:
 
 
 def _samples_each(samples: int) -> int:
-    """Of a unit."""
-    return -(-samples // MOST_UNITS)
+    """Return the samples of a unit."""
+    return -(-samples // MAX_UNITS)
 
 
 def _by_unit(sizes: Indices, each: int) -> Indices:
-    """Sums over so many consecutive samples."""
-    found: Indices = np.add.reduceat(sizes, np.arange(0, len(sizes), each)) if len(sizes) else sizes
-    return found
+    """Return the sums over so many consecutive samples."""
+    sums: Indices = np.add.reduceat(sizes, np.arange(0, len(sizes), each)) if len(sizes) else sizes
+    return sums
 
 
 def _packed(sizes: Indices) -> bytes:

@@ -5,23 +5,25 @@ Exit status 0: told to leave, or the agent is gone; 1: one line on standard erro
 """
 
 import argparse
+import gc
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import zmq
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.process_title import set_title
+from trainctl.protocol.messages import AnswerOptions, Leave, ToTrainer, WorkAsk, WorkKind, WorkSlice
 from trainctl.protocol.messages.requests import ANSWER_BYTES
 from trainctl.protocol.record.checkpoints import verify
 from trainctl.protocol.record.paths import RunPaths
@@ -32,13 +34,12 @@ from trainctl.trainer.backends.base import Backend, Decoding
 from trainctl.trainer.backends.load import import_library, load
 from trainctl.trainer.checkpoints.files import ADAPTER, is_base, read_loop
 from trainctl.trainer.common import logs
-from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.common.garbage import no_collections
+from trainctl.trainer.common.errors import FAILURES, first_line
+from trainctl.trainer.common.libraries import keep_what_is_loaded
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.common.model_files import longest_context
 from trainctl.trainer.data.row_tokens import row_tokenizer
 from trainctl.trainer.data.rows import fields_of, prompt_of
-from trainctl.trainer.runtime import Failures
 from trainctl.trainer.step.answering import Answerer
 from trainctl.trainer.work.scoring import ERROR_CHARACTERS, Scorer
 
@@ -61,23 +62,23 @@ class RowAnswerer:
     def _result(self, number: int, row: str) -> dict[str, Any]:
         how = self._how._replace(seed=row_seed(self._how.seed, number))
         try:
-            made = self._answerer.answer(prompt_of(fields_of(row, "row"), "row"), how, lambda: None)
+            answer = self._answerer.answer(prompt_of(fields_of(row, "row"), "row"), how, lambda: None)
         except InvalidInputError as error:
             return {"error": error.problem[:ERROR_CHARACTERS]}
         except (ValueError, TypeError, KeyError, IndexError) as error:  # of a library, about this row
             return {"error": first_line(error)[:ERROR_CHARACTERS]}
-        text = fitting(made.text, ANSWER_BYTES)
-        cut = {"cut": True} if text != made.text else {}
-        return {"answer": text, "tokens": made.tokens, "ended": made.ended, **cut}
+        text = fitting(answer.text, ANSWER_BYTES)
+        cut = {"cut": True} if text != answer.text else {}
+        return {"answer": text, "tokens": answer.tokens, "ended": answer.ended, **cut}
 
 
 def row_seed(seed: int, number: int) -> int:
-    """A row's own seed, whichever node answers it."""
+    """Return a row's own seed, whichever node answers it."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
 
 
 def fitting(text: str, size: int) -> str:
-    """The longest start of a text that is at most `size` bytes long as a JSON string."""
+    """Return the longest start of a text that is at most `size` bytes long as a JSON string."""
     text = text.encode("utf-8", "replace").decode()
     if len(msgspec.json.encode(text)) <= size:
         return text
@@ -97,17 +98,18 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with no_collections():
-            processor, device = _processor(wanted)
+        gc.disable()  # what libraries make as they are imported stays: looking through it takes a fifth of the time
+        processor, device = _processor(wanted)
+        keep_what_is_loaded()
         _serve(wanted, processor, device)
-    except Failures as error:
+    except FAILURES as error:
         log.error("work %s: %s", wanted.work, first_line(error))
         return 1
     return 0
 
 
 def _processor(wanted: argparse.Namespace) -> tuple[Scorer | RowAnswerer, str]:
-    """The loaded model for this kind of work, and its device."""
+    """Return the loaded model for this kind of work, and its device."""
     paths = RunPaths(wanted.work_directory)
     where, config = str(paths.run_file), run_file.read(paths.run_file)
     import_library(config, wanted.node, where)
@@ -117,7 +119,7 @@ def _processor(wanted: argparse.Namespace) -> tuple[Scorer | RowAnswerer, str]:
     if wanted.kind == "answers":
         log.info("answering on %s", model.backend.device)
         answerer = Answerer(model.backend, tokenizer, model.longest, plain=model.config.data.kind == "text")
-        options = msgspec.json.decode(wanted.options, type=m.AnswerOptions)
+        options = msgspec.json.decode(wanted.options, type=AnswerOptions)
         return RowAnswerer(answerer, answerer.decoding(options, model.directory)), device
     micro = micro_of(config, config.nodes.get(wanted.node, NodeTable()))
     tokens = micro * config.data.sequence_length  # a forward and backward pass of so many was possible
@@ -126,7 +128,7 @@ def _processor(wanted: argparse.Namespace) -> tuple[Scorer | RowAnswerer, str]:
 
 
 def _serve(wanted: argparse.Namespace, processor: Scorer | RowAnswerer, device: str) -> None:
-    ask = m.WorkAsk(run=wanted.work, rank=0, device=device)
+    ask = WorkAsk(run=wanted.work, rank=0, device=device)
     agent_started = shim.start_time(wanted.agent)
     context = zmq.Context()
     socket = sockets.new_socket(context, zmq.DEALER)
@@ -136,20 +138,20 @@ def _serve(wanted: argparse.Namespace, processor: Scorer | RowAnswerer, device: 
             socket.send(codec.encode(ask))
             while socket.poll(AGAIN_SECONDS * 1000):
                 order = _received(socket)
-                if isinstance(order, m.Leave):
+                if isinstance(order, Leave):
                     return
-                if isinstance(order, m.WorkSlice) and order.slice != ask.answered:  # not one that was sent twice
+                if isinstance(order, WorkSlice) and order.slice != ask.answered:  # not one that was sent twice
                     results = tuple(
                         msgspec.json.encode(with_names(row)) for row in processor.process(order.first, order.rows)
                     )
-                    ask = m.WorkAsk(run=wanted.work, rank=0, device=device, answered=order.slice, results=results)
+                    ask = WorkAsk(run=wanted.work, rank=0, device=device, answered=order.slice, results=results)
                     break
         log.warning("the agent is gone")
     finally:
         context.destroy(linger=0)
 
 
-def _received(socket: zmq.Socket[bytes]) -> m.ToTrainer | m.WorkSlice | None:
+def _received(socket: zmq.Socket[bytes]) -> ToTrainer | WorkSlice | None:
     try:
         return codec.decode_order(sockets.check_frames(socket.recv_multipart(), 1)[0])
     except ProtocolError as error:
@@ -161,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.work.worker", description="Process slices.")
     parser.add_argument("--work-directory", type=Path, required=True, metavar="DIR", help="folder with run.toml")
     parser.add_argument("--work", required=True, metavar="ID", help="work ID")
-    parser.add_argument("--kind", required=True, choices=get_args(m.WorkKind))
+    parser.add_argument("--kind", required=True, choices=get_args(WorkKind))
     parser.add_argument("--options", default="{}", metavar="JSON", help="how the tokens of answers are chosen")
     parser.add_argument("--node", required=True, metavar="NAME", help="name of this node in the run file")
     parser.add_argument("--endpoint", required=True, metavar="ipc://PATH", help="address of the node's agent")
@@ -170,7 +172,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class CheckpointModel(NamedTuple):
+@dataclass(frozen=True)
+class CheckpointModel:
     """A loaded model."""
 
     backend: Backend
@@ -180,7 +183,10 @@ class CheckpointModel(NamedTuple):
 
 
 def load_checkpoint(checkpoint: Path, config: RunFile, node: str, where: str) -> CheckpointModel:
-    """Raises InvalidInputError if the checkpoint is damaged, or its adapters' base is missing here or another one."""
+    """Load a checkpoint's model. Raises InvalidInputError if it is damaged, or its adapters' base is missing here or
+    another one."""
+    from safetensors.numpy import load_file
+
     verify(checkpoint)
     config = run_file.on_this_machine(config, node)
     directory = Path(config.model.path) if config.adapter.kind != "full" else checkpoint
@@ -195,19 +201,8 @@ def load_checkpoint(checkpoint: Path, config: RunFile, node: str, where: str) ->
             raise InvalidInputError(f"{where}: model.path", problem)
     backend = load(config, config.nodes.get(node, NodeTable()), where, trains=False)
     if config.adapter.kind != "full":
-        backend.copy_in("weights", _arrays(checkpoint / ADAPTER))
+        backend.copy_in("weights", load_file(checkpoint / ADAPTER))  # readable: `verify` has compared its digest
     return CheckpointModel(backend, config, directory, longest_context(directory))
-
-
-def _arrays(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        loaded: dict[str, Any] = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InvalidInputError(str(path), f"not readable weights: {first_line(error)}") from None
-    return loaded
 
 
 if __name__ == "__main__":

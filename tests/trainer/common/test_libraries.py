@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from trainctl.protocol.machine import nvidia
-from trainctl.trainer.common import versions
+from trainctl.trainer.common import libraries
 
 
 def test_only_libraries_in_use_are_named(monkeypatch):
-    for module in versions.MODULES.values():
+    for module in libraries.MODULES.values():
         monkeypatch.delitem(sys.modules, module, raising=False)
-    assert list(dict(versions.in_use("cpu"))) == ["python"]
+    assert list(dict(libraries.versions_in_use("cpu"))) == ["python"]
     monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace())
-    assert list(dict(versions.in_use("gpu Apple M2"))) == ["python", "numpy"]
+    assert list(dict(libraries.versions_in_use("gpu Apple M2"))) == ["python", "numpy"]
 
 
 @pytest.mark.parametrize(
@@ -27,5 +27,5 @@ def test_only_libraries_in_use_are_named(monkeypatch):
 def test_cuda_is_named_on_its_devices(monkeypatch, runtime, driver, device, found):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda=runtime)))
     monkeypatch.setattr(nvidia, "driver_version", lambda: driver)
-    known = dict(versions.in_use(device))
-    assert {name: known[name] for name in ("cuda", "driver") if name in known} == found
+    versions = dict(libraries.versions_in_use(device))
+    assert {name: versions[name] for name in ("cuda", "driver") if name in versions} == found
