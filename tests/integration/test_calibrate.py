@@ -128,8 +128,9 @@ def pair(tmp_path):
 
 def test_nodes_of_a_machine_are_calibrated_at_once_and_sums_are_compared_with_the_link(pair, tmp_path, run_config):
     file, person, (alpha, beta) = pair
-    even = {"first_shares": "even"}
-    config = run_config(nodes=on("alpha", "beta", beta={"backend": "mlx"}), run__steps=100_000, group=even)
+    even, slow = {"first_shares": "even"}, {"seconds": 150}  # on a busy machine
+    nodes = on("alpha", "beta", beta={"backend": "mlx"})
+    config = run_config(nodes=nodes, run__steps=100_000, group=even, calibration=slow)
     (tmp_path / "run.toml").write_bytes(tomli_w.dumps(config).encode())
     words = ("calibrate", tmp_path / "run.toml", "--cluster", file)
     mine = {"TRAINCTL_KEYS": str(person.path)}

@@ -342,6 +342,10 @@ class Agent:
         config = session.conductor.config if session is not None else followed.config if followed is not None else None
         return message if config is None else self._profiles.with_profile(message, config)
 
+    def _learn(self) -> None:
+        with contextlib.suppress(OSError):  # of a full disk, say: the profile stays as it was
+            self._profiles.learn()
+
     async def _watch(self) -> None:
         async for _ in _every(WATCH_SECONDS):
             sleep = self._follower.sleep_clock.look(sleep_clock.read())
@@ -351,6 +355,8 @@ class Agent:
             await self._follower.watch()
             await self._lead.journal.give_up_left()
             self._guests.watch()
+            if self._role.is_idle:
+                self._learn()
             self._watch_for_alerts()
 
     def _watch_for_alerts(self) -> None:

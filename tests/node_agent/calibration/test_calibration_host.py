@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import psutil
 import pytest
+from tests.protocol.support.profiles import profile_of
 
 from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.calibration.link_meter import LinkMeter
@@ -14,6 +15,8 @@ from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.calibration_lines import CalibrationPoint, CalibrationTrying
+from trainctl.protocol.calibration.profile import Pass
 from trainctl.protocol.machine import devices
 
 
@@ -89,6 +92,71 @@ async def test_a_calibration_is_cancelled_by_a_request(context, config, host):
     left = [one for one in psutil.process_iter(["cmdline"]) if one.pid in mine]
     assert not [one for one in left if "trainctl.trainer.calibration" in (one.info["cmdline"] or ())]
     assert not [*context.directory.glob("calibration-*")]
+
+
+PROFILE = profile_of(passes=(Pass(1, 1.0, 10), Pass(2, 1.5, 20), Pass(4, 2.5, 40)))
+PRINTS = """import os, sys, time
+for line in {lines!r}:
+    print(line, flush=True)
+{then}
+"""
+
+
+async def profile_after(host, config, then, *lines):
+    """The reply after a process has printed these lines and ended as `then` says."""
+    words = [msgspec.json.encode(line).decode() for line in lines]
+    run = config(PRINTS.format(lines=words, then=then)) | {"calibration": {"seconds": 5}}
+    return await asyncio.wait_for(end_of(host, run), 60)
+
+
+KILLED = "os.kill(os.getpid(), 9)"
+STUCK = "time.sleep(1000)"
+
+
+async def test_a_killed_process_loses_what_it_has_not_printed(config, host):
+    reply = await profile_after(host, config, KILLED, CalibrationPoint(PROFILE), CalibrationTrying(4))
+    assert reply.state == "finished"
+    assert [known.micro for known in reply.profile.passes] == [1, 2]
+    assert reply.profile.out_of_memory_micro == 4
+    assert "micro-batch 4: out of memory" in reply.progress[-1]
+    assert host._profiles.newest(1) == (reply.profile,)
+
+
+@pytest.mark.parametrize(
+    ("then", "problem"),
+    [(STUCK, "took more than calibration.seconds"), ("os.kill(os.getpid(), 11)", "SIGSEGV"), (KILLED, "SIGKILL")],
+)
+async def test_a_process_that_hangs_or_breaks_later_costs_the_rest(config, host, then, problem):
+    trying = CalibrationTrying(4), CalibrationPoint(PROFILE), CalibrationTrying()
+    reply = await profile_after(host, config, then, *trying)
+    assert reply.profile.passes == PROFILE.passes
+    assert problem in reply.progress[-1]
+
+
+@pytest.mark.parametrize(
+    ("then", "problem"),
+    [
+        (STUCK, "took more than calibration.seconds"),
+        (KILLED, "micro-batch 1: out of memory"),
+        ("sys.exit('no GPU')", "no GPU"),
+    ],
+)
+async def test_without_a_micro_batch_there_is_no_profile(config, host, then, problem):
+    reply = await profile_after(host, config, then, CalibrationTrying(1))
+    assert reply.state == "failed"
+    assert problem in reply.problem
+
+
+async def test_an_error_while_measuring_keeps_what_was_measured(config, host):
+    fail = "print('CUDA error', file=sys.stderr, flush=True); os._exit(1)"
+    reply = await profile_after(host, config, fail, CalibrationTrying(8), CalibrationPoint(PROFILE))
+    assert (reply.profile.passes, reply.progress[-1]) == (PROFILE.passes, "not measured further: CUDA error")
+
+
+async def test_what_the_process_refuses_is_no_profile(config, host):
+    refuse = "print('the model changed', file=sys.stderr, flush=True); os._exit(2)"
+    reply = await profile_after(host, config, refuse, CalibrationPoint(PROFILE))
+    assert (reply.state, reply.problem) == ("failed", "the model changed")
 
 
 SAYS_TYPE = """import json, sys, tomllib

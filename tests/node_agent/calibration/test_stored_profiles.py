@@ -6,9 +6,10 @@ from tests.protocol.support.profiles import profile_of
 from tools.protocol_docs.examples import EXAMPLES
 
 from trainctl.node_agent.calibration import stored_profiles
-from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
+from trainctl.node_agent.calibration.stored_profiles import MIN_STEPS, StoredProfiles
+from trainctl.protocol import messages as m
 from trainctl.protocol.calibration import profile_file
-from trainctl.protocol.calibration.profile import summary
+from trainctl.protocol.calibration.profile import Pass, summary
 from trainctl.protocol.calibration.profile_key import key_of
 from trainctl.protocol.config import run_file
 
@@ -52,3 +53,37 @@ def test_an_earlier_profile_of_other_versions_is_comparable(profiles):
         profiles.add(one)
     assert profiles.comparable(profile_of(key=KEY)) == old
     assert [one.created_at for one in profiles.newest(16)] == [9.0, 5.0]
+
+
+def step(micro, samples, seconds, **fields):
+    report = EXAMPLES["trainer to agent"]["report"]
+    phases = m.Phases(forward=0.25 * seconds, backward=0.75 * seconds)
+    values = {"memory_peak_bytes": 77.0}
+    return msgspec.structs.replace(
+        report, kind="train", micro_batch=micro, own_samples=samples, phases=phases, replays=0, values=values, **fields
+    )
+
+
+def test_running_ranks_teach_a_profile_only_what_is_faster(profiles):
+    calibrated = profile_of(key=KEY, passes=(Pass(1, 1.0, 10), Pass(4, 2.0, 40), Pass(8, 5.0, 80)))
+    profiles.add(calibrated)
+    profiles.with_profile(READY, CONFIG)
+    rates = {1: 2.0, 4: 1.0, 6: 1.9, 12: 2.5, 16: 3.0}  # samples per second: of 4 and 6 slower than calibrated
+    for micro, rate in rates.items():
+        for _ in range(MIN_STEPS - (micro == 16)):  # of 16 too few steps
+            profiles.with_profile(step(micro, 48, 48 / rate), CONFIG)
+    assert profiles.newest(1) == (calibrated,), "not before the end of the run"
+    profiles.learn()
+    (learned,) = profiles.newest(9)
+    assert learned.passes == (Pass(1, 0.5, 10), Pass(4, 2.0, 40), Pass(8, 5.0, 80), Pass(12, 4.8, 77))
+    assert learned.created_at == calibrated.created_at
+    profiles.learn()
+    assert profiles.newest(9) == (learned,)
+
+
+def test_without_a_calibration_nothing_is_learned(profiles):
+    profiles.with_profile(READY, CONFIG)
+    for _ in range(MIN_STEPS):
+        profiles.with_profile(step(4, 8, 1.0), CONFIG)
+    profiles.learn()
+    assert profiles.newest(1) == ()

@@ -150,6 +150,10 @@ def test_launchd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     assert shown[0].startswith(f"create {managers.home}") and shown[1] == f"write {managers.plist}"
     code, out, _ = typed("install", "--name", "studio", manager="launchd")
     assert code == 0 and lacks in out
+    places = [
+        out.index(words) for words in (f"write {managers.plist}\n    <?xml", "run launchctl enable", "\nservice ")
+    ]
+    assert places == sorted(places), "the file and the commands, before it acts, and then the state"
     begin = [f"launchctl enable {at}/trainctl.agent", f"launchctl bootstrap {at} {managers.plist}"]
     assert managers.calls() == begin
     job = plistlib.loads(managers.plist.read_bytes())
@@ -193,10 +197,12 @@ def test_a_service_of_the_machine_is_where_its_manager_looks(managers, tmp_path,
     manager = Manager("system", name, tmp_path / "root")
     monkeypatch.setenv("UNIT", str(tmp_path / "root" / place))
     data = content(Service("studio", ("/bin/true",), "system", "root", Path("/logs")), name)
-    manager.install(manager.look(), data)
+    for step in manager.install_steps(manager.look()):
+        manager.perform(step, data)
     assert (tmp_path / "root" / place).read_bytes() == data
     assert manager.settled().running and managers.calls()
-    manager.uninstall(manager.look())
+    for step in manager.uninstall_steps(manager.look()):
+        manager.perform(step)
     assert not manager.file.exists() and not manager.look().running
 
 

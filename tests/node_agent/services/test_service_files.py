@@ -116,9 +116,9 @@ def test_another_programs_file_names_no_node(data: bytes) -> None:
     assert installed_node(data) is None
 
 
-def commands(steps: list[str]) -> list[str]:
+def commands(steps: list[tuple[str, ...]]) -> list[str]:
     """The verb of each step, such as enable or write."""
-    return [step.split()[0 if step.startswith(("write", "remove")) else 1] for step in steps]
+    return [step[0 if step[0] in ("write", "remove") else 1] for step in steps]
 
 
 def test_a_service_that_is_there_and_does_not_run_is_enabled_and_started() -> None:
@@ -129,4 +129,4 @@ def test_a_service_that_is_there_and_does_not_run_is_enabled_and_started() -> No
     assert commands(launchd.install_steps(State(data=b"x"))) == ["write", "enable", "bootstrap"]
     assert commands(launchd.install_steps(runs)) == ["write", "bootout", "enable", "bootstrap"]
     assert commands(launchd.uninstall_steps(runs)) == ["bootout", "remove"]
-    assert launchd.install_steps(runs)[1].endswith(" system/trainctl.agent")
+    assert launchd.install_steps(runs)[1][-1] == "system/trainctl.agent"

@@ -3,31 +3,32 @@
 `make test` calibrates smaller models for less time than `make soak`.
 """
 
-import contextlib
 import re
 import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 import tomli_w
 from tests.tiers import is_soak
 from tests.waiting import HANG_SECONDS
 
-from trainctl.protocol.calibration.calibration_lines import CalibrationLine, CalibrationResult
+from trainctl.protocol.calibration.calibration_lines import (
+    CalibrationLine,
+    CalibrationPoint,
+    CalibrationProgress,
+    CalibrationTrying,
+    CalibrationWaits,
+)
 from trainctl.protocol.calibration.profile_key import key_of
 from trainctl.protocol.config import run_file
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.calibration.findings import Findings
-from trainctl.trainer.calibration.measuring_process import measured
-from trainctl.trainer.calibration.pass_sweep import Sweep
 from trainctl.trainer.calibration.step_runner import StepRunner
+from trainctl.trainer.calibration.sweep import Sweep
 from trainctl.trainer.data.dataset import open_dataset
 
 TEXT = Path(__file__).resolve().parents[3] / "examples" / "speeches.txt"
@@ -60,8 +61,8 @@ def write(folder, name="run.toml", backend="torch", model="model", seconds=60, *
     return folder / name
 
 
-def start(file):
-    arguments = [str(file), "--node", "a", "--caches", str(file.parent / "caches")]
+def start(file, *more):
+    arguments = [str(file), "--node", "a", "--caches", str(file.parent / "caches"), *more]
     return subprocess.Popen(
         [sys.executable, "-m", "trainctl.trainer.calibration", *arguments], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -74,23 +75,31 @@ def children_seconds():
     return used.ru_utime + used.ru_stime
 
 
-def calibrated(file):
-    """The profile, and what was said before it."""
-    with start(file) as process:
-        lines = [msgspec.json.decode(line, type=CalibrationLine) for line in process.stdout]
-        told = process.stderr.read()
-    assert process.returncode == 0, told
-    *progress, last = lines
-    assert isinstance(last, CalibrationResult)
-    return last.profile, [one.text for one in progress]
+def calibrated(file, *more, heard=lambda process, line: None):
+    """The profile, and the progress; what the process waits for may begin at once."""
+    lines = []
+    with start(file, *more) as process:
+        for text in process.stdout:
+            lines.append(msgspec.json.decode(text, type=CalibrationLine))
+            heard(process, lines[-1])
+            if isinstance(lines[-1], CalibrationWaits):
+                process.stdin.write(f"{lines[-1].stage}\n")
+                process.stdin.flush()
+        errors = process.stderr.read()
+    assert process.returncode == 0, errors
+    points = [line.profile for line in lines if isinstance(line, CalibrationPoint)]
+    assert len(points) >= len(points[-1].passes), "each is printed as soon as it is measured"
+    waited = {line.stage for line in lines if isinstance(line, CalibrationWaits)}
+    assert waited == ({1, 2, 3} if "--together" in more else set())
+    return points[-1], [line.text for line in lines if isinstance(line, CalibrationProgress)]
 
 
 @pytest.mark.parametrize("backend", ["mlx", pytest.param("torch", marks=pytest.mark.tier("all"))])
 def test_a_calibration_measures_everything_and_leaves_the_model(folder, backend):
-    model, seconds = ("model", 60) if SOAK else ("small", 40)
+    model, seconds = ("model", 60) if SOAK else ("small", 120)  # small is done sooner, but on a busy machine
     file = write(folder, f"{backend}.toml", backend, model, seconds)
     before, begun = model_digests(folder / model).whole, children_seconds()
-    profile, said = calibrated(file)
+    profile, progress = calibrated(file, *(["--together"] if backend == "torch" else []))
     assert not SOAK or children_seconds() - begun < BAR_SECONDS
     print(f"{backend}: {profile.duration_seconds:.1f} s, of the processors {children_seconds() - begun:.1f} s")
     assert model_digests(folder / model).whole == before
@@ -111,60 +120,35 @@ def test_a_calibration_measures_everything_and_leaves_the_model(folder, backend)
     assert {rate.dtype for rate in profile.matmul} == {"float32", "bfloat16", "float16"}
     assert all((rate.gflops_per_core is not None) == (backend == "torch") for rate in profile.matmul)
     assert None not in (profile.memory_bytes_per_second, profile.disk, profile.data, profile.optimizer_seconds)
-    assert any("micro-batch 2" in line for line in said)
-
-
-def kill(process):
-    """As Linux does where memory runs out: without a word, in the middle of a pass."""
-    process.send_signal(signal.SIGKILL)
-
-
-def limit_memory(process):
-    """From here on, the process can have 40 MB more: a sample of the wide model takes 12, four of them don't fit."""
-    held = re.search(r"VmData:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text("ascii"))
-    hard = resource.prlimit(process.pid, resource.RLIMIT_DATA)[1]
-    resource.prlimit(process.pid, resource.RLIMIT_DATA, (int(held[1]) * 1024 + (40 << 20), hard))
-
-
-def is_calibration(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):  # it may have ended
-        return "calibration a" in " ".join(process.cmdline())
-    return False
+    assert any("micro-batch 2" in line for line in progress)
 
 
 @pytest.mark.tier("all")
 @pytest.mark.needs("linux")
-@pytest.mark.parametrize(("end", "model"), [(kill, "small"), (limit_memory, "wide")])
-def test_what_runs_out_of_memory_is_left_out_and_the_rest_is_measured(folder, end, model):
-    file, said = write(folder, model="model" if SOAK else model, seconds=40), list[str]()
+def test_what_runs_out_of_memory_is_left_out_and_the_rest_is_measured(folder):
+    """From the third micro-batch on, the process can have 40 MB more: a sample takes 12, four of them don't fit."""
 
-    def say(text):
-        said.append(text)
-        if text.startswith("micro-batch 2:") and "ended" not in said:
-            said.append("ended")
-            (child,) = (one for one in psutil.Process().children() if is_calibration(one))
-            end(child)
+    def limit_memory(process, line):
+        if line == CalibrationTrying(4):
+            held = re.search(r"VmData:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text("ascii"))
+            hard = resource.prlimit(process.pid, resource.RLIMIT_DATA)[1]
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (int(held[1]) * 1024 + (40 << 20), hard))
 
     for _ in range(3):  # on a busy machine, a large pass may hold its memory already when the limit is set
-        said.clear()
-        found = measured(Findings(), [str(file), "--node", "a", "--caches", str(folder / "caches")], say)
-        if found.out_of_memory_micro is not None:
+        profile, progress = calibrated(write(folder, model="wide", seconds=40), heard=limit_memory)
+        if profile.out_of_memory_micro is not None:
             break
-    assert found.out_of_memory_micro is not None
-    assert any("out of memory" in line for line in said)
-    assert max(one.micro for one in found.passes) < found.out_of_memory_micro
-    assert found.matmul
-    assert found.grid
+    assert f"micro-batch {profile.out_of_memory_micro}: out of memory" in progress
+    assert max(known.micro for known in profile.passes) < profile.out_of_memory_micro
+    assert profile.matmul or "matrix products: not measured: calibration.seconds have passed" in progress
+    assert profile.grid
 
 
 def test_it_ends_with_its_parent(folder):
     process = start(write(folder, backend="mlx", model="small"))
     assert process.stdout.readline()
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert children
     process.stdin.close()
     process.wait(timeout=HANG_SECONDS)
-    assert not psutil.wait_procs(children, timeout=HANG_SECONDS)[1]
     process.stdout.close()
     process.stderr.close()
 
@@ -179,20 +163,18 @@ def test_a_wrong_run_file_is_one_line(folder):
     assert "model_path" in told
 
 
-@pytest.fixture
-def runner(folder, tmp_path):
+def test_a_sweep_leaves_the_weights(folder, tmp_path):
     config = run_file.read(write(folder, model="small"))
     data, backend = open_dataset(config, folder / "caches", "run.toml"), load(config, config.nodes["a"], "run.toml")
-    made = StepRunner(config, "a", backend, data, tmp_path)
-    made.settle()
-    yield made
-    made.close()
-    data.close()
-
-
-def test_a_sweep_leaves_the_weights(runner):
-    weights = runner._backend.copy_of("weights")
-    found = Sweep(runner, 2, lambda _: None, lambda *_: None).run(Findings()).passes
-    assert {one.micro for one in found} == {1, 2}
-    after = runner._backend.copy_of("weights")
-    assert all((after[name] == array).all() for name, array in weights.items())
+    runner = StepRunner(config, "a", backend, data, tmp_path)
+    try:
+        runner.step(1, 2)
+        weights = backend.copy_of("weights")
+        sweep = Sweep(runner, lambda _: None)
+        sweep.measure_passes(2)
+        assert {known.micro for known in sweep.passes} == {1, 2}
+        after = backend.copy_of("weights")
+        assert all((after[name] == array).all() for name, array in weights.items())
+    finally:
+        runner.close()
+        data.close()

@@ -3,15 +3,17 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final
 
 import msgspec
 import tomli_w
@@ -20,11 +22,11 @@ from trainctl.node_agent.calibration.link_meter import LinkMeter
 from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs.context import AgentContext
-from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.calibration_lines import (
     CalibrationLine,
+    CalibrationPoint,
     CalibrationProgress,
-    CalibrationResult,
+    CalibrationTrying,
     CalibrationWaits,
 )
 from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate
@@ -32,15 +34,29 @@ from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.machine.devices import resolve_alone
+from trainctl.protocol.messages import (
+    AgentReply,
+    CalibrateRequest,
+    CalibrationRequest,
+    LinkRequest,
+    Profiles,
+    ProfilesRequest,
+    Refusal,
+)
+from trainctl.protocol.messages import Calibration as CalibrationReply
 from trainctl.protocol.record.paths import RunPaths
 
-MOST_LINES: Final = 200
+MAX_LINES: Final = 200
 """Lines of progress that are kept, the newest."""
 LINE_BYTES: Final = 1 << 20
 """Longest line that the process may print: a profile of many nodes' links is far shorter."""
 CLIENT_SECONDS: Final = 180.0
 """Silence of the client after which a calibration beside others, which waits for it, ends. The client may run on the
 same machine, which is busy measuring."""
+SILENT_SECONDS: Final = 300.0
+"""Silence after which the process counts as hung. Loading is silent."""
+OVERTIME: Final = 0.25
+"""Part of calibration.seconds that measuring may take longer."""
 Resolve = Callable[[RunFile], Awaitable[RunFile]]
 _PREFIX: Final = "calibration-"
 """Start of the names of folders that hold a calibration's temporary files."""
@@ -50,58 +66,85 @@ _log: Final = logging.getLogger(__name__)
 class _Calibration:
     """One calibration; it stays here after its end, so that its client can get the result."""
 
-    def __init__(self, request: m.CalibrateRequest) -> None:
+    def __init__(self, request: CalibrateRequest) -> None:
         self.id, self.beside, self.lead = request.calibration, request.beside, request.lead
         self.heard_monotonic, self.stage = time.monotonic(), request.stage
-        self.waits = 0  # the stage that the process is ready for
         self.process: Process | None = None
-        self.progress: list[str] = []
-        self.profile: DeviceProfile | None = None
-        self.earlier: DeviceProfile | None = None
-        self.problem = ""
+        self.point: DeviceProfile | None = None  # the profile so far
+        self.trying: int | None = None  # micro-batch whose memory may not suffice
         self.task: asyncio.Task[None] | None = None
+        self.answer = CalibrationReply(rid="", state="running")
 
-    def reply(self, rid: str) -> m.Calibration:
-        state: Literal["running", "finished", "failed"] = "running"
-        if self.problem or self.profile is not None:
-            state = "failed" if self.problem else "finished"
-        return m.Calibration(
-            rid=rid, state=state, progress=tuple(self.progress[-MOST_LINES:]), profile=self.profile,
-            earlier=self.earlier, problem=self.problem, waits=self.waits,
-        )  # fmt: skip
+    def update(self, **fields: Any) -> None:
+        self.answer = msgspec.structs.replace(self.answer, **fields)
 
-    def hear(self, request: m.CalibrateRequest) -> None:
+    def say(self, text: str) -> None:
+        self.update(progress=(*self.answer.progress, text)[-MAX_LINES:])
+
+    def hear(self, request: CalibrateRequest) -> None:
         """Its client asks again: what may begin, or that it is to end."""
         self.heard_monotonic = time.monotonic()
         if request.cancel:
             self.cancel()
         elif request.stage > self.stage:
             self.stage = request.stage
-            self.tell_stage()
+            self.send_stage()
 
     def cancel(self) -> None:
         """End it, once; its process is ended before its task."""
         if self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
-    def tell_stage(self) -> None:
-        """To the process, if it lives: what may begin."""
+    def send_stage(self) -> None:
         if self.beside and self.process is not None and self.process.stdin is not None:
             self.process.stdin.write(b"%d\n" % self.stage)
 
-    def check_client(self) -> None:
-        """Raises RefusedError if it waits for others and no client is there to end that."""
-        if self.beside and time.monotonic() - self.heard_monotonic > CLIENT_SECONDS:
-            raise RefusedError("the client that calibrated several nodes at once was not heard from any more")
+    async def follow(self, process: Process, seconds: float) -> None:
+        """Take the process's lines to its end. Raises RefusedError if nobody waits for it, TimeoutError if it is silent
+        or measures for too long, ValueError for a line that is too long."""
+        self.process = process
+        self.send_stage()
+        loop = asyncio.get_running_loop()
+        begun = heard = loop.time()
+        ends, is_waiting = math.inf, False  # of measuring: loading is only silent
+        assert process.stdout is not None
+        async with asyncio.timeout(SILENT_SECONDS) as limit:
+            async for line in process.stdout:
+                if self.beside and time.monotonic() - self.heard_monotonic > CLIENT_SECONDS:
+                    raise RefusedError("the client that calibrated several nodes at once was not heard from any more")
+                now = loop.time()
+                ends += now - heard if is_waiting else 0.0  # for other nodes, which doesn't count
+                heard, is_waiting = now, False
+                with contextlib.suppress(msgspec.DecodeError):  # what a library prints
+                    said: CalibrationLine = msgspec.json.decode(line, type=CalibrationLine)
+                    match said:
+                        case CalibrationProgress(text):
+                            self.say(text)
+                        case CalibrationTrying(micro):
+                            self.trying = micro
+                            if ends == math.inf:
+                                ends = max(begun + seconds, now + seconds / 2) + OVERTIME * seconds
+                        case CalibrationPoint(profile):
+                            self.point = profile
+                        case CalibrationWaits(stage):
+                            is_waiting = True
+                            self.update(waits=stage)
+                limit.reschedule(now + SILENT_SECONDS if is_waiting else min(now + SILENT_SECONDS, ends))
+            await process.wait()
 
 
 class CalibrationHost:
     """No run and no separate work starts here during a calibration, and no calibration during one of them."""
 
     def __init__(
-        self, context: AgentContext, role: AgentRole, profiles: StoredProfiles, links: LinkMeter,
-        attached: Callable[[], Sequence[str]] = tuple, resolve: Resolve | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        context: AgentContext,
+        role: AgentRole,
+        profiles: StoredProfiles,
+        links: LinkMeter,
+        attached: Callable[[], Sequence[str]] = tuple,
+        resolve: Resolve | None = None,
+    ) -> None:
         """`attached`: IDs of the attached runs that train now. `resolve`: adds what depends on the machines of a run
         file's nodes, as at a run's start; raises InvalidInputError if it can't. Removes what a killed agent left of a
         calibration."""
@@ -111,19 +154,19 @@ class CalibrationHost:
         self._context, self._role, self._profiles, self._links = context, role, profiles, links
         self._newest: _Calibration | None = None
 
-    async def reply(self, request: m.CalibrationRequest) -> m.AgentReply:
+    async def reply(self, request: CalibrationRequest) -> AgentReply:
         """Carry out a request, or say why not."""
         try:
-            if isinstance(request, m.ProfilesRequest):
-                found = await asyncio.to_thread(self._profiles.newest, request.limit)
-                return m.Profiles(rid=request.rid, profiles=found)
-            if isinstance(request, m.LinkRequest):
+            if isinstance(request, ProfilesRequest):
+                newest = await asyncio.to_thread(self._profiles.newest, request.limit)
+                return Profiles(rid=request.rid, profiles=newest)
+            if isinstance(request, LinkRequest):
                 return await self._links.reply(request)
-            return self._asked(request).reply(request.rid)
+            return msgspec.structs.replace(self._calibration(request).answer, rid=request.rid)
         except InvalidInputError as error:
-            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
+            return Refusal(rid=request.rid, code="malformed", text=str(error))
         except (RefusedError, OSError) as error:
-            return m.Refusal(rid=request.rid, code="busy", text=str(error))
+            return Refusal(rid=request.rid, code="busy", text=str(error))
 
     async def close(self) -> None:
         """End the process, and the measurement of a link."""
@@ -132,8 +175,8 @@ class CalibrationHost:
             self._newest.cancel()
             await asyncio.gather(self._newest.task, return_exceptions=True)
 
-    def _asked(self, request: m.CalibrateRequest) -> _Calibration:
-        """The calibration that was requested before, or a new one. Raises InvalidInputError or RefusedError."""
+    def _calibration(self, request: CalibrateRequest) -> _Calibration:
+        """Return the calibration that was requested before, or a new one. Raises InvalidInputError or RefusedError."""
         if self._newest is not None and self._newest.id == request.calibration:
             self._newest.hear(request)
             return self._newest
@@ -150,24 +193,24 @@ class CalibrationHost:
         if attached := self._attached():
             raise RefusedError(f"the attached run {attached[0]} trains on {node}; calibrate after its end")
         self._role.check_no_work()
-        self._newest = made = _Calibration(request)
+        self._newest = calibration = _Calibration(request)
         self._role.is_calibrating = True
-        made.task = asyncio.create_task(self._run(made, config), name="calibration")
-        made.task.add_done_callback(lambda _: self._ended(made))
-        return made
+        calibration.task = asyncio.create_task(self._run(calibration, config), name="calibration")
+        calibration.task.add_done_callback(lambda _: self._ended(calibration))
+        return calibration
 
     def _ended(self, calibration: _Calibration) -> None:
         """Also of one that was cancelled before it had begun; the second time it changes nothing."""
         if self._newest is calibration:
             self._role.is_calibrating = False
-        if calibration.profile is None and not calibration.problem:
-            calibration.problem = "the calibration was cancelled"
+        if calibration.answer.state == "running":
+            calibration.update(state="failed", problem="the calibration was cancelled")
 
     def _newest_config(self) -> RunFile:
-        known = next((one for one in self._context.db.runs() if one.kind == "hosted"), None)
-        if known is None:
+        newest = next((run for run in self._context.db.runs() if run.kind == "hosted"), None)
+        if newest is None:
             raise InvalidInputError("RUN.toml", f"{self._context.node} has had no run yet; name a run file")
-        return run_file.read(RunPaths(known.directory).run_file)
+        return run_file.read(RunPaths(newest.directory).run_file)
 
     async def _run(self, calibration: _Calibration, config: RunFile) -> None:
         folder, lead = None, calibration.lead
@@ -178,14 +221,15 @@ class CalibrationHost:
             if lead is not None and lead != self._context.node:
                 profile = msgspec.structs.replace(profile, links=await self._link(calibration, lead))
             profile = msgspec.structs.replace(profile, beside=calibration.beside)
-            calibration.earlier = await asyncio.to_thread(self._profiles.comparable, profile)
+            earlier = await asyncio.to_thread(self._profiles.comparable, profile)
             await asyncio.to_thread(self._profiles.add, profile)
-            calibration.profile = profile
+            calibration.update(state="finished", profile=profile, earlier=earlier)
         except (InvalidInputError, RefusedError, OSError) as error:
-            calibration.problem = str(error)
+            calibration.update(state="failed", problem=str(error))
         except Exception as error:  # noqa: BLE001  or its client would wait for ever
             _log.exception("calibration")
-            calibration.problem = f"{type(error).__name__}: {error}; {self._context.node}'s agent log has more"
+            problem = f"{type(error).__name__}: {error}; {self._context.node}'s agent log has more"
+            calibration.update(state="failed", problem=problem)
         finally:
             self._ended(calibration)
             if folder is not None:
@@ -201,86 +245,85 @@ class CalibrationHost:
         try:
             resolved = await self._resolve(config)
         except InvalidInputError as error:
-            calibration.progress.append(f"{error}; calibrated in {alone.model.dtype}, which suits this node")
+            calibration.say(f"{error}; calibrated in {alone.model.dtype}, which suits this node")
             return alone
         return resolved if calibration.beside else msgspec.structs.replace(config, model=resolved.model)
 
     async def _link(self, calibration: _Calibration, peer: str) -> tuple[LinkRate, ...]:
-        """The link to another node; none if it can't be measured, for which the progress has the reason."""
+        """Return the link to another node; none if it can't be measured, for which the progress has the reason."""
         try:
-            found = await self._links.measured(peer)
+            rate = await self._links.measured(peer)
         except (TrainctlError, OSError, ValueError) as error:
-            calibration.progress.append(f"link to {peer}: not measured: {error}")
+            calibration.say(f"link to {peer}: not measured: {error}")
             return ()
-        calibration.progress.append(
-            f"link to {peer}: {found.sent_bytes_per_second / 1e9:.3g} GB/s sent, "
-            f"{found.received_bytes_per_second / 1e9:.3g} GB/s received at once"
+        calibration.say(
+            f"link to {peer}: {rate.sent_bytes_per_second / 1e9:.3g} GB/s sent, "
+            f"{rate.received_bytes_per_second / 1e9:.3g} GB/s received at once"
         )
-        return (found,)
+        return (rate,)
 
     async def _measured(self, calibration: _Calibration, config: RunFile, folder: Path) -> DeviceProfile:
-        """What the process measures. Raises RefusedError with its last line if it fails, and OSError."""
-        node, file = self._context.node, folder / "run.toml"
+        """Return what the process measures, also if it ends early. Raises RefusedError if that is nothing, OSError."""
+        node, file, table = self._context.node, folder / "run.toml", config.nodes.get(self._context.node, NodeTable())
         file.write_bytes(tomli_w.dumps(run_file.to_dict(config)).encode())
         caches = run_file.cache_folder(config, node, self._context.directory / "data")
-        arguments = [
-            str(file),
-            "--node",
-            node,
-            "--caches",
-            str(caches),
-            *(["--together"] if calibration.beside else []),
-        ]
+        arguments = [str(file), "--node", node, "--caches", str(caches), *(["--together"] * bool(calibration.beside))]
+        program = [sys.executable, "-m", "trainctl.trainer.calibration", *arguments]
+        env = env_policy.of_trainers(os.environ, table.env, threads=table.rank_threads) | {"TMPDIR": str(folder)}
         with (folder / "errors").open("w+b") as errors:
-            process = await _started(arguments, config.nodes.get(node, NodeTable()), folder, errors.fileno())
+            process = await asyncio.create_subprocess_exec(
+                *program, stdin=PIPE, stdout=PIPE, stderr=errors.fileno(), env=env, limit=LINE_BYTES
+            )
+            problem = ""
             try:
-                calibration.process = process
-                calibration.tell_stage()
-                profile = await self._heard(calibration, process)
-                status = await process.wait()
+                if table.priority is not None:
+                    with contextlib.suppress(OSError):
+                        os.setpriority(os.PRIO_PROCESS, process.pid, table.priority)
+                await calibration.follow(process, config.calibration.seconds)
+            except TimeoutError:
+                problem = "it took more than calibration.seconds and a quarter, and was ended"
             finally:
                 await _ended(process)
             errors.seek(0)
-            told = errors.read().decode("utf-8", "replace").strip().splitlines()
-        if profile is None:
-            raise RefusedError(told[-1] if told else f"the calibration's process ended with status {status}")
+            lines = errors.read().decode("utf-8", "replace").strip().splitlines()
+        return _profile(calibration, process.returncode, problem, lines)
+
+
+def _profile(calibration: _Calibration, status: int | None, problem: str, lines: Sequence[str]) -> DeviceProfile:
+    """Return what was measured by a process that ended with `status`; `problem`: why it was ended. Raises RefusedError
+    if that is nothing."""
+    profile, micro = calibration.point, calibration.trying
+    if status == 0 and profile is not None:
         return profile
-
-    async def _heard(self, calibration: _Calibration, process: Process) -> DeviceProfile | None:
-        profile = None
-        assert process.stdout is not None
-        async for line in process.stdout:
-            calibration.check_client()
-            with contextlib.suppress(msgspec.DecodeError):  # what a library prints
-                said: CalibrationLine = msgspec.json.decode(line, type=CalibrationLine)
-                match said:
-                    case CalibrationProgress(text):
-                        calibration.progress.append(text)
-                    case CalibrationWaits(stage):
-                        calibration.waits = stage
-                    case CalibrationResult(found):
-                        profile = found
-        return profile
+    if status == 2 and not problem:
+        raise RefusedError(lines[-1] if lines else "the calibration failed")
+    if not problem and status is not None and status < 0:
+        problem = f"the calibration's process was ended by {signal.Signals(-status).name}"
+        if status == -signal.SIGKILL and micro is not None:  # as Linux does where memory runs out
+            problem = f"micro-batch {micro}: out of memory, and the system ended the process"
+            profile = _without_memory_for(profile, micro)
+    problem = problem or (lines[-1] if lines else f"the calibration's process ended with status {status}")
+    if profile is None:
+        raise RefusedError(problem)
+    calibration.say(f"not measured further: {problem}")
+    return profile
 
 
-async def _started(arguments: Sequence[str], table: NodeTable, folder: Path, errors: int) -> Process:
-    """With the environment and priority of a trainer; its temporary files are in `folder`."""
-    env = env_policy.of_trainers(os.environ, table.env, threads=table.rank_threads) | {"TMPDIR": str(folder)}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "trainctl.trainer.calibration", *arguments, stdin=PIPE, stdout=PIPE, stderr=errors,
-        env=env, limit=LINE_BYTES,
-    )  # fmt: skip
-    if table.priority is not None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, table.priority)
-    return process
+def _without_memory_for(profile: DeviceProfile | None, micro: int) -> DeviceProfile | None:
+    """Return a profile of smaller micro-batches only; None if there are none."""
+    if profile is None or profile.passes[0].micro >= micro:
+        return None
+    passes = tuple(known for known in profile.passes if known.micro < micro)
+    grid = tuple(point for point in profile.grid if point.micro < micro)
+    smallest = min(micro, profile.out_of_memory_micro or micro)
+    return msgspec.structs.replace(profile, passes=passes, grid=grid, out_of_memory_micro=smallest)
 
 
 async def _ended(process: Process) -> None:
-    """End it and what it has started, if it lives: they end with their standard input."""
+    """End it, if it lives: it ends with its standard input."""
     if process.stdin is not None:
         process.stdin.close()
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+            process.kill()
         await process.wait()

@@ -1,63 +1,107 @@
-"""This node's stored profiles, and the one that fits a rank, which its `ready` message then has."""
+"""This node's stored profiles: the one that fits a rank, which its `ready` message then has, and what its steps add."""
 
+import statistics
+from collections import defaultdict, deque
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.peak import is_comparable
-from trainctl.protocol.calibration.profile import DeviceProfile, ProfileKey, ProfileSummary, summary
+from trainctl.protocol.calibration.profile import (
+    MOST_PASSES,
+    DeviceProfile,
+    Pass,
+    ProfileKey,
+    ProfileSummary,
+    summary,
+)
 from trainctl.protocol.calibration.profile_key import key_of
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.messages import Alive, FromTrainer, Ready, Report
+
+MIN_STEPS: Final = 20
+"""Steps with one micro-batch whose median teaches a profile."""
+MAX_STEPS: Final = 200
+"""Steps with one micro-batch that are remembered, the newest."""
 
 
 class StoredProfiles:
-    """In the folder `profiles` of the agent's state."""
+    """The folder `profiles` of the agent's state."""
 
     def __init__(self, node: str, directory: Path) -> None:
         self._node, self._folder = node, directory / "profiles"
-        self._key: tuple[m.Ready, RunFile, ProfileKey] | None = None  # the last one, and what it is of
-        self._found: tuple[ProfileKey, int, ProfileSummary | None] | None = None  # the last key, and the folder's time
+        self._key: tuple[Ready, RunFile, ProfileKey] | None = None  # the last one, and what it is of
+        self._newest: tuple[ProfileKey, int, ProfileSummary | None] | None = None  # the last key, and the folder's time
+        self._passes: dict[ProfileKey, dict[int, deque[Pass]]] = {}  # that ranks showed, by micro-batch
 
     def add(self, profile: DeviceProfile) -> None:
         """Raises OSError."""
         profile_file.write(self._folder, profile)
 
     def newest(self, limit: int) -> tuple[DeviceProfile, ...]:
-        """The newest first."""
+        """Return the newest profiles, the newest first."""
         return tuple(reversed(profile_file.all_stored(self._folder)[-limit:]))
 
     def comparable(self, profile: DeviceProfile) -> DeviceProfile | None:
-        """The newest profile that tells whether the machine has become slower, of any versions of the libraries."""
-        return next((one for one in self.newest(2**20) if is_comparable(one, profile)), None)
+        """Return the newest profile that shows whether the machine has become slower, of any versions of the
+        libraries."""
+        return next((known for known in self.newest(2**20) if is_comparable(known, profile)), None)
 
-    def with_profile(self, message: m.FromTrainer, config: RunFile) -> m.FromTrainer:
-        """A rank's message, with the profile that fits the rank if it says what the rank has loaded."""
+    def with_profile(self, message: FromTrainer, config: RunFile) -> FromTrainer:
+        """Return a rank's message, with the profile that fits the rank if it says what the rank has loaded."""
         match message:
-            case m.Ready():
+            case Ready():
                 return msgspec.structs.replace(message, profile=self._fitting(message, config))
-            case m.Alive(ready=ready) if ready is not None:
-                told = msgspec.structs.replace(ready, profile=self._fitting(ready, config))
-                return msgspec.structs.replace(message, ready=told)
-            case _:
-                return message
+            case Alive(ready=ready) if ready is not None:
+                fitting = msgspec.structs.replace(ready, profile=self._fitting(ready, config))
+                return msgspec.structs.replace(message, ready=fitting)
+            case Report(kind="train", micro_batch=micro, own_samples=samples) if samples and not message.replays:
+                self._show(min(micro, samples), message)
+        return message
 
-    def _fitting(self, ready: m.Ready, config: RunFile) -> ProfileSummary | None:
+    def _show(self, micro: int, step: Report) -> None:
+        seconds = (step.phases.forward + step.phases.backward) * micro / step.own_samples
+        if self._key is not None and seconds > 0:
+            peak = step.values.get("memory_peak_bytes")
+            shown = self._passes.setdefault(self._key[2], defaultdict(lambda: deque(maxlen=MAX_STEPS)))
+            shown[micro].append(Pass(micro, seconds, int(peak) if peak is not None else None))
+
+    def learn(self) -> None:
+        """Store what ranks of ended runs showed beside a calibration of the same key. Only faster passes teach, because
+        other work on the machine makes passes slower, and the alert on calibrated speed needs the faster ones: of a
+        size that was calibrated, or of another one that beats all of them. Raises OSError."""
+        while self._passes:
+            key, shown = self._passes.popitem()
+            profile = next(iter(profile_file.stored(self._folder, key)[-1:]), None)
+            if profile is None:
+                continue
+            passes = {known.micro: known for known in profile.passes}
+            best = max(known.rate for known in profile.passes)
+            for micro, steps in shown.items():
+                seconds = statistics.median(step.seconds for step in steps)
+                known = passes.get(micro, steps[-1])
+                is_faster = micro / seconds > (known.rate if micro in passes else best)
+                if is_faster and len(steps) >= MIN_STEPS and (micro in passes or len(passes) < MOST_PASSES):
+                    passes[micro] = msgspec.structs.replace(known, seconds=seconds)
+            learned = tuple(passes[micro] for micro in sorted(passes))
+            if learned != profile.passes:
+                self.add(msgspec.structs.replace(profile, passes=learned))
+
+    def _fitting(self, ready: Ready, config: RunFile) -> ProfileSummary | None:
         """Read again only if the folder has changed: a rank repeats what it has loaded every second."""
-        key = self._key_of(ready, config)
-        changed = self._changed()
-        if self._found is None or self._found[:2] != (key, changed):
+        key, changed = self._key_of(ready, config), self._changed()
+        if self._newest is None or self._newest[:2] != (key, changed):
             stored = profile_file.stored(self._folder, key)
-            self._found = (key, changed, summary(stored[-1]) if stored else None)
-        return self._found[2]
+            self._newest = (key, changed, summary(stored[-1]) if stored else None)
+        return self._newest[2]
 
-    def _key_of(self, ready: m.Ready, config: RunFile) -> ProfileKey:
+    def _key_of(self, ready: Ready, config: RunFile) -> ProfileKey:
         """Versions of packages are read from disk, so the last key is kept."""
         if self._key is None or self._key[0] != ready or self._key[1] is not config:
-            key = key_of(
-                config, self._node, backend=ready.backend, device=ready.device, model_digest=ready.model_digest
-            )  # fmt: skip
+            device, digest = ready.device, ready.model_digest
+            key = key_of(config, self._node, backend=ready.backend, device=device, model_digest=digest)
             self._key = (ready, config, key)
         return self._key[2]
 

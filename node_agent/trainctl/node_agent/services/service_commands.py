@@ -5,6 +5,7 @@ import datetime
 import json as json_text
 import os
 import pwd
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ import typer
 from trainctl.node_agent.services import run_options
 from trainctl.node_agent.services.service_file import BOOT_LOG, Scope, Service, content, installed_node, own_command
 from trainctl.node_agent.services.service_manager import (
+    Command,
     Manager,
     ManagerError,
     NoManagerError,
@@ -86,6 +88,7 @@ def install(
 
 
 def _install(machine: Manager, service: Service, *, dry_run: bool, json: bool) -> None:
+    """Print the file and the commands, then write, enable and start."""
     remarks = [_AS_ROOT] if service.scope == "system" and service.user == "root" else []
     remarks += [_LAUNCH_AGENT] if machine.name == "launchd" and service.scope == "user" else []
     try:
@@ -98,39 +101,29 @@ def _install(machine: Manager, service: Service, *, dry_run: bool, json: bool) -
     data = content(service, machine.name)
     is_current = state.data == data and state.running and state.enabled
     steps = [] if is_current else machine.install_steps(state)
-    if steps and machine.name == "launchd" and not service.logs.is_dir():
-        steps.insert(0, f"create {service.logs}, owned by {service.user}")
-    linger = _linger_command(service.user) if machine.name == "systemd" and service.scope == "user" else None
+    if steps and machine.name == "launchd" and not service.logs.is_dir():  # it makes the boot log, but not its folder
+        steps.insert(0, ("create", str(service.logs)))
+    if machine.name == "systemd" and service.scope == "user":
+        steps += _linger_steps(service.user)
+    _show(steps, _NO_CHANGE, data.decode(), dry_run=dry_run, json=json)
     if dry_run:
-        steps += [" ".join(linger)] if linger else []
-        text = _dry_run_text(steps, data.decode()) or _NO_CHANGE
-        fields = {"changed": bool(steps), "dry_run": True, "steps": steps, "content": data.decode()}
-        _say(text, remarks, json=json, **fields)
+        _finish("", remarks, steps, json=json, dry_run=True, content=data.decode())
         return
-    if steps:
-        _change(machine, service, state, data)
-        state = machine.settled()
-    if linger:
+    if not is_current:
+        machine.check_allowed()
+    for step in [*steps]:
         try:
-            call(linger)
-            steps.append(" ".join(linger))
-        except ManagerError:
-            remarks.append(f"the service ends at logout unless an administrator runs: {' '.join(linger)}")
+            _make_folder(service.logs, service.user) if step[0] == "create" else machine.perform(step, data)
+        except ManagerError as error:
+            if step[0] != "loginctl":
+                raise ManagerError(f"{error}; for the reason, see {_log(machine, service)}") from None
+            steps.remove(step)
+            remarks.append(f"the service ends at logout unless an administrator runs: {shlex.join(step)}")
+    state = state if is_current else machine.settled()
     if not state.running:
         raise ManagerError(f"installed, but not running ({state.detail}); see {_log(machine, service)}")
     fields = _status_fields(machine, state)
-    text = f"{'installed' if steps else _NO_CHANGE}\n{_status_text(fields)}"
-    _say(text, remarks, json=json, changed=bool(steps), steps=steps, **fields)
-
-
-def _change(machine: Manager, service: Service, state: State, data: bytes) -> None:
-    machine.check_allowed()
-    try:
-        if machine.name == "launchd":  # which makes the boot log, but not its folder
-            _make_folder(service.logs, service.user)
-        machine.install(state, data)
-    except ManagerError as error:
-        raise ManagerError(f"{error}; for the reason, see {_log(machine, service)}") from None
+    _finish(_status_text(fields), remarks, steps, json=json, **fields)
 
 
 def _make_folder(path: Path, user: str) -> None:
@@ -142,12 +135,12 @@ def _make_folder(path: Path, user: str) -> None:
             os.chown(folder, entry.pw_uid, entry.pw_gid)
 
 
-def _linger_command(user: str) -> tuple[str, ...] | None:
-    """Return the command after which a user's services continue without a session; None if they do already."""
+def _linger_steps(user: str) -> list[Command]:
+    """Return the command after which a user's services continue without a session; none if they do already."""
     with contextlib.suppress(ManagerError):  # of a user who neither lingers nor is logged in
         if "Linger=yes" in call(("loginctl", "show-user", user, "--property=Linger")).splitlines():
-            return None
-    return "loginctl", "enable-linger", user
+            return []
+    return [("loginctl", "enable-linger", user)]
 
 
 def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, json: Json = False) -> None:
@@ -160,20 +153,19 @@ def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, jso
         machine = _manager(user, manager)
         state = machine.look()
         steps = machine.uninstall_steps(state) if state.data is not None or state.loaded else []
-        absent = f"no change: there is no {machine.file}"
+        _show(steps, f"no change: there is no {machine.file}", dry_run=dry_run, json=json)
         if dry_run:
-            text = _dry_run_text(steps, "") or absent
-            _say(text, [], json=json, changed=bool(steps), dry_run=True, steps=steps, content=None)
+            _finish("", [], steps, json=json, dry_run=True, content=None)
             return
         if steps:
             machine.check_allowed()
-            machine.uninstall(state)
+        for step in steps:
+            machine.perform(step)
         owner = installed_node(state.data or b"")
         folder = str(owner[1].parent.parent) if owner else ""
         remark = f"left in place: runs and logs in {folder}, and keys" if owner else "runs, logs and keys stay in place"
-        text = f"removed {machine.file}" if steps else absent
-        fields = {"changed": bool(steps), "steps": steps, "file": str(machine.file), "state": folder}
-        _say(text, [remark], json=json, **fields)
+        text = f"removed {machine.file}" if steps else ""
+        _finish(text, [remark], steps, json=json, file=str(machine.file), state=folder)
 
 
 def status(user: User = False, manager: Named = "", json: Json = False) -> None:
@@ -187,7 +179,7 @@ def status(user: User = False, manager: Named = "", json: Json = False) -> None:
         other = _manager(not user, machine.name)
         is_other = not fields["installed"] and other.file.exists()
         remarks = [f"there is also a {other.scope} service: {other.file}"] if is_other else []
-        _say(_status_text(fields), remarks, json=json, **fields)
+        _finish(_status_text(fields), remarks, None, json=json, **fields)
         if not fields["running"]:
             raise typer.Exit(NOT_RUNNING if fields["installed"] else NOT_INSTALLED)
 
@@ -268,14 +260,16 @@ def _variables(env: list[str]) -> dict[str, str]:
 # ---------------------------------------------------------------- output
 
 
-def _dry_run_text(steps: list[str], content: str) -> str:
-    lines = []
+def _show(steps: list[Command], otherwise: str, content: str = "", *, dry_run: bool, json: bool) -> None:
+    """Print what will be done, or with a dry run would be."""
+    lines = [] if steps else [otherwise]
     for step in steps:
-        is_own = step.startswith(("create ", "write ", "remove "))
-        lines.append(f"would {step}" if is_own else f"would run {step}")
-        if step.startswith("write "):
+        verb = "" if step[0] in ("create", "write", "remove") else "run "
+        lines.append(f"{'would ' if dry_run else ''}{verb}{shlex.join(step)}")
+        if step[0] == "write":
             lines += [f"    {line}".rstrip() for line in content.splitlines()]
-    return "\n".join(lines)
+    if not json:
+        print("\n".join(lines), flush=True)
 
 
 def _status_fields(machine: Manager, state: State) -> dict[str, Any]:
@@ -327,11 +321,14 @@ def _log(machine: Manager, service: Service) -> str:
     return str(service.logs / BOOT_LOG)
 
 
-def _say(text: str, remarks: list[str], *, json: bool, **fields: Any) -> None:
+def _finish(text: str, remarks: list[str], steps: list[Command] | None, *, json: bool, **fields: Any) -> None:
+    """Print the end; `steps`: those of a command that changes something."""
+    if steps is not None:
+        fields = {"changed": bool(steps), "steps": [shlex.join(step) for step in steps]} | fields
     if json:
         print(json_text.dumps({"ok": True, **fields, "remarks": remarks}))
-        return
-    print("\n".join([text, *(f"note: {remark}" for remark in remarks)]))
+    elif lines := [*([text] if text else []), *(f"note: {remark}" for remark in remarks)]:
+        print("\n".join(lines))
 
 
 @contextlib.contextmanager

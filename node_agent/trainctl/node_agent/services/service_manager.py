@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -89,50 +88,37 @@ class Manager:
         disabled = _run(("launchctl", "print-disabled", self._domain)).stdout
         return launchd_state(None if job.returncode else job.stdout, disabled)
 
-    def start_commands(self, state: State) -> list[Command]:
-        """Return the commands that have the service run as its new file says."""
+    def install_steps(self, state: State) -> list[Command]:
+        """Return what has the service run as its new file says: commands, and `write FILE` for `perform`."""
         if self.name == "systemd":
-            words: tuple[Command, ...] = (("daemon-reload",), ("enable", UNIT), ("restart", UNIT))
-            return [(*self._systemctl, *command) for command in words]
+            words = ("daemon-reload",), ("enable", UNIT), ("restart", UNIT)
+            return [("write", str(self.file)), *((*self._systemctl, *command) for command in words)]
+        end = [("launchctl", "bootout", f"{self._domain}/{LABEL}")] if state.loaded else []
         enable = ("launchctl", "enable", f"{self._domain}/{LABEL}")
-        return [*self.stop_commands(state), enable, ("launchctl", "bootstrap", self._domain, str(self.file))]
+        return [("write", str(self.file)), *end, enable, ("launchctl", "bootstrap", self._domain, str(self.file))]
 
-    def stop_commands(self, state: State) -> list[Command]:
-        """Return the commands that end the agent, not its trainers, and keep it from starting."""
+    def uninstall_steps(self, state: State) -> list[Command]:
+        """Return what ends the agent, not its trainers, and keeps it from starting."""
+        remove = ("remove", str(self.file))
         if self.name == "launchd":
-            return [("launchctl", "bootout", f"{self._domain}/{LABEL}")] if state.loaded else []
+            return [*([("launchctl", "bootout", f"{self._domain}/{LABEL}")] if state.loaded else []), remove]
         stop = [(*self._systemctl, "stop", UNIT)] if state.loaded else []
-        return stop + ([(*self._systemctl, "disable", UNIT)] if state.data is not None else [])
+        disable = [(*self._systemctl, "disable", UNIT)] if state.data is not None else []
+        return [*stop, *disable, remove, (*self._systemctl, "daemon-reload")]
 
-    def install(self, state: State, content: bytes) -> None:
-        """Have the service run as a file with this content says. Raises ManagerError."""
+    def perform(self, step: Command, content: bytes = b"") -> None:
+        """Do one of these steps; `content` is for the file. Raises ManagerError."""
         try:
-            make_folder(self.file.parent)
-            write_file(self.file, content, 0o644)  # both managers want to read it as others
+            match step:
+                case ("write", _):
+                    make_folder(self.file.parent)
+                    write_file(self.file, content, 0o644)  # both managers want to read it as others
+                case ("remove", _):
+                    self.file.unlink(missing_ok=True)
+                case _:
+                    call(step)
         except OSError as error:
             raise ManagerError(f"{error.filename or self.file}: {error.strerror}") from None
-        for command in self.start_commands(state):
-            call(command)
-
-    def uninstall(self, state: State) -> None:
-        """Stop the service and remove its file. Raises ManagerError."""
-        for command in self.stop_commands(state):
-            call(command)
-        try:
-            self.file.unlink(missing_ok=True)
-        except OSError as error:
-            raise ManagerError(f"{self.file}: {error.strerror}") from None
-        if self.name == "systemd":
-            call((*self._systemctl, "daemon-reload"))
-
-    def install_steps(self, state: State) -> list[str]:
-        """Return what `install` does, a line for each step."""
-        return [f"write {self.file}", *map(shlex.join, self.start_commands(state))]
-
-    def uninstall_steps(self, state: State) -> list[str]:
-        """Return what `uninstall` does, a line for each step."""
-        reload = [shlex.join((*self._systemctl, "daemon-reload"))] if self.name == "systemd" else []
-        return [*map(shlex.join, self.stop_commands(state)), f"remove {self.file}", *reload]
 
     def settled(self) -> State:
         """Return the state once the service runs, or has not for too long."""

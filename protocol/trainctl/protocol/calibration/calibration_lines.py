@@ -1,26 +1,35 @@
-"""What a calibration prints for its agent: one JSON object per line, progress first and the profile last."""
+"""What a calibration prints for its agent: one JSON object per line."""
+
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from trainctl.protocol.calibration.profile import DeviceProfile
 
 
 class CalibrationProgress(msgspec.Struct, frozen=True, tag_field="type", tag="progress"):
-    """What is measured now, or has been measured."""
+    """A line for people."""
 
     text: str
 
 
-class CalibrationResult(msgspec.Struct, frozen=True, tag_field="type", tag="profile"):
-    """The end of a calibration."""
+class CalibrationTrying(msgspec.Struct, frozen=True, tag_field="type", tag="trying"):
+    """What is measured next: if the system kills the process before another line, memory has run out for this."""
+
+    micro: Annotated[int, Meta(ge=1)] | None = None  # micro-batch of passes or steps; None: something else
+
+
+class CalibrationPoint(msgspec.Struct, frozen=True, tag_field="type", tag="profile"):
+    """One more measurement: the profile so far. The last one is the calibration's result."""
 
     profile: DeviceProfile
 
 
 class CalibrationWaits(msgspec.Struct, frozen=True, tag_field="type", tag="waits"):
-    """Beside other calibrations of the machine: it is ready for a stage."""
+    """It is ready for a stage, which other calibrations of the machine aren't; repeated as a sign of life."""
 
     stage: int
 
 
-CalibrationLine = CalibrationProgress | CalibrationWaits | CalibrationResult
+CalibrationLine = CalibrationProgress | CalibrationTrying | CalibrationPoint | CalibrationWaits

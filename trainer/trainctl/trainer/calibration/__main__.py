@@ -1,32 +1,230 @@
 """`python -m trainctl.trainer.calibration RUN.toml --node NODE --caches FOLDER [--together]`: calibrates this node.
 
-It measures in a process of its own, which may run out of memory: then another one measures what is left. Each line of
-standard output is a `CalibrationLine`, the profile last. Exit status 0: done; 2: one line on standard error says what
-is wrong. It ends when its standard input does. `--together`: others of the machine are calibrated at the same time, and
-each line of standard input is the number of a stage that may begin (stages.py).
+Each line of standard output is a `CalibrationLine`, with the profile so far after each measurement: if memory runs out
+and the system ends this process, only what it hasn't printed is lost. Exit status 0: all is measured; 1: an error ended
+it; 2: the run file or the model is wrong, and no profile counts. The last line on standard error says why. It ends when
+its standard input does.
+
+`--together`: other nodes of the machine are calibrated at the same time, and each line of standard input is the number
+of a stage that may begin, which is once all of them are ready for it. They measure passes at the same time, as they
+would train. A node that is done with that continues with passes until the others are done too; then each measures the
+other parts alone.
 """
 
 import argparse
+import contextlib
 import os
+import queue
 import sys
+import tempfile
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 import msgspec
 
 from trainctl.protocol.calibration.calibration_lines import (
     CalibrationLine,
+    CalibrationPoint,
     CalibrationProgress,
-    CalibrationResult,
+    CalibrationTrying,
     CalibrationWaits,
 )
+from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskRate, Pass
+from trainctl.protocol.calibration.profile_key import key_of
 from trainctl.protocol.config import run_file
-from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.machine import disk_speed
+from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.process_title import set_title
-from trainctl.trainer.calibration.node_profile import node_profile
-from trainctl.trainer.calibration.stages import StageRelay
-from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.backends.load import import_library, load
+from trainctl.trainer.calibration.device_speed import MATMUL_SECONDS, copy_rate, matmul_rates
+from trainctl.trainer.calibration.step_runner import StepRunner
+from trainctl.trainer.calibration.sweep import GRID_SECONDS, SWEEP_SECONDS, Sweep
+from trainctl.trainer.common import logs
+from trainctl.trainer.common.errors import DeviceMemoryError, first_line
+from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.step.data_bench import MicroBatchReader
+
+MIN_SWEPT: Final = 64
+"""Micro-batch up to which the sweep goes at least, even if the global batch is smaller: it may grow."""
+FORWARD_SECONDS: Final = 4.0
+"""Time for forward passes of a calibration of 60 s; a size that would take longer isn't begun, but for the smallest."""
+COLD_SECONDS: Final = 1.0
+"""Most time for reading data from the disk."""
+WARM_SECONDS: Final = 0.5
+"""Least time for reading them from memory."""
+MIN_PART: Final = 0.5
+"""Part of calibration.seconds for measuring, however long loading and tokenizing took."""
+WAIT_SECONDS: Final = 10.0
+"""Time between two lines of a process that waits."""
+PASSES, QUIET, REST = 1, 2, 3
+"""Stages: passes and steps are measured; passes that only keep the machine busy end; the other parts are measured."""
+_FAILED: Final = (TrainctlError, DeviceMemoryError, OSError, RuntimeError, MemoryError)
+
+
+class Calibration:
+    """Measures one part after another; only passes must succeed."""
+
+    def __init__(
+        self, config: RunFile, arguments: argparse.Namespace, stages: queue.SimpleQueue[int], folder: Path
+    ) -> None:
+        """Load data and model. Raises TrainctlError or OSError."""
+        self._config, self._node, self._caches = config, arguments.node, arguments.caches
+        self._table = config.nodes.get(self._node, NodeTable())
+        self._begun, self._trying = time.monotonic(), cast(int | None, None)
+        self._stages, self._stage = stages, 0 if arguments.together else REST
+        where, self._model = str(arguments.run_file), Path(config.model.path)
+        self._stamps, self._digest = _stamps(self._model), model_digests(self._model).whole
+        self._caches.mkdir(parents=True, exist_ok=True)
+        _say("loading the model and its data")
+        self._dataset: Dataset = open_dataset(config, self._caches, where)
+        self._backend = load(config, self._table, where)
+        seconds, now = config.calibration.seconds, time.monotonic()
+        self._ends = max(self._begun + seconds, now + MIN_PART * seconds)
+        self._runner = StepRunner(config, self._node, self._backend, self._dataset, folder, self._try)
+        self._sweep = Sweep(self._runner, self._take_passes)
+        key = key_of(
+            config, self._node, backend=self._backend.name, device=self._backend.device, model_digest=self._digest
+        )
+        self._profile = DeviceProfile(
+            key=key, created_at=time.time(), passes=(), memory_cap_bytes=self._backend.memory().cap_bytes
+        )
+
+    def close(self) -> None:
+        self._runner.close()
+        self._dataset.close()
+
+    def run(self) -> None:
+        """Measure everything. Raises TrainctlError if not even one sample fits, or the model's files change."""
+        with contextlib.suppress(DeviceMemoryError):
+            # Afterwards gradients and optimizer hold the memory that they hold during training.
+            self._take(optimizer_seconds=self._runner.step(1, 2).optimizer_seconds)
+            self._measure("data", 0, self._data)
+            self._wait_for(PASSES)
+            self._sweep.measure_passes(max(self._config.batch.global_, MIN_SWEPT), self._part_of(SWEEP_SECONDS))
+        if not self._sweep.passes:
+            raise TrainctlError(
+                "out of memory with a micro-batch of one sample; use a smaller model or shorter samples"
+            )
+        self._measure("steps", PASSES, self._steps)
+        self._measure("forward passes", PASSES, self._forward)
+        self._measure("matrix products", REST, self._matmul)
+        self._measure("memory", REST, self._memory)
+        self._measure("disk", REST, self._disk)
+        if _stamps(self._model) != self._stamps and model_digests(self._model).whole != self._digest:
+            raise InvalidInputError(
+                str(self._model), "the model's files changed during the calibration; calibrate again"
+            )
+
+    def _measure(self, part: str, stage: int, measure: Callable[[], None]) -> None:
+        if time.monotonic() > self._ends and stage:
+            _say(f"{part}: not measured: calibration.seconds have passed")
+            return
+        self._wait_for(stage)
+        self._try(None)
+        _say(part)
+        try:
+            measure()
+        except DeviceMemoryError:
+            _say(f"{part}: not measured: out of memory")
+        except _FAILED as error:
+            _say(f"{part}: not measured: {first_line(error)}")
+
+    def _wait_for(self, stage: int) -> None:
+        """Wait until it may begin. Others may still be timing passes: they should find the machine as busy as it was.
+        The time doesn't count."""
+        begun = time.monotonic()
+        if stage == REST and not self._may_begin(REST):
+            fastest = max(self._sweep.passes, key=lambda known: known.rate)
+            while not self._may_begin(QUIET):
+                _print(CalibrationWaits(QUIET))
+                with contextlib.suppress(DeviceMemoryError):  # another node may need the memory now
+                    self._runner.time_again(fastest)
+        while not self._may_begin(stage):
+            _print(CalibrationWaits(stage))
+            self._may_begin(stage, WAIT_SECONDS)
+        self._ends += time.monotonic() - begun
+
+    def _may_begin(self, stage: int, seconds: float = 0.0) -> bool:
+        with contextlib.suppress(queue.Empty):
+            while self._stage < stage:
+                self._stage = max(self._stage, self._stages.get(timeout=seconds))
+        return self._stage >= stage
+
+    def _data(self) -> None:
+        """How fast the run's data are read and assembled without training: first from the disk, then from memory."""
+        reader = MicroBatchReader(self._config, self._node, self._dataset)
+        is_cold = drop(self._caches.rglob("*.bin"))
+        first, pieces = reader.read(reader.pieces(), COLD_SECONDS)
+        cold = sum(map(len, pieces)) / first.seconds if is_cold else None
+        samples, seconds = 0, 0.0
+        while seconds < WARM_SECONDS:
+            again, read = reader.read(iter(pieces), WARM_SECONDS)
+            samples, seconds = samples + sum(map(len, read)), seconds + again.seconds
+        self._take(data=DataRate(samples / seconds, cold))
+
+    def _steps(self) -> None:
+        effective = self._table.share or self._config.batch.global_
+        self._sweep.measure_steps(effective, self._part_of(GRID_SECONDS))
+
+    def _forward(self) -> None:
+        """Sizes whose training passes fit, the smallest first, until the time for them has passed."""
+        passes, deadline = list[Pass](), time.monotonic() + self._part_of(FORWARD_SECONDS)
+        for known in self._sweep.passes:
+            if not passes or time.monotonic() + known.seconds < deadline:
+                passes.append(self._runner.time_forward(known.micro))
+                self._take(forward=tuple(passes))
+
+    def _matmul(self) -> None:
+        self._runner.give_back_memory()
+        for rate in matmul_rates(self._backend, self._part_of(MATMUL_SECONDS)):
+            self._take(matmul=(*self._profile.matmul, rate))
+
+    def _memory(self) -> None:
+        self._runner.give_back_memory()
+        self._take(memory_bytes_per_second=copy_rate(self._backend))
+
+    def _disk(self) -> None:
+        speed = disk_speed.measure(self._caches)
+        self._take(disk=DiskRate(speed.write, speed.read))
+
+    def _part_of(self, seconds: float) -> float:
+        """Return the time of a part that has `seconds` in a calibration of 60 s, but half of what is left at most."""
+        left = max(0.0, self._ends - time.monotonic())
+        return min(seconds * self._config.calibration.seconds / 60, left / 2)
+
+    def _take_passes(self, line: str) -> None:
+        sweep, update = self._sweep, self._sweep.update_seconds
+        self._take(
+            passes=sweep.passes,
+            grid=sweep.grid,
+            out_of_memory_micro=sweep.out_of_memory_micro,
+            optimizer_seconds=update or self._profile.optimizer_seconds,
+        )
+        if line:
+            _say(line)
+
+    def _try(self, micro: int | None) -> None:
+        if micro != self._trying:
+            self._trying = micro
+            _print(CalibrationTrying(micro))
+
+    def _take(self, **parts: Any) -> None:
+        """Print the profile with these parts, once it has a pass."""
+        now, seconds = time.time(), time.monotonic() - self._begun
+        self._profile = msgspec.structs.replace(self._profile, created_at=now, duration_seconds=seconds, **parts)
+        if self._profile.passes:
+            _print(CalibrationPoint(self._profile))
+
+
+def _stamps(model: Path) -> dict[Path, tuple[int, int]]:
+    """Size in bytes and time of change in ns of each of the model's files."""
+    stats = {file: file.stat() for file in sorted(model.rglob("*"))}
+    return {file: (stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()}
 
 
 def _say(text: str) -> None:
@@ -34,13 +232,15 @@ def _say(text: str) -> None:
 
 
 def _print(line: CalibrationLine) -> None:
-    print(msgspec.json.encode(line).decode(), flush=True)
+    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    sys.stdout.flush()
 
 
-def _listen(stages: StageRelay) -> None:
+def _listen(stages: queue.SimpleQueue[int]) -> None:
+    """Take the numbers of stages. At the end of standard input, end this process, whatever it is doing."""
     for line in sys.stdin:
-        stages.raise_to(int(line))
-    os._exit(1)  # the measuring process then ends too, as its standard input has ended
+        stages.put(int(line))
+    os._exit(1)
 
 
 def main() -> int:
@@ -50,17 +250,26 @@ def main() -> int:
     parser.add_argument("--node", default="")
     parser.add_argument("--caches", type=Path, required=True)
     parser.add_argument("--together", action="store_true")
-    given: Any = parser.parse_args()
-    set_title("calibration", given.node)
-    stages = StageRelay(0, lambda stage: _print(CalibrationWaits(stage))) if given.together else StageRelay.alone()
+    arguments = parser.parse_args()
+    set_title("calibration", arguments.node)
+    stages = queue.SimpleQueue[int]()
     threading.Thread(target=_listen, args=(stages,), daemon=True).start()
+    with contextlib.suppress(OSError):  # where memory runs out, Linux ends this process and not the agent
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
+    logs.configure()
     try:
-        config = run_file.on_this_machine(run_file.read(given.run_file), given.node)
-        run_file.check_paths(config, str(given.run_file), given.node)
-        _print(CalibrationResult(node_profile(config, given.run_file, given.node, given.caches, _say, stages)))
-    except (TrainctlError, OSError) as error:
+        config = run_file.on_this_machine(run_file.read(arguments.run_file), arguments.node)
+        run_file.check_paths(config, str(arguments.run_file), arguments.node)
+        import_library(config, arguments.node, str(arguments.run_file))
+        with tempfile.TemporaryDirectory() as folder:
+            calibration = Calibration(config, arguments, stages, Path(folder))
+            try:
+                calibration.run()
+            finally:
+                calibration.close()
+    except _FAILED as error:
         print(first_line(error), file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, InvalidInputError) else 1
     return 0
 
 

@@ -1,116 +1,121 @@
 """The best rate of a device's matrix products by data type, and the bandwidth of its memory."""
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
 from trainctl.protocol.calibration.profile import MatmulRate
 from trainctl.trainer.backends.base import Backend
 
+DTYPES: Final = ("float32", "bfloat16", "float16")
 SIZES: Final = (256, 512, 1024, 2048, 4096, 8192)
 """Rows and columns of the matrices."""
 MATMUL_SECONDS: Final = 6.0
 """Time for products in all data types of a calibration of 60 s; a size that would take longer isn't measured."""
 REPEATS: Final = 3
-"""Products of one size, of which the fastest counts."""
+"""Times that work is measured, of which the fastest counts."""
 CORE_SIZE: Final = 512
 """Largest matrices for the rate of one core."""
 COPY_BYTES: Final = 256 << 20
 """Bytes of the block whose copying measures memory: larger than the caches of processors."""
 CUDA_COPY_BYTES: Final = 1 << 30
 """The same on a CUDA device, whose start of a copy takes some 20 microseconds."""
-LEAST_COPY_BYTES: Final = 16 << 20
+MIN_COPY_BYTES: Final = 16 << 20
 """Bytes of the smallest block that is tried where memory is short."""
+Work = Callable[[], object]
+"""What is timed."""
 
 
-class DeviceWork(Protocol):
-    """What an array library does on the device of a backend."""
+def matmul_rates(backend: Backend, seconds: float = MATMUL_SECONDS) -> Iterator[MatmulRate]:
+    """Yield the rate of one data type after another; `seconds`: for all of them. Only torch on a CPU can be measured
+    with one core: MLX doesn't let a program choose its threads."""
+    each = seconds / 2 / len(DTYPES)
+    for dtype in DTYPES:
+        gflops, per_core = _best_gflops(backend, dtype, SIZES[-1], each), None
+        if backend.name == "torch" and backend.device.startswith("cpu"):
+            import torch
 
-    def dtypes(self) -> tuple[str, ...]: ...
-    def product(self, dtype: str, size: int) -> Callable[[], None]:
-        """A product of two square matrices, which waits for the device."""
-
-    def copy(self, size_bytes: int) -> Callable[[], None]:
-        """Reads a block and writes it elsewhere, and waits for the device."""
-
-    def one_core(self) -> contextlib.AbstractContextManager[bool]:
-        """Within it, one thread works; False if that can't be had."""
-
-
-def work_of(backend: Backend) -> DeviceWork:
-    """What measures a backend's device."""
-    if backend.name == "mlx":
-        from trainctl.trainer.calibration.mlx_work import MlxWork
-
-        return MlxWork()
-    from trainctl.trainer.calibration.torch_work import TorchWork
-
-    return TorchWork(backend.device.split()[0])
-
-
-def matmul_rates(
-    work: DeviceWork, is_out_of_memory: Callable[[BaseException], bool], seconds: float = MATMUL_SECONDS
-) -> Iterator[MatmulRate]:
-    """Yield the rate of one data type after another; `seconds`: for all of them."""
-    each = seconds / 2 / len(work.dtypes())
-    for dtype in work.dtypes():
-        gflops = _best(work, dtype, SIZES[-1], is_out_of_memory, each)
-        with work.one_core() as alone:
-            per_core = _best(work, dtype, CORE_SIZE, is_out_of_memory, each) if alone else None
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                per_core = _best_gflops(backend, dtype, CORE_SIZE, each)
+            finally:
+                torch.set_num_threads(threads)
         if gflops:
             yield MatmulRate(dtype, gflops, per_core or None)
 
 
-def copy_bytes(backend: Backend) -> int:
-    """Size of the block that is copied on a backend's device."""
-    return CUDA_COPY_BYTES if backend.device.startswith("cuda") else COPY_BYTES
-
-
-def copy_rate(
-    work: DeviceWork, is_out_of_memory: Callable[[BaseException], bool], size: int = COPY_BYTES
-) -> float | None:  # fmt: skip
-    """Bytes read and written per second, of smaller blocks where memory is short; None if it is too short."""
-    while size >= LEAST_COPY_BYTES:
-        try:
-            return 2 * size / _fastest(work.copy(size))
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            size //= 2
+def copy_rate(backend: Backend) -> float | None:
+    """Return the bytes read and written per second, of smaller blocks where memory is short; None without any."""
+    size = CUDA_COPY_BYTES if backend.device.startswith("cuda") else COPY_BYTES
+    while size >= MIN_COPY_BYTES:
+        if (seconds := _fastest(backend, partial(_copy, size))) is not None:
+            return 2 * size / seconds
+        size //= 2
     return None
 
 
-def _best(
-    work: DeviceWork, dtype: str, largest: int, is_out_of_memory: Callable[[BaseException], bool], most: float
-) -> float:
-    """Return 10^9 operations per second; 0 if no size can be multiplied. `most`: seconds."""
-    best, deadline = 0.0, time.monotonic() + most
+def _best_gflops(backend: Backend, dtype: str, largest: int, most_seconds: float) -> float:
+    best, deadline = 0.0, time.monotonic() + most_seconds
     for size in (size for size in SIZES if size <= largest):
-        try:
-            seconds = _fastest(work.product(dtype, size))
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
+        seconds = _fastest(backend, partial(_product, dtype, size))
+        if seconds is None:
             break
         best = max(best, 2 * size**3 / seconds / 1e9)
-        if time.monotonic() + 8 * seconds * (REPEATS + 2) > deadline:  # the next size has eight times the operations
+        if time.monotonic() + 8 * seconds * (REPEATS + 2) > deadline:  # the next size has eight times the work
             break
     return best
 
 
-def _fastest(run: Callable[[], None]) -> float:
-    """Seconds, after one that warms up. A short one is repeated until the clock can tell."""
-    run()
-    begun = time.perf_counter()
-    run()
-    count = max(1, min(1000, math.ceil(0.01 / max(time.perf_counter() - begun, 1e-7))))
-    return min(_timed(run, count) for _ in range(REPEATS))
+def _fastest(backend: Backend, prepare: Callable[[Backend], Work]) -> float | None:
+    """Return the seconds of work after a time that warms up, None if memory is too short. Short work is repeated until
+    the clock can tell."""
+    try:
+        work = prepare(backend)
+        _mean_seconds(backend, work, 1)
+        count = max(1, min(1000, math.ceil(0.01 / max(_mean_seconds(backend, work, 1), 1e-7))))
+        return min(_mean_seconds(backend, work, count) for _ in range(REPEATS))
+    except (RuntimeError, MemoryError) as error:
+        if not backend.is_out_of_memory(error):
+            raise
+        return None
 
 
-def _timed(run: Callable[[], None], count: int) -> float:
+def _mean_seconds(backend: Backend, work: Work, count: int) -> float:
     begun = time.perf_counter()
     for _ in range(count):
-        run()
+        work()
+        backend.wait()
     return (time.perf_counter() - begun) / count
+
+
+def _product(dtype: str, size: int, backend: Backend) -> Work:
+    """Return a product of two square matrices, with torch of random values: constant ones need less power, and a GPU
+    would then be up to 13 % faster."""
+    if backend.name == "mlx":
+        import mlx.core as mx
+
+        ones = [mx.ones((size, size), getattr(mx, dtype)) for _ in range(2)]
+        mx.eval(ones)
+        return lambda: mx.eval(ones[0] @ ones[1])
+    import torch
+
+    left = torch.randn(size, size, dtype=getattr(torch, dtype), device=backend.device.split()[0])
+    right, out = left.flip(0), torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=out)
+
+
+def _copy(size_bytes: int, backend: Backend) -> Work:
+    """Return the copying of a block."""
+    if backend.name == "mlx":
+        import mlx.core as mx
+
+        ones = mx.ones((size_bytes // 4,), mx.float32)
+        mx.eval(ones)
+        return lambda: mx.eval(mx.negative(ones))
+    import torch
+
+    block, out = (torch.ones(size_bytes // 4, device=backend.device.split()[0]) for _ in range(2))
+    return lambda: out.copy_(block)

@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 
 from trainctl.protocol.calibration.peak import peak
 from trainctl.protocol.calibration.profile import Pass
-from trainctl.trainer.calibration.findings import Findings
-from trainctl.trainer.calibration.pass_sweep import SWEEP_SECONDS, Sweep
-from trainctl.trainer.calibration.step_grid import grid
-from trainctl.trainer.calibration.step_runner import StepTime
+from trainctl.trainer.calibration.sweep import GRID_SECONDS, SWEEP_SECONDS, StepTime, Sweep
 from trainctl.trainer.common.errors import DeviceMemoryError
 
 
@@ -23,6 +20,7 @@ class Device:
         self.now, self.tried = 0.0, []
 
     def time_pass(self, micro):
+        self.tried.append(micro)
         if micro > self.room:
             raise DeviceMemoryError("out of memory")
         seconds = micro / self.rate(micro) * self.disturbed(self.now)
@@ -34,9 +32,10 @@ class Device:
         self.now += max(seconds, 0.25)
         return Pass(known.micro, seconds, 1000 * known.micro)
 
-    def sweep(self, known=None, most=64, seconds=SWEEP_SECONDS):
-        found = Sweep(self, most, self.tried.append, lambda *_: None, lambda: self.now, seconds)
-        return found.run(known or Findings())
+    def sweep(self, most=64, seconds=SWEEP_SECONDS):
+        sweep = Sweep(self, lambda _: None, lambda: self.now)
+        sweep.measure_passes(most, seconds)
+        return sweep
 
 
 def rising(top, fall=0.5):
@@ -68,22 +67,15 @@ def test_a_short_disturbance_changes_the_choice_little(top, seed, start, length)
     assert device.rate(chosen.micro) >= 0.9 * max(map(device.rate, range(1, 65)))
 
 
-@given(st.integers(1, 70))
+@given(st.integers(0, 70))
 def test_what_ran_out_of_memory_is_not_tried_again(room):
-    device, known = Device(rising(64), room=room), Findings()
-    for _ in range(8):
-        try:
-            known = device.sweep(known)
-            break
-        except DeviceMemoryError:
-            failed = device.tried[-1]
-            assert known.out_of_memory_micro is None or failed < known.out_of_memory_micro
-            known = known.without_memory_for(failed)
-    else:
-        pytest.fail("the sweep doesn't end")
-    assert all(one.micro <= room for one in known.passes)
-    if room < 64:
-        assert known.out_of_memory_micro is None or known.out_of_memory_micro > room
+    device = Device(rising(64), room=room)
+    sweep = device.sweep()
+    assert all(known.micro <= room for known in sweep.passes) and bool(sweep.passes) == bool(room)
+    failed = [micro for micro in device.tried if micro > room]
+    assert failed == sorted(set(failed), reverse=True), "each smaller than the last"
+    assert sweep.out_of_memory_micro == (failed[-1] if failed else None)
+    assert failed or room >= 64
 
 
 def test_a_slow_device_still_measures_one_sample():
@@ -101,30 +93,44 @@ def test_it_takes_about_as_long_as_it_may(seconds):
 class Steps:
     """Runs steps whose passes take 0.1 s a sample, and an update of 0.2 s."""
 
+    def __init__(self, *passes, sample_seconds=0.1, update_seconds=0.2, room=10**6):
+        self.passes = {known.micro: known for known in passes}
+        self.sample_seconds, self.update_seconds, self.room, self.samples = sample_seconds, update_seconds, room, {}
+
     def step(self, micro, samples):
-        return StepTime(0.1 * samples + 0.2, 0.2)
+        self.samples[micro] = samples
+        if micro > self.room:
+            raise DeviceMemoryError("out of memory")
+        return StepTime(self.sample_seconds * samples + self.update_seconds, self.update_seconds)
+
+    def sweep(self, effective, seconds=GRID_SECONDS):
+        sweep = Sweep(self, lambda _: None)
+        sweep._passes = self.passes
+        sweep.measure_steps(effective, seconds)
+        return sweep
+
+
+KNOWN = (Pass(1, 0.09, 10), Pass(4, 0.9, 40), Pass(5, 0.8, 50), Pass(24, 9.0, 240))
 
 
 def test_a_pass_that_was_disturbed_has_the_time_that_it_takes_in_a_step():
-    known = (Pass(1, 0.09, 10), Pass(4, 0.9, 40), Pass(5, 0.8, 50), Pass(24, 9.0, 240))
-    tried = []
-    found = grid(Steps(), known, 12, tried.append)
-    assert sorted(tried) == [1, 4, 5]
-    assert {one.micro: one.seconds for one in found.passes} == pytest.approx({1: 0.09, 4: 0.4, 5: 0.8, 24: 9.0})
-    assert [one.peak_bytes for one in found.passes] == [10, 40, 50, 240]
-    assert found.update_seconds == pytest.approx(0.2)
-    assert [(point.micro, point.accumulation) for point in found.points] == [(1, 12), (4, 3), (5, 3)]
+    steps = Steps(*KNOWN)
+    sweep = steps.sweep(12)
+    assert sorted(steps.samples) == [1, 4, 5]
+    assert [known.seconds for known in sweep.passes] == pytest.approx([0.09, 0.4, 0.8, 9.0])
+    assert [known.peak_bytes for known in sweep.passes] == [10, 40, 50, 240]
+    assert sweep.update_seconds == pytest.approx(0.2)
+    assert [(point.micro, point.accumulation) for point in sweep.grid] == [(1, 12), (4, 3), (5, 3)]
+
+
+def test_a_step_that_runs_out_of_memory_costs_its_size_and_larger_ones():
+    sweep = Steps(*KNOWN, room=4).sweep(12)
+    assert sweep.out_of_memory_micro == 5
+    assert [known.micro for known in sweep.passes] == [1, 4]
+    assert [point.micro for point in sweep.grid] == [1, 4]
 
 
 def test_a_step_that_would_take_too_long_is_measured_with_fewer_samples():
-    class Slow:
-        def __init__(self):
-            self.samples = []
-
-        def step(self, micro, samples):
-            self.samples.append(samples)
-            return StepTime(samples * 1.0, 0.5)
-
-    slow = Slow()
-    found = grid(slow, [Pass(2, 2.0, None), Pass(1, 1.5, None)], 1024, lambda _: None, seconds=8.0)
-    assert max(slow.samples) <= 8 and found.update_seconds == 0.5
+    steps = Steps(Pass(2, 2.0, None), Pass(1, 1.5, None), sample_seconds=1.0, update_seconds=0.5)
+    sweep = steps.sweep(1024, seconds=8.0)
+    assert max(steps.samples.values()) <= 8 and sweep.update_seconds == 0.5
