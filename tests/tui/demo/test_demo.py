@@ -12,7 +12,7 @@ from trainctl.protocol.config import cluster_file
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.cli import demo
-from trainctl.tui.demo import folder, heartbeat_watch, supervisor
+from trainctl.tui.demo import agents, folder, supervisor
 
 
 def view(state: str) -> Any:
@@ -43,7 +43,7 @@ def test_what_ends_a_demo_at_once(flag: str) -> None:
 
 
 def test_an_agent_that_is_not_heard_of_hangs_but_not_when_nobody_listened() -> None:
-    pulse = heartbeat_watch.HeartbeatWatch(0.0)
+    pulse = agents.HeartbeatWatch(0.0)
     assert not any(pulse.is_lost(second) for second in range(30)), "it is still starting"
     pulse.beat(30.0)
     assert [pulse.is_lost(30.0 + second) for second in range(7)] == [False] * 5 + [True] * 2
@@ -51,12 +51,12 @@ def test_an_agent_that_is_not_heard_of_hangs_but_not_when_nobody_listened() -> N
     assert not pulse.is_lost(400.0), "the machine slept"
     assert not pulse.is_lost(401.0)
     assert [pulse.is_lost(401.0 + second) for second in range(1, 6)] == [False] * 3 + [True] * 2
-    assert heartbeat_watch.HeartbeatWatch(0.0).is_lost(1.9) is False
+    assert agents.HeartbeatWatch(0.0).is_lost(1.9) is False
 
 
 def test_an_agent_that_never_says_a_word_is_waited_for_as_long_as_a_start_may_take() -> None:
-    pulse = heartbeat_watch.HeartbeatWatch(0.0)
-    assert next(second for second in range(40) if pulse.is_lost(float(second))) == heartbeat_watch.FIRST_SECONDS
+    pulse = agents.HeartbeatWatch(0.0)
+    assert next(second for second in range(40) if pulse.is_lost(float(second))) == agents.FIRST_SECONDS
 
 
 def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:

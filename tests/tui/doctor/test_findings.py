@@ -13,7 +13,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.advice.environment import VARIABLES
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.machine import facts
-from trainctl.tui.doctor import check_environment, run_checks
+from trainctl.tui.doctor import check_machine, run_checks
 from trainctl.tui.doctor.check_files import of_disks, of_files
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed, Look, Measured, Trouble
 from trainctl.tui.doctor.probe import Round
@@ -118,10 +118,10 @@ def test_each_fault_of_a_machine_has_its_line(level: str, change: dict[str, Any]
 
 
 def test_each_variable_that_agents_report_is_explained_as_advise_does() -> None:
-    assert set(check_environment.MEANINGS) == set(facts.VARIABLES)
+    assert set(check_machine.MEANINGS) == set(facts.VARIABLES)
     levels = {"set": "ok", "avoid": "warn", "no effect": "warn"}
-    both = [one for one in VARIABLES if one.name in check_environment.MEANINGS and one.name not in WARNED_BY_VALUE]
-    assert {one.name: check_environment.MEANINGS[one.name].level for one in both} == {
+    both = [one for one in VARIABLES if one.name in check_machine.MEANINGS and one.name not in WARNED_BY_VALUE]
+    assert {one.name: check_machine.MEANINGS[one.name].level for one in both} == {
         one.name: levels[one.use] for one in both
     }
 

@@ -9,8 +9,7 @@ from tests.tui.support.driving import body, until
 
 from trainctl.node_agent.simulate import scenario
 from trainctl.node_agent.simulate.simulation import Simulation
-from trainctl.tui.replay.growing_source import GrowingSource
-from trainctl.tui.replay.replay_app import ReplayApp
+from trainctl.tui.replay.replay_app import GrowingSource, ReplayApp
 
 NODES = {"a": {"samples_per_second": 8.0}, "b": {"samples_per_second": 4.0}}
 FIRST, STEPS = 20, 60

@@ -28,9 +28,8 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.cli import run_lookup
 from trainctl.tui.export.mirror.run_source import DirectorySource
-from trainctl.tui.replay.playhead import Playhead
 from trainctl.tui.replay.replay_app import ReplayApp, ReplayClock
-from trainctl.tui.replay.replay_source import ReplaySource
+from trainctl.tui.replay.replay_source import Playhead, ReplaySource
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.logs import LogsScreen
 from trainctl.tui.screens.overview import OverviewScreen

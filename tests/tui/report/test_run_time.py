@@ -9,9 +9,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.protocol.record.whole_run import Commit
-from trainctl.tui.report.incidents import incidents, time_parts
 from trainctl.tui.report.run_facts import Incident
-from trainctl.tui.report.timeline import Recorded, Timeline
+from trainctl.tui.report.timeline import Recorded, Timeline, incidents, time_parts
 
 GENERATION = m.Generation(1, 2)
 FORMED = e.GenerationFormed(GENERATION, 2, waited_seconds=0.1)

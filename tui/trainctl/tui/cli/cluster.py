@@ -1,6 +1,7 @@
 """`trainctl cluster` adds, lists and removes nodes; `trainctl discover` lists the agents that advertise themselves."""
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -180,20 +181,27 @@ def sync(
     and nothing is deleted. If a copy is interrupted, run this again to continue. Afterwards, hashes are compared.
     Exits with 3 if a node couldn't be served; the others still are.
     """
-    from trainctl.tui.setup.sync import run_sync
-    from trainctl.tui.setup.sync.node_sync import SyncOptions
+    from trainctl.tui.setup import cluster_sync
 
-    options = SyncOptions(python, dry_run, limit, interactive=output.has_screen() and not json)
-    wanted = run_sync.SyncRequest(
-        file, arguments.pairs(set_ or [], "--set"), tuple(node or ()), tuple(ssh or ()), here, ssh_config, options
+    request = cluster_sync.SyncRequest(
+        file,
+        arguments.pairs(set_ or [], "--set"),
+        only=tuple(node or ()),
+        ssh=tuple(ssh or ()),
+        here=here,
+        ssh_config=ssh_config,
+        python=python,
+        dry_run=dry_run,
+        megabytes_per_second=limit,
+        interactive=output.has_screen() and not json,
     )
-    report = run_sync.SyncReport(
+    report = cluster_sync.SyncReport(
         lambda text: output.say(output.log_text(text, raw=False).replace("\n", " ")), output.complain, quiet=json
     )
     try:
-        found = run_sync.copy(wanted, targets.cluster_file(cluster), report)
+        found = cluster_sync.copy(request, targets.cluster_file(cluster), report)
     except KeyboardInterrupt:
-        report.clear()
+        report.progress("")
         output.tell("interrupted; to copy the rest, run this again")
         raise
     return _show_copied(found, json=json)
@@ -203,7 +211,7 @@ def _show_copied(found: dict[str, list[Any]], *, json: bool) -> int:
     failed = [node for node, results in found.items() if any(result.state == "failed" for result in results)]
     code = RefusedError.exit_code if failed else 0
     if json:
-        nodes = {node: [result._asdict() for result in results] for node, results in found.items()}
+        nodes = {node: [asdict(result) for result in results] for node, results in found.items()}
         output.emit({"ok": not code, "nodes": nodes, "failed": failed})
     elif not found:
         output.tell("the run has no nodes on other machines")

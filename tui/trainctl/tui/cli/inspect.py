@@ -184,12 +184,12 @@ def report(
     from trainctl.protocol.record.paths import RunPaths
     from trainctl.tui.bench import bench_rows
     from trainctl.tui.export.writers import destination
-    from trainctl.tui.report import html_page, markdown_page, read_facts, sections
+    from trainctl.tui.report import document, html_page, read_facts, sections
 
     facts = read_facts.read_facts(RunPaths(run_lookup.find_or_ask(ctx, run, connect, cluster)))
     saved = bench_rows.read_saved(bench) if bench is not None else None
     page = sections.page(facts, *([bench_rows.section(saved)] if saved is not None else []))
-    makers = (("--html", html, html_page.page_html), ("--md", md, markdown_page.page_markdown))
+    makers = (("--html", html, html_page.page_html), ("--md", md, document.page_markdown))
     written = {}
     for option, file, make in makers:
         if file is not None:
@@ -201,7 +201,7 @@ def report(
     elif written:
         output.tell(", ".join(f"{file}: {len(text.encode()):,} bytes" for file, text in written.items()))
     else:
-        output.say(markdown_page.page_markdown(page))
+        output.say(document.page_markdown(page))
     return 0
 
 
@@ -217,11 +217,11 @@ def diff(
     """Compare two runs by their records: recipe, data, versions, plans, and the first step where their losses part.
     The exit code is 0 if nothing differs, and 1 if something does."""
     from trainctl.protocol.record.paths import RunPaths
-    from trainctl.tui.report import diff_lines, run_diff, run_side
+    from trainctl.tui.report import run_diff, run_side
 
     directories = [run_lookup.find_or_ask(ctx, name, connect, cluster) for name in (run, other)]
     found = run_diff.compare(*(run_side.read_side(RunPaths(directory)) for directory in directories))
-    output.answer(diff_lines.text(found), json=json, **diff_lines.objects(found))
+    output.answer(run_diff.text(found), json=json, **run_diff.objects(found))
     return 0 if found.same else DIFFERS
 
 

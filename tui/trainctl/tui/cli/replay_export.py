@@ -229,7 +229,7 @@ def simulate(
     with SimulatorProcess([str(cluster), str(file), *words]) as simulator:
         directory = Path(simulator.line()["run_directory"])
         if watch:
-            from trainctl.tui.replay.growing_source import watch_growing  # Textual: only for the full screen
+            from trainctl.tui.replay.replay_app import watch_growing  # Textual: only for the full screen
 
             watch_growing(directory, speed or 60.0)
         made = simulator.line()

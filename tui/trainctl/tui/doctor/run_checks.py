@@ -1,9 +1,8 @@
 """All that the doctor finds in a scene, in the order in which it is reported."""
 
 from trainctl.tui.doctor.check_cluster import of_alert_hooks, of_clock, of_interfaces, of_jaccl, of_reach, of_versions
-from trainctl.tui.doctor.check_environment import of_environment
 from trainctl.tui.doctor.check_files import of_disks, of_files
-from trainctl.tui.doctor.check_machine import of_compile, of_machine
+from trainctl.tui.doctor.check_machine import of_compile, of_environment, of_machine
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Look
 
 HERE, NO_AGENT = "this machine", "ipc:///-"

@@ -18,9 +18,17 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.protocol.record.whole_run import RankTotals, WholeRunReader
 from trainctl.tui.charts.axis import axis_of
-from trainctl.tui.report import incidents, interventions, recipe
-from trainctl.tui.report.rank_parts import named, parts_of
-from trainctl.tui.report.run_facts import COMPUTING, CostFacts, HeldOutLoss, RankFacts, RunFacts, SharesFrom
+from trainctl.tui.report import interventions, recipe, timeline
+from trainctl.tui.report.run_facts import (
+    COMPUTING,
+    CostFacts,
+    HeldOutLoss,
+    RankFacts,
+    RunFacts,
+    SharesFrom,
+    named,
+    parts_of,
+)
 from trainctl.tui.report.timeline import Recorded, Timeline
 from trainctl.tui.state import effects, plan_changes
 from trainctl.tui.state import series as s
@@ -65,9 +73,9 @@ def read_facts(paths: RunPaths) -> RunFacts:
             started_at=line.began_at if commits else None, first_at=commits[0].committed_at if commits else None,
             rates=run_rates(view, last) if view is not None else None, efficiency=_efficiency(ranks), curves=curves,
             efficiency_curve=_efficiency_curve(reader), shares=_shares(reader), ranks=ranks,
-            time=tuple(incidents.time_parts(line, events, len(evaluations))) if commits else (),
+            time=tuple(timeline.time_parts(line, events, len(evaluations))) if commits else (),
             interventions=tuple(interventions.interventions(_shown(events, line), step_at, measure)),
-            incidents=tuple(incidents.incidents(events, line, step_at, measure)),
+            incidents=tuple(timeline.incidents(events, line, step_at, measure)),
             policies=tuple(interventions.policy_notes(events, step_at, measure)), samples=_samples(reader),
             recipe=fields, changed=changed, resolved=recipe.resolved(view),
             lineage=tuple(interventions.lineage(view, events, recipe.parent(paths))),

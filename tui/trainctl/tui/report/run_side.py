@@ -9,8 +9,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.whole_run import CurvePoint, WholeRunReader
 from trainctl.tui.report import recipe
 from trainctl.tui.report.interventions import kind_of
-from trainctl.tui.report.rank_parts import named, parts_of
-from trainctl.tui.report.run_facts import DataFacts
+from trainctl.tui.report.run_facts import DataFacts, named, parts_of
 from trainctl.tui.text import compute_words
 
 VERSIONS: Final = {"program": "trainctl", "library": "library", "python": "Python", "system": "system"}

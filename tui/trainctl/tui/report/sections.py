@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from trainctl.protocol import messages as m
-from trainctl.tui.report import curve_charts, setup_sections
+from trainctl.tui.report import setup_sections, svg_chart
 from trainctl.tui.report.document import (
     Block,
     Quotation,
@@ -96,11 +96,11 @@ def _counts(facts: RunFacts) -> str:
 
 
 def _curves(facts: RunFacts) -> Iterator[Block]:
-    yield from curve_charts.loss_charts(facts)
+    yield from svg_chart.loss_charts(facts)
 
 
 def _speed(facts: RunFacts) -> Iterator[Block]:
-    yield from curve_charts.speed_charts(facts)
+    yield from svg_chart.speed_charts(facts)
     rates = facts.rates
     if rates is not None and facts.last is not None:
         rows = (
@@ -114,7 +114,7 @@ def _speed(facts: RunFacts) -> Iterator[Block]:
 
 
 def _shares(facts: RunFacts) -> Iterator[Block]:
-    yield from curve_charts.share_charts(facts)
+    yield from svg_chart.share_charts(facts)
     rows = [
         (
             f"{one.step:,}",
@@ -201,7 +201,7 @@ def _interventions(facts: RunFacts) -> Iterator[Block]:
 
 
 def _row(one: Intervention) -> tuple[str, ...]:
-    return (f"{one.step:,}", when(one.at), curve_charts.NAMES[one.kind], one.by, one.text, one.effect)
+    return (f"{one.step:,}", when(one.at), svg_chart.NAMES[one.kind], one.by, one.text, one.effect)
 
 
 def _policies(facts: RunFacts) -> Iterator[Block]:

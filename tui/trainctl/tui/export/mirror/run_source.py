@@ -13,7 +13,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.export.mirror.metrics import RANK_METRICS, Part, of_part
-from trainctl.tui.export.single_steps import MOST_COLUMNS, questions, values
+from trainctl.tui.export.rows import MOST_COLUMNS, questions, values
 
 PAGE = 500
 _MOST_METRICS = 16
