@@ -16,7 +16,7 @@ from trainctl.tui.charts.scale import tick_labels, widen
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import page, window_end
 from trainctl.tui.state import series as s
-from trainctl.tui.state.plan_changes import Change
+from trainctl.tui.state.run_events import Change
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE, Glyphs
 

@@ -37,7 +37,7 @@ from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.screens import recent_events
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.state.plan_changes import Change
+from trainctl.tui.state.run_events import Change
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE
 

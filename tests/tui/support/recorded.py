@@ -26,7 +26,7 @@ from trainctl.protocol.record.downsampling import choose
 from trainctl.protocol.record.rollups import AXIS_METRICS
 from trainctl.protocol.wire import codec
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text.glyphs import UNICODE, Glyphs
 
 

@@ -28,11 +28,9 @@ from trainctl.tui.commands.context import KeyHint, ProgressView
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.base import BaseScreen, StatusBar
 from trainctl.tui.state import view_state as md
-from trainctl.tui.state.alert_bell import AlertBell
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.live_feed import LiveFeed
-from trainctl.tui.state.log_feed import LogFeed
+from trainctl.tui.state.live_feed import LiveFeed, LogFeed
 from trainctl.tui.state.source import Connect, Source
+from trainctl.tui.state.view_state import AlertBell, Clock
 from trainctl.tui.terminal import memory
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
 from trainctl.tui.terminal.terminal_app import AsciiFilter, TerminalApp, TypeAhead

@@ -8,8 +8,8 @@ import numpy as np
 
 from trainctl.tui.charts.canvas import Canvas, Floats, Frame
 from trainctl.tui.commands import verb_registry
-from trainctl.tui.state import plan_changes
-from trainctl.tui.state.plan_changes import Change, changes_of_ranks
+from trainctl.tui.state import run_events
+from trainctl.tui.state.run_events import Change, changes_of_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 
@@ -31,7 +31,7 @@ def numbered(state: ViewState) -> dict[int, str]:
     """Event id -> number, for the last nine commands that took effect; the charts carry the same numbers. It is the
     id, so that it stays as it is when more commands come, and is the same to everyone."""
     commands = (event for event in state.run_events if event.kind == "command" and _is_marked(event.verb))
-    effective = [event.id for event in commands if plan_changes.took_effect(event)]
+    effective = [event.id for event in commands if run_events.took_effect(event)]
     return {event: str(event) for event in effective[-MAX_MARKS:]}
 
 

@@ -8,8 +8,8 @@ from trainctl.tui.charts import metrics
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Pick, with_chart
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.figure_names import LAST_LOSS
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.run_lines import LAST_LOSS
 from trainctl.tui.text.styled_line import Line, Piece
 
 MOST_RUNS = 4

@@ -13,7 +13,7 @@ from trainctl.tui.charts.axis import Axis, text, ticks
 from trainctl.tui.charts.canvas import Canvas, Curve, Frame
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Shape, Trace, shape
-from trainctl.tui.state.plan_changes import Change
+from trainctl.tui.state.run_events import Change
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
 

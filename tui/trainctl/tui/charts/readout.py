@@ -12,7 +12,7 @@ from trainctl.tui.charts.marks import numbered
 from trainctl.tui.charts.metrics import style_of
 from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.traces import Reading, Trace, reading
-from trainctl.tui.state import plan_changes
+from trainctl.tui.state import run_events
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
@@ -34,7 +34,7 @@ def notes(state: ViewState, glyphs: Glyphs) -> list[Note]:
     return [
         Note(event.step, numbers[event.id], ln.clean(_change(event, glyphs)))
         for event in state.run_events
-        if event.id in numbers and event.step is not None and plan_changes.took_effect(event)
+        if event.id in numbers and event.step is not None and run_events.took_effect(event)
     ]
 
 

@@ -10,11 +10,9 @@ from textual.widget import Widget
 
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.forms import Progress
-from trainctl.tui.state.alert_bell import AlertBell
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.log_feed import LogFeed
+from trainctl.tui.state.live_feed import LogFeed
 from trainctl.tui.state.source import Source
-from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.state.view_state import AlertBell, Clock, ViewState
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line
 

@@ -13,9 +13,9 @@ from trainctl.protocol.batch.split import group_costs, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import SharesChanged
-from trainctl.tui.state.plan_changes import took_effect
+from trainctl.tui.state.rank_rows import paces
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
-from trainctl.tui.state.stragglers import paces
+from trainctl.tui.state.run_events import took_effect
 from trainctl.tui.state.view_state import ViewState
 
 

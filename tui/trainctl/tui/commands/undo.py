@@ -8,8 +8,8 @@ from trainctl.protocol.messages.verbs import VERBS, Knob, knobs
 from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import NoInverse
-from trainctl.tui.state import event_text, plan_changes
-from trainctl.tui.state.plan_changes import node_of
+from trainctl.tui.state import run_events
+from trainctl.tui.state.run_events import node_of
 
 _BY_NODE: frozenset[Knob] = frozenset({"micro-batch"})
 """Settings that each node has for itself: a change on one node doesn't touch another's."""
@@ -26,12 +26,12 @@ class Inverse:
     @property
     def says(self) -> str:
         """What it undoes."""
-        return f"undoes {event_text.words(self.event)}"
+        return f"undoes {run_events.event_words(self.event)}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What came since, newest first, and what won't be quite as it was."""
-        made = [f"changed since: {event_text.words(event)} by {event.by}" for event in reversed(self.since[-2:])]
+        made = [f"changed since: {run_events.event_words(event)} by {event.by}" for event in reversed(self.since[-2:])]
         if len(self.since) > 2:
             made.append(f"and {len(self.since) - 2} more")
         remark = verb_registry.of(self.order.verb).undo_remark(self.order)
@@ -49,7 +49,7 @@ def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inve
         raise NoInverse(described.undo)
     if event.outcome not in (None, "applied"):
         raise NoInverse(f"it changed nothing: {event.outcome}")
-    if not plan_changes.took_effect(event):
+    if not run_events.took_effect(event):
         raise NoInverse("it changed nothing: already set")
     if run is None or event.run not in ("", run.run):
         raise NoInverse("it belongs to another run")
@@ -82,7 +82,7 @@ def newest(run: m.RunView | None, events: Sequence[m.Event], most: int = 9) -> l
 def undone_by(events: Sequence[m.Event]) -> dict[int, m.Event]:
     """By its number, each event that was undone, and the event that did it."""
     by_key = {key: event.id for event in events for key in (event.command, str(event.id)) if key}
-    undoing = (event for event in events if event.undoes and plan_changes.took_effect(event))
+    undoing = (event for event in events if event.undoes and run_events.took_effect(event))
     return {by_key[event.undoes]: event for event in undoing if event.undoes in by_key}
 
 
@@ -104,5 +104,5 @@ def _since(event: m.Event, events: Sequence[m.Event]) -> tuple[m.Event, ...]:
     return tuple(
         other
         for other in events
-        if (other.at, other.id) > (event.at, event.id) and touches(other) and plan_changes.took_effect(other)
+        if (other.at, other.id) > (event.at, event.id) and touches(other) and run_events.took_effect(other)
     )

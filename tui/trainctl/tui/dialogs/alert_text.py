@@ -2,8 +2,7 @@
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.styled_line import Line, Piece

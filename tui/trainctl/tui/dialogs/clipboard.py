@@ -3,11 +3,11 @@
 import math
 
 from trainctl.protocol import messages as m
-from trainctl.tui.state import event_text
+from trainctl.tui.state import run_events
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text.figure_names import LAST_LOSS
+from trainctl.tui.text.run_lines import LAST_LOSS
 
 Values = tuple[tuple[str, str], ...]
 
@@ -31,7 +31,7 @@ def of_fleet(state: ViewState, row: Row | None) -> Values:
 
 def of_event(event: m.Event, at: str) -> Values:
     """Of an event; `at` is its time as it is shown."""
-    made = [("line", f"{at} {event.by} {event_text.words(event)}"), ("text", event.text)]
+    made = [("line", f"{at} {event.by} {run_events.event_words(event)}"), ("text", event.text)]
     made += [("step", str(event.step))] if event.step is not None else []
     made += [(name, value) for name, value in (("before", event.before), ("after", event.after)) if value]
     return tuple([*made, ("command id", event.command)] if event.command else made)

@@ -16,7 +16,7 @@ from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import READ_ONLY, KeyHint
 from trainctl.tui.commands.forms import changes_nothing, preview
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog
-from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, folded, key_words, labelled, line, plain, wrap

@@ -10,7 +10,7 @@ from trainctl.protocol.messages import event_prose
 from trainctl.tui.commands import arguments, undo
 from trainctl.tui.dialogs.popup import CLOSES, Popup
 from trainctl.tui.state import effects
-from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, key_words, labelled

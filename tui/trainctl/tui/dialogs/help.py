@@ -8,7 +8,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from trainctl.tui.dialogs.popup import CLOSES, Popup
-from trainctl.tui.text.figure_names import FIGURES, WORDS
+from trainctl.tui.text.run_lines import FIGURES, WORDS
 from trainctl.tui.text.styled_line import Line, Piece, cell_len, fit, folded, labelled, line, wrap
 
 _HELP_CELLS = 35

@@ -8,9 +8,8 @@ from trainctl.tui.commands.context import AppContext
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.dialogs.popup import Chooser
 from trainctl.tui.dialogs.split_dialog import dialog_of
-from trainctl.tui.state import event_text
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.state import run_events
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean, shorten
@@ -50,7 +49,7 @@ def _line_of(inverse: undo.Inverse, clock: Clock, glyphs: Glyphs) -> str:
     """One line of the list of changes: when, by whom, what and at which step, and what would be sent."""
     event = inverse.event
     at = f.clock(event.at, clock.wall(), clock.zone)
-    changed = clean(event_text.words(event, glyphs.arrow))
+    changed = clean(run_events.event_words(event, glyphs.arrow))
     return f"{at} {clean(event.by)} {changed}; sends {clean(_sent(inverse))}"
 
 

@@ -15,7 +15,7 @@ from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.replay.slider import ReplayBar
 from trainctl.tui.screens.base import BaseScreen, StatusBar
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.view_state import Clock
 
 _FOR_RUNS = frozenset({"dialog", "command_line", "undo"})
 """Actions that change a run: this one is over."""

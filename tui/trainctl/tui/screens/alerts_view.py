@@ -6,8 +6,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS
 from trainctl.protocol.messages.events import AlertRaised
 from trainctl.tui.dialogs.alert_text import WORDS, detail_lines, held_words, title
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs

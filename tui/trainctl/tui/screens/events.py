@@ -14,7 +14,7 @@ from trainctl.tui.commands.verb_description import NoInverse
 from trainctl.tui.dialogs import clipboard, event_details, undo_picker
 from trainctl.tui.screens import events_table
 from trainctl.tui.screens.table_screen import RowsScreen
-from trainctl.tui.state import effects, plan_changes
+from trainctl.tui.state import effects, run_events
 from trainctl.tui.state.table_schemas import EVENTS, EventRow
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.styled_line import Line, Piece, fit, line, rule
@@ -66,7 +66,7 @@ class EventsScreen(RowsScreen[EventRow]):
         """Asks the record for the steps around changes that the live windows don't reach back to."""
         client, run = self.owner.client, self.owner.shown.run
         rates, events = self.owner.shown.lately("tokens_per_second"), self.events()
-        old = [event for event in reversed(events) if plan_changes.changes_speed(event) and event.step is not None
+        old = [event for event in reversed(events) if run_events.changes_speed(event) and event.step is not None
                and not effects.covered(rates, event.step) and (event.run, event.id) not in self._measured]  # fmt: skip
         for event in old[:_MOST_ASKED]:
             if client is None or run is None:
@@ -92,7 +92,7 @@ class EventsScreen(RowsScreen[EventRow]):
     def effect(self, event: m.Event, events: Sequence[m.Event]) -> effects.Effect | None:
         """As measured in the live windows, or else from the record; once all its steps are there it is kept."""
         key = (event.run, event.id)
-        if not plan_changes.changes_speed(event) or key in self._measured:
+        if not run_events.changes_speed(event) or key in self._measured:
             return self._measured.get(key)
         rates = self.owner.shown.lately("tokens_per_second")
         found = effects.measured(rates, events, event)
@@ -105,7 +105,7 @@ class EventsScreen(RowsScreen[EventRow]):
         events = self.events()
         run = self.owner.shown.run
         nodes = tuple(dict.fromkeys(view.node for view in run.ranks)) if run else ()
-        found = {event.id: self.effect(event, events) for event in events if plan_changes.changes_speed(event)}
+        found = {event.id: self.effect(event, events) for event in events if run_events.changes_speed(event)}
         shares = {id: effect.change for id, effect in found.items() if effect is not None}
         self.arrange_rows(events_table.rows_of(events, self.owner.clock, nodes, shares)[::-1])
 

@@ -10,10 +10,10 @@ from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.events import nodes_of
 from trainctl.tui.commands import undo
 from trainctl.tui.screens import recent_events
-from trainctl.tui.state import event_text, plan_changes, sorting
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.sorting import column_title
+from trainctl.tui.state import run_events, table_fields
+from trainctl.tui.state.table_fields import column_title
 from trainctl.tui.state.table_schemas import EventRow
+from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, plain, shorten, spread, width
@@ -34,7 +34,7 @@ class Context:
     undid: Mapping[int, m.Event] = field(default_factory=dict)
 
 
-def head(columns: int, rows: Sequence[EventRow], order: sorting.SortOrder, context: Context) -> Line:
+def head(columns: int, rows: Sequence[EventRow], order: table_fields.SortOrder, context: Context) -> Line:
     """The titles, to be clicked; the one that the table is sorted by carries an arrow."""
     when = _when_cells(rows, context)
     if columns < WIDE_COLUMNS:
@@ -100,7 +100,7 @@ def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
     start = line(Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event, glyphs), Piece(alert, role))
     tail = _ends(row, context)
     room = max(columns - width(start) - width(tail) - 1, 1)
-    text = glyphs.text(clean(event_text.words(event, glyphs.arrow))) + _undoes(event, context)
+    text = glyphs.text(clean(run_events.event_words(event, glyphs.arrow))) + _undoes(event, context)
     struck = "dim" if row.undone else role
     return spread((*start, Piece(shorten(text, room, glyphs.ellipsis), struck)), tail, columns)
 
@@ -150,7 +150,7 @@ def rows_of(
     return [
         EventRow(
             event, max(now - event.at, 0.0), tuple(node for node in nodes if node in nodes_of(event.data)),
-            effects.get(event.id) if plan_changes.changes_speed(event) else None,
+            effects.get(event.id) if run_events.changes_speed(event) else None,
             undone=event.verb is not None and event.id in undone,
         )
         for event in events

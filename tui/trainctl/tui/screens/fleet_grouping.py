@@ -12,10 +12,10 @@ import numpy as np
 
 from trainctl.protocol import messages as m
 from trainctl.tui.state import series as s
-from trainctl.tui.state import sorting
-from trainctl.tui.state.filter_fields import Table
+from trainctl.tui.state import table_fields
 from trainctl.tui.state.filter_language import Filter
 from trainctl.tui.state.rank_rows import Row
+from trainctl.tui.state.table_fields import Table
 from trainctl.tui.state.table_schemas import FLEET
 
 _WORST_FIRST = (
@@ -28,7 +28,7 @@ class Arrangement:
     """How a person wants the table: filtered, sorted, which nodes opened, with which further metrics."""
 
     filter: Filter[Row] | None = None
-    order: sorting.SortOrder = sorting.SortOrder()  # noqa: RUF009  frozen itself
+    order: table_fields.SortOrder = table_fields.SortOrder()  # noqa: RUF009  frozen itself
     opened: frozenset[str] = frozenset()
     metrics: tuple[str, ...] = ()
     table: Table[Row] = FLEET  # what can be filtered and sorted by
@@ -42,11 +42,11 @@ def arranged(rows: Sequence[Row], wanted: Arrangement) -> list[Row]:
         of_node[row.view.node].append(row)
     tops = [_node(own, node in wanted.opened) if ranks[node] > 1 else own[0] for node, own in of_node.items()]
     made = []
-    for top in sorting.in_order(tops, wanted.order, wanted.table):
+    for top in table_fields.in_order(tops, wanted.order, wanted.table):
         made.append(top)
         if top.open:
             own = [replace(row, child=True) for row in of_node[top.view.node]]
-            made += sorting.in_order(own, wanted.order, wanted.table)
+            made += table_fields.in_order(own, wanted.order, wanted.table)
     return made
 
 

@@ -11,10 +11,9 @@ from itertools import accumulate
 from trainctl.protocol import messages as m
 from trainctl.tui.screens import fleet_cells as c
 from trainctl.tui.screens.fleet_grouping import Arrangement, arranged
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
-from trainctl.tui.state.sorting import SortOrder, column_title
-from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.state.table_fields import SortOrder, column_title
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width

@@ -8,12 +8,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import CostFigures
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.tui.state import series as s
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate
-from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import energy
-from trainctl.tui.text import figure_names as names
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
+from trainctl.tui.text import run_lines as names
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import cost_figures, cost_pieces, cost_spent, rate_pieces
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width
@@ -256,7 +254,7 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
     taking_part = {view.node for view in run.ranks}
     readings = [item.value for node, item in state.hosts.items() if node in taking_part]
     ended, spent = run.state not in m.ACTIVE_RUN_STATES, _cost(state, run, clock)
-    used = line(Piece("energy ", "label"), energy.text(readings))
+    used = line(Piece("energy ", "label"), names.energy_text(readings))
     parts = [
         line(Piece("started ", "label"), f.clock(run.started_at, now, clock.zone)),
         line(Piece("" if ended else "up ", "label"), "" if ended else f.duration(now - run.started_at)),
@@ -271,7 +269,7 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
     ]
     if spent is not None:
         done = state.last_step.value.cursor if state.last_step else run.cursor
-        words = energy.words(readings, run, done)
+        words = names.run_energy(readings, run, done)
         parts = [*cost_pieces(spent, run.sample_unit, active=not ended, energy=words), *parts]
     if columns >= 150:
         parts.append(line(Piece(shorten(clean(run.directory), columns // 3, glyphs.ellipsis), "dim")))

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.tui.charts.metrics import rank_names
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail, Query
-from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs

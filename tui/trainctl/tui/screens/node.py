@@ -13,7 +13,6 @@ from trainctl.tui.screens.chosen_rank import ChosenRankScreen
 from trainctl.tui.screens.log_screen import LogScreen
 from trainctl.tui.state import step_phases
 from trainctl.tui.state.source import Source
-from trainctl.tui.text import compile_times
 from trainctl.tui.text.styled_line import Line, Piece, fit, line
 
 
@@ -72,11 +71,11 @@ class NodeScreen(ChosenRankScreen, LogScreen):
 
 async def _compiled(client: Source, run: m.RunView) -> list[m.History]:
     """What the record has of the compiler's time: over the run, and step by step where it was longest."""
-    if not compile_times.is_compiled(run):
+    if not step_phases.is_compiled(run):
         return []
-    whole = await client.history(run.run, (compile_times.METRIC,), 1, None, compile_times.BUCKETS)
-    found = compile_times.longest(compile_times.by_rank([whole]).values())
+    whole = await client.history(run.run, (step_phases.COMPILE_METRIC,), 1, None, step_phases.COMPILE_BUCKETS)
+    found = step_phases.longest_compilation(step_phases.compiled_by_rank([whole]).values())
     if found is None or found.first == found.last:
         return [whole]
     span = found.first, found.last, min(found.last - found.first + 1, MOST_COLUMNS)
-    return [whole, await client.history(run.run, (compile_times.METRIC,), *span)]
+    return [whole, await client.history(run.run, (step_phases.COMPILE_METRIC,), *span)]

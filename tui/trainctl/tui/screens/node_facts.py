@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.screens import fleet_cells as c
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import Row
-from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import compute_words, energy
+from trainctl.tui.state.step_phases import Compilation
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text.compile_times import Compilation
-from trainctl.tui.text.figure_names import PROCESS_NAMES
+from trainctl.tui.text import run_lines
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.run_lines import PROCESS_NAMES
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, flowed, groups, line, plain, shorten
 from trainctl.tui.widgets.inline_bars import share_bar
 
@@ -93,13 +92,15 @@ def _compute(
         return [_labelled("dtype", f.NA)]
     flops = _flops(step.values if step is not None else {})
     took = _labelled("compiled", compiled.text) if compiled is not None else ()
-    return flowed([*compute_words.pieces(compute_words.settings(compute)), took, flops], columns)[:MOST_COMPUTE_LINES]
+    return flowed([*run_lines.setting_pieces(run_lines.compute_settings(compute)), took, flops], columns)[
+        :MOST_COMPUTE_LINES
+    ]
 
 
 def _versions(compute: m.Compute | None, columns: int) -> list[Line]:
     """Of the libraries that it computes with: at most two lines."""
-    found = compute_words.versions(compute) if compute is not None else {}
-    return flowed(compute_words.pieces(found), columns)[:MOST_VERSION_LINES]
+    found = run_lines.library_versions(compute) if compute is not None else {}
+    return flowed(run_lines.setting_pieces(found), columns)[:MOST_VERSION_LINES]
 
 
 def _flops(values: Mapping[str, float]) -> Line:
@@ -178,7 +179,7 @@ def _machine(row: Row, columns: int) -> Line:
             of("clock", f.figure(gpu.clock_mhz and gpu.clock_mhz / 1000, "{:.2f} GHz")),
             line(Piece(_limits(gpu), "warning")),
             of("power", f.figure(gpu.power_watts, "{:.0f} W")),
-            of("energy", energy.text([host] if host else [])),
+            of("energy", run_lines.energy_text([host] if host else [])),
         ]
     made += [of("temperature", f.figure(celsius, "{:.0f} °C")), of("disk free", _disk_free(host))]
     return groups(made, columns)

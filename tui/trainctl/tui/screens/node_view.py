@@ -13,9 +13,8 @@ from trainctl.tui.charts.viewport import page
 from trainctl.tui.screens import node_facts, phase_view
 from trainctl.tui.state import series as s
 from trainctl.tui.state import step_phases
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import Row
-from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.widgets import memory_breakdown

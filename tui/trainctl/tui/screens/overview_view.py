@@ -13,11 +13,10 @@ from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import window_end
 from trainctl.tui.screens import fleet_grouping, fleet_table, header, recent_events
 from trainctl.tui.screens.fleet_grouping import Arrangement
-from trainctl.tui.state import rank_speed, stragglers
+from trainctl.tui.state import rank_rows, rank_speed
 from trainctl.tui.state import series as s
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import BAD_STATES
-from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
@@ -110,7 +109,7 @@ def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str,
 
 
 def _straggler(state: ViewState, glyphs: Glyphs) -> tuple[str, str] | None:
-    slow = stragglers.named_straggler(state)
+    slow = rank_rows.named_straggler(state)
     if slow is None:
         return None
     node = ln.shorten(ln.clean(slow.node), 20, glyphs.ellipsis)
@@ -188,7 +187,7 @@ def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, mo
     if len(views) > MOST_LINES:
         all_of_them = s.combined([state.window(metric, view.rank) for view in views])
         together = (Trace(all_of_them, "mean", "label", band="band"),)
-        slow = stragglers.named_straggler(state)
+        slow = rank_rows.named_straggler(state)
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
     return p.panel(title, (*together, *tracks), *_range(state), mk.of_run(state), least_span=0.2, most_times=most_times)

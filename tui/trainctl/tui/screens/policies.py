@@ -12,8 +12,8 @@ from trainctl.tui.commands.verb_description import NoInverse
 from trainctl.tui.dialogs import undo_picker
 from trainctl.tui.screens import policies_view
 from trainctl.tui.screens.polled_screen import PolledScreen
-from trainctl.tui.state import policy_report
-from trainctl.tui.state.policy_report import PolicyReport
+from trainctl.tui.state import effects
+from trainctl.tui.state.effects import PolicyReport
 from trainctl.tui.state.source import Source
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.styled_line import Line
@@ -45,7 +45,7 @@ class PoliciesScreen(PolledScreen[PolicyReport, m.PolicyStatus]):
         return run.step, str(run.policies)
 
     async def ask(self, client: Source, run: str) -> PolicyReport:
-        return await policy_report.ask(client, run, self.answer)
+        return await effects.policy_report(client, run, self.answer)
 
     def heading(self, answer: PolicyReport | None) -> str:
         return policies_view.title(answer, self.owner.glyphs)

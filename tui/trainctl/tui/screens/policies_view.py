@@ -8,9 +8,9 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import POLICIES
-from trainctl.tui.state import effects, event_text
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.policy_report import PolicyReport
+from trainctl.tui.state import effects, run_events
+from trainctl.tui.state.effects import PolicyReport
+from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE, Glyphs
@@ -137,7 +137,7 @@ def action_words(report: PolicyReport, event: m.Event, glyphs: Glyphs) -> str:
     """A command of a policy: what it changed, how it ended, and the measured effect."""
     ended = f" ({event.outcome})" if event.outcome not in (None, "applied") else ""
     effect = effects.figures(report.measured.get(event.id), event, glyphs)
-    return f"{event_text.words(event, glyphs.arrow)}{ended}; effect: {effect}"
+    return f"{run_events.event_words(event, glyphs.arrow)}{ended}; effect: {effect}"
 
 
 # ---------------------------------------------------------------- the command line
@@ -168,4 +168,4 @@ def objects(report: PolicyReport) -> list[dict[str, Any]]:
 def _action(report: PolicyReport, event: m.Event) -> dict[str, Any]:
     effect = report.measured.get(event.id)
     rates = {"rate_before": effect.before, "rate_after": effect.after} if effect is not None else None
-    return event_text.with_words(event) | {"effect": rates}
+    return run_events.event_fields(event) | {"effect": rates}

@@ -5,10 +5,9 @@ import math
 from trainctl.protocol import messages as m
 from trainctl.tui.charts.marks import numbered
 from trainctl.tui.screens import alerts_view
-from trainctl.tui.state import effects, plan_changes
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.event_text import words
-from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.state import effects, run_events
+from trainctl.tui.state.run_events import event_words
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, shorten, spread, width
@@ -51,7 +50,7 @@ def event_line(event: m.Event, state: ViewState, clock: Clock, columns: int, gly
     tail = line(Piece(f"  {effect_text(measured)}" if measured is not None else "", effect_role(measured)),
                 Piece(f"  {number}" if number else "", "mark"))  # fmt: skip
     room = max(columns - width(head) - width(tail) - 1, 1)
-    body = Piece(shorten(glyphs.text(clean(words(event, glyphs.arrow))), room, glyphs.ellipsis), role)
+    body = Piece(shorten(glyphs.text(clean(event_words(event, glyphs.arrow))), room, glyphs.ellipsis), role)
     return fit(spread((*head, body), tail, columns), columns)
 
 
@@ -59,7 +58,7 @@ def effect(state: ViewState, event: m.Event) -> float | None:
     """Relative change of the fleet's rate: medians of up to 20 steps after and before, as far as nothing else changed
     the plan there; None with fewer than 5 on a side, or where it left all as it was."""
     found = effects.measured(state.lately("tokens_per_second"), state.run_events, event)
-    return found.change if found is not None and plan_changes.changes_speed(event) else None
+    return found.change if found is not None and run_events.changes_speed(event) else None
 
 
 def effect_text(change: float) -> str:

@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
 from trainctl.tui.screens.header import STATE_ROLES
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.sorting import SortOrder, column_title
+from trainctl.tui.state.table_fields import SortOrder, column_title
 from trainctl.tui.state.table_schemas import RunRow
-from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import energy
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
+from trainctl.tui.text import run_lines
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.figure_names import LAST_LOSS
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import (
+    LAST_LOSS,
     cost_amount,
     cost_pieces,
     missing_prices,
@@ -154,7 +153,11 @@ def costs(run: m.RunSummary, state: ViewState, clock: Clock, columns: int) -> li
     if run.cost is None:
         return []
     live = state.run if state.run is not None and state.run.run == run.run else None
-    words = energy.words([item.value for item in state.hosts.values()], live, run.cursor) if live is not None else ""
+    words = (
+        run_lines.run_energy([item.value for item in state.hosts.values()], live, run.cursor)
+        if live is not None
+        else ""
+    )
     left = run.rates.seconds_left if run.rates is not None else None
     trained = live.trained(run.cursor) if live is not None else run.cursor  # what an ended run skipped isn't known here
     found = cost.figures(run.cost, clock.wall(), left, trained)

@@ -9,8 +9,8 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from trainctl.tui.screens.base import BaseScreen
-from trainctl.tui.state import sorting
-from trainctl.tui.state.filter_fields import Table
+from trainctl.tui.state import table_fields
+from trainctl.tui.state.table_fields import Table
 from trainctl.tui.widgets.filter_bar import FilterBar
 
 R = TypeVar("R")
@@ -31,7 +31,7 @@ class TableScreen(BaseScreen):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.order = sorting.SortOrder()
+        self.order = table_fields.SortOrder()
         self.hidden = self.total = 0
 
     def between(self) -> Iterable[Widget]:
@@ -78,16 +78,16 @@ class TableScreen(BaseScreen):
         """What `o` goes through."""
 
     def action_sort_next(self) -> None:
-        self.order = sorting.turned(self.order, self.sort_fields())
+        self.order = table_fields.next_order(self.order, self.sort_fields())
         self.paint()
 
     def action_sort_reverse(self) -> None:
-        self.order = sorting.reversed_(self.order)
+        self.order = table_fields.reversed_order(self.order)
         self.paint()
 
     def action_sort(self, field: str) -> None:
         """A click on a column's head."""
-        self.order = sorting.picked(self.order, field)
+        self.order = table_fields.order_by(self.order, field)
         self.paint()
 
 
@@ -105,7 +105,7 @@ class RowsScreen(TableScreen, Generic[R]):
 
     def arrange_rows(self, every: Sequence[R]) -> None:
         """The rows to be shown, filtered and sorted."""
-        self.rows = sorting.in_order(self.filter_rows(every), self.order, self.TABLE)
+        self.rows = table_fields.in_order(self.filter_rows(every), self.order, self.TABLE)
 
     @property
     def cursor(self) -> int:

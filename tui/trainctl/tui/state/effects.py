@@ -5,14 +5,14 @@ itself, so that no difference of it could honestly be laid to a command.
 """
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from trainctl.protocol import messages as m
-from trainctl.tui.state import plan_changes
+from trainctl.tui.state import run_events
 from trainctl.tui.state import series as s
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
@@ -42,7 +42,7 @@ class Effect:
 
 def measured(rates: s.Window, events: Sequence[m.Event], event: m.Event) -> Effect | None:
     """The effect of an event on a window of tokens/s; None where it changed nothing, or the window is too coarse."""
-    if event.step is None or rates.bucket_steps > _COARSEST or not plan_changes.took_effect(event):
+    if event.step is None or rates.bucket_steps > _COARSEST or not run_events.took_effect(event):
         return None
     first, last = _undisturbed(events, event, event.step)
     before, after = _values(rates, first, event.step - 1), _values(rates, event.step, last)
@@ -54,7 +54,7 @@ def _undisturbed(events: Sequence[m.Event], event: m.Event, step: int) -> tuple[
     others = [
         other.step
         for other in events
-        if other.id != event.id and other.step is not None and plan_changes.changes_speed(other)
+        if other.id != event.id and other.step is not None and run_events.changes_speed(other)
     ]
     first = max([step - EFFECT_STEPS, *(other for other in others if other <= step)])
     last = min([step + EFFECT_STEPS - 1, *(other - 1 for other in others if other >= step)])
@@ -97,7 +97,7 @@ async def in_record(client: History, run: str, events: Sequence[m.Event], event:
 
 def figures(effect: Effect | None, event: m.Event, glyphs: Glyphs) -> str:
     """The effect with its figures, or why there are none."""
-    if not plan_changes.changes_speed(event):
+    if not run_events.changes_speed(event):
         return "not measured: it doesn't change the speed, and a change in loss can't be attributed to one command"
     if effect is None:
         return "not measured: the individual steps aren't available"
@@ -106,3 +106,41 @@ def figures(effect: Effect | None, event: m.Event, glyphs: Glyphs) -> str:
         return f"not measured: it needs {LEAST_STEPS} undisturbed steps {side} the change, and there are only {steps}"
     values = f"{f.rate(effect.before)} {glyphs.arrow} {f.rate(effect.after)} tokens/s"
     return f"{values}, {100 * effect.change:+.1f} % (medians of {effect.steps_before} and {effect.steps_after} steps)"
+
+
+NEWEST_EVENTS = 500
+"""Newest events of the run in which disturbances of an effect are looked for."""
+
+
+class PolicySource(History, Protocol):
+    """The part of an agent's client that this needs."""
+
+    async def policies(self, run: str | None = None) -> m.Policies: ...
+
+    async def events(
+        self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
+    ) -> m.Events: ...
+
+
+@dataclass(frozen=True)
+class PolicyReport:
+    """An answer of the agent, and what was measured."""
+
+    told: m.Policies
+    events: tuple[m.Event, ...] = ()  # the run's newest, oldest first
+    measured: Mapping[int, Effect] = field(default_factory=dict)  # by event id, of commands that change speed
+
+
+async def policy_report(client: PolicySource, run: str | None, before: PolicyReport | None = None) -> PolicyReport:
+    """The report of now; effects that were complete `before` aren't measured again. Raises TrainctlError if the run
+    isn't active."""
+    told = await client.policies(run)
+    actions = [event for policy in told.policies for event in policy.actions]
+    events = (await client.events(told.run, limit=NEWEST_EVENTS, newest=True)).events
+    found = dict(before.measured) if before is not None and before.told.run == told.run else {}
+    complete = {id for id, effect in found.items() if effect.steps_after >= EFFECT_STEPS}
+    for event in actions:
+        if run_events.changes_speed(event) and event.id not in complete:
+            effect = await in_record(client, told.run, events, event)
+            found |= {event.id: effect} if effect is not None else {}
+    return PolicyReport(told, events, found)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.state.filter_fields import OPERATORS, Table, Test, ValueProblem, pattern_of, test_of
+from trainctl.tui.state.table_fields import OPERATORS, Table, Test, ValueProblem, pattern_of, test_of
 
 R = TypeVar("R")
 _DEEPEST = 40

@@ -14,11 +14,10 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
+from trainctl.tui.state import rank_rows, step_phases
 from trainctl.tui.state import series as s
-from trainctl.tui.state import stragglers
-from trainctl.tui.state.plan_changes import changed_step
+from trainctl.tui.state.run_events import changed_step
 from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, SeriesKey, Trial, Tried, ViewState
-from trainctl.tui.text import compile_times
 
 MAX_EVENTS, MAX_SAMPLES = 500, 200
 _OF_EVALUATIONS = m.EVALUATED | {"eval_loss", "perplexity"}
@@ -274,8 +273,8 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     own = step.own_tokens_per_second
     if own is not None:
         values["own_tokens_per_second", step.rank] = own
-    if compile_times.METRIC in step.values:
-        values[compile_times.METRIC, step.rank] = step.values[compile_times.METRIC]
+    if step_phases.COMPILE_METRIC in step.values:
+        values[step_phases.COMPILE_METRIC, step.rank] = step.values[step_phases.COMPILE_METRIC]
     ranks = _set(state.ranks, {step.rank: Seen(step, now)})
     known = state.parts.get(step.rank, ())
     if known and known[-1].micro_batch != step.micro_batch:
@@ -284,10 +283,10 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     parts = _set(state.parts, {step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _set(state.laps, {step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
     state = _with(state, ranks=ranks, parts=parts, laps=laps)
-    if not stragglers.awaited(state, step.step) and all(
-        part.step >= step.step for part in stragglers.common_parts(state).values()
+    if not rank_rows.awaited(state, step.step) and all(
+        part.step >= step.step for part in rank_rows.common_parts(state).values()
     ):
-        state = _with(state, slow=stragglers.straggler(state, state.slow))
+        state = _with(state, slow=rank_rows.straggler(state, state.slow))
     return _record(state, step.step, values)
 
 

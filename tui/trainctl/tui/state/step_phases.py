@@ -1,16 +1,64 @@
-"""Where each of a rank's last steps went: of the record and of what came since as one list. Pure."""
+"""Where each of a rank's last steps went, by the record and what came since, and when its model was compiled. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.compile_times import METRIC as COMPILE_METRIC
-from trainctl.tui.text.compile_times import Compilation, by_rank, longest
+from trainctl.tui.text import formatting as f
+
+COMPILE_METRIC: Final = "compile_seconds"
+COMPILE_BUCKETS: Final = 240
+"""Of the whole run, in the first of two questions to the record; the second is about one of them."""
+
+
+class Compilation(msgspec.Struct, frozen=True):
+    """The compiler's time in a step, the longest of `first` to `last`."""
+
+    first: int
+    last: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """`41.0 s at step 1`."""
+        at = f"at step {self.first:,}" if self.first == self.last else f"in steps {self.first:,} to {self.last:,}"
+        return f"{f.seconds(self.seconds)} {at}"
+
+
+def compilations(series: m.Series) -> list[Compilation]:
+    """One for each bucket."""
+    size = series.bucket_steps
+    return [
+        Compilation(max(first, 1), first + size - 1, seconds)
+        for first, seconds in zip(series.steps, series.maximum, strict=True)
+    ]
+
+
+def longest_compilation(found: Iterable[Compilation]) -> Compilation | None:
+    """Of those that are alike, one whose step is known exactly; None without any."""
+    return max(found, key=lambda one: (one.seconds, one.first - one.last), default=None)
+
+
+def compiled_by_rank(histories: Sequence[m.History]) -> dict[int, Compilation]:
+    """Return the longest of each rank."""
+    every: dict[int, list[Compilation]] = {}
+    for series in (series for history in histories for series in history.series):
+        if series.metric == COMPILE_METRIC and series.rank is not None:
+            every.setdefault(series.rank, []).extend(compilations(series))
+    return {rank: found for rank, one in every.items() if (found := longest_compilation(one)) is not None}
+
+
+def is_compiled(run: m.RunView) -> bool:
+    """Whether any rank says that it compiles its model."""
+    return any(rank.compute is not None and rank.compute.compile != "off" for rank in run.ranks)
+
 
 METRICS = (*(f"{name}_seconds" for name in m.PHASES), *m.RANK_COLUMNS)
 """What of the record this is made from."""
@@ -58,7 +106,7 @@ def past_of(run: str, history: m.History, compiled: Sequence[m.History] = ()) ->
         for step, value in zip(series.steps, series.last, strict=True):
             values.setdefault(series.rank, {}).setdefault(step, {})[series.metric] = value
     laps = {rank: _whole(steps) for rank, steps in values.items()}
-    return RecordedPhases(run, laps, by_rank(compiled))
+    return RecordedPhases(run, laps, compiled_by_rank(compiled))
 
 
 def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
@@ -103,7 +151,7 @@ def compiled(state: ViewState, past: RecordedPhases, rank: int) -> Compilation |
     run, window = state.run.run if state.run else "", state.lately(COMPILE_METRIC, rank)
     live = zip(window.first.tolist(), window.last.tolist(), strict=True)
     recorded = [past.compiled[rank]] if past.run == run and rank in past.compiled else []
-    return longest([*recorded, *(Compilation(step, step, seconds) for step, seconds in live)])
+    return longest_compilation([*recorded, *(Compilation(step, step, seconds) for step, seconds in live)])
 
 
 def means(found: Sequence[StepPhases]) -> dict[str, float]:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from trainctl.protocol import messages as m
-from trainctl.tui.state import event_text
-from trainctl.tui.state.filter_fields import FilterField, Table
+from trainctl.tui.state import run_events
 from trainctl.tui.state.rank_rows import Row
-from trainctl.tui.state.units import Kinds
+from trainctl.tui.state.table_fields import FilterField, Kinds, Table
 
 _RANK_STATES = (*get_args(m.RankState), "slow", "stale", "out")
 _LINK_STATES = ("up", "silent")
@@ -178,7 +177,7 @@ EVENTS: Table[EventRow] = Table(
         FilterField("age", "time since the event", lambda row: row.age_seconds, Kinds.SECONDS),
         FilterField("is", "undone: a later command undid it", lambda row: ("undone",) * row.undone, states=("undone",)),
     ),
-    lambda row: f"{row.event.by} {row.event.kind} {row.event.verb or ''} {event_text.words(row.event)}",
+    lambda row: f"{row.event.by} {row.event.kind} {row.event.verb or ''} {run_events.event_words(row.event)}",
 )  # fmt: skip
 
 RUNS: Table[RunRow] = Table(

@@ -1,5 +1,7 @@
 """What the screens show, as one immutable value; `reducer` makes the next one from a message."""
 
+import datetime
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -9,6 +11,20 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state import series as s
+
+
+@dataclass(frozen=True)
+class Clock:
+    """`monotonic` measures ages; `wall` gives Unix seconds, times of day shown in `zone` (None: this machine's)."""
+
+    zone: datetime.tzinfo | None = None
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
 
 SILENT_AFTER_SECONDS = 5.0
 """Without a word for this long a line that claims to be connected counts as silent."""
@@ -147,3 +163,21 @@ def _silent_for(connection: Connection, heard_at: float, now: float) -> float | 
 def calls(alert: m.AlertView) -> bool:
     """Whether it still calls for somebody."""
     return alert.acknowledged_by is None and not alert.muted
+
+
+class AlertBell:
+    """`on` is the switch; alerts raised while it is off don't ring later."""
+
+    def __init__(self, *, on: bool = True) -> None:
+        self.on = on
+        self._known: set[tuple[str, float]] | None = None  # None until the agent has first reported
+
+    def rings(self, state: ViewState) -> bool:
+        """Whether an alert that calls for somebody is new since the last time this was asked."""
+        if state.heard_at is None or not state.boot:
+            return False
+        calling = {(alert.id, alert.raised_at) for alert in state.calling}
+        new = calling - self._known if self._known is not None else set()
+        still_open = {(alert.id, alert.raised_at) for alert in state.open_alerts}
+        self._known = calling | ((self._known or set()) & still_open)
+        return self.on and bool(new)

@@ -1,11 +1,51 @@
-"""A run's rates, its cost and its separate work as pieces of one line each: for heads, Runs and `trainctl status`."""
+"""Figures of a run in words: their names on the screens, rates, cost, separate work, settings and energy."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
 from trainctl.protocol.config.objectives import PAIRS, SAMPLES
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text.figure_names import AVERAGE_RATE, LAST_STEP, Figure
-from trainctl.tui.text.styled_line import Line, Piece, clean, line
+from trainctl.tui.text.styled_line import Line, Piece, clean, flowed, line, width
+
+LOSS_STEPS = 16
+"""Steps that the average loss is the mean of."""
+RATE_STEPS = 8
+"""Steps that a recent rate is the median of."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`label` stands beside the figure."""
+
+    label: str
+    meaning: str
+
+
+AVERAGE_LOSS = Figure("avg loss", f"mean of the last {LOSS_STEPS} steps; charts show each step's loss")
+LAST_LOSS = Figure("last loss", "the last step's alone")
+RECENT_RATE = Figure("recent", f"rates beside the loss and in tables: medians of the last {RATE_STEPS} steps")
+AVERAGE_RATE = Figure("average", "rate since the run began, without its pauses")
+LAST_STEP = Figure("last step", "the last step's alone, as in `trainctl status`")
+EFFICIENCY = Figure("eff", "efficiency: the group's rate divided by the sum of the ranks' own rates")
+
+FIGURES = (AVERAGE_LOSS, LAST_LOSS, RECENT_RATE, AVERAGE_RATE, LAST_STEP, EFFICIENCY)
+WORDS = (
+    Figure("micro", "8×3: micro-batch 8, so the rank's share takes three passes"),
+    Figure("own t/s", "tokens / (data + forward + backward): the rank's own speed"),
+    Figure("SLOW", "the others wait for it; its slow phase is in capitals"),
+    Figure("n/a", "unknown; an old value is dimmed and shows its age"),
+    Figure("7  12", "commands that were applied, numbered in charts and events"),
+    Figure("g1.4", "generation: the group's fourth formation under its first lead"),
+    Figure("parent", "a trainer's parent process: it outlives the agent and records how the trainer ended"),
+    Figure("spare", "a process that is ready for the group's next formation"),
+)
+PROCESS_NAMES = {"keeper": "parent", "standby": "spare"}
+"""Roles of processes that have another name on the screens."""
+
 
 # ---------------------------------------------------------------- rates
 
@@ -139,3 +179,131 @@ def work_nodes(work: m.WorkSummary) -> list[Line]:
         )
         for node in work.view.nodes
     ]
+
+
+def compute_settings(compute: m.Compute) -> dict[str, str]:
+    """By name; `weights` is the form of the trained ones. What isn't known, or the device doesn't have, is left out."""
+    found = {
+        "dtype": compute.dtype, "weights": compute.weights, "tf32": _switch(compute.tf32), "compile": compute.compile,
+        "attention": compute.attention, "deterministic": _switch(compute.deterministic),
+        "cudnn_benchmark": _switch(compute.cudnn_benchmark), "update": compute.update,
+    }  # fmt: skip
+    return {name: clean(value) for name, value in found.items() if value}
+
+
+def library_versions(compute: m.Compute) -> dict[str, str]:
+    """Of the libraries that it computes with, by name."""
+    return {clean(name): clean(version) for name, version in compute.versions}
+
+
+def _switch(value: bool | None) -> str:
+    return "" if value is None else "on" if value else "off"
+
+
+def setting_pieces(found: dict[str, str]) -> list[Line]:
+    """A group of words for each setting."""
+    return [line(Piece(f"{name} ", "label"), value) for name, value in found.items()]
+
+
+def compute_rows(
+    ranks: Sequence[m.RankView], columns: int, of: Callable[[m.Compute], dict[str, str]] = compute_settings
+) -> list[Line]:
+    """What the ranks resolved, in lines of at most `columns` cells; ranks that differ are named."""
+    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for rank in ranks:
+        if rank.compute is not None and (found := of(rank.compute)):
+            alike.setdefault(tuple(found.items()), []).append(_rank_name(rank, ranks))
+    return [
+        row
+        for found, names in alike.items()
+        for row in _compute_rows(dict(found), names if len(alike) > 1 else (), columns)
+    ]
+
+
+def _compute_rows(found: dict[str, str], names: Sequence[str], columns: int) -> list[Line]:
+    groups = setting_pieces(found)
+    if not names:
+        return flowed(groups, columns)
+    first = line(Piece(f"{', '.join(names)}: "), *groups[0])
+    if width(first) <= columns:
+        return flowed([first, *groups[1:]], columns)
+    ends = [*"," * (len(names) - 1), ":"]
+    named = [line(f"{name}{end}") for name, end in zip(names, ends, strict=True)]
+    return [*flowed(named, columns, " "), *flowed(groups, columns)]
+
+
+def _rank_name(rank: m.RankView, ranks: Sequence[m.RankView]) -> str:
+    """Its node, with its number if the node has several."""
+    alone = sum(one.node == rank.node for one in ranks) == 1
+    return clean(rank.node if alone else f"{rank.node}:{rank.rank}")
+
+
+JOULES_PER_WATT_HOUR = 3600.0
+GAP_PART = 0.01
+"""Of the time; a smaller part without a reading isn't worth a word."""
+BEGINNING_SECONDS = 60.0
+"""How far from the run's beginning a machine's count may begin to be of the whole run."""
+
+
+class EnergyFigures(msgspec.Struct, frozen=True):
+    """Energy of a run's machines; None: unknown."""
+
+    joules: float | None
+    unread_seconds: float  # the longest time of a machine without power readings
+    joules_per_1000: float | None  # per 1,000 samples or pairs, if power was read on all machines for the whole run
+
+
+def energy_text(hosts: Iterable[m.HostReading], per_1000: float | None = None) -> str:
+    """`61.5 Wh`, `over 61.5 Wh (12 min unread)`, with the joules per 1,000 samples `61.5 Wh (2.1 Wh per 1,000)`; n/a
+    where no power is read."""
+    counted = _counted(hosts)
+    if not counted:
+        return f.NA
+    watt_hours = sum(host.energy_joules or 0.0 for host in counted) / JOULES_PER_WATT_HOUR
+    missing = max(counted, key=lambda host: host.energy_gap_seconds)
+    if not _is_read(missing):
+        return f"over {_watt_hours(watt_hours)} ({f.duration(missing.energy_gap_seconds)} unread)"
+    each = f" ({per_1000 / JOULES_PER_WATT_HOUR:.3g} Wh per 1,000)" if per_1000 is not None else ""
+    return f"{_watt_hours(watt_hours)}{each}"
+
+
+def readings_of(hosts: Iterable[m.HostReading], run: m.RunView) -> list[m.HostReading]:
+    """The readings of the machines that take part; of a run that has ended only those whose count is surely its own."""
+    nodes, active = {view.node for view in run.ranks}, run.state in m.ACTIVE_RUN_STATES
+    return [host for host in hosts if host.node in nodes and (active or _began_with(host, run))]
+
+
+def energy_figures(hosts: Iterable[m.HostReading], run: m.RunView, cursor: int | None) -> EnergyFigures:
+    """Of the run's machines; `cursor`: the first position that the run has not come to yet."""
+    own, samples = readings_of(hosts, run), run.trained(cursor)
+    counted = _counted(own)
+    joules = sum(host.energy_joules or 0.0 for host in counted) if counted else None
+    whole = {host.node for host in counted if _is_read(host) and _began_with(host, run)}
+    is_whole = joules is not None and whole == {view.node for view in run.ranks}
+    return EnergyFigures(
+        joules, max((host.energy_gap_seconds for host in counted), default=0.0),
+        1000 * joules / samples if joules is not None and is_whole and samples else None,
+    )  # fmt: skip
+
+
+def run_energy(hosts: Iterable[m.HostReading], run: m.RunView, cursor: int | None) -> str:
+    """The run's energy, and per 1,000 samples where that is known."""
+    own = readings_of(hosts, run)
+    return energy_text(own, energy_figures(own, run, cursor).joules_per_1000)
+
+
+def _counted(hosts: Iterable[m.HostReading]) -> list[m.HostReading]:
+    return [host for host in hosts if host.energy_joules is not None and host.energy_since_at is not None]
+
+
+def _is_read(host: m.HostReading) -> bool:
+    """Whether hardly any time is without a reading."""
+    return host.energy_gap_seconds <= GAP_PART * max(0.0, host.read_at - (host.energy_since_at or 0.0))
+
+
+def _began_with(host: m.HostReading, run: m.RunView) -> bool:
+    return host.energy_since_at is not None and abs(host.energy_since_at - run.started_at) <= BEGINNING_SECONDS
+
+
+def _watt_hours(value: float) -> str:
+    return f"{value / 1000:.2f} kWh" if value >= 9995 else f"{value:,.0f} Wh" if value >= 99.95 else f"{value:.1f} Wh"

@@ -10,7 +10,7 @@ from textual.widgets import Input
 
 from trainctl.tui.commands.context import context_of
 from trainctl.tui.state import filter_language
-from trainctl.tui.state.filter_fields import Table
+from trainctl.tui.state.table_fields import Table
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
 from trainctl.tui.widgets.input_field import InputField

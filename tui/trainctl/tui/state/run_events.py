@@ -1,9 +1,12 @@
-"""Changes that events made: how fast the run is, on which node, and which ranks form the group. Pure."""
+"""Events of a run: one in words, and the changes that they made. Pure."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.events import (
     CommandApplied,
     GenerationFormed,
@@ -67,3 +70,16 @@ def changes_of_ranks(events: Iterable[m.Event]) -> list[Change]:
             case _:
                 pass
     return list(made.values())
+
+
+def event_words(event: m.Event, arrow: str = event_prose.ARROW) -> str:
+    """What it says, and at which step unless that is part of it."""
+    is_said = getattr(event.data, "step", None) is not None
+    step = "" if event.step is None or is_said else f" @{event.step:,}"
+    return event.text.replace(event_prose.ARROW, arrow) + step
+
+
+def event_fields(event: m.Event) -> dict[str, Any]:
+    """The event for a script: its fields, and beside its data the same in words."""
+    event_words = {"kind": event.kind, "text": event.text, "before": event.before, "after": event.after}
+    return {**msgspec.to_builtins(event), **event_words}
