@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainctl.tui.charts.axis import tick_labels, widened
 from trainctl.tui.charts.canvas import Canvas, Curve, Frame, extents
 from trainctl.tui.charts.marks import Mark
 from trainctl.tui.charts.plot import Plot, draw
 from trainctl.tui.charts.plot import panel as panel_of
-from trainctl.tui.charts.scale import tick_labels, widen
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import page, window_end
 from trainctl.tui.state import series as s
@@ -59,7 +59,7 @@ def test_a_rising_line_draws_the_diagonal() -> None:
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=400), st.integers(1, 40), st.integers(1, 12), st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_every_value_has_its_dot(values: list[float], columns: int, rows: int, ascii_only: bool) -> None:
-    low, high = widen(min(values), max(values))
+    low, high = widened(min(values), max(values))
     frame = Frame(1, len(values) + 1, low, high, columns, rows, ascii_only)
     canvas = Canvas(frame)
     canvas.stroke(curve(values))
@@ -127,7 +127,7 @@ def test_the_axis_jumps_rather_than_scrolls() -> None:
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(1, 30))
 def test_ticks_are_inside_and_distinct(low: float, size: float, rows: int) -> None:
-    low, high = widen(low, low + size)
+    low, high = widened(low, low + size)
     ticks = tick_labels(low, high, rows)
     assert all(low <= tick <= high for tick in ticks)
     assert 0 < len(ticks) <= 12

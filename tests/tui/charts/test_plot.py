@@ -14,10 +14,9 @@ from tests.tui.support.recorded import history_of
 from trainctl.protocol import messages as m
 from trainctl.tui.charts import history
 from trainctl.tui.charts import viewport as vw
-from trainctl.tui.charts.axis import Axis
+from trainctl.tui.charts.axis import Axis, Scale
 from trainctl.tui.charts.marks import Mark
 from trainctl.tui.charts.plot import Plot, draw, margins, prepare
-from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace, reading, shape
 from trainctl.tui.charts.viewport import ChartView, Extent, Pick
 from trainctl.tui.state import reducer

@@ -31,7 +31,7 @@ from trainctl.tui.state import view_state as md
 from trainctl.tui.state.live_feed import LiveFeed, LogFeed
 from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.state.view_state import AlertBell, Clock
-from trainctl.tui.terminal import memory
+from trainctl.tui.terminal import terminal_app
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
 from trainctl.tui.terminal.terminal_app import AsciiFilter, TerminalApp, TypeAhead
 from trainctl.tui.text.glyphs import Glyphs, for_locale, key_in_ascii
@@ -177,7 +177,7 @@ class TrainctlApp(TerminalApp):
         self.run_worker(self.feed.keep_up(), group="follow")
         self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
         self._repainting.start()
-        self.set_interval(COLLECT_SECONDS, memory.give_back)
+        self.set_interval(COLLECT_SECONDS, terminal_app.give_back)
         self._leave_on_signals()
         if self._config_problems:
             first, more = self._config_problems[0], len(self._config_problems) - 1
@@ -360,9 +360,9 @@ class TrainctlApp(TerminalApp):
 
     def send_order(self, order: Order, follower: ProgressView) -> None:
         """Sends a command; `follower` is given each state it reaches, and the person if nothing shows it any more."""
-        from trainctl.tui.commands import dispatch
+        from trainctl.tui.commands import context
 
-        dispatch.send(self, order, follower)
+        context.send(self, order, follower)
 
     def action_undo(self) -> None:
         if isinstance(self.screen, BaseScreen):

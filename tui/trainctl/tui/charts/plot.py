@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from trainctl.tui.charts import marks as mk
-from trainctl.tui.charts.axis import Axis, text, ticks
+from trainctl.tui.charts.axis import Axis, Scale, text, ticks
 from trainctl.tui.charts.canvas import Canvas, Curve, Frame
-from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Shape, Trace, shape
 from trainctl.tui.state.run_events import Change
 from trainctl.tui.text import styled_line as ln

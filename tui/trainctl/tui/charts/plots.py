@@ -12,10 +12,9 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.tui.charts import marks as mk
 from trainctl.tui.charts import metrics as catalogue
-from trainctl.tui.charts.axis import Axis, Kind, continued
+from trainctl.tui.charts.axis import Axis, Kind, Scale, continued
 from trainctl.tui.charts.history import Answer, Key, axis_for, window_of
 from trainctl.tui.charts.plot import Plot
-from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Extent, Pick, half_life, shown
 from trainctl.tui.state.series import Window

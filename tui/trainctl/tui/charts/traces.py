@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.tui.charts.axis import Axis
-from trainctl.tui.charts.scale import Scale
+from trainctl.tui.charts.axis import Axis, Scale
 from trainctl.tui.state.series import Window
 
 Floats = NDArray[np.float64]

@@ -1,5 +1,7 @@
-"""What screens, dialogs and commands may ask of the full-screen program, so that none of them imports it."""
+"""What screens, dialogs and commands may ask of the full-screen program, so that none of them imports it; and how a
+command is sent from there and followed to its end."""
 
+import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -8,13 +10,16 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.widget import Widget
 
-from trainctl.tui.commands.command import Order
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import TrainctlError, UnreachableError
+from trainctl.tui.commands import forms, verb_registry
+from trainctl.tui.commands.command import Order, replies
 from trainctl.tui.commands.forms import Progress
 from trainctl.tui.state.live_feed import LogFeed
 from trainctl.tui.state.source import Source
 from trainctl.tui.state.view_state import AlertBell, Clock, ViewState
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line
+from trainctl.tui.text.styled_line import Line, Piece, clean, line, plain
 
 T = TypeVar("T")
 READ_ONLY = "read-only: this screen sends no commands"
@@ -88,3 +93,67 @@ class AppContext(Protocol):
 def context_of(node: DOMNode) -> AppContext:
     """The program that a screen or a widget is shown by."""
     return cast(AppContext, node.app)
+
+
+MUTE_MINUTES = 60.0
+
+
+class _Unwatched:
+    """Nothing on screen follows the command: the bottom line says that it was applied, a notification why not."""
+
+    watching = False
+
+    def follow(self, progress: forms.Progress) -> None:
+        return None
+
+
+UNWATCHED = _Unwatched()
+
+
+def acknowledge(app: AppContext, alert: m.AlertView, follower: ProgressView = UNWATCHED) -> None:
+    """Have an alert call nobody any more."""
+    send(app, Order("acknowledge", {"id": alert.id}), follower)
+
+
+def mute(app: AppContext, alert: m.AlertView, follower: ProgressView = UNWATCHED) -> None:
+    """Mute an alert's kind on its node for an hour; one that is muted, no longer."""
+    minutes = 0.0 if alert.muted else MUTE_MINUTES
+    send(app, Order("mute", {"kind": alert.kind, "minutes": minutes}, alert.node or None), follower)
+
+
+def send(app: AppContext, order: Order, follower: ProgressView) -> None:
+    """Sends a command of the run shown; `follower` is given each state, the person if nothing shows it any more."""
+    run = app.shown.run
+    if order.run is None and run is not None and verb_registry.of(order.verb).acts_on != "new run":
+        order = dataclasses.replace(order, run=run.run)
+    progress = forms.Progress(order, app.clock.wall())
+    if app.read_only:
+        app.notify(READ_ONLY, severity="warning")
+        return
+    follower.follow(progress)  # at once: the keys after this one must find it sent
+    app.run_worker(_carry(app, progress, follower), group="command")
+
+
+async def _carry(app: AppContext, progress: forms.Progress, follower: ProgressView) -> None:
+    order = progress.order
+    try:
+        if app.client is None:
+            raise UnreachableError("no agent")
+        async for reply in replies(app.client, order):
+            accepted = progress.accepted or reply.state == "accepted"
+            progress = dataclasses.replace(progress, accepted=accepted, reply=reply)
+            follower.follow(progress)
+    except TrainctlError as error:
+        progress = dataclasses.replace(progress, problem=str(error))
+        follower.follow(progress)
+    if not follower.watching:
+        _report(app, progress)
+
+
+def _report(app: AppContext, progress: forms.Progress) -> None:
+    verb, node, reply = progress.order.verb, progress.order.node, progress.reply
+    if reply is not None and progress.applied:
+        name = f"{verb} {clean(node)}" if node else verb
+        app.show_outcome(line(Piece(f"{name} ", "strong"), *forms.applied_line(reply, app.glyphs)))
+    else:
+        app.notify(f"{verb}: {plain(forms.progress_line(progress, app.glyphs))}", severity="error", markup=False)

@@ -5,7 +5,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
-from trainctl.tui.commands.dispatch import acknowledge, mute
+from trainctl.tui.commands.context import acknowledge, mute
 from trainctl.tui.dialogs import alert_text
 from trainctl.tui.dialogs.command_dialog import followed
 from trainctl.tui.dialogs.popup import Popup

@@ -11,7 +11,7 @@ from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts.viewport import ChartView, Pick
 from trainctl.tui.dialogs.popup import Dialog
 from trainctl.tui.text.styled_line import Line, groups, key_words
-from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.fields import InputField
 
 _MOST_ROWS = 24
 _FRAME_ROWS = 6

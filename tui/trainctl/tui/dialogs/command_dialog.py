@@ -20,8 +20,7 @@ from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, folded, key_words, labelled, line, plain, wrap
-from trainctl.tui.widgets.choice import Choice
-from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.fields import Choice, InputField
 
 _LAST_ROWS = 3
 """Of what its keys do, or why none does."""

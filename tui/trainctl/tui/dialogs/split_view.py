@@ -3,9 +3,8 @@
 A click on `-`, `+` or a node does what the keys do.
 """
 
-from trainctl.tui.commands.predictions import memory_at
 from trainctl.tui.commands.share_editor import Split
-from trainctl.tui.commands.shares import Seat, group_seconds
+from trainctl.tui.commands.shares import Seat, group_seconds, memory_at
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, pad_left, shorten, width

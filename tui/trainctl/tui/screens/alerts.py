@@ -5,7 +5,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
-from trainctl.tui.commands.dispatch import acknowledge, mute
+from trainctl.tui.commands.context import acknowledge, mute
 from trainctl.tui.screens import alerts_view
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.text.styled_line import Line, rule

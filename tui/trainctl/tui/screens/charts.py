@@ -19,12 +19,12 @@ from trainctl.tui.charts.layout import Drawn, Place
 from trainctl.tui.charts.metrics import DEFAULT_CHARTS, charts_of, title
 from trainctl.tui.charts.plots import RunData, Sources
 from trainctl.tui.charts.viewport import ChartView, Extent, Pick
-from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.series import Window
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line
+from trainctl.tui.widgets.line_view import ChartArea
 
 ASK_AFTER_SECONDS = 0.1
 """A view is asked for when it has stood this long."""

@@ -15,7 +15,7 @@ from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.merged_log import LogEntry, Query, count_matches, filtered, parse_query
 from trainctl.tui.text.styled_line import Line, rule, shorten
-from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.fields import InputField
 
 WHEEL_LINES = 3
 

@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol import messages as m
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.dispatch import UNWATCHED
+from trainctl.tui.commands.context import UNWATCHED
 from trainctl.tui.commands.verb_description import NoInverse
 from trainctl.tui.dialogs import undo_picker
 from trainctl.tui.screens import policies_view

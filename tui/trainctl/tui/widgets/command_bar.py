@@ -13,7 +13,7 @@ from trainctl.tui.commands.context import READ_ONLY, AppContext, KeyHint, contex
 from trainctl.tui.commands.forms import preview
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, key_words, line, spread, width
-from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.fields import InputField
 from trainctl.tui.widgets.line_view import Lines
 
 _LAST = ("command_line", "filter", "search", "help", "detach")

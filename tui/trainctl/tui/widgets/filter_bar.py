@@ -13,7 +13,7 @@ from trainctl.tui.state import filter_language
 from trainctl.tui.state.table_fields import Table
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
-from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.fields import InputField
 from trainctl.tui.widgets.line_view import Lines
 
 _MOST_SAID = 3

@@ -4,8 +4,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.events import CheckpointWritten, Evaluated
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.verb_description import FormField, VerbDescription, VerbKey
-from trainctl.tui.commands.verb_parts import no_node
+from trainctl.tui.commands.verb_description import FormField, VerbDescription, VerbKey, no_node
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f

@@ -6,8 +6,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import LeadChanged
 from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription
-from trainctl.tui.commands.verb_parts import moved, no_node, node_field
+from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription, moved, no_node, node_field
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 from trainctl.tui.state.run_events import node_of
 from trainctl.tui.state.view_state import ViewState

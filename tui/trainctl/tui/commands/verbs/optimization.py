@@ -6,8 +6,7 @@ from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.protocol.messages.events import GlobalBatchChanged, LearningRateChanged
 from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription, VerbKey
-from trainctl.tui.commands.verb_parts import joined, outcome
+from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription, VerbKey, joined, outcome
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f

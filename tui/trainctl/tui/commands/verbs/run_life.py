@@ -1,4 +1,4 @@
-"""Verbs about a run as a whole: start, pause, resume, go back, stop, note, policies. Pure."""
+"""Verbs about a run as a whole, its policies and its alerts. Pure."""
 
 from typing import get_args
 
@@ -6,12 +6,60 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import POLICIES, PolicyMode
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import PolicyModeChanged
+from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription, VerbKey
-from trainctl.tui.commands.verb_parts import within
+from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription, VerbKey, within
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean
+
+
+def _acknowledge_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
+    return (FormField("id", "alert", next((alert.id for alert in state.calling), "")),)
+
+
+def _acknowledge_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+    alert = next((alert for alert in state.open_alerts if alert.id == order.args["id"]), None)
+    return clean(f"{alert.node} {alert.text}".strip()) if alert else VERBS["acknowledge"].summary
+
+
+ACKNOWLEDGE = VerbDescription(
+    "acknowledge",
+    title="acknowledge an alert",
+    changes="the alert stays silent until it is raised again",
+    keeps="the alert stays open and recorded",
+    acts_on="alerts",
+    fields=_acknowledge_fields,
+    preview=_acknowledge_preview,
+    undo="an acknowledged alert stays acknowledged",
+)
+
+
+def _mute_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
+    alert = next(iter(state.calling), None)
+    return (
+        FormField("kind", "kind", alert.kind if alert else ""),
+        FormField("node", "node (empty: all)", alert.node if alert else ""),
+        FormField("minutes", "minutes", "60"),
+    )
+
+
+def _mute_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+    where, minutes = f" of {clean(order.node)}" if order.node else "", float(order.args.get("minutes", 60))
+    calling = f"muted for {minutes:g} min (still recorded)" if minutes else "no longer muted"
+    return f"{order.args['kind']} alerts{where} {calling}"
+
+
+MUTE = VerbDescription(
+    "mute",
+    title="mute a kind of alert",
+    changes="these alerts ring no bell, call no hook and aren't counted",
+    keeps="they are still watched and recorded",
+    acts_on="alerts",
+    fields=_mute_fields,
+    preview=_mute_preview,
+    undo="mute with minutes=0 ends it",
+)
 
 
 def _start_run_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
@@ -203,4 +251,4 @@ AUTOPILOT = VerbDescription(
     undo=_autopilot_undo,
 )
 
-DESCRIPTIONS = (START_RUN, PAUSE, RESUME, ROLLBACK, STOP, NOTE, AUTOPILOT)
+DESCRIPTIONS = (START_RUN, PAUSE, RESUME, ROLLBACK, STOP, NOTE, AUTOPILOT, ACKNOWLEDGE, MUTE)

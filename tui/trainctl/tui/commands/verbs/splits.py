@@ -5,10 +5,20 @@ from collections.abc import Sequence
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import MicroBatchChanged, SharesChanged
-from trainctl.tui.commands import predictions, shares
+from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription, VerbKey
-from trainctl.tui.commands.verb_parts import few, joined, micros_changed, moved, no_node, outcome
+from trainctl.tui.commands.verb_description import (
+    FormField,
+    NoInverse,
+    VerbDescription,
+    VerbKey,
+    few,
+    joined,
+    micros_changed,
+    moved,
+    no_node,
+    outcome,
+)
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
@@ -141,15 +151,13 @@ def _resize_batch_resized(
 ) -> tuple[str, str, str]:
     """The step, the memory of the one node that changes, and whether all of it fits."""
     counts = [seat.share for seat in seats]
-    then = [predictions.with_micro(seat, size, state.tried) for seat, size in zip(seats, micros, strict=True)]
-    step = predictions.seconds_change(
-        shares.group_seconds(seats, counts), shares.group_seconds(then, counts), glyphs.arrow
-    )
+    then = [shares.with_micro(seat, size, state.tried) for seat, size in zip(seats, micros, strict=True)]
+    step = shares.seconds_change(shares.group_seconds(seats, counts), shares.group_seconds(then, counts), glyphs.arrow)
     changed = [(seat, size) for seat, size in zip(seats, micros, strict=True) if size != seat.micro_batch]
     sizes = sorted({size for _, size in changed})
     unknown = f"step time at micro {', '.join(map(str, sizes))} isn't measured yet"
-    memory = predictions.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
-    whole = predictions.fits(seats, counts, micros)
+    memory = shares.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
+    whole = shares.fits(seats, counts, micros)
     peak = f"predicted memory {memory}" if memory is not None and not memory.over else ""
     return step or unknown, peak, whole
 
