@@ -15,12 +15,11 @@ from trainctl.tui.commands import forms
 from trainctl.tui.commands.command import Order
 from trainctl.tui.dialogs.alert_details import WhyScreen
 from trainctl.tui.dialogs.chart_picker import ChartPicker
-from trainctl.tui.dialogs.command_dialog import CommandDialog, OrderDialog
+from trainctl.tui.dialogs.command_dialog import BranchDialog, CommandDialog, OrderDialog, StartDialog
 from trainctl.tui.dialogs.event_details import EventDetails
 from trainctl.tui.dialogs.help import FirstKeysScreen, HelpScreen
 from trainctl.tui.dialogs.popup import Chooser, Dialog, Popup
 from trainctl.tui.dialogs.split_dialog import SplitDialog, dialog_of
-from trainctl.tui.dialogs.start_run import BranchDialog, StartDialog
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.overview import OverviewScreen
 

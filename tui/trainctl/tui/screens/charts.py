@@ -10,7 +10,6 @@ from textual.widgets import Input
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.tui.charts import history, layout, readout
-from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts import plots as build
 from trainctl.tui.charts import viewport as vw
 from trainctl.tui.charts.axis import KINDS, Axis, Kind
@@ -19,6 +18,7 @@ from trainctl.tui.charts.layout import Drawn, Place
 from trainctl.tui.charts.metrics import DEFAULT_CHARTS, charts_of, title
 from trainctl.tui.charts.plots import RunData, Sources
 from trainctl.tui.charts.viewport import ChartView, Extent, Pick
+from trainctl.tui.dialogs import chart_picker as pk
 from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.series import Window

@@ -10,7 +10,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.commands import forms
 from trainctl.tui.dialogs import clipboard
-from trainctl.tui.dialogs.start_run import BranchDialog, StartDialog
+from trainctl.tui.dialogs.command_dialog import BranchDialog, StartDialog
 from trainctl.tui.screens import runs_view
 from trainctl.tui.screens.table_screen import RowsScreen
 from trainctl.tui.state.table_schemas import RUNS, RunRow
