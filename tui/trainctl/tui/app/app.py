@@ -22,10 +22,10 @@ from textual.worker import Worker
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.tui.app import config as settings
 from trainctl.tui.app import keymap
-from trainctl.tui.app.command_palette import PaletteProvider
+from trainctl.tui.app.keymap import PaletteProvider
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint, ProgressView
-from trainctl.tui.screens import registry
+from trainctl.tui.screens import base
 from trainctl.tui.screens.base import BaseScreen, StatusBar
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.live_feed import LiveFeed, LogFeed
@@ -63,7 +63,7 @@ class TrainctlApp(TerminalApp):
     Toast { width: auto; max-width: 100%; margin-top: 0; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = keymap.EVERYWHERE
-    SCREENS: ClassVar[Mapping[str, Callable[[], Screen[Any]]]] = registry.makers()  # type: ignore[assignment]
+    SCREENS: ClassVar[Mapping[str, Callable[[], Screen[Any]]]] = base.makers()  # type: ignore[assignment]
     COMMANDS: ClassVar[set[Any]] = {PaletteProvider}
     ENABLE_COMMAND_PALETTE = True
 
@@ -331,7 +331,7 @@ class TrainctlApp(TerminalApp):
         if alert is None:
             self.notify("no open alerts")
         else:
-            from trainctl.tui.dialogs.alert_details import WhyScreen
+            from trainctl.tui.screens.alerts import WhyScreen
 
             self.push_screen(WhyScreen(alert))
 

@@ -4,17 +4,22 @@ import difflib
 import functools
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from textual.binding import Binding, BindingType, InvalidBinding
+from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.dom import DOMNode
 from textual.keys import Keys
 
+from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import verb_registry
-from trainctl.tui.screens import registry
+from trainctl.tui.commands.context import context_of
+from trainctl.tui.screens import base
 from trainctl.tui.screens.base import RESERVED_KEYS, BaseScreen, named
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.widgets.theme import THEMES
 
 _ALERTS_PLACE = 55
 """The key of the alerts stands among those of the verbs, after the ones with a lower place."""
@@ -96,7 +101,7 @@ class KeyRow(NamedTuple):
 
 def tables() -> Tables:
     """The bindings of the program, and those of each screen that there is."""
-    registry.load_all()
+    base.load_all()
     kinds = sorted(_leaves(BaseScreen), key=lambda kind: kind.__name__)
     screens = {kind.__name__.removesuffix("Screen").lower(): _own_bindings(kind) for kind in kinds}
     return {"": _bindings(EVERYWHERE), **{name: bindings for name, bindings in screens.items() if bindings}}
@@ -231,3 +236,46 @@ def _characters() -> dict[str, str]:
 
 _CHARACTERS = _characters()
 _NAMES = {*_CHARACTERS, "comma", "space", *(key.value.rpartition("+")[2] for key in Keys)}
+
+
+class PaletteEntry(NamedTuple):
+    """What is chosen by name, what it is, and what it does."""
+
+    name: str
+    words: str
+    run: Callable[[], Any]
+
+
+class PaletteProvider(Provider):
+    """All entries at first, then those that match, by name before by words. It is one provider: of two Textual takes
+    the one first that chance has first."""
+
+    def entries(self) -> Iterator[PaletteEntry]:
+        """Verbs, then all else that a key does, by its name in the configuration, and the themes."""
+        owner = context_of(self.screen)
+        for verb in verbs.VERBS.values():
+            yield PaletteEntry(verb.name, verb.summary, partial(owner.open_dialog, verb.name))
+        for binding in type(self.app).BINDINGS:
+            if (
+                isinstance(binding, Binding)
+                and binding.id
+                and not binding.action.startswith(("dialog(", "command_pal"))
+            ):
+                words = binding.tooltip or binding.description
+                yield PaletteEntry(binding.id, words, partial(self.app.run_action, binding.action))
+        for theme in THEMES:
+            chosen = partial(setattr, self.app, "theme", theme.name)
+            yield PaletteEntry(f"theme {theme.name}", "change how the screen looks", chosen)
+        words = "commands are off: turn them on" if owner.read_only else "turn commands off for this screen"
+        yield PaletteEntry("read-only", words, partial(self.app.run_action, "read_only"))
+
+    async def discover(self) -> Hits:
+        for entry in self.entries():
+            yield DiscoveryHit(entry.name, entry.run, help=entry.words)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for entry in self.entries():
+            score = max(matcher.match(entry.name), 0.5 * matcher.match(entry.words))
+            if score > 0:
+                yield Hit(score, matcher.highlight(entry.name), entry.run, help=entry.words)

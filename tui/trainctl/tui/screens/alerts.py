@@ -1,4 +1,4 @@
-"""The open alerts: what is wrong, on which node, since when, and what is known of it."""
+"""The open alerts, and why one is: what is wrong, on which node, since when, and what is known of it."""
 
 from typing import ClassVar
 
@@ -6,9 +6,11 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.tui.commands.context import acknowledge, mute
+from trainctl.tui.dialogs.command_dialog import followed
+from trainctl.tui.dialogs.popup import Popup
 from trainctl.tui.screens import alerts_view
 from trainctl.tui.screens.base import BaseScreen
-from trainctl.tui.text.styled_line import Line, rule
+from trainctl.tui.text.styled_line import Line, Piece, key_words, line, rule
 
 
 class AlertsScreen(BaseScreen):
@@ -73,3 +75,45 @@ class AlertsScreen(BaseScreen):
         """The bell on or off, for this session."""
         self.owner.alert_bell.on = not self.owner.alert_bell.on
         self.paint()
+
+
+_REFRESH_SECONDS = 0.5
+
+
+class WhyScreen(Popup[None]):
+    """One alert; it goes on being shown after it has been cleared."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("w,enter", "close", "close"),
+        Binding("A", "acknowledge", "acknowledge"),
+        Binding("m", "mute", "mute"),
+    ]
+    CELLS = 68
+
+    def __init__(self, alert: m.AlertView) -> None:
+        super().__init__(f"why: {alerts_view.alert_title(alert)}")
+        self._alert = alert
+
+    def on_mount(self) -> None:
+        self.set_interval(_REFRESH_SECONDS, self.refresh_text)
+
+    def text(self) -> list[Line]:
+        """The alert as it is by now."""
+        state, clock = self.owner.shown, self.owner.clock
+        found = next((alert for alert in state.open_alerts if alert.id == self._alert.id), None)
+        self._alert = found or self._alert
+        made: list[Line] = [(), *alerts_view.detail_lines(self._alert, state, clock, self.CELLS), ()]
+        if found is None:
+            made.append(line(Piece("this alert has cleared", "good")))
+        acts = key_words("A", "acknowledges  ", "screen.acknowledge") + key_words(
+            "m", "mute for an hour  ", "screen.mute"
+        )
+        if self.progress is not None:
+            made += [*followed(self.progress, clock, self._glyphs, self.CELLS), ()]
+        return [*made, (*(acts if found else ()), *key_words("esc", "closes  ", "screen.close"))]
+
+    def action_acknowledge(self) -> None:
+        acknowledge(self.owner, self._alert, self)
+
+    def action_mute(self) -> None:
+        mute(self.owner, self._alert, self)

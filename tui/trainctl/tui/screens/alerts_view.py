@@ -1,16 +1,83 @@
-"""Alerts as lines: at the head of the Overview's events, and in the panel with what is known of each."""
+"""Alerts as lines: one in words, those at the head of the Overview's events, and the panel with what each is about."""
 
 import math
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS
 from trainctl.protocol.messages.events import AlertRaised
-from trainctl.tui.dialogs.alert_text import WORDS, detail_lines, held_words, title
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece
+
+ALERT_WORDS = {"warning": ("ALERT", "warning"), "error": ("ERROR", "bad")}
+"""How bad it is, as the screen says it, with its role."""
+
+
+def alert_title(alert: m.AlertView) -> str:
+    """What an alert is about, short: `torch-h lost`, `mbp: clock`, `loss spike`."""
+    node, words = ln.clean(alert.node), alert.kind.removeprefix("node-").replace("-", " ")
+    between = " " if alert.kind.startswith("node-") else ": "
+    return f"{node}{between}{words}" if node else words
+
+
+def held_words(alert: m.AlertView, *, short: bool = False) -> str:
+    """Why it calls nobody, empty if it does."""
+    if alert.acknowledged_by is not None:
+        return f"{'ack' if short else 'acknowledged by'} {ln.clean(alert.acknowledged_by)}"
+    return "muted" if alert.muted else ""
+
+
+def detail_lines(alert: m.AlertView, state: ViewState, clock: Clock, columns: int) -> list[Line]:
+    """All that is known of an alert: what it says, what was at hand when it was raised, and what is so now."""
+    _, role = ALERT_WORDS[alert.severity]
+    made = [ln.line(Piece(text, role)) for text in ln.wrap(ln.clean(f"{alert.node} {alert.text}".strip()), columns)]
+    made += [ln.line(Piece(text, "label")) for text in ln.wrap(_when(alert, clock), columns)]
+    for name, facts, role in (("then", alert.facts, "label"), ("now", facts_now(alert, state), "text")):
+        for index, fact in enumerate(facts):
+            made += ln.labelled(f"{name if not index else '':<6}", fact, columns, role)
+    return made
+
+
+def _when(alert: m.AlertView, clock: Clock) -> str:
+    at = f.clock(alert.raised_at, clock.wall(), clock.zone)
+    step = f" after step {alert.step:,}" if alert.step is not None else ""
+    age = f.duration(max(clock.wall() - alert.raised_at, 0.0))
+    held = held_words(alert)
+    return f"raised {at}{step}, {age} ago: {KINDS[alert.kind].summary}{f'; {held}' if held else ''}"
+
+
+def facts_now(alert: m.AlertView, state: ViewState) -> list[str]:
+    """The phases of the rank's last step and the machine's newest reading."""
+    made = []
+    seen = state.ranks.get(alert.rank) if alert.rank is not None else None
+    if seen is not None:
+        phases = seen.value.phases
+        parts = [f"{name} {f.seconds(getattr(phases, name))}" for name in (*m.BUSY_PHASES, "sync")]
+        own = seen.value.own_tokens_per_second
+        made.append(f"step {seen.value.step:,}: {', '.join(parts)}" + (f"; own rate {own:,.0f} tok/s" if own else ""))
+        if seen.value.peak_or_held_bytes is not None:
+            used = f.used_of(seen.value.peak_or_held_bytes, seen.value.memory_cap_bytes)
+            made.append(f"memory {used} GB, micro-batch {seen.value.micro_batch} of {seen.value.samples} samples")
+    host = state.hosts.get(alert.node)
+    return made + (_machine(host.value) if host is not None else [])
+
+
+def _machine(host: m.HostReading) -> list[str]:
+    parts = [f"cpu {host.cpu_percent:.0f} %"] if host.cpu_percent is not None else []
+    parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
+    disk = f.used_of(host.disk_free_bytes, host.disk_total_bytes)
+    parts += [f"disk free {disk} GB"] if host.disk_free_bytes is not None else []
+    made = [", ".join(parts)] if parts else []
+    for gpu in host.gpus:
+        words = [f"{gpu.utilization_percent:.0f} %"] if gpu.utilization_percent is not None else []
+        words += [f"{gpu.clock_mhz / 1000:.2f} GHz"] if gpu.clock_mhz is not None else []
+        words += [f"{gpu.power_watts:.0f} W"] if gpu.power_watts is not None else []
+        words += [f"{gpu.temperature_celsius:.0f} °C"] if gpu.temperature_celsius is not None else []
+        made.append(f"{gpu.name}: {', '.join(words)}")
+    return made
+
 
 _LEAST_DETAIL = 9
 """Rows that what is known of the chosen alert gets at least, where there are so many."""
@@ -31,7 +98,7 @@ def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyp
 
 def overview_line(alert: m.AlertView, clock: Clock, columns: int, glyphs: Glyphs, *, key: str = "") -> Line:
     """`14:31 ALERT mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz   w why`; a click asks why."""
-    word, role = WORDS[alert.severity]
+    word, role = ALERT_WORDS[alert.severity]
     why = f"app.why({alert.id!r})"
     at = f.clock(alert.raised_at, clock.wall(), clock.zone)
     head = ln.line(Piece(f"{at} ", "dim", why), Piece(f"{word} ", role, why))
@@ -66,7 +133,7 @@ def panel_lines(
         made = [_head(columns)]
         for index, alert in enumerate(alerts[start : start + room], start):
             made.append(_row(alert, index, clock, columns, glyphs, chosen=index == cursor))
-        label = f"{glyphs.horizontal} {title(alerts[cursor])} "
+        label = f"{glyphs.horizontal} {alert_title(alerts[cursor])} "
         made.append(ln.rule(columns, glyphs.horizontal, (0, label, "title")))
         made += [(Piece("  "), *pieces) for pieces in detail_lines(alerts[cursor], state, clock, columns - 2)]
     made = [*made, *([()] * rows)][: rows - 1]
@@ -83,7 +150,7 @@ def _head(columns: int) -> Line:
 
 
 def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
-    word, role = WORDS[alert.severity]
+    word, role = ALERT_WORDS[alert.severity]
     node_cells = _node_cells(columns)
     held = held_words(alert, short=columns < 100)
     quiet = "dim" if held else "text"

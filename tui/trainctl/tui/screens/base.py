@@ -1,10 +1,12 @@
 """What every screen is: a body of lines over the bottom line."""
 
 import abc
+import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -155,3 +157,32 @@ class BaseScreen(Screen[Any], Repaintable):
     @abc.abstractmethod
     def lines(self, columns: int, rows: int) -> list[Line]:
         """The body: exactly `rows` lines of `columns` cells."""
+
+
+KINDS: Final = {
+    "overview": "OverviewScreen", "runs": "RunsScreen", "charts": "ChartsScreen", "events": "EventsScreen",
+    "alerts": "AlertsScreen", "node": "NodeScreen", "logs": "LogsScreen", "samples": "SamplesScreen",
+    "policies": "PoliciesScreen", "calibration": "CalibrationScreen", "diagnosis": "DiagnosisScreen",
+    "step_profile": "StepProfileScreen",
+}  # fmt: skip
+"""By name, in the module of that name."""
+
+
+def _kind(name: str) -> Any:
+    return getattr(importlib.import_module(f"trainctl.tui.screens.{name}"), KINDS[name])
+
+
+def _made(name: str) -> Screen[Any]:
+    screen: Screen[Any] = _kind(name)(name=name)
+    return screen
+
+
+def makers() -> dict[str, Callable[[], Screen[Any]]]:
+    """What makes each screen."""
+    return {name: partial(_made, name) for name in KINDS}
+
+
+def load_all() -> None:
+    """For what asks all screens for their bindings."""
+    for name in KINDS:
+        _kind(name)

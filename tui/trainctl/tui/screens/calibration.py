@@ -1,15 +1,24 @@
 """Calibration: the chosen node's rate and memory over the micro-batch, and what its machine's parts can do."""
 
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final
 
+import numpy as np
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol.calibration.peak import is_comparable
-from trainctl.protocol.calibration.profile import DeviceProfile
+from trainctl.protocol.calibration.peak import is_comparable, peak, slower
+from trainctl.protocol.calibration.profile import DeviceProfile, Pass
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.screens import calibration_view
-from trainctl.tui.screens.chosen_rank import ChosenRankScreen
+from trainctl.tui.charts import plot as p
+from trainctl.tui.charts.layout import Block, beside, widths
+from trainctl.tui.charts.traces import Trace
+from trainctl.tui.screens import calibration_lines
+from trainctl.tui.screens.calibration_lines import number
+from trainctl.tui.screens.node import ChosenRankScreen
+from trainctl.tui.state.series import Window
 from trainctl.tui.text import formatting as fmt
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line
 from trainctl.tui.widgets.theme import rank_role
 
@@ -48,11 +57,92 @@ class CalibrationScreen(ChosenRankScreen):
         node = row.view.node if row is not None else ""
         profiles = self._profiles.get(node, ())
         if row is None or not profiles:
-            return [self.head(columns), *calibration_view.nothing(node or "NODE", columns, rows - 1)][:rows]
+            return [self.head(columns), *no_profile(node or "NODE", columns, rows - 1)][:rows]
         when = fmt.clock(profiles[0].created_at, owner.clock.wall(), owner.clock.zone)
         role = rank_role(row.place)
-        body = calibration_view.lines(node, profiles, columns, rows - 1, owner.glyphs, role, when)
+        body = profile_lines(node, profiles, columns, rows - 1, owner.glyphs, role, when)
         return [self.head(columns), *body][:rows]
 
     def turned(self) -> None:
         self.reload()
+
+
+EARLIER: Final = 3
+"""Earlier profiles drawn behind the newest."""
+LEAST_CHART_ROWS: Final = 8
+"""Of a chart, its rule and its x axis included."""
+
+
+def profile_lines(
+    node: str, profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str, when: str
+) -> list[ln.Line]:
+    """Exactly `rows` lines: `profiles` are those of one kind, newest first; `when`: the time of the newest."""
+    newest = profiles[0]
+    title = [(0, f"{glyphs.horizontal} calibration ", "title"), (14, f" {node} ", role)]
+    title.append((16 + len(node), f"{when} ", "label"))
+    below = [*_facts(newest), *_slower(profiles, glyphs)]
+    charts = max(LEAST_CHART_ROWS, min(rows - 1 - len(below), rows * 2 // 3))
+    made = [ln.rule(columns, glyphs.horizontal, *title)]
+    made += beside(_charts(profiles, columns, charts - 1, glyphs, role), columns, charts - 1, glyphs)
+    made += [ln.fit(one, columns) for one in below]
+    return (made + [ln.fit(ln.EMPTY, columns)] * rows)[:rows]
+
+
+def no_profile(node: str, columns: int, rows: int) -> list[ln.Line]:
+    """What there is to do without a profile."""
+    text = f"{node} has no profile yet: trainctl calibrate RUN.toml --node {node}"
+    return ([ln.fit(ln.line(ln.Piece(text, "dim")), columns)] + [ln.fit(ln.EMPTY, columns)] * rows)[:rows]
+
+
+def _charts(
+    profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str
+) -> list[Block]:  # fmt: skip
+    made = []
+    kinds: tuple[tuple[str, Callable[[Pass], float | None]], ...] = (
+        ("samples/s by micro-batch", lambda one: one.rate),
+        ("peak memory by micro-batch, GB", lambda one: None if one.peak_bytes is None else one.peak_bytes / 1e9),
+    )
+    for (title, value), width in zip(kinds, widths(columns, 2), strict=True):
+        item = _plot(title, profiles, value, role)
+        body, labels = p.draw(item, width, rows, glyphs)
+        made.append((body, labels, width))
+    return made
+
+
+def _plot(
+    title: str, profiles: Sequence[DeviceProfile], value: Callable[[Pass], float | None], role: str
+) -> p.Plot:  # fmt: skip
+    """The newest is drawn last, over the others."""
+    shown = profiles[: EARLIER + 1]
+    traces = [Trace(_window(one, value), "", "dim", sparse=True) for one in reversed(shown[1:])]
+    traces.append(Trace(_window(shown[0], value), "", role, sparse=True))
+    last = max(one.micro for profile in shown for one in profile.passes)
+    return p.Plot(title, tuple(traces), 1, max(last, 2), small=True, least_span=0.2, empty_text="n/a",
+                  crosshair=peak(shown[0].passes).micro)  # fmt: skip
+
+
+def _window(profile: DeviceProfile, value: Callable[[Pass], float | None]) -> Window:
+    known = [(one.micro, found) for one in profile.passes if (found := value(one)) is not None]
+    sizes = np.array([micro for micro, _ in known], np.int64)
+    values = np.array([found for _, found in known], np.float64)
+    return Window(1, sizes, values, values, values, np.ones(len(known)), values, np.zeros(len(known), np.int64))
+
+
+def _facts(profile: DeviceProfile) -> list[ln.Line]:
+    best = peak(profile.passes)
+    out = profile.out_of_memory_micro
+    rows = [
+        (f"{calibration_lines.PEAK_WORD} at {best.micro:,}",
+         f"{number(best.rate)} samples/s, {fmt.gigabytes(best.peak_bytes)} GB"
+         + (f"; out of memory at {out:,}" if out is not None else "")),
+        *calibration_lines.part_lines(profile),
+    ]  # fmt: skip
+    return [ln.line(ln.Piece(f"{name:<18}", "label"), text) for name, text in rows]
+
+
+def _slower(profiles: Sequence[DeviceProfile], glyphs: Glyphs) -> list[ln.Line]:
+    found = slower(profiles[1], profiles[0]) if len(profiles) > 1 else []
+    return [
+        ln.line(ln.Piece(f"slower: {one.what} {number(one.before)} {glyphs.arrow} {number(one.now)}", "warning"))
+        for one in found
+    ]

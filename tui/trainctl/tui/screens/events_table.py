@@ -1,6 +1,7 @@
 """The Events screen as lines: a head, and a row an event with who, when, what, before and after, how it ended, and what
 it did to the speed. Wide screens give each a column; narrow ones have them in one sentence."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,15 +9,78 @@ from dataclasses import dataclass, field
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.events import nodes_of
+from trainctl.tui.charts.marks import numbered
 from trainctl.tui.commands import undo
-from trainctl.tui.screens import recent_events
-from trainctl.tui.state import run_events, table_fields
+from trainctl.tui.screens import alerts_view
+from trainctl.tui.state import effects, run_events, table_fields
+from trainctl.tui.state.run_events import event_words
 from trainctl.tui.state.table_fields import column_title
 from trainctl.tui.state.table_schemas import EventRow
-from trainctl.tui.state.view_state import Clock
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, plain, shorten, spread, width
+
+_RECENT_WHO_CELLS = 7
+
+
+def alert_label(event: m.Event) -> tuple[str, str]:
+    """The word before an event that is out of the common run, and the role of its text. A command that was refused
+    says so itself."""
+    if event.severity == "error":
+        return "ERROR ", "bad"
+    if event.severity != "warning":
+        return "", "text"
+    if event.kind == "command":
+        return "", "warning"
+    return "ALERT " if event.kind == "alert" else "WARN ", "warning"
+
+
+def recent_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    """The alerts that call for somebody, and after them the newest events, newest first, in exactly `rows` lines."""
+    numbers = numbered(state)
+    made = alerts_view.overview_lines(state, clock, columns, max(rows - 1, 1), glyphs)[:rows]
+    newest = list(reversed(alerts_view.without_open(state)))[: rows - len(made)]
+    made += [event_line(event, state, clock, columns, glyphs, numbers.get(event.id, "")) for event in newest]
+    if not made and rows:
+        made = [fit(line(Piece("nothing has happened yet", "dim")), columns)]
+    return [*made, *([fit((), columns)] * (rows - len(made)))]
+
+
+def event_line(event: m.Event, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, number: str = "") -> Line:
+    """One event in `columns` cells; its end carries the measured effect and the number of its mark."""
+    alert, role = alert_label(event)
+    head = line(
+        Piece(f"{f.clock(event.at, clock.wall(), clock.zone)} ", "dim"),
+        Piece(
+            shorten(clean(event.by or "-"), _RECENT_WHO_CELLS, glyphs.ellipsis).ljust(_RECENT_WHO_CELLS) + " ", "label"
+        ),
+        Piece(alert, role),
+    )
+    measured = effect(state, event) if number else None
+    tail = line(Piece(f"  {effect_text(measured)}" if measured is not None else "", effect_role(measured)),
+                Piece(f"  {number}" if number else "", "mark"))  # fmt: skip
+    room = max(columns - width(head) - width(tail) - 1, 1)
+    body = Piece(shorten(glyphs.text(clean(event_words(event, glyphs.arrow))), room, glyphs.ellipsis), role)
+    return fit(spread((*head, body), tail, columns), columns)
+
+
+def effect(state: ViewState, event: m.Event) -> float | None:
+    """Relative change of the fleet's rate: medians of up to 20 steps after and before, as far as nothing else changed
+    the plan there; None with fewer than 5 on a side, or where it left all as it was."""
+    found = effects.measured(state.lately("tokens_per_second"), state.run_events, event)
+    return found.change if found is not None and run_events.changes_speed(event) else None
+
+
+def effect_text(change: float) -> str:
+    """A relative change in words; nothing for one that is no number."""
+    return "" if not math.isfinite(change) else f"tok/s {100 * change:+.0f}%" if abs(change) >= 0.005 else "tok/s +0%"
+
+
+def effect_role(change: float | None) -> str:
+    """How a relative change of the rate looks."""
+    return "dim" if change is None or abs(change) < 0.02 else "good" if change > 0 else "warning"
+
 
 WIDE_COLUMNS = 116
 """From here on each part has a column of its own."""
@@ -88,15 +152,15 @@ def _when(row: EventRow, context: Context) -> str:
 def _ends(row: EventRow, context: Context) -> Line:
     """The measured effect and the number of the mark on the charts, both where they would be."""
     number = context.numbers.get(row.event.id, "")
-    effect = Piece(recent_events.effect_text(row.effect) if row.effect is not None else "",
-                   recent_events.effect_role(row.effect))  # fmt: skip
+    effect = Piece(effect_text(row.effect) if row.effect is not None else "",
+                   effect_role(row.effect))  # fmt: skip
     mark = max((len(text) for text in context.numbers.values()), default=1)
     return (*fit(line(effect), _EFFECT), Piece(f"  {number:>{mark}}", "mark"))
 
 
 def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
     event, glyphs = row.event, context.glyphs
-    alert, role = recent_events.label(event)
+    alert, role = alert_label(event)
     start = line(Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event, glyphs), Piece(alert, role))
     tail = _ends(row, context)
     room = max(columns - width(start) - width(tail) - 1, 1)
@@ -107,7 +171,7 @@ def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
 
 def _wide(row: EventRow, columns: int, when: int, step: int, context: Context) -> Line:
     event, glyphs = row.event, context.glyphs
-    alert, role = recent_events.label(event)
+    alert, role = alert_label(event)
     room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
     told = shorten(alert + change_text(event, glyphs) + _undoes(event, context), room - 1, glyphs.ellipsis)
     outcome = "undone" if row.undone else event.outcome or ""

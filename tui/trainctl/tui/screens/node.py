@@ -9,11 +9,46 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.charts.history import MOST_COLUMNS
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens import node_view
-from trainctl.tui.screens.chosen_rank import ChosenRankScreen
-from trainctl.tui.screens.log_screen import LogScreen
+from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.screens.logs import LogScreen
 from trainctl.tui.state import step_phases
+from trainctl.tui.state.rank_rows import Row, rows
 from trainctl.tui.state.source import Source
 from trainctl.tui.text.styled_line import Line, Piece, fit, line
+
+
+class ChosenRankScreen(BaseScreen):
+    """Loads more of what it shows when it is opened, and after each attachment."""
+
+    def on_screen_resume(self) -> None:
+        super().on_screen_resume()
+        self.reload()
+
+    def arrived(self) -> None:
+        self.reload()
+
+    def reload(self) -> None:
+        """Ask for what the view of the run doesn't have."""
+
+    @property
+    def row(self) -> Row | None:
+        """The rank that is chosen, or the first."""
+        owner = self.owner
+        table = rows(owner.shown, owner.clock, owner.selected)
+        return next((row for row in table if row.selected), table[0] if table else None)
+
+    def action_turn(self, by: int) -> None:
+        """To the next node, round the ends."""
+        run, row = self.owner.shown.run, self.row
+        if run is None or row is None:
+            return
+        ranks = sorted(view.rank for view in run.ranks)
+        self.owner.selected = ranks[(ranks.index(row.view.rank) + by) % len(ranks)]
+        self.turned()
+        self.paint()
+
+    def turned(self) -> None:
+        """Another rank is chosen."""
 
 
 class NodeScreen(ChosenRankScreen, LogScreen):

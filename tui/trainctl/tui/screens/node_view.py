@@ -10,14 +10,18 @@ from trainctl.tui.charts import plot as p
 from trainctl.tui.charts.layout import Block, beside, widths
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import page
-from trainctl.tui.screens import node_facts, phase_view
+from trainctl.tui.screens import node_facts
 from trainctl.tui.state import series as s
 from trainctl.tui.state import step_phases
 from trainctl.tui.state.rank_rows import Row
+from trainctl.tui.state.step_phases import MEAN_STEPS, StepPhases, means
 from trainctl.tui.state.view_state import Clock, ViewState
+from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells, line
 from trainctl.tui.widgets import memory_breakdown
+from trainctl.tui.widgets.inline_bars import BAR_PHASES, in_cells
 from trainctl.tui.widgets.theme import rank_role
 
 _TABLE_CELLS, _MEMORY_CELLS = 40, 44
@@ -98,10 +102,10 @@ def _phases(
     elif with_chart:
         first = [_drawn(busy_panel(state, row), room, rows, glyphs)]
     elif room >= 20:
-        shown = phase_view.stacked(found, newest, room, rows)
+        shown = phase_columns(found, newest, room, rows)
         first = [(shown, [(0, f"{dash} phases by step, seconds ", "title")], room)]
     sizes[-1] = columns - sum(sizes[:-1]) - (room + 1 if first else 0) - (len(sizes) - 1)
-    table = phase_view.table(found, sizes[0], rows, glyphs)
+    table = phase_table(found, sizes[0], rows, glyphs)
     made = [*first, (table, [(0, f"{dash} where a step's time goes ", "title")], sizes[0])]
     if len(sizes) > 1:
         memory = memory_breakdown.lines(row, sizes[1], rows, glyphs)
@@ -143,3 +147,63 @@ def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPha
     track = Trace(window, "", rank_role(row.place))
     return p.panel("trainer's peak memory, GB", (track,), *_span(state), mk.of_run(state), empty_text="n/a",
                    least_span=0.2)  # fmt: skip
+
+
+def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    """Each phase's letter, name, mean and part of the step, in exactly `rows` lines."""
+    mean = means(found)
+    whole = sum(mean.values())
+    made = []
+    for name, letter, role in BAR_PHASES:
+        part = mean[name] / whole if mean and whole > 0 else None
+        size = max(columns - 29, 0)
+        made.append(line(
+            Piece(f" {letter} ", role), Piece(name.ljust(10), "label"),
+            Piece(f.seconds(mean.get(name)).rjust(7), "text" if mean else "dim"),
+            Piece(f.percent(part).rjust(6) + "  ", "strong" if mean else "dim"),
+            Piece(glyphs.block * round(size * (part or 0.0)), role),
+        ))  # fmt: skip
+    steps = min(len(found), MEAN_STEPS)
+    words = f"mean of {steps} steps" if steps > 1 else "of one step" if steps else "no step yet"
+    made.append(line(Piece("   step      ", "label"), Piece(f.seconds(whole if mean else None).rjust(7), "strong"),
+                     Piece(f"  {words}", "dim")))  # fmt: skip
+    return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
+
+
+def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: int) -> list[Line]:
+    """The last steps as columns of phase letters, seconds up, in exactly `rows` lines; a step that isn't known is a
+    gap."""
+    plot = rows - 1
+    if not found or plot < 2 or columns < 20:
+        text = line(Piece("  no step yet", "dim"))
+        return [fit(text if row == rows // 2 and not found else (), columns) for row in range(rows)]
+    top = _top(found)
+    labels = {0: f.seconds(top).replace(" ", ""), plot // 2: f.seconds(top * (1 - (plot // 2) / plot)).replace(" ", "")}
+    gutter = max(len(text) for text in labels.values()) + 1
+    first, last = page(newest, columns - gutter)
+    by_step = {lap.step: lap for lap in found}
+    bars = [_bar(by_step.get(step), top, plot) for step in range(first, last + 1)]
+    made: list[Line] = []
+    for row in range(plot):
+        cells = [bar[plot - 1 - row] if plot - 1 - row < len(bar) else (" ", "text") for bar in bars]
+        label = Piece(labels.get(row, "").rjust(gutter - 1) + " ", "axis")
+        made.append(fit((label, *from_cells(cells)), columns))
+    right = f"{last:,}"
+    axis = f"{first:,}".ljust(max(len(bars) - len(right), 0)) + right
+    made.append(fit(line(Piece(" " * gutter + axis, "axis")), columns))
+    return made
+
+
+def _top(found: Sequence[StepPhases]) -> float:
+    """Seconds at the top: of the longest step, but one far beyond the others runs out of the chart."""
+    seconds = sorted(lap.seconds for lap in found)
+    return min(seconds[-1], 2 * seconds[len(seconds) // 2]) or 1.0
+
+
+def _bar(lap: StepPhases | None, top: float, rows: int) -> list[tuple[str, str]]:
+    """Cells from below: letters in proportion to the seconds of each phase."""
+    if lap is None or lap.seconds <= 0:
+        return []
+    seconds = [max(getattr(lap.phases, name), 0.0) for name, *_ in BAR_PHASES]
+    counts = in_cells(seconds, max(min(round(rows * lap.seconds / top), rows), 1))
+    return [(letter, role) for (_, letter, role), many in zip(BAR_PHASES, counts, strict=True) for _ in range(many)]

@@ -6,7 +6,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.tui.dialogs import clipboard
-from trainctl.tui.screens import fleet_grouping, fleet_table, overview_view
+from trainctl.tui.screens import fleet_table, overview_view
 from trainctl.tui.screens.table_screen import TableScreen
 from trainctl.tui.state import table_schemas
 from trainctl.tui.state.rank_rows import Row, rows
@@ -34,11 +34,11 @@ class OverviewScreen(TableScreen):
         self._ready = _NOTHING  # drawn in parts, to be shown
 
     @property
-    def wanted(self) -> fleet_grouping.Arrangement:
+    def wanted(self) -> fleet_table.Arrangement:
         """The fleet table as it was filtered, sorted and opened."""
         owner, bar = self.owner, self.bar
         bar.table = table_schemas.fleet(owner.shown.own_metrics)
-        return fleet_grouping.Arrangement(bar.filter, self.order, self.opened, owner.fleet_metrics, bar.table)
+        return fleet_table.Arrangement(bar.filter, self.order, self.opened, owner.fleet_metrics, bar.table)
 
     def painting(self) -> Iterator[None]:
         """Each part of the page by itself, and all of them shown together at the end; given up where the screen is
@@ -82,7 +82,7 @@ class OverviewScreen(TableScreen):
 
     def action_choose(self, by: int) -> None:
         """Moves the choice among the rows; dialogs start from the chosen one."""
-        rank = fleet_grouping.chosen(fleet_grouping.arranged(self._rows(), self.wanted), by)
+        rank = fleet_table.rank_at(fleet_table.arranged(self._rows(), self.wanted), by)
         if rank is not None:
             self.owner.selected = rank
         self.paint()

@@ -11,8 +11,8 @@ from trainctl.tui.charts import plot as p
 from trainctl.tui.charts.layout import side_by_side
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import window_end
-from trainctl.tui.screens import fleet_grouping, fleet_table, header, recent_events
-from trainctl.tui.screens.fleet_grouping import Arrangement
+from trainctl.tui.screens import events_table, fleet_table, header
+from trainctl.tui.screens.fleet_table import UNARRANGED, Arrangement
 from trainctl.tui.state import rank_rows, rank_speed
 from trainctl.tui.state import series as s
 from trainctl.tui.state.rank_rows import BAD_STATES
@@ -75,16 +75,16 @@ def too_small(columns: int, rows: int) -> str | None:
 def parts(
     state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs, *, selected: int | None = None,
     badge: str = "", address: str = "", cache: ChartCache | None = None,
-    wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
+    wanted: Arrangement = UNARRANGED,
 ) -> Iterator[list[ln.Line]]:  # fmt: skip
     """Exactly `rows` lines of `columns` cells, each part when it is asked for."""
-    head, fleet, charts, events = layout(columns, rows, fleet_grouping.count(state.run, wanted.opened))
+    head, fleet, charts, events = layout(columns, rows, fleet_table.row_count(state.run, wanted.opened))
     yield header.lines(state, clock, columns, glyphs, rows=head, badge=badge, address=address)
     yield fleet_lines(state, clock, columns, fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
     yield (cache or ChartCache()).lines(state, columns, charts, glyphs, selected)
     if events:
         rule = _events_rule(state, clock, columns, glyphs, selected)
-        yield [rule, *recent_events.lines(state, clock, columns, events - 1, glyphs)]
+        yield [rule, *events_table.recent_lines(state, clock, columns, events - 1, glyphs)]
 
 
 def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, selected: int | None) -> ln.Line:
@@ -125,7 +125,7 @@ def _writing(state: ViewState) -> tuple[str, str] | None:
 
 def fleet_lines(
     state: ViewState, clock: Clock, columns: int, room: int, glyphs: Glyphs, *, rows: int, selected: int | None,
-    wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
+    wanted: Arrangement = UNARRANGED,
 ) -> list[ln.Line]:  # fmt: skip
     """The table in exactly `room` lines; ranks that don't fit are counted, the selected one is always among those
     shown."""

@@ -9,9 +9,9 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.trace_download import download
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.dialogs import clipboard
-from trainctl.tui.screens import step_profile_view, step_profiles
+from trainctl.tui.screens import step_profile_view
 from trainctl.tui.screens.polled_screen import PolledScreen
-from trainctl.tui.screens.step_profiles import StepProfile
+from trainctl.tui.screens.step_profile_view import StepProfile
 from trainctl.tui.state.source import Source
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.styled_line import Line
@@ -39,7 +39,7 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
 
     @property
     def groups(self) -> tuple[StepProfile, ...]:
-        return step_profiles.groups(self.answer.profiles) if self.answer is not None else ()
+        return step_profile_view.profiles_of(self.answer.profiles) if self.answer is not None else ()
 
     @property
     def place(self) -> int:

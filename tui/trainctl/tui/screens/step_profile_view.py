@@ -1,17 +1,72 @@
 """A profile as lines: the time of each phase on each rank, and the longest operators of one of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
-from trainctl.tui.screens.step_profiles import StepProfile, count, phase_of
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """The ranks' profiles by one command."""
+
+    command: str
+    ranks: tuple[e.Profiled, ...] = ()  # by rank
+    failed: tuple[e.ProfileFailed, ...] = ()  # of the others that were asked
+
+    @property
+    def first_step(self) -> int:
+        """Of any rank; 0 if none has recorded a step."""
+        return min((rank.first_step for rank in self.ranks), default=0)
+
+    @property
+    def last_step(self) -> int:
+        """Of any rank: one may have ended early."""
+        return max((rank.last_step for rank in self.ranks), default=0)
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases that a rank has, in their order."""
+        found = {phase.name for rank in self.ranks for phase in rank.phases}
+        return tuple(name for name in m.PHASES if name in found)
+
+    def label(self, rank: e.Profiled) -> str:
+        """A node, or node:rank where a node has several."""
+        alone = sum(other.node == rank.node for other in self.ranks) == 1
+        return rank.node if alone else f"{rank.node}:{rank.rank}"
+
+
+def profiles_of(events: Iterable[m.Event]) -> tuple[StepProfile, ...]:
+    """A group for each command, oldest first: steps may repeat after a rollback."""
+    found: dict[str, list[e.AnyEvent]] = {}
+    for event in sorted(events, key=lambda event: event.id):
+        found.setdefault(event.command or "", []).append(event.data)
+    return tuple(_group(command, outcomes) for command, outcomes in found.items())
+
+
+def _group(command: str, outcomes: Sequence[e.AnyEvent]) -> StepProfile:
+    ranks = [one for one in outcomes if isinstance(one, e.Profiled)]
+    failed = tuple(one for one in outcomes if isinstance(one, e.ProfileFailed))
+    return StepProfile(command, tuple(sorted(ranks, key=lambda one: one.rank)), failed)
+
+
+def steps_in(rank: e.Profiled) -> int:
+    """The number of steps that a rank recorded."""
+    return rank.last_step - rank.first_step + 1
+
+
+def phase_of(rank: e.Profiled, name: str) -> m.PhaseProfile | None:
+    """A rank's phase of that name."""
+    return next((phase for phase in rank.phases if phase.name == name), None)
+
 
 _PHASE_CELLS, _RANK_CELLS, _CALLS_CELLS, _TIME_CELLS, _SHARE_CELLS = 12, 17, 9, 10, 7
 _NO_PROFILE: Final = (
@@ -51,7 +106,7 @@ def lines(
     if not group.ranks:
         return _only_failures(group, columns, rows, glyphs, keys)
     rank = group.ranks[column]
-    over = f"over {count(rank)} steps" if count(rank) != 1 else "in the step"
+    over = f"over {steps_in(rank)} steps" if steps_in(rank) != 1 else "in the step"
     name = f"{glyphs.horizontal} {phase} on {ln.clean(glyphs.text(group.label(rank)))} {over} "
     remarks = _remarks(group, rank, columns, glyphs)
     head = ln.rule(columns, glyphs.horizontal, (0, ln.shorten(name, columns - 2, glyphs.ellipsis), "title"))
@@ -93,7 +148,7 @@ def _phase_cell(
     found, whole = phase_of(rank, name), sum(phase.seconds for phase in rank.phases)
     text = f.NA
     if found is not None and whole > 0:
-        text = f"{f.seconds(found.seconds / count(rank))} {f.percent(found.seconds / whole):>4}"
+        text = f"{f.seconds(found.seconds / steps_in(rank))} {f.percent(found.seconds / whole):>4}"
     role = "cursor" if (name, place) == chosen else "text"
     return Piece(f"{glyphs.text(text):>{_RANK_CELLS - 1}} ", role, f"screen.choose_cell({row}, {place})")
 
@@ -156,7 +211,7 @@ def text(group: StepProfile, columns: int = 80) -> str:
         for phase in rank.phases:
             whole = sum(other.seconds for other in rank.phases)
             part = f"{f.percent(phase.seconds / whole)} of the phases" if whole > 0 else ""
-            made.append(f"  {phase.name}: {f.seconds(phase.seconds / count(rank))} per step, {part}")
+            made.append(f"  {phase.name}: {f.seconds(phase.seconds / steps_in(rank))} per step, {part}")
             if phase.operators:
                 made += [f"    {row}" for row in operator_rows(phase, columns - 4, "…")]
     made += [ln.clean(f"no profile from {failure_words(failure)}") for failure in group.failed]
