@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainctl.tui.charts.axis import tick_labels, widened
 from trainctl.tui.charts.canvas import Canvas, Curve, Frame, extents
 from trainctl.tui.charts.marks import Mark
-from trainctl.tui.charts.plot import Plot, draw
+from trainctl.tui.charts.plot import Plot, draw_plot
 from trainctl.tui.charts.plot import panel as panel_of
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import page, window_end
@@ -46,7 +46,7 @@ def dots(canvas: Canvas) -> set[tuple[int, int]]:
 
 
 def text(panel: Plot, columns: int, rows: int, glyphs: Glyphs = UNICODE) -> list[str]:
-    return [ln.plain(row) for row in draw(panel, columns, rows, glyphs)[0]]
+    return [ln.plain(row) for row in draw_plot(panel, columns, rows, glyphs)[0]]
 
 
 def test_a_rising_line_draws_the_diagonal() -> None:
@@ -105,8 +105,8 @@ def of_changes(*marks: Mark | Change, title: str = "loss") -> Plot:
 def test_no_two_labels_of_the_rule_meet(changed: list[int], commands: list[int], columns: int) -> None:
     marks = [Mark(step, str(index % 9 + 1)) for index, step in enumerate(sorted(commands))]
     panel = of_changes(*marks, *(Change(step, f"g1.{index + 2}") for index, step in enumerate(sorted(changed))))
-    labels = [(at, len(text)) for at, text, role in draw(panel, columns, 8, UNICODE)[1] if role == "label"]
-    numbers = [at for at, _, role in draw(panel, columns, 8, UNICODE)[1] if role == "mark"]
+    labels = [(at, len(text)) for at, text, role in draw_plot(panel, columns, 8, UNICODE)[1] if role == "label"]
+    numbers = [at for at, _, role in draw_plot(panel, columns, 8, UNICODE)[1] if role == "mark"]
     ends = sorted(labels)
     assert all(at + size < after for (at, size), (after, _) in itertools.pairwise(ends))
     assert not any(at - 1 <= number <= at + size for at, size in labels for number in numbers)

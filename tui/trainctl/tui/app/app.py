@@ -27,10 +27,9 @@ from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint, ProgressView
 from trainctl.tui.screens import base
 from trainctl.tui.screens.base import BaseScreen, StatusBar
-from trainctl.tui.state import view_state as md
 from trainctl.tui.state.live_feed import LiveFeed, LogFeed
 from trainctl.tui.state.source import Connect, Source
-from trainctl.tui.state.view_state import AlertBell, Clock
+from trainctl.tui.state.view_state import AlertBell, Clock, Incoming, ViewState
 from trainctl.tui.terminal import terminal_app
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
 from trainctl.tui.terminal.terminal_app import AsciiFilter, TerminalApp, TypeAhead
@@ -68,11 +67,20 @@ class TrainctlApp(TerminalApp):
     ENABLE_COMMAND_PALETTE = True
 
     def __init__(
-        self, connect: Connect, *, clock: Clock | None = None, read_only: bool = False, glyphs: Glyphs | None = None,
-        pictures: Path | None = None, theme: str | None = None, address: str = "", bell: bool = True,
-        config: settings.Found | None = None, opens_runs: bool = False,
+        self,
+        connect: Connect,
+        *,
+        clock: Clock | None = None,
+        read_only: bool = False,
+        glyphs: Glyphs | None = None,
+        pictures: Path | None = None,
+        theme: str | None = None,
+        address: str = "",
+        bell: bool = True,
+        config: settings.Found | None = None,
+        opens_runs: bool = False,
         first_keys: Callable[[], Sequence[tuple[str, str]]] = tuple,
-    ) -> None:  # fmt: skip
+    ) -> None:
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
         self._config_problems = config.problems if config is not None else ()
@@ -113,7 +121,7 @@ class TrainctlApp(TerminalApp):
     # ------------------------------------------------------------ what is shown
 
     @property
-    def live(self) -> md.ViewState:
+    def live(self) -> ViewState:
         """What is known of the live run."""
         return self.feed.live
 
@@ -123,7 +131,7 @@ class TrainctlApp(TerminalApp):
         return self.feed.client
 
     @property
-    def shown(self) -> md.ViewState:
+    def shown(self) -> ViewState:
         """The run on screen: the live one, or one opened from the record."""
         opened = self.feed.opened
         if opened is None:
@@ -252,7 +260,7 @@ class TrainctlApp(TerminalApp):
             await self.feed.reopen()
         self.paint()
 
-    def _told(self, message: md.Incoming) -> None:
+    def _told(self, message: Incoming) -> None:
         self._repainting.told(message)
 
     def paint(self) -> None:

@@ -35,31 +35,33 @@ def _verb_keys(places: range) -> list[BindingType]:
 
 # Priority: a key acts before the next one of the same burst is handed out, so that `:` and what is typed after it, or
 # `b` and a number, never end up in different places on a slow line. The app's `check_action` keeps them out of text.
-EVERYWHERE: Final[list[BindingType]] = named([
-    Binding("0", "show('runs')", "runs", tooltip="all runs the agent knows", priority=True),
-    Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
-    Binding("2", "node", "node", tooltip="one node in detail", priority=True),
-    Binding("3", "show('charts')", "charts", tooltip="charts of all metrics", priority=True),
-    Binding("4", "show('events')", "events", tooltip="all events; / filters", priority=True),
-    Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
-    Binding("6", "show('samples')", "samples", tooltip="the model's answers", priority=True),
-    Binding("7", "show('step_profile')", "profile", show=False, tooltip="profiles of steps", priority=True),
-    *_verb_keys(range(_ALERTS_PLACE)),
-    Binding("a", "show('alerts')", "alerts", tooltip="open alerts", priority=True),
-    Binding("w", "why", "why", show=False, tooltip="why an alert is open", priority=True),
-    *_verb_keys(range(_ALERTS_PLACE, 1000)),
-    Binding("P", "show('policies')", "policies", show=False, tooltip="what policies see and do", priority=True),
-    Binding("D", "show('diagnosis')", "diagnosis", show=False, tooltip="why the run is slow", priority=True),
-    Binding("u", "undo", "undo", tooltip="undo a change", priority=True),
-    Binding("y", "copy", "copy", show=False, tooltip="copy a value (OSC 52)", priority=True),
-    Binding("colon", "command_line", "cmd", key_display=":", tooltip="type any command", priority=True),
-    Binding("question_mark", "help", "help", key_display="?", tooltip="this help", priority=True),
-    Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
-    Binding("S", "picture", "picture", show=False, tooltip="save the screen as SVG", priority=True),
-    Binding("q", "detach", "detach", tooltip="quit; the run continues", priority=True),
-    Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="any key or verb by name", priority=True),
-    Binding("ctrl+c", "leave", "detach", show=False, tooltip="quit; the run continues", priority=True),
-])  # fmt: skip
+EVERYWHERE: Final[list[BindingType]] = named(
+    [
+        Binding("0", "show('runs')", "runs", tooltip="all runs the agent knows", priority=True),
+        Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
+        Binding("2", "node", "node", tooltip="one node in detail", priority=True),
+        Binding("3", "show('charts')", "charts", tooltip="charts of all metrics", priority=True),
+        Binding("4", "show('events')", "events", tooltip="all events; / filters", priority=True),
+        Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
+        Binding("6", "show('samples')", "samples", tooltip="the model's answers", priority=True),
+        Binding("7", "show('step_profile')", "profile", show=False, tooltip="profiles of steps", priority=True),
+        *_verb_keys(range(_ALERTS_PLACE)),
+        Binding("a", "show('alerts')", "alerts", tooltip="open alerts", priority=True),
+        Binding("w", "why", "why", show=False, tooltip="why an alert is open", priority=True),
+        *_verb_keys(range(_ALERTS_PLACE, 1000)),
+        Binding("P", "show('policies')", "policies", show=False, tooltip="what policies see and do", priority=True),
+        Binding("D", "show('diagnosis')", "diagnosis", show=False, tooltip="why the run is slow", priority=True),
+        Binding("u", "undo", "undo", tooltip="undo a change", priority=True),
+        Binding("y", "copy", "copy", show=False, tooltip="copy a value (OSC 52)", priority=True),
+        Binding("colon", "command_line", "cmd", key_display=":", tooltip="type any command", priority=True),
+        Binding("question_mark", "help", "help", key_display="?", tooltip="this help", priority=True),
+        Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
+        Binding("S", "picture", "picture", show=False, tooltip="save the screen as SVG", priority=True),
+        Binding("q", "detach", "detach", tooltip="quit; the run continues", priority=True),
+        Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="any key or verb by name", priority=True),
+        Binding("ctrl+c", "leave", "detach", show=False, tooltip="quit; the run continues", priority=True),
+    ]
+)
 OWN_ACTIONS: Final = frozenset(
     ("show", "node", "dialog", "command_line", "help", "theme", "picture", "detach", "why", "undo", "copy")
 ) | {"command_palette", "read_only"}

@@ -14,8 +14,8 @@ from trainctl.protocol.record.paths import state_root
 from trainctl.tui.app import config as settings
 from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.state import view_state as md
 from trainctl.tui.state.source import ClusterSource
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.text.styled_line import clean
@@ -41,8 +41,9 @@ def as_file(found: settings.Found) -> str:
         _setting("mouse", own.mouse, "false leaves the mouse to the terminal"),
         _setting("read_only", own.read_only, "true: no commands are sent"),
         _setting("columns", list(own.columns), "per-rank metrics shown as columns in a wide fleet table"),
-        "", "[keys]",
-    ]  # fmt: skip
+        "",
+        "[keys]",
+    ]
     where, named = "", set()
     for row in keymap.rows(own.keys):
         if row.name not in named:
@@ -57,7 +58,7 @@ def _setting(name: str, value: str | bool | list[str], words: str) -> str:
     return f"{f'{name} = {json.dumps(value)}':<28}  # {words}"
 
 
-def farewell(state: md.ViewState, address: str) -> str:
+def farewell(state: ViewState, address: str) -> str:
     """What is said when the program is left: that the run continues, and how to come back."""
     again = f"reattach with: trainctl attach --connect {address}"
     if not state.active or state.run is None:
@@ -81,9 +82,14 @@ def _spare_collector() -> None:
 
 
 def run_app(
-    address: str, *, by: str, read_only: bool = False, config: Path | None = None, opens_runs: bool = False,
-    say: Callable[[md.ViewState, str], str] = farewell,
-) -> int:  # fmt: skip
+    address: str,
+    *,
+    by: str,
+    read_only: bool = False,
+    config: Path | None = None,
+    opens_runs: bool = False,
+    say: Callable[[ViewState, str], str] = farewell,
+) -> int:
     """The full-screen program until it is left; gives the exit status. Raises InvalidInputError for a bad address, and
     for a configuration file that was named and can't be read.
 
@@ -93,10 +99,13 @@ def run_app(
     source = ClusterSource(address, by=by)
     found = configuration(config)
     app = TrainctlApp(
-        lambda: source, read_only=read_only or found.settings.read_only, address=address,
+        lambda: source,
+        read_only=read_only or found.settings.read_only,
+        address=address,
         opens_runs=opens_runs,
-        first_keys=lambda: keymap.first_keys(found.settings.keys) if claim_first_start() else (), **options(found),
-    )  # fmt: skip
+        first_keys=lambda: keymap.first_keys(found.settings.keys) if claim_first_start() else (),
+        **options(found),
+    )
     return run(app, found, lambda: say(app.live, source.address))
 
 

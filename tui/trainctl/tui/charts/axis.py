@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Series
 from trainctl.tui.text import formatting as f
 
 Floats = NDArray[np.float64]
@@ -149,7 +149,7 @@ def _between(at: Floats, known: Floats, values: Floats) -> Floats:
     return np.asarray(inside + slope * (np.minimum(at - known[0], 0.0) + np.maximum(at - known[-1], 0.0)), np.float64)
 
 
-def axis_of(kind: Kind, coarse: m.Series | None, fine: m.Series | None, *, elapsed: bool = False) -> Axis:
+def axis_of(kind: Kind, coarse: Series | None, fine: Series | None, *, elapsed: bool = False) -> Axis:
     """The axis from what a record says of its metric over the whole run, and more exactly over a part of it.
 
     With `elapsed` times count from the run's first step.
@@ -187,7 +187,7 @@ def continued(branch: Axis, parent: Axis, fork: int) -> Axis:
     )
 
 
-def _knots(series: m.Series | None) -> tuple[Floats, Floats]:
+def _knots(series: Series | None) -> tuple[Floats, Floats]:
     """The first and last value of each bucket; the last one's step is known only where the next bucket says so."""
     if series is None or not series.steps:
         return np.empty(0), np.empty(0)

@@ -49,7 +49,7 @@ def of_run(state: ViewState) -> tuple[Mark | Change, ...]:
     return (*commands, *changes_of_ranks(state.run_events)[-MAX_MARKS:])
 
 
-def draw(
+def draw_marks(
     canvas: Canvas, marks: Sequence[Mark | Change], glyphs: Glyphs, titled: int, x_of: Callable[[int], float] = float
 ) -> tuple[Placed, Mapping[int, str]]:
     """Draws the verticals, a step's at `x_of` it. The numbers for the title rule, and the generations by column.
@@ -81,13 +81,13 @@ def _apart(numbers: Mapping[int, str], columns: int) -> Placed:
     return made[::-1]
 
 
-def taken(marks: Sequence[Mark | Change], frame: Frame) -> set[int]:
+def mark_columns(marks: Sequence[Mark | Change], frame: Frame) -> set[int]:
     """The columns of the verticals, and of the numbers at their tops."""
     sizes = [(frame.column_of(mark.step), len(mark.number) if isinstance(mark, Mark) else 1) for mark in marks]
     return {column + offset for column, size in sizes for offset in range(size)}
 
 
-def cells(placed: Placed) -> set[int]:
+def text_columns(placed: Placed) -> set[int]:
     """The columns that they take."""
     return {column + offset for column, text in placed for offset in range(len(text))}
 
@@ -98,34 +98,34 @@ def _at_columns(canvas: Canvas, texts: Mapping[float, str]) -> dict[int, str]:
     return {column: text for column, text in at.items() if 0 <= column < canvas.frame.columns}
 
 
-def name(canvas: Canvas, changes: Mapping[int, str], titled: int, numbered: Collection[int]) -> Placed:
+def name_changes(canvas: Canvas, changes: Mapping[int, str], titled: int, numbered: Collection[int]) -> Placed:
     """The generations for the title rule, the newest first, as far as there is room between the numbers there.
 
     Under the title's words one stands in the chart's first row, if nothing is drawn there.
     """
-    taken, made = set(numbered), []
+    mark_columns, made = set(numbered), []
     for column, text in sorted(changes.items(), reverse=True):
-        start = _room(column, len(text), taken, range(max(titled, 0), canvas.frame.columns), column in numbered)
+        start = _room(column, len(text), mark_columns, range(max(titled, 0), canvas.frame.columns), column in numbered)
         if start is not None:
-            taken |= set(range(start, start + len(text)))
+            mark_columns |= set(range(start, start + len(text)))
             made.append((start, text))
         elif column < titled and canvas.is_blank(range(column + 1, column + 2 + len(text)), 0):
             canvas.put(column + 1, 0, text, "label")
     return made
 
 
-def _room(column: int, size: int, taken: Collection[int], within: range, beside: bool) -> int | None:
+def _room(column: int, size: int, mark_columns: Collection[int], within: range, beside: bool) -> int | None:
     """Where `size` cells begin that are over `column`, or else `beside` it, and neither hold nor touch one taken."""
     starts = (column + 2, column - size - 1) if beside else range(column, column - size, -1)
     for start in starts:
         inside = start in within and start + size - 1 in within
-        if inside and not any(cell in taken for cell in range(start - 1, start + size + 1)):
+        if inside and not any(cell in mark_columns for cell in range(start - 1, start + size + 1)):
             return start
     return None
 
 
 def overrun(
-    canvas: Canvas, highs: Sequence[tuple[Floats, Floats]], glyphs: Glyphs, taken: Collection[int] | None = None
+    canvas: Canvas, highs: Sequence[tuple[Floats, Floats]], glyphs: Glyphs, mark_columns: Collection[int] | None = None
 ) -> None:
     """At the top, after an arrow so that it isn't taken for a mark's, the number of the highest value that has no room
     below it; `highs` are lines as arrays of x and of heights.
@@ -139,17 +139,17 @@ def overrun(
     if over.any():
         place = int(np.argmax(np.where(over, heights, -np.inf)))
         text = f"{'^' if glyphs.ascii_only else glyphs.up}{heights[place]:.3g}"
-        start = _free_cells(canvas, frame.column_of(float(columns[place])), len(text), taken)
+        start = _free_cells(canvas, frame.column_of(float(columns[place])), len(text), mark_columns)
         if start is not None:
             canvas.put(start, 0, text, "axis")
 
 
-def _free_cells(canvas: Canvas, column: int, size: int, taken: Collection[int] | None) -> int | None:
+def _free_cells(canvas: Canvas, column: int, size: int, mark_columns: Collection[int] | None) -> int | None:
     """Where `size` cells begin, to the right of `column` if they can."""
-    if taken is None:
+    if mark_columns is None:
         beside = (start for start in (column + 2, column - 1 - size) if start >= 0)
         return next((start for start in beside if canvas.is_blank(range(start, start + size), 0)), None)
     starts = [start for start in range(canvas.frame.columns - size + 1) if not start <= column < start + size]
-    free = [start for start in starts if not any(start - 1 <= cell <= start + size for cell in taken)]
+    free = [start for start in starts if not any(start - 1 <= cell <= start + size for cell in mark_columns)]
     apart = {start: start - column - 1 if start > column else column - start - size for start in free}
     return min(free, key=lambda start: (apart[start], -start), default=None)

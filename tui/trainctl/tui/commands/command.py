@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import FINAL_COMMAND_STATES, CommandReply, Snapshot, verbs
 from trainctl.tui.state.lead_client import client_like
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ LONG_SECONDS = 5.0
 class Commanded(Protocol):
     """What takes commands: an agent's client, or what the full screen follows."""
 
-    def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]: ...
+    def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[CommandReply]: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def replies(client: Commanded, order: Order) -> Any:
 
 async def send(
     client: "Client", order: Order, wait: Wait, timeout_seconds: float, tell: Callable[[str], None] = lambda _: None
-) -> m.CommandReply:
+) -> CommandReply:
     """The last reply that `wait` asks for. `tell` is given a line if that takes long: which step it waits for.
 
     Raises ExpiredError when an accepted command hasn't ended within the timeout, UnreachableError when nothing answers.
@@ -69,13 +68,13 @@ async def send(
     if wait == "none":
         return await _hand_over(client, order)
     async with contextlib.aclosing(replies(client, order)) as told:
-        first: m.CommandReply = await anext(told)
-        if wait == "accepted" or first.state in m.FINAL_COMMAND_STATES:
+        first: CommandReply = await anext(told)
+        if wait == "accepted" or first.state in FINAL_COMMAND_STATES:
             return first
         telling = asyncio.create_task(_tell_wait(client, order, tell))
         try:
             async with asyncio.timeout(timeout_seconds):
-                last: m.CommandReply = await anext(told)
+                last: CommandReply = await anext(told)
                 return last
         except TimeoutError:
             raise ExpiredError(
@@ -93,7 +92,7 @@ async def _tell_wait(client: "Client", order: Order, tell: Callable[[str], None]
             tell(f"{order.verb}: accepted; {words}")
 
 
-def step_under_way(seen: m.Snapshot) -> str:
+def step_under_way(seen: Snapshot) -> str:
     """Return which step a command of a running run waits for, and for how long that has been under way; empty where
     none is known to be."""
     if seen.run is None or seen.run.state != "running" or seen.last_step is None:
@@ -102,7 +101,7 @@ def step_under_way(seen: m.Snapshot) -> str:
     return f"it waits for step {seen.last_step.step + 1:,}, which has been under way for {since:.0f} s"
 
 
-async def _hand_over(client: "Client", order: Order) -> m.CommandReply:
+async def _hand_over(client: "Client", order: Order) -> CommandReply:
     """Nobody waits to be told that another agent should be asked, or that the run takes no such command: both are
     found out first. Raises RefusedError for the latter."""
     seen = await client.snapshot(0)
@@ -116,7 +115,7 @@ async def _hand_over(client: "Client", order: Order) -> m.CommandReply:
         return await other.send(order.verb, dict(order.args), wait="none", **order.options)
 
 
-def _receiver(seen: m.Snapshot, order: Order) -> str | None:
+def _receiver(seen: Snapshot, order: Order) -> str | None:
     """The address of the agent that takes an order, if that isn't the one that was asked."""
     from trainctl.protocol.client.lead import lead_address  # ZeroMQ: not for `--help`
 
@@ -125,7 +124,7 @@ def _receiver(seen: m.Snapshot, order: Order) -> str | None:
     return lead_address(seen)
 
 
-def exit_code(reply: m.CommandReply) -> int:
+def exit_code(reply: CommandReply) -> int:
     """What a script learns of a command's end: 0, 3 or 4."""
     if reply.state in ("applied", "accepted"):
         return 0

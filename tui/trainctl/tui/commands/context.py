@@ -10,8 +10,8 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.widget import Widget
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
+from trainctl.protocol.messages import AlertView
 from trainctl.tui.commands import forms, verb_registry
 from trainctl.tui.commands.command import Order, replies
 from trainctl.tui.commands.forms import Progress
@@ -110,12 +110,12 @@ class _Unwatched:
 UNWATCHED = _Unwatched()
 
 
-def acknowledge(app: AppContext, alert: m.AlertView, follower: ProgressView = UNWATCHED) -> None:
+def acknowledge(app: AppContext, alert: AlertView, follower: ProgressView = UNWATCHED) -> None:
     """Have an alert call nobody any more."""
     send(app, Order("acknowledge", {"id": alert.id}), follower)
 
 
-def mute(app: AppContext, alert: m.AlertView, follower: ProgressView = UNWATCHED) -> None:
+def mute(app: AppContext, alert: AlertView, follower: ProgressView = UNWATCHED) -> None:
     """Mute an alert's kind on its node for an hour; one that is muted, no longer."""
     minutes = 0.0 if alert.muted else MUTE_MINUTES
     send(app, Order("mute", {"kind": alert.kind, "minutes": minutes}, alert.node or None), follower)

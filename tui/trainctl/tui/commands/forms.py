@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import FINAL_COMMAND_STATES, CommandReply, verbs
 from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.commands import verb_registry
@@ -40,7 +39,7 @@ class Progress:
     order: Order
     sent_at: float
     accepted: bool = False
-    reply: m.CommandReply | None = None
+    reply: CommandReply | None = None
     problem: str = ""
 
     @property
@@ -49,7 +48,7 @@ class Progress:
 
     @property
     def ended(self) -> bool:
-        return bool(self.problem) or (self.reply is not None and self.reply.state in m.FINAL_COMMAND_STATES)
+        return bool(self.problem) or (self.reply is not None and self.reply.state in FINAL_COMMAND_STATES)
 
 
 def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[str, str] | None = None) -> Form:
@@ -58,11 +57,16 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
     fields = tuple(replace(field, value=given.get(field.name, field.value)) for field in described.fields(state, rank))
     about_run = described.acts_on != "new run" and (described.acts_on != "alerts" or state.active)
     return Form(
-        verb, described.title or verb, fields, described.changes, described.keeps,
+        verb,
+        described.title or verb,
+        fields,
+        described.changes,
+        described.keeps,
         run=run.run if run and about_run else None,
         if_plan=run.plan_version if run and described.against_plan else None,
-        ask=described.ask, blocked=_blocked(described, state, fields),
-    )  # fmt: skip
+        ask=described.ask,
+        blocked=_blocked(described, state, fields),
+    )
 
 
 def _blocked(described: VerbDescription, state: ViewState, fields: Sequence[FormField]) -> str:
@@ -102,9 +106,11 @@ def branch_form(run: str) -> Form:
 
 
 _OUT_WORDS = {
-    "drained": "is drained; :admit --node {node} puts it back", "failed": "failed; :admit --node {node} puts it back",
-    "lost": "is lost and takes no samples until it is back", "rejoining": "is coming back and rejoins automatically",
-}  # fmt: skip
+    "drained": "is drained; :admit --node {node} puts it back",
+    "failed": "failed; :admit --node {node} puts it back",
+    "lost": "is lost and takes no samples until it is back",
+    "rejoining": "is coming back and rejoins automatically",
+}
 
 
 def way_back(state: ViewState) -> list[str]:
@@ -146,7 +152,7 @@ def progress_line(progress: Progress, glyphs: Glyphs) -> Line:
     return line(*parts, arrow, Piece(f"{reply.state}: {clean(where + (reply.reason or 'no reason given'))}", "bad"))
 
 
-def applied_line(reply: m.CommandReply, glyphs: Glyphs) -> Line:
+def applied_line(reply: CommandReply, glyphs: Glyphs) -> Line:
     """Return when a command was applied and what it changed: `applied @ step 120  micro 8 → 4`."""
     at = f" @ step {reply.step:,}" if reply.step is not None else ""
     change = f"  {clean(reply.before)} {glyphs.arrow} {clean(reply.after)}" if reply.before and reply.after else ""

@@ -75,12 +75,18 @@ def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
             peaks[step.micro_batch] = step.peak_or_held_bytes
         made.append(
             Seat(
-                view.node, view.share, max(view.micro_set or view.micro_batch or 0, 1), known.get(view.rank),
-                step.memory_bytes if step else None, step.memory_cap_bytes if step else None,
-                step.peak_or_held_bytes if step else None, view.rank,
-                {micro: peak for micro, peak in peaks.items() if peak is not None}, view.micro_most,
+                view.node,
+                view.share,
+                max(view.micro_set or view.micro_batch or 0, 1),
+                known.get(view.rank),
+                step.memory_bytes if step else None,
+                step.memory_cap_bytes if step else None,
+                step.peak_or_held_bytes if step else None,
+                view.rank,
+                {micro: peak for micro, peak in peaks.items() if peak is not None},
+                view.micro_most,
             )
-        )  # fmt: skip
+        )
     return tuple(made)
 
 
@@ -228,8 +234,11 @@ def fits(seats: Sequence[Seat], shares: Sequence[int], micros: Sequence[int]) ->
         for seat, share, micro in zip(seats, shares, micros, strict=True)
         if (memory := memory_at(seat, share, micro)) is not None and memory.cap_bytes is not None
     ]
-    over = [f"{clean(seat.node)} {'may be' if memory.at_most else 'is'} over its memory: {memory}"
-            for seat, memory in found if memory.over]  # fmt: skip
+    over = [
+        f"{clean(seat.node)} {'may be' if memory.at_most else 'is'} over its memory: {memory}"
+        for seat, memory in found
+        if memory.over
+    ]
     return over[0] if over else "fits" if found else ""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, Event, RunView
 from trainctl.protocol.messages.verbs import VERBS, Knob, knobs
 from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.command import Order
@@ -19,9 +19,9 @@ _BY_NODE: frozenset[Knob] = frozenset({"micro-batch"})
 class Inverse:
     """The command that undoes `event`; `since` are the later ones that changed the same thing."""
 
-    event: m.Event
+    event: Event
     order: Order
-    since: tuple[m.Event, ...] = ()
+    since: tuple[Event, ...] = ()
 
     @property
     def says(self) -> str:
@@ -38,7 +38,7 @@ class Inverse:
         return (*made, remark) if remark else tuple(made)
 
 
-def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inverse:
+def of(event: Event, run: RunView | None, events: Sequence[Event]) -> Inverse:
     """What undoes the event now. Raises NoInverse with the reason."""
     if event.verb is None:
         raise NoInverse("it isn't a change")
@@ -57,13 +57,13 @@ def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inve
     if by is not None:
         raise NoInverse(f"{by.by} already undid it, @{by.step or 0:,}; undo that one instead")
     undoing = verb_registry.of(VERBS[event.verb].inverse or event.verb)
-    if undoing.acts_on == "active run" and run.state not in m.ACTIVE_RUN_STATES:
+    if undoing.acts_on == "active run" and run.state not in ACTIVE_RUN_STATES:
         raise NoInverse("the run has ended")
     order = described.undo(event, run)
     return Inverse(event, replace(order, undoes=event.command or str(event.id)), _since(event, events))
 
 
-def newest(run: m.RunView | None, events: Sequence[m.Event], most: int = 9) -> list[Inverse]:
+def newest(run: RunView | None, events: Sequence[Event], most: int = 9) -> list[Inverse]:
     """The newest events that can be undone, newest first."""
     made: list[Inverse] = []
     for event in reversed(events):
@@ -79,25 +79,25 @@ def newest(run: m.RunView | None, events: Sequence[m.Event], most: int = 9) -> l
 # ---------------------------------------------------------------- which command undid which
 
 
-def undone_by(events: Sequence[m.Event]) -> dict[int, m.Event]:
+def undone_by(events: Sequence[Event]) -> dict[int, Event]:
     """By its number, each event that was undone, and the event that did it."""
     by_key = {key: event.id for event in events for key in (event.command, str(event.id)) if key}
     undoing = (event for event in events if event.undoes and run_events.took_effect(event))
     return {by_key[event.undoes]: event for event in undoing if event.undoes in by_key}
 
 
-def undid(events: Sequence[m.Event]) -> dict[int, m.Event]:
+def undid(events: Sequence[Event]) -> dict[int, Event]:
     """By the number of an undoing event, the event that it undid."""
     by_id = {event.id: event for event in events}
     return {by.id: by_id[number] for number, by in undone_by(events).items()}
 
 
-def _since(event: m.Event, events: Sequence[m.Event]) -> tuple[m.Event, ...]:
+def _since(event: Event, events: Sequence[Event]) -> tuple[Event, ...]:
     """The later events that changed a setting which this one had changed."""
     own = knobs(event.verb)
     node = node_of(event) if own <= _BY_NODE else None
 
-    def touches(other: m.Event) -> bool:
+    def touches(other: Event) -> bool:
         shared = own & knobs(other.verb)
         return bool(shared) and (node is None or not shared <= _BY_NODE or node_of(other) in (None, node))
 

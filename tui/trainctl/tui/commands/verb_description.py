@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Event, RankView, RunView
 from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
-from trainctl.tui.state import series as s
+from trainctl.tui.state import series
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
@@ -53,11 +53,11 @@ def _nothing_blocks(state: ViewState, fields: Sequence[FormField]) -> str:
     return ""
 
 
-def _not_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _not_refused(order: Order, state: ViewState, run: RunView) -> str:
     return ""
 
 
-def _changes_something(order: Order, run: m.RunView) -> bool:
+def _changes_something(order: Order, run: RunView) -> bool:
     return False
 
 
@@ -72,7 +72,7 @@ class VerbDescription:
     name: str
     changes: str
     keeps: str
-    undo: Callable[[m.Event, m.RunView], Order] | str
+    undo: Callable[[Event, RunView], Order] | str
     """The command that undoes an event of this verb (it raises NoInverse with the reason), or why there is none."""
     title: str = ""  # of the dialog; empty: the verb
     acts_on: ActsOn = "active run"
@@ -80,11 +80,11 @@ class VerbDescription:
     """What the dialog asks for, filled from the state and the rank that is selected."""
     blocked: Callable[[ViewState, Sequence[FormField]], str] = _nothing_blocks
     """Why an active run gives the dialog nothing to do."""
-    refused: Callable[[Order, ViewState, m.RunView], str] = _not_refused
+    refused: Callable[[Order, ViewState, RunView], str] = _not_refused
     """What the agent can already be seen to refuse a command for."""
-    preview: Callable[[Order, ViewState, m.RunView, Glyphs], str] | None = None
+    preview: Callable[[Order, ViewState, RunView, Glyphs], str] | None = None
     """What a command would do to the run, in one line; None: the verb's summary says it."""
-    changes_nothing: Callable[[Order, m.RunView], bool] = _changes_something
+    changes_nothing: Callable[[Order, RunView], bool] = _changes_something
     """Whether all is as the command would have it already."""
     undo_remark: Callable[[Order], str] = _no_remark
     """What won't be quite as it was, when this verb undoes another."""
@@ -97,13 +97,13 @@ class VerbDescription:
 # ---------------------------------------------------------------- fields and checks
 
 
-def node_field(views: Sequence[m.RankView], rank: int | None) -> FormField:
+def node_field(views: Sequence[RankView], rank: int | None) -> FormField:
     """A choice among the nodes of these ranks; that of the selected rank comes first."""
     chosen = next((view.node for view in views if view.rank == rank), views[0].node if views else "")
     return FormField("node", "node", chosen, tuple(dict.fromkeys(view.node for view in views)))
 
 
-def no_node(order: Order, run: m.RunView) -> str:
+def no_node(order: Order, run: RunView) -> str:
     """The node that isn't in the run, and those that are."""
     known = ", ".join(dict.fromkeys(clean(view.node) for view in run.ranks))
     return f"no node {order.node!r} in this run; the nodes are {known}"
@@ -114,7 +114,7 @@ def no_node(order: Order, run: m.RunView) -> str:
 
 def within(state: ViewState) -> str:
     """How long the step in progress may take yet."""
-    usual = s.typical(state.lately("step_seconds"))
+    usual = series.typical(state.lately("step_seconds"))
     active = state.run is not None and state.run.state == "running"
     return f", within about {f.seconds(usual)}" if active and usual is not None else ""
 

@@ -8,15 +8,14 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 from textual.widgets import Input
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import RunSummary, RunView, metric_of
 from trainctl.tui.charts import metrics
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Pick, with_chart
 from trainctl.tui.dialogs.popup import Dialog
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import LAST_LOSS
-from trainctl.tui.text.styled_line import Line, Piece, groups, key_words
+from trainctl.tui.text.styled_line import EMPTY, Line, Piece, clean, fit, groups, key_words, line, shorten
 from trainctl.tui.widgets.fields import InputField
 
 MOST_RUNS = 4
@@ -57,15 +56,15 @@ class Picker:
 
 
 def choices_of(
-    run: m.RunView | None, runs: Sequence[m.RunSummary], own: Iterable[str] = (), own_of_run: Iterable[str] = ()
-) -> tuple[PickerEntry, ...]:  # fmt: skip
+    run: RunView | None, runs: Sequence[RunSummary], own: Iterable[str] = (), own_of_run: Iterable[str] = ()
+) -> tuple[PickerEntry, ...]:
     """Every metric, of each node where it is kept by rank, and every other run; `own` metrics are those that its ranks
     bring, `own_of_run` those that it has as a whole."""
     ranks = metrics.rank_names(run)
-    made = [PickerEntry(Pick(name), m.metric_of(name).title, "the run") for name in own_of_run]
+    made = [PickerEntry(Pick(name), metric_of(name).title, "the run") for name in own_of_run]
     for name in metrics.names(own):
-        metric = m.metric_of(name)
-        title, unit = metric.title, ln.clean(run.unit_of(metric)) if run is not None else metric.unit
+        metric = metric_of(name)
+        title, unit = metric.title, clean(run.unit_of(metric)) if run is not None else metric.unit
         if not metrics.per_rank(name):
             made.append(PickerEntry(Pick(name), title, unit))
             continue
@@ -75,7 +74,7 @@ def choices_of(
     for item in runs:
         if run is None or item.run != run.run:
             words = f"{item.state} {item.step:,}/{f.count(item.steps)}, {LAST_LOSS.label} {f.loss(item.last_loss)}"
-            made.append(PickerEntry(item.run, ln.clean(item.run), words))
+            made.append(PickerEntry(item.run, clean(item.run), words))
     return tuple(made)
 
 
@@ -106,8 +105,8 @@ def picker_lines(picker: Picker, view: ChartView, columns: int, rows: int, glyph
     shown = range(start, len(left))[:rows]
     made = [_row(left[index], index, index == cursor, view, columns, glyphs) for index in shown]
     if not left:
-        made = [ln.line(Piece("no match", "dim"))]
-    return [ln.fit(pieces, columns) for pieces in (made + [ln.EMPTY] * rows)[:rows]]
+        made = [line(Piece("no match", "dim"))]
+    return [fit(pieces, columns) for pieces in (made + [EMPTY] * rows)[:rows]]
 
 
 def _row(choice: PickerEntry, index: int, here: bool, view: ChartView, columns: int, glyphs: Glyphs) -> Line:
@@ -119,7 +118,7 @@ def _row(choice: PickerEntry, index: int, here: bool, view: ChartView, columns: 
     size = max(_NAME_CELLS, len(name) + 1) if is_run else _NAME_CELLS
     body = f"{lead} [{'x' if on else ' '}] {name.ljust(size)} {choice.detail}"
     role = "cursor" if here else "strong" if on else "text"
-    return ln.fit((Piece(ln.shorten(body, columns, glyphs.ellipsis).ljust(columns), role, press),), columns)
+    return fit((Piece(shorten(body, columns, glyphs.ellipsis).ljust(columns), role, press),), columns)
 
 
 _MOST_ROWS = 24

@@ -2,7 +2,7 @@
 
 import math
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Event, RunSummary
 from trainctl.tui.state import run_events
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
@@ -29,7 +29,7 @@ def of_fleet(state: ViewState, row: Row | None) -> Values:
     return tuple(made)
 
 
-def of_event(event: m.Event, at: str) -> Values:
+def of_event(event: Event, at: str) -> Values:
     """Of an event; `at` is its time as it is shown."""
     made = [("line", f"{at} {event.by} {run_events.event_words(event)}"), ("text", event.text)]
     made += [("step", str(event.step))] if event.step is not None else []
@@ -37,7 +37,7 @@ def of_event(event: m.Event, at: str) -> Values:
     return tuple([*made, ("command id", event.command)] if event.command else made)
 
 
-def of_run(run: m.RunSummary) -> Values:
+def of_run(run: RunSummary) -> Values:
     """Of a run in the list."""
     loss = ((LAST_LOSS.label, f.loss(run.last_loss)),) if run.last_loss is not None else ()
     return (("run", run.run), ("directory", run.directory), ("name", run.name), *loss)

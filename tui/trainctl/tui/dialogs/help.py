@@ -60,12 +60,22 @@ class HelpScreen(Popup[None]):
 
 _LEGEND: tuple[Line, ...] = (
     line(
-        Piece("     step  ", "label"), Piece("d", "phase_d"), " data  ", Piece("f", "phase_f"), " forward  ",
-        Piece("b", "phase_b"), " backward  ", Piece("s", "phase_s"), " sync  ", Piece("o", "phase_o"), " optimizer  ",
-        Piece(".", "phase_wait"), " wait",
+        Piece("     step  ", "label"),
+        Piece("d", "phase_d"),
+        " data  ",
+        Piece("f", "phase_f"),
+        " forward  ",
+        Piece("b", "phase_b"),
+        " backward  ",
+        Piece("s", "phase_s"),
+        " sync  ",
+        Piece("o", "phase_o"),
+        " optimizer  ",
+        Piece(".", "phase_wait"),
+        " wait",
     ),
     *(line(Piece(f"{figure.label:>9}  ", "label"), figure.meaning) for figure in (*FIGURES, *WORDS)),
-)  # fmt: skip
+)
 
 
 class FirstKeysScreen(Popup[None]):

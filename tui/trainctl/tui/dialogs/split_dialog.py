@@ -7,7 +7,6 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.tui.commands import forms, share_editor, verb_description, verb_registry
-from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint
 from trainctl.tui.commands.forms import Form
@@ -73,11 +72,15 @@ def _split_row(split: Split, index: int, glyphs: Glyphs, cells: int) -> Line:
     pieces = (
         Piece(glyphs.cursor.ljust(2) if chosen else "  ", "key"),
         Piece(name.ljust(room), "cursor" if chosen else "text", f"screen.pick({index})"),
-        Piece(" - ", "key", f"screen.give({index}, -1)"), *pad_left((Piece(number, role),), 5),
-        Piece(" + ", "key", f"screen.give({index}, 1)"), Piece(f" {f.percent(part):>5} ", "label"),
-        *fit((share_bar(part, bar - 1, glyphs),), bar), Piece(f"{_rate(seat):>7}", "text"),
-        *pad_left(_seconds(split, index), 9), *pad_left(_memory(split.after[index], share, glyphs), 10),
-    )  # fmt: skip
+        Piece(" - ", "key", f"screen.give({index}, -1)"),
+        *pad_left((Piece(number, role),), 5),
+        Piece(" + ", "key", f"screen.give({index}, 1)"),
+        Piece(f" {f.percent(part):>5} ", "label"),
+        *fit((share_bar(part, bar - 1, glyphs),), bar),
+        Piece(f"{_rate(seat):>7}", "text"),
+        *pad_left(_seconds(split, index), 9),
+        *pad_left(_memory(split.after[index], share, glyphs), 10),
+    )
     return fit(pieces, cells)
 
 
@@ -117,9 +120,13 @@ def split_keys(glyphs: Glyphs, cells: int = SPLIT_CELLS) -> list[Line]:
     """What the keys do, in one line or two; a click on one does it."""
     hints = (
         (f"{glyphs.up}{glyphs.down}" if not glyphs.ascii_only else "j k", " node", ""),
-        ("-+", " move", ""), ("0-9 %", " type", ""), ("a", " auto", "screen.auto"), ("u", " undo", "screen.undo"),
-        ("enter", " sends", "screen.send"), ("esc", " closes", "screen.close"),
-    )  # fmt: skip
+        ("-+", " move", ""),
+        ("0-9 %", " type", ""),
+        ("a", " auto", "screen.auto"),
+        ("u", " undo", "screen.undo"),
+        ("enter", " sends", "screen.send"),
+        ("esc", " closes", "screen.close"),
+    )
     parts = [line(Piece(key, "key", action), Piece(words, "label", action)) for key, words, action in hints]
     whole = groups(parts, sum(map(width, parts)) + 2 * len(parts))
     return [whole] if width(whole) <= cells else [groups(parts[:3], cells), groups(parts[3:], cells)]
@@ -148,7 +155,7 @@ class SplitDialog(OrderDialog, Repaintable):
         *(Binding(key, f"type({text!r})", "type", show=False, priority=True) for key, text in _TYPED_KEYS.items()),
     ]
 
-    def __init__(self, form: forms.Form, split: sp.Split) -> None:
+    def __init__(self, form: forms.Form, split: share_editor.Split) -> None:
         super().__init__(form)
         self.split = split
         self._remark = ""
@@ -160,22 +167,22 @@ class SplitDialog(OrderDialog, Repaintable):
     # ------------------------------------------------------------ editing
 
     def action_choose(self, by: int) -> None:
-        self._edit(sp.choose(self.split, by))
+        self._edit(share_editor.choose(self.split, by))
 
     def action_pick(self, index: int) -> None:
-        self._edit(sp.choose(self.split, index - self.split.chosen))
+        self._edit(share_editor.choose(self.split, index - self.split.chosen))
 
     def action_type(self, key: str) -> None:
-        self._edit(sp.type_key(self.split, key))
+        self._edit(share_editor.type_key(self.split, key))
 
     def action_move(self, by: int) -> None:
-        self._edit(sp.move(self.split, by))
+        self._edit(share_editor.move(self.split, by))
 
     def action_give(self, index: int, by: int) -> None:
-        self._edit(sp.move(sp.choose(self.split, index - self.split.chosen), by))
+        self._edit(share_editor.move(share_editor.choose(self.split, index - self.split.chosen), by))
 
     def action_auto(self) -> None:
-        self._edit(sp.auto(self.split))
+        self._edit(share_editor.auto(self.split))
 
     def action_undo(self) -> None:
         """The plan's shares or the former ones; new ones if the plan has moved on or the command failed."""
@@ -184,17 +191,17 @@ class SplitDialog(OrderDialog, Repaintable):
             self.progress = None
             self.refresh_text()
         else:
-            self._edit(sp.undo(self.split))
+            self._edit(share_editor.undo(self.split))
 
-    def _edit(self, split: sp.Split) -> None:
+    def _edit(self, split: share_editor.Split) -> None:
         if self.progress is None and not self.form.blocked:
             self.split, self._remark = split, ""
             self.refresh_text()
 
-    def _now(self) -> tuple[forms.Form, sp.Split]:
+    def _now(self) -> tuple[forms.Form, share_editor.Split]:
         """The form and the split of the plan as it is, the same node chosen."""
         state = self.owner.shown
-        made = sp.opened(state)
+        made = share_editor.opened(state)
         chosen = min(self.split.chosen, max(len(made.seats) - 1, 0))
         return forms.form("rebalance", state), replace(made, chosen=chosen)
 
@@ -244,10 +251,11 @@ class SplitDialog(OrderDialog, Repaintable):
         last = self._last_lines(cells)
         against = f"based on plan v{form.if_plan}; refused if the plan changes first"
         extra: list[list[Line]] = [
-            labelled("changes  ", form.changes, cells), labelled("leaves   ", form.keeps, cells),
+            labelled("changes  ", form.changes, cells),
+            labelled("leaves   ", form.keeps, cells),
             [line(Piece(against, "dim"))] if form.if_plan is not None and not self._outdated else [],
             *([line(Piece(text, "dim"))] for text in forms.way_back(self.owner.shown)),
-        ]  # fmt: skip
+        ]
         blanks = 2 if rows >= len(made) + len(last) + 3 else 0
         for lines in extra:
             if len(made) + len(lines) + len(last) + blanks <= rows:
@@ -262,8 +270,9 @@ class SplitDialog(OrderDialog, Repaintable):
         if self._outdated:
             run = self.owner.shown.run
             version = run.plan_version if run is not None else 0
-            said.insert(0, (f"the plan is now v{version}; this was based on v{self.form.if_plan}: u reloads",
-                            "warning"))  # fmt: skip
+            said.insert(
+                0, (f"the plan is now v{version}; this was based on v{self.form.if_plan}: u reloads", "warning")
+            )
         said += [(text, "warning") for text in self.form.remarks]
         return [(text, role) for text, role in said if text]
 

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import AlertView
 from trainctl.tui.commands.context import acknowledge, mute
 from trainctl.tui.dialogs.command_dialog import followed
 from trainctl.tui.dialogs.popup import Popup
@@ -35,7 +35,7 @@ class AlertsScreen(BaseScreen):
         return ids.index(self._chosen) if self._chosen in ids else 0
 
     @property
-    def chosen(self) -> m.AlertView | None:
+    def chosen(self) -> AlertView | None:
         alerts = self.owner.shown.open_alerts
         return alerts[self.cursor] if alerts else None
 
@@ -90,7 +90,7 @@ class WhyScreen(Popup[None]):
     ]
     CELLS = 68
 
-    def __init__(self, alert: m.AlertView) -> None:
+    def __init__(self, alert: AlertView) -> None:
         super().__init__(f"why: {alerts_view.alert_title(alert)}")
         self._alert = alert
 

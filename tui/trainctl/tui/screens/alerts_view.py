@@ -2,45 +2,58 @@
 
 import math
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS
+from trainctl.protocol.messages import BUSY_PHASES, AlertView, Event, HostReading
 from trainctl.protocol.messages.events import AlertRaised
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece
+from trainctl.tui.text.styled_line import (
+    Line,
+    Piece,
+    clean,
+    fit,
+    groups,
+    key_words,
+    labelled,
+    line,
+    rule,
+    shorten,
+    spread,
+    width,
+    wrap,
+)
 
 ALERT_WORDS = {"warning": ("ALERT", "warning"), "error": ("ERROR", "bad")}
 """How bad it is, as the screen says it, with its role."""
 
 
-def alert_title(alert: m.AlertView) -> str:
+def alert_title(alert: AlertView) -> str:
     """What an alert is about, short: `torch-h lost`, `mbp: clock`, `loss spike`."""
-    node, words = ln.clean(alert.node), alert.kind.removeprefix("node-").replace("-", " ")
+    node, words = clean(alert.node), alert.kind.removeprefix("node-").replace("-", " ")
     between = " " if alert.kind.startswith("node-") else ": "
     return f"{node}{between}{words}" if node else words
 
 
-def held_words(alert: m.AlertView, *, short: bool = False) -> str:
+def held_words(alert: AlertView, *, short: bool = False) -> str:
     """Why it calls nobody, empty if it does."""
     if alert.acknowledged_by is not None:
-        return f"{'ack' if short else 'acknowledged by'} {ln.clean(alert.acknowledged_by)}"
+        return f"{'ack' if short else 'acknowledged by'} {clean(alert.acknowledged_by)}"
     return "muted" if alert.muted else ""
 
 
-def detail_lines(alert: m.AlertView, state: ViewState, clock: Clock, columns: int) -> list[Line]:
+def detail_lines(alert: AlertView, state: ViewState, clock: Clock, columns: int) -> list[Line]:
     """All that is known of an alert: what it says, what was at hand when it was raised, and what is so now."""
     _, role = ALERT_WORDS[alert.severity]
-    made = [ln.line(Piece(text, role)) for text in ln.wrap(ln.clean(f"{alert.node} {alert.text}".strip()), columns)]
-    made += [ln.line(Piece(text, "label")) for text in ln.wrap(_when(alert, clock), columns)]
+    made = [line(Piece(text, role)) for text in wrap(clean(f"{alert.node} {alert.text}".strip()), columns)]
+    made += [line(Piece(text, "label")) for text in wrap(_when(alert, clock), columns)]
     for name, facts, role in (("then", alert.facts, "label"), ("now", facts_now(alert, state), "text")):
         for index, fact in enumerate(facts):
-            made += ln.labelled(f"{name if not index else '':<6}", fact, columns, role)
+            made += labelled(f"{name if not index else '':<6}", fact, columns, role)
     return made
 
 
-def _when(alert: m.AlertView, clock: Clock) -> str:
+def _when(alert: AlertView, clock: Clock) -> str:
     at = f.clock(alert.raised_at, clock.wall(), clock.zone)
     step = f" after step {alert.step:,}" if alert.step is not None else ""
     age = f.duration(max(clock.wall() - alert.raised_at, 0.0))
@@ -48,13 +61,13 @@ def _when(alert: m.AlertView, clock: Clock) -> str:
     return f"raised {at}{step}, {age} ago: {KINDS[alert.kind].summary}{f'; {held}' if held else ''}"
 
 
-def facts_now(alert: m.AlertView, state: ViewState) -> list[str]:
+def facts_now(alert: AlertView, state: ViewState) -> list[str]:
     """The phases of the rank's last step and the machine's newest reading."""
     made = []
     seen = state.ranks.get(alert.rank) if alert.rank is not None else None
     if seen is not None:
         phases = seen.value.phases
-        parts = [f"{name} {f.seconds(getattr(phases, name))}" for name in (*m.BUSY_PHASES, "sync")]
+        parts = [f"{name} {f.seconds(getattr(phases, name))}" for name in (*BUSY_PHASES, "sync")]
         own = seen.value.own_tokens_per_second
         made.append(f"step {seen.value.step:,}: {', '.join(parts)}" + (f"; own rate {own:,.0f} tok/s" if own else ""))
         if seen.value.peak_or_held_bytes is not None:
@@ -64,7 +77,7 @@ def facts_now(alert: m.AlertView, state: ViewState) -> list[str]:
     return made + (_machine(host.value) if host is not None else [])
 
 
-def _machine(host: m.HostReading) -> list[str]:
+def _machine(host: HostReading) -> list[str]:
     parts = [f"cpu {host.cpu_percent:.0f} %"] if host.cpu_percent is not None else []
     parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
     disk = f.used_of(host.disk_free_bytes, host.disk_total_bytes)
@@ -92,28 +105,28 @@ def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyp
     ]
     if len(shown) < len(calling) and rows:
         text = f"{glyphs.ellipsis} {len(calling) - len(shown)} more alerts: a shows them"
-        made.append(ln.fit(ln.line(Piece(text, "warning", "app.show('alerts')")), columns))
+        made.append(fit(line(Piece(text, "warning", "app.show('alerts')")), columns))
     return made
 
 
-def overview_line(alert: m.AlertView, clock: Clock, columns: int, glyphs: Glyphs, *, key: str = "") -> Line:
+def overview_line(alert: AlertView, clock: Clock, columns: int, glyphs: Glyphs, *, key: str = "") -> Line:
     """`14:31 ALERT mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz   w why`; a click asks why."""
     word, role = ALERT_WORDS[alert.severity]
     why = f"app.why({alert.id!r})"
     at = f.clock(alert.raised_at, clock.wall(), clock.zone)
-    head = ln.line(Piece(f"{at} ", "dim", why), Piece(f"{word} ", role, why))
-    tail = ln.line(Piece(f"  {key}", "key", why), Piece("why", "label", why))
-    room = max(columns - ln.width(head) - ln.width(tail) - 1, 1)
-    text = glyphs.text(ln.clean(f"{alert.node} {alert.text}".strip()))
-    body = Piece(ln.shorten(text, room, glyphs.ellipsis), role, why)
-    return ln.fit(ln.spread((*head, body), tail, columns), columns)
+    head = line(Piece(f"{at} ", "dim", why), Piece(f"{word} ", role, why))
+    tail = line(Piece(f"  {key}", "key", why), Piece("why", "label", why))
+    room = max(columns - width(head) - width(tail) - 1, 1)
+    text = glyphs.text(clean(f"{alert.node} {alert.text}".strip()))
+    body = Piece(shorten(text, room, glyphs.ellipsis), role, why)
+    return fit(spread((*head, body), tail, columns), columns)
 
 
-def without_open(state: ViewState) -> tuple[m.Event, ...]:
+def without_open(state: ViewState) -> tuple[Event, ...]:
     """The run's events, but for those that raised the alerts that are shown above them."""
     above = {alert.id: alert.raised_at - 1.0 for alert in state.calling}
 
-    def is_above(event: m.Event) -> bool:
+    def is_above(event: Event) -> bool:
         return isinstance(event.data, AlertRaised) and event.at >= above.get(event.data.id, math.inf)
 
     return tuple(event for event in state.run_events if not is_above(event))
@@ -134,11 +147,11 @@ def panel_lines(
         for index, alert in enumerate(alerts[start : start + room], start):
             made.append(_row(alert, index, clock, columns, glyphs, chosen=index == cursor))
         label = f"{glyphs.horizontal} {alert_title(alerts[cursor])} "
-        made.append(ln.rule(columns, glyphs.horizontal, (0, label, "title")))
+        made.append(rule(columns, glyphs.horizontal, (0, label, "title")))
         made += [(Piece("  "), *pieces) for pieces in detail_lines(alerts[cursor], state, clock, columns - 2)]
     made = [*made, *([()] * rows)][: rows - 1]
     made.append(_foot(state, clock, bell=bell, any_open=bool(alerts), columns=columns))
-    return [ln.fit(pieces, columns) for pieces in made]
+    return [fit(pieces, columns) for pieces in made]
 
 
 def _node_cells(columns: int) -> int:
@@ -146,27 +159,30 @@ def _node_cells(columns: int) -> int:
 
 
 def _head(columns: int) -> Line:
-    return ln.line(Piece(f"  {'':<6}{'SINCE':<13}{'NODE':<{_node_cells(columns)}}{'KIND':<12}WHAT", "label"))
+    return line(Piece(f"  {'':<6}{'SINCE':<13}{'NODE':<{_node_cells(columns)}}{'KIND':<12}WHAT", "label"))
 
 
-def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
+def _row(alert: AlertView, index: int, clock: Clock, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
     word, role = ALERT_WORDS[alert.severity]
     node_cells = _node_cells(columns)
     held = held_words(alert, short=columns < 100)
     quiet = "dim" if held else "text"
     since = f.clock(alert.raised_at, clock.wall(), clock.zone)
     age = f.age(max(clock.wall() - alert.raised_at, 0.0))
-    node = ln.shorten(ln.clean(alert.node or "run"), node_cells - 1, glyphs.ellipsis)
+    node = shorten(clean(alert.node or "run"), node_cells - 1, glyphs.ellipsis)
     head = f"{since} {age}"
     left = (
-        Piece(glyphs.cursor if chosen else " ", "key"), Piece(" "), Piece(f"{word:<6}", "dim" if held else role),
-        Piece(f"{ln.shorten(head, 12):<13}", "label"), Piece(f"{node:<{node_cells}}", "dim" if held else "strong"),
+        Piece(glyphs.cursor if chosen else " ", "key"),
+        Piece(" "),
+        Piece(f"{word:<6}", "dim" if held else role),
+        Piece(f"{shorten(head, 12):<13}", "label"),
+        Piece(f"{node:<{node_cells}}", "dim" if held else "strong"),
         Piece(f"{alert.kind:<12}", quiet),
-    )  # fmt: skip
-    right = ln.line(Piece(f"  {held}" if held else "", "dim"))
-    room = max(columns - ln.width(left) - ln.width(right) - bool(held), 1)
-    body = Piece(ln.shorten(glyphs.text(ln.clean(alert.text)), room, glyphs.ellipsis), quiet if held else role)
-    made = ln.fit(ln.spread((*left, body), right, columns) if held else (*left, body), columns)
+    )
+    right = line(Piece(f"  {held}" if held else "", "dim"))
+    room = max(columns - width(left) - width(right) - bool(held), 1)
+    body = Piece(shorten(glyphs.text(clean(alert.text)), room, glyphs.ellipsis), quiet if held else role)
+    made = fit(spread((*left, body), right, columns) if held else (*left, body), columns)
     made = tuple(piece._replace(action=f"screen.choose_at({index})") for piece in made)
     if not chosen:
         return made
@@ -176,22 +192,29 @@ def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Gly
 
 def _nothing(state: ViewState) -> list[Line]:
     """No alert is open: what is watched, where there is room to say it."""
-    head = ln.line(Piece("no open alerts", "good"))
+    head = line(Piece("no open alerts", "good"))
     if state.run is None or not state.active:
-        return [head, ln.line(Piece("no active run: only each machine's disk is monitored", "dim"))]
-    made = [head, ln.line(Piece("watched", "label"))]
-    made += [ln.line(Piece(f"  {name:<13}", "text"), Piece(kind.summary, "dim")) for name, kind in KINDS.items()]
+        return [head, line(Piece("no active run: only each machine's disk is monitored", "dim"))]
+    made = [head, line(Piece("watched", "label"))]
+    made += [line(Piece(f"  {name:<13}", "text"), Piece(kind.summary, "dim")) for name, kind in KINDS.items()]
     return made
 
 
 def _foot(state: ViewState, clock: Clock, *, bell: bool, any_open: bool, columns: int) -> Line:
     """What the screen's own keys do, whether the bell rings, and what is muted until when."""
-    keys = [("enter", "why", "screen.why"), ("A", "acknowledge", "screen.acknowledge"),
-            ("m", "mute an hour", "screen.mute")] if any_open else []  # fmt: skip
+    keys = (
+        [
+            ("enter", "why", "screen.why"),
+            ("A", "acknowledge", "screen.acknowledge"),
+            ("m", "mute an hour", "screen.mute"),
+        ]
+        if any_open
+        else []
+    )
     keys.append(("B", f"bell {'on' if bell else 'off'}", "screen.bell"))
-    parts = [ln.key_words(*each) for each in keys]
+    parts = [key_words(*each) for each in keys]
     for mute in (mute for told in state.alerts.values() for mute in told.mutes):
-        where = f" on {ln.clean(mute.node)}" if mute.node else ""
+        where = f" on {clean(mute.node)}" if mute.node else ""
         until = f.clock(mute.until_at, clock.wall(), clock.zone)
-        parts.append(ln.line(Piece(f"{mute.kind}{where} muted until {until} by {ln.clean(mute.by)}", "dim")))
-    return ln.groups(parts, columns)
+        parts.append(line(Piece(f"{mute.kind}{where} muted until {until} by {clean(mute.by)}", "dim")))
+    return groups(parts, columns)

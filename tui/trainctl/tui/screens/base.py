@@ -160,11 +160,19 @@ class BaseScreen(Screen[Any], Repaintable):
 
 
 KINDS: Final = {
-    "overview": "OverviewScreen", "runs": "RunsScreen", "charts": "ChartsScreen", "events": "EventsScreen",
-    "alerts": "AlertsScreen", "node": "NodeScreen", "logs": "LogsScreen", "samples": "SamplesScreen",
-    "policies": "PoliciesScreen", "calibration": "CalibrationScreen", "diagnosis": "DiagnosisScreen",
+    "overview": "OverviewScreen",
+    "runs": "RunsScreen",
+    "charts": "ChartsScreen",
+    "events": "EventsScreen",
+    "alerts": "AlertsScreen",
+    "node": "NodeScreen",
+    "logs": "LogsScreen",
+    "samples": "SamplesScreen",
+    "policies": "PoliciesScreen",
+    "calibration": "CalibrationScreen",
+    "diagnosis": "DiagnosisScreen",
     "step_profile": "StepProfileScreen",
-}  # fmt: skip
+}
 """By name, in the module of that name."""
 
 

@@ -9,17 +9,16 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol.calibration.peak import is_comparable, peak, slower
 from trainctl.protocol.calibration.profile import DeviceProfile, Pass
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.charts import plot as p
 from trainctl.tui.charts.layout import Block, beside, widths
+from trainctl.tui.charts.plot import Plot, draw_plot
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.screens import calibration_lines
 from trainctl.tui.screens.calibration_lines import number
 from trainctl.tui.screens.node import ChosenRankScreen
 from trainctl.tui.state.series import Window
 from trainctl.tui.text import formatting as fmt
-from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line
+from trainctl.tui.text.styled_line import EMPTY, Line, Piece, fit, line, rule
 from trainctl.tui.widgets.theme import rank_role
 
 
@@ -75,28 +74,26 @@ LEAST_CHART_ROWS: Final = 8
 
 def profile_lines(
     node: str, profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str, when: str
-) -> list[ln.Line]:
+) -> list[Line]:
     """Exactly `rows` lines: `profiles` are those of one kind, newest first; `when`: the time of the newest."""
     newest = profiles[0]
     title = [(0, f"{glyphs.horizontal} calibration ", "title"), (14, f" {node} ", role)]
     title.append((16 + len(node), f"{when} ", "label"))
     below = [*_facts(newest), *_slower(profiles, glyphs)]
     charts = max(LEAST_CHART_ROWS, min(rows - 1 - len(below), rows * 2 // 3))
-    made = [ln.rule(columns, glyphs.horizontal, *title)]
+    made = [rule(columns, glyphs.horizontal, *title)]
     made += beside(_charts(profiles, columns, charts - 1, glyphs, role), columns, charts - 1, glyphs)
-    made += [ln.fit(one, columns) for one in below]
-    return (made + [ln.fit(ln.EMPTY, columns)] * rows)[:rows]
+    made += [fit(one, columns) for one in below]
+    return (made + [fit(EMPTY, columns)] * rows)[:rows]
 
 
-def no_profile(node: str, columns: int, rows: int) -> list[ln.Line]:
+def no_profile(node: str, columns: int, rows: int) -> list[Line]:
     """What there is to do without a profile."""
     text = f"{node} has no profile yet: trainctl calibrate RUN.toml --node {node}"
-    return ([ln.fit(ln.line(ln.Piece(text, "dim")), columns)] + [ln.fit(ln.EMPTY, columns)] * rows)[:rows]
+    return ([fit(line(Piece(text, "dim")), columns)] + [fit(EMPTY, columns)] * rows)[:rows]
 
 
-def _charts(
-    profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str
-) -> list[Block]:  # fmt: skip
+def _charts(profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str) -> list[Block]:
     made = []
     kinds: tuple[tuple[str, Callable[[Pass], float | None]], ...] = (
         ("samples/s by micro-batch", lambda one: one.rate),
@@ -104,21 +101,27 @@ def _charts(
     )
     for (title, value), width in zip(kinds, widths(columns, 2), strict=True):
         item = _plot(title, profiles, value, role)
-        body, labels = p.draw(item, width, rows, glyphs)
+        body, labels = draw_plot(item, width, rows, glyphs)
         made.append((body, labels, width))
     return made
 
 
-def _plot(
-    title: str, profiles: Sequence[DeviceProfile], value: Callable[[Pass], float | None], role: str
-) -> p.Plot:  # fmt: skip
+def _plot(title: str, profiles: Sequence[DeviceProfile], value: Callable[[Pass], float | None], role: str) -> Plot:
     """The newest is drawn last, over the others."""
     shown = profiles[: EARLIER + 1]
     traces = [Trace(_window(one, value), "", "dim", sparse=True) for one in reversed(shown[1:])]
     traces.append(Trace(_window(shown[0], value), "", role, sparse=True))
     last = max(one.micro for profile in shown for one in profile.passes)
-    return p.Plot(title, tuple(traces), 1, max(last, 2), small=True, least_span=0.2, empty_text="n/a",
-                  crosshair=peak(shown[0].passes).micro)  # fmt: skip
+    return Plot(
+        title,
+        tuple(traces),
+        1,
+        max(last, 2),
+        small=True,
+        least_span=0.2,
+        empty_text="n/a",
+        crosshair=peak(shown[0].passes).micro,
+    )
 
 
 def _window(profile: DeviceProfile, value: Callable[[Pass], float | None]) -> Window:
@@ -128,21 +131,23 @@ def _window(profile: DeviceProfile, value: Callable[[Pass], float | None]) -> Wi
     return Window(1, sizes, values, values, values, np.ones(len(known)), values, np.zeros(len(known), np.int64))
 
 
-def _facts(profile: DeviceProfile) -> list[ln.Line]:
+def _facts(profile: DeviceProfile) -> list[Line]:
     best = peak(profile.passes)
     out = profile.out_of_memory_micro
     rows = [
-        (f"{calibration_lines.PEAK_WORD} at {best.micro:,}",
-         f"{number(best.rate)} samples/s, {fmt.gigabytes(best.peak_bytes)} GB"
-         + (f"; out of memory at {out:,}" if out is not None else "")),
+        (
+            f"{calibration_lines.PEAK_WORD} at {best.micro:,}",
+            f"{number(best.rate)} samples/s, {fmt.gigabytes(best.peak_bytes)} GB"
+            + (f"; out of memory at {out:,}" if out is not None else ""),
+        ),
         *calibration_lines.part_lines(profile),
-    ]  # fmt: skip
-    return [ln.line(ln.Piece(f"{name:<18}", "label"), text) for name, text in rows]
+    ]
+    return [line(Piece(f"{name:<18}", "label"), text) for name, text in rows]
 
 
-def _slower(profiles: Sequence[DeviceProfile], glyphs: Glyphs) -> list[ln.Line]:
+def _slower(profiles: Sequence[DeviceProfile], glyphs: Glyphs) -> list[Line]:
     found = slower(profiles[1], profiles[0]) if len(profiles) > 1 else []
     return [
-        ln.line(ln.Piece(f"slower: {one.what} {number(one.before)} {glyphs.arrow} {number(one.now)}", "warning"))
+        line(Piece(f"slower: {one.what} {number(one.before)} {glyphs.arrow} {number(one.now)}", "warning"))
         for one in found
     ]

@@ -27,11 +27,14 @@ def curve_rows(profile: DeviceProfile) -> list[tuple[str, str, str, str, str]]:
     best, chosen = max(one.rate for one in profile.passes), peak(profile.passes)
     rows = [
         (
-            f"{one.micro:,}", number(one.rate), fmt.percent(one.rate / best), fmt.gigabytes(one.peak_bytes),
+            f"{one.micro:,}",
+            number(one.rate),
+            fmt.percent(one.rate / best),
+            fmt.gigabytes(one.peak_bytes),
             PEAK_WORD if one == chosen else "",
         )
         for one in profile.passes
-    ]  # fmt: skip
+    ]
     if profile.out_of_memory_micro is not None:
         rows.append((f"{profile.out_of_memory_micro:,}", fmt.NA, fmt.NA, fmt.NA, "out of memory"))
     return rows

@@ -7,16 +7,15 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import DiagnosisReply, Finding, Remedy, RunView
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.screens import diagnosis_view
 from trainctl.tui.screens.polled_screen import PolledScreen
 from trainctl.tui.state.source import Source
-from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.styled_line import Line
+from trainctl.tui.text.styled_line import Line, clean, key_words
 
 
-class DiagnosisScreen(PolledScreen[m.DiagnosisReply, m.Finding]):
+class DiagnosisScreen(PolledScreen[DiagnosisReply, Finding]):
     """One row for each finding, and the chosen one in full."""
 
     POLL_SECONDS = 3.0
@@ -27,34 +26,34 @@ class DiagnosisScreen(PolledScreen[m.DiagnosisReply, m.Finding]):
     ]
 
     @property
-    def rows(self) -> tuple[m.Finding, ...]:
+    def rows(self) -> tuple[Finding, ...]:
         return self.answer.diagnosis.findings if self.answer is not None else ()
 
-    def is_of(self, answer: m.DiagnosisReply, run: m.RunView) -> bool:
+    def is_of(self, answer: DiagnosisReply, run: RunView) -> bool:
         return answer.run == run.run
 
-    def key(self, row: m.Finding) -> tuple[str, str]:
+    def key(self, row: Finding) -> tuple[str, str]:
         return row.cause, row.node
 
-    def depends_on(self, run: m.RunView) -> tuple[int, str, float]:
+    def depends_on(self, run: RunView) -> tuple[int, str, float]:
         """An active run also depends on the time: one that hangs makes no step that would ask for it."""
         return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
-    async def ask(self, client: Source, run: str) -> m.DiagnosisReply:
+    async def ask(self, client: Source, run: str) -> DiagnosisReply:
         return await client.diagnosis(run)
 
-    def heading(self, answer: m.DiagnosisReply | None) -> str:
+    def heading(self, answer: DiagnosisReply | None) -> str:
         return diagnosis_view.title(answer, self.owner.glyphs)
 
-    def table(self, answer: m.DiagnosisReply, columns: int, rows: int) -> list[Line]:
+    def table(self, answer: DiagnosisReply, columns: int, rows: int) -> list[Line]:
         return diagnosis_view.lines(answer, self.cursor, columns, rows, self.owner.glyphs, self._keys())
 
     def _keys(self) -> list[Line]:
         if self.chosen is None or not self.chosen.remedies:
             return []
         return [
-            ln.key_words("enter", "dialog of the first command", "screen.remedy"),
-            ln.key_words("y", "copy its command", "app.copy"),
+            key_words("enter", "dialog of the first command", "screen.remedy"),
+            key_words("y", "copy its command", "app.copy"),
         ]
 
     def values(self) -> clipboard.Values:
@@ -76,15 +75,15 @@ class DiagnosisScreen(PolledScreen[m.DiagnosisReply, m.Finding]):
         else:
             first = self.chosen.remedies[0]
             words = f"{first.text}: {first.command}" if first.command else first.text
-            self.owner.notify(ln.clean(words), severity="information", markup=False)
+            self.owner.notify(clean(words), severity="information", markup=False)
 
 
-def first_command(remedies: Iterable[m.Remedy]) -> m.Remedy | None:
+def first_command(remedies: Iterable[Remedy]) -> Remedy | None:
     """The first remedy that is a command to a run; None if none is."""
     return next((remedy for remedy in remedies if remedy.verb), None)
 
 
-def values_of(remedy: m.Remedy) -> dict[str, str]:
+def values_of(remedy: Remedy) -> dict[str, str]:
     """Return the values that the command's dialog starts with, by field: of `trainctl send VERB FIELD=VALUE --node
     NODE` each field and the node."""
     words = shlex.split(remedy.command)

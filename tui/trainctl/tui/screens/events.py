@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import Event
 from trainctl.tui.charts.marks import numbered
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.context import KeyHint
@@ -42,7 +42,7 @@ class EventsScreen(RowsScreen[EventRow]):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.older: tuple[m.Event, ...] = ()
+        self.older: tuple[Event, ...] = ()
         self.first = 0
         self.undoable = False  # the chosen event, as last drawn
         self._measured: dict[tuple[str, int], effects.Effect] = {}  # by run and event id
@@ -66,8 +66,14 @@ class EventsScreen(RowsScreen[EventRow]):
         """Asks the record for the steps around changes that the live windows don't reach back to."""
         client, run = self.owner.client, self.owner.shown.run
         rates, events = self.owner.shown.lately("tokens_per_second"), self.events()
-        old = [event for event in reversed(events) if run_events.changes_speed(event) and event.step is not None
-               and not effects.covered(rates, event.step) and (event.run, event.id) not in self._measured]  # fmt: skip
+        old = [
+            event
+            for event in reversed(events)
+            if run_events.changes_speed(event)
+            and event.step is not None
+            and not effects.covered(rates, event.step)
+            and (event.run, event.id) not in self._measured
+        ]
         for event in old[:_MOST_ASKED]:
             if client is None or run is None:
                 return
@@ -81,7 +87,7 @@ class EventsScreen(RowsScreen[EventRow]):
 
     # ------------------------------------------------------------ what there is
 
-    def events(self) -> list[m.Event]:
+    def events(self) -> list[Event]:
         """Events of the record and those that came since, once each, oldest first."""
         state = self.owner.shown
         run = state.run.run if state.run else ""
@@ -89,7 +95,7 @@ class EventsScreen(RowsScreen[EventRow]):
         known = {(event.run, event.id, event.at): event for event in both if event.run in ("", run)}
         return sorted(known.values(), key=lambda event: (event.at, event.id))
 
-    def effect(self, event: m.Event, events: Sequence[m.Event]) -> effects.Effect | None:
+    def effect(self, event: Event, events: Sequence[Event]) -> effects.Effect | None:
         """As measured in the live windows, or else from the record; once all its steps are there it is kept."""
         key = (event.run, event.id)
         if not run_events.changes_speed(event) or key in self._measured:
@@ -113,7 +119,7 @@ class EventsScreen(RowsScreen[EventRow]):
         return row.event.id
 
     @property
-    def chosen(self) -> m.Event | None:
+    def chosen(self) -> Event | None:
         return self.rows[self.cursor].event if self.rows else None
 
     # ------------------------------------------------------------ drawing
@@ -160,7 +166,7 @@ class EventsScreen(RowsScreen[EventRow]):
     def on_mouse_scroll_up(self) -> None:
         self.action_move(-3)
 
-    def undoing(self, event: m.Event) -> undo.Inverse | str:
+    def undoing(self, event: Event) -> undo.Inverse | str:
         """What undoes the event now, or why nothing does."""
         try:
             return undo.of(event, self.owner.shown.run, self.events())

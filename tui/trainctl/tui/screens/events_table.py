@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import event_prose
+from trainctl.protocol.messages import Event, event_prose
 from trainctl.protocol.messages.events import nodes_of
 from trainctl.tui.charts.marks import numbered
 from trainctl.tui.commands import undo
@@ -24,7 +23,7 @@ from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, plain, 
 _RECENT_WHO_CELLS = 7
 
 
-def alert_label(event: m.Event) -> tuple[str, str]:
+def alert_label(event: Event) -> tuple[str, str]:
     """The word before an event that is out of the common run, and the role of its text. A command that was refused
     says so itself."""
     if event.severity == "error":
@@ -47,7 +46,7 @@ def recent_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs
     return [*made, *([fit((), columns)] * (rows - len(made)))]
 
 
-def event_line(event: m.Event, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, number: str = "") -> Line:
+def event_line(event: Event, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, number: str = "") -> Line:
     """One event in `columns` cells; its end carries the measured effect and the number of its mark."""
     alert, role = alert_label(event)
     head = line(
@@ -58,14 +57,16 @@ def event_line(event: m.Event, state: ViewState, clock: Clock, columns: int, gly
         Piece(alert, role),
     )
     measured = effect(state, event) if number else None
-    tail = line(Piece(f"  {effect_text(measured)}" if measured is not None else "", effect_role(measured)),
-                Piece(f"  {number}" if number else "", "mark"))  # fmt: skip
+    tail = line(
+        Piece(f"  {effect_text(measured)}" if measured is not None else "", effect_role(measured)),
+        Piece(f"  {number}" if number else "", "mark"),
+    )
     room = max(columns - width(head) - width(tail) - 1, 1)
     body = Piece(shorten(glyphs.text(clean(event_words(event, glyphs.arrow))), room, glyphs.ellipsis), role)
     return fit(spread((*head, body), tail, columns), columns)
 
 
-def effect(state: ViewState, event: m.Event) -> float | None:
+def effect(state: ViewState, event: Event) -> float | None:
     """Relative change of the fleet's rate: medians of up to 20 steps after and before, as far as nothing else changed
     the plan there; None with fewer than 5 on a side, or where it left all as it was."""
     found = effects.measured(state.lately("tokens_per_second"), state.run_events, event)
@@ -95,7 +96,7 @@ class Context:
     clock: Clock
     glyphs: Glyphs
     numbers: Mapping[int, str] = field(default_factory=dict)
-    undid: Mapping[int, m.Event] = field(default_factory=dict)
+    undid: Mapping[int, Event] = field(default_factory=dict)
 
 
 def head(columns: int, rows: Sequence[EventRow], order: table_fields.SortOrder, context: Context) -> Line:
@@ -107,9 +108,16 @@ def head(columns: int, rows: Sequence[EventRow], order: table_fields.SortOrder, 
     else:
         step = _step_cells(rows)
         room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
-        titles = [("age", "WHEN", when + 1), ("by", "WHO", _WHO), ("verb", "WHAT", _WHAT), ("step", "STEP", step + 2),
-                  ("", f"BEFORE {context.glyphs.arrow} AFTER", room), ("outcome", "OUTCOME", _OUTCOME + 1),
-                  ("effect", "EFFECT", _EFFECT + 1), ("", "MARK", 4)]  # fmt: skip
+        titles = [
+            ("age", "WHEN", when + 1),
+            ("by", "WHO", _WHO),
+            ("verb", "WHAT", _WHAT),
+            ("step", "STEP", step + 2),
+            ("", f"BEFORE {context.glyphs.arrow} AFTER", room),
+            ("outcome", "OUTCOME", _OUTCOME + 1),
+            ("effect", "EFFECT", _EFFECT + 1),
+            ("", "MARK", 4),
+        ]
     return fit([column_title(*each, order, context.glyphs) for each in titles], columns)
 
 
@@ -152,8 +160,7 @@ def _when(row: EventRow, context: Context) -> str:
 def _ends(row: EventRow, context: Context) -> Line:
     """The measured effect and the number of the mark on the charts, both where they would be."""
     number = context.numbers.get(row.event.id, "")
-    effect = Piece(effect_text(row.effect) if row.effect is not None else "",
-                   effect_role(row.effect))  # fmt: skip
+    effect = Piece(effect_text(row.effect) if row.effect is not None else "", effect_role(row.effect))
     mark = max((len(text) for text in context.numbers.values()), default=1)
     return (*fit(line(effect), _EFFECT), Piece(f"  {number:>{mark}}", "mark"))
 
@@ -175,47 +182,52 @@ def _wide(row: EventRow, columns: int, when: int, step: int, context: Context) -
     room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
     told = shorten(alert + change_text(event, glyphs) + _undoes(event, context), room - 1, glyphs.ellipsis)
     outcome = "undone" if row.undone else event.outcome or ""
-    what = shorten(clean(event.verb if event.kind == "command" and event.verb else event.kind), _WHAT - 1,
-                   glyphs.ellipsis)  # fmt: skip
+    what = shorten(
+        clean(event.verb if event.kind == "command" and event.verb else event.kind), _WHAT - 1, glyphs.ellipsis
+    )
     return line(
-        Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event, glyphs),
+        Piece(f"{_when(row, context):<{when}} ", "dim"),
+        _who(event, glyphs),
         Piece(what.ljust(_WHAT), "strong" if event.kind == "command" else "text"),
         Piece(f"{f.count(event.step) if event.step is not None else '-':>{step}}  ", "label"),
         *fit(line(Piece(told, "dim" if row.undone else role)), room),
-        Piece(f"{outcome:<{_OUTCOME}} ", _outcome_role(event, row.undone)), *_ends(row, context),
-    )  # fmt: skip
+        Piece(f"{outcome:<{_OUTCOME}} ", _outcome_role(event, row.undone)),
+        *_ends(row, context),
+    )
 
 
-def _outcome_role(event: m.Event, undone: bool) -> str:
+def _outcome_role(event: Event, undone: bool) -> str:
     if undone or event.outcome is None:
         return "dim"
     return "good" if event.outcome == "applied" else "bad"
 
 
-def _who(event: m.Event, glyphs: Glyphs) -> Piece:
+def _who(event: Event, glyphs: Glyphs) -> Piece:
     return Piece(shorten(clean(event.by or "-"), _WHO - 1, glyphs.ellipsis).ljust(_WHO), "label")
 
 
-def _undoes(event: m.Event, context: Context) -> str:
+def _undoes(event: Event, context: Context) -> str:
     undone = context.undid.get(event.id)
     return f", undoes @{undone.step or 0:,}" if undone is not None else ""
 
 
-def change_text(event: m.Event, glyphs: Glyphs) -> str:
+def change_text(event: Event, glyphs: Glyphs) -> str:
     """The event's text without the verb and the outcome, which have columns of their own."""
     return clean(event_prose.brief(event.data).replace(event_prose.ARROW, glyphs.arrow))
 
 
 def rows_of(
-    events: Sequence[m.Event], clock: Clock, nodes: Sequence[str], effects: Mapping[int, float | None]
+    events: Sequence[Event], clock: Clock, nodes: Sequence[str], effects: Mapping[int, float | None]
 ) -> list[EventRow]:
     """The events as the filter sees them; `effects` has relative changes of the rate by event id."""
     now, undone = clock.wall(), undo.undone_by(events)
     return [
         EventRow(
-            event, max(now - event.at, 0.0), tuple(node for node in nodes if node in nodes_of(event.data)),
+            event,
+            max(now - event.at, 0.0),
+            tuple(node for node in nodes if node in nodes_of(event.data)),
             effects.get(event.id) if run_events.changes_speed(event) else None,
             undone=event.verb is not None and event.id in undone,
         )
         for event in events
-    ]  # fmt: skip
+    ]

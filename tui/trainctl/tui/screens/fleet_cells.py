@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import GpuReading, HostReading, Metric
 from trainctl.tui.charts.metrics import style_of
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.text import formatting as f
@@ -115,9 +115,10 @@ def text(words: Callable[[Row], str], role: str = "text") -> Cell:
 
 
 def _reading(
-    spec: str, of_gpu: Callable[[m.GpuReading], float | None] | None = None,
-    of_host: Callable[[m.HostReading], float | None] = lambda host: None,
-) -> Cell:  # fmt: skip
+    spec: str,
+    of_gpu: Callable[[GpuReading], float | None] | None = None,
+    of_host: Callable[[HostReading], float | None] = lambda host: None,
+) -> Cell:
     """A figure of the row's device where it has one, else of its machine; an old one is dimmed."""
 
     def cell(row: Row, glyphs: Glyphs, size: int) -> Line:
@@ -127,7 +128,7 @@ def _reading(
     return cell
 
 
-def metric(one: m.Metric) -> Cell:
+def metric(one: Metric) -> Cell:
     """A rank's or its machine's metric as the charts write it; an old reading is dimmed."""
     style, of_machine = style_of(one.name), one.scope == "host"
 

@@ -12,10 +12,9 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
-from trainctl.protocol import messages as m
-from trainctl.tui.screens import fleet_cells as c
-from trainctl.tui.state import series as s
-from trainctl.tui.state import table_fields
+from trainctl.protocol.messages import METRICS, RankStep, RunView, is_by_name, metric_of
+from trainctl.tui.screens import fleet_cells
+from trainctl.tui.state import series, table_fields
 from trainctl.tui.state.filter_language import Filter
 from trainctl.tui.state.rank_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
 from trainctl.tui.state.table_fields import SortOrder, Table, column_title
@@ -26,8 +25,19 @@ from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width
 
 _WORST_FIRST = (
-    "failed", "lost", "hung", "late", "rejoining", "draining", "drained", "starting", "ready", "paused", "run", "done"
-)  # fmt: skip
+    "failed",
+    "lost",
+    "hung",
+    "late",
+    "rejoining",
+    "draining",
+    "drained",
+    "starting",
+    "ready",
+    "paused",
+    "run",
+    "done",
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ def arranged(rows: Sequence[Row], wanted: Arrangement) -> list[Row]:
     return made
 
 
-def row_count(run: m.RunView | None, opened: frozenset[str]) -> int:
+def row_count(run: RunView | None, opened: frozenset[str]) -> int:
     """How many rows there are without a filter."""
     nodes = Counter(view.node for view in run.ranks) if run is not None else {}
     return len(nodes) + sum(ranks for node, ranks in nodes.items() if node in opened and ranks > 1)
@@ -74,36 +84,44 @@ def _node(members: Sequence[Row], is_open: bool) -> Row:
     rates = [row.own_rate for row in members if not row.out]
     shares = [row.view.share for row in members if row.view.share is not None]
     view = msgspec.structs.replace(
-        members[0].view, state=worst.view.state, since_at=worst.view.since_at,
+        members[0].view,
+        state=worst.view.state,
+        since_at=worst.view.since_at,
         share=sum(shares) if len(shares) == len(members) else None,
         why=f"rank {worst.view.rank}: {worst.view.why}" if worst.view.why else "",
-    )  # fmt: skip
+    )
     ages = [row.age for row in members if row.age is not None]
     return replace(
-        slowest, view=view, place=members[0].place, step=_together(slowest, working), age=max(ages, default=None),
-        old=any(row.old for row in members), own_rates=_sum([row.own_rates for row in working]),
+        slowest,
+        view=view,
+        place=members[0].place,
+        step=_together(slowest, working),
+        age=max(ages, default=None),
+        old=any(row.old for row in members),
+        own_rates=_sum([row.own_rates for row in working]),
         own_rate=sum(r for r in rates if r is not None) if rates and None not in rates else None,
         slow_phase=next((row.slow_phase for row in members if row.slow_phase), ""),
         selected=not is_open and any(row.selected for row in members),
-        members=tuple(row.view.rank for row in members), open=is_open,
+        members=tuple(row.view.rank for row in members),
+        open=is_open,
         micro=next(iter({row.passes for row in members})) if len({row.passes for row in members}) == 1 else None,
-    )  # fmt: skip
+    )
 
 
-def _together(slowest: Row, working: Sequence[Row]) -> m.RankStep | None:
+def _together(slowest: Row, working: Sequence[Row]) -> RankStep | None:
     """The slowest rank's step with what all have together, of the metrics that each of them has."""
     if slowest.step is None:
         return None
     every = [row.step.values for row in working if row.step is not None]
     names = [name for name in slowest.step.values if all(name in values for values in every)]
-    values = {name: m.metric_of(name).folded([values[name] for values in every]) for name in names}
+    values = {name: metric_of(name).folded([values[name] for values in every]) for name in names}
     return msgspec.structs.replace(slowest.step, values=values)
 
 
-def _sum(windows: Sequence[s.Window]) -> s.Window:
+def _sum(windows: Sequence[series.Window]) -> series.Window:
     """The sum of rates over the steps that all have; empty where they aren't of the same steps."""
     if not windows or any(not np.array_equal(window.first, windows[0].first) for window in windows):
-        return s.empty()
+        return series.empty()
     return replace(windows[0], last=np.sum([window.last for window in windows], axis=0))
 
 
@@ -133,7 +151,7 @@ class FleetColumn:
 
     title: str
     size: int
-    cell: c.Cell
+    cell: fleet_cells.Cell
     right: bool = False
     least: int = 60
     gap: int = 1
@@ -141,10 +159,16 @@ class FleetColumn:
 
 
 def lines(
-    state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, total: bool, selected: int | None = None,
+    state: ViewState,
+    clock: Clock,
+    columns: int,
+    glyphs: Glyphs,
+    *,
+    total: bool,
+    selected: int | None = None,
     wanted: Arrangement = UNARRANGED,
     room: int | None = None,
-) -> list[Line]:  # fmt: skip
+) -> list[Line]:
     """The table: head, a line a node or an opened one's rank, and with `total` a FLEET line; each `columns` wide.
 
     Where that is more than `room` lines, those around the selected one are shown and the others counted.
@@ -172,7 +196,7 @@ def sortable(state: ViewState, clock: Clock, columns: int, metrics: Sequence[str
 
 def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock, metrics: Sequence[str] = ()) -> list[FleetColumn]:
     """The columns that fit, as many of `metrics` as there is room for, the step bar stretched over what is left."""
-    percent, with_gpu = (c.gpu_percent, 118) if has_gpu else (c.cpu_percent, _NEVER)
+    percent, with_gpu = (fleet_cells.gpu_percent, 118) if has_gpu else (fleet_cells.cpu_percent, _NEVER)
     device = "GPU" if has_gpu else "CPU"
 
     def since(row: Row) -> str:
@@ -180,24 +204,24 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock, metrics: S
         return f.clock(at, clock.wall(), clock.zone) if at > 0 else f.NA
 
     chosen = [
-        FleetColumn("NODE", 7, c.node, gap=0, field="node"),
-        FleetColumn("STATE", 7, c.state, field="state"),
-        FleetColumn("SINCE", 9, c.text(since, "label"), least=150),
-        FleetColumn("DEVICE", 9, c.device, least=116, field="device"),
-        FleetColumn("SHARE", 10, c.share, field="share"),
-        FleetColumn("MICRO", 6, c.micro, field="micro"),
-        FleetColumn("OWN T/S", 7, c.own, True, field="tok/s"),
-        FleetColumn("TREND", 8, c.trend, least=112, gap=2),
-        FleetColumn(bar_title, 0, c.bar, gap=2, field="busy"),
-        FleetColumn("WAIT", 6, c.wait, True, 100, field="wait"),
-        FleetColumn("MEM GB", 7, c.memory, True, 70, gap=2, field="mem"),
-        FleetColumn("HELD", 5, c.held, True, 132, field="held"),
+        FleetColumn("NODE", 7, fleet_cells.node, gap=0, field="node"),
+        FleetColumn("STATE", 7, fleet_cells.state, field="state"),
+        FleetColumn("SINCE", 9, fleet_cells.text(since, "label"), least=150),
+        FleetColumn("DEVICE", 9, fleet_cells.device, least=116, field="device"),
+        FleetColumn("SHARE", 10, fleet_cells.share, field="share"),
+        FleetColumn("MICRO", 6, fleet_cells.micro, field="micro"),
+        FleetColumn("OWN T/S", 7, fleet_cells.own, True, field="tok/s"),
+        FleetColumn("TREND", 8, fleet_cells.trend, least=112, gap=2),
+        FleetColumn(bar_title, 0, fleet_cells.bar, gap=2, field="busy"),
+        FleetColumn("WAIT", 6, fleet_cells.wait, True, 100, field="wait"),
+        FleetColumn("MEM GB", 7, fleet_cells.memory, True, 70, gap=2, field="mem"),
+        FleetColumn("HELD", 5, fleet_cells.held, True, 132, field="held"),
         FleetColumn(device, 4, percent, True, 76, field=device.lower()),
-        FleetColumn("CLK", 5, c.clock_rate, True, with_gpu, field="clock"),
-        FleetColumn("W", 4, c.watts, True, with_gpu, field="power"),
-        FleetColumn("°C", 4, c.celsius, True, 104, field="temp"),
-        FleetColumn("LINK", 10, c.link, least=132, gap=2),
-        FleetColumn("AGE", 3, c.age, True, field="age"),
+        FleetColumn("CLK", 5, fleet_cells.clock_rate, True, with_gpu, field="clock"),
+        FleetColumn("W", 4, fleet_cells.watts, True, with_gpu, field="power"),
+        FleetColumn("°C", 4, fleet_cells.celsius, True, 104, field="temp"),
+        FleetColumn("LINK", 10, fleet_cells.link, least=132, gap=2),
+        FleetColumn("AGE", 3, fleet_cells.age, True, field="age"),
     ]
     fixed = sum(column.size + column.gap for column in chosen if columns >= column.least)
     more = _metric_columns(metrics, columns - fixed - _LEAST_BAR) if columns >= _METRICS_FROM else []
@@ -216,13 +240,13 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock, metrics: S
 
 def _metric_columns(wanted: Sequence[str], room: int) -> list[FleetColumn]:
     """Of the metrics that a person wants, then of those with a heading, as many as fit."""
-    headed = [one.name for one in m.METRICS.values() if one.heading]
+    headed = [one.name for one in METRICS.values() if one.heading]
     made = []
     for name in dict.fromkeys((*wanted, *headed)):
-        one = m.metric_of(name)
+        one = metric_of(name)
         title = one.heading or one.title[:_LONGEST_TITLE].lower()  # capitals are for the columns above
-        field = one.name if m.is_by_name(one.name) else ""
-        made.append(FleetColumn(title, max(len(title), 7), c.metric(one), True, field=field))
+        field = one.name if is_by_name(one.name) else ""
+        made.append(FleetColumn(title, max(len(title), 7), fleet_cells.metric(one), True, field=field))
     ends = accumulate(column.size + column.gap for column in made)
     return [column for column, end in zip(made, ends, strict=True) if end <= room]
 
@@ -246,15 +270,19 @@ def _body(row: Row, shown: list[FleetColumn], columns: int, glyphs: Glyphs) -> L
         parts += [Piece(" " * column.gap), *cell] if column.gap else cell
     opens = f"screen.toggle_node({row.view.rank})" if row.members else f"app.node({row.view.rank})"
     keep = ("bad", "warning", "cursor") if row.old or row.out else ()
-    return tuple([
-        Piece(text, role if not keep or role in keep else "old", opens) for text, role, _ in fit(parts, columns) if text
-    ])  # fmt: skip
+    return tuple(
+        [
+            Piece(text, role if not keep or role in keep else "old", opens)
+            for text, role, _ in fit(parts, columns)
+            if text
+        ]
+    )
 
 
 def _with_room_for_why(row: Row, shown: list[FleetColumn], glyphs: Glyphs) -> list[FleetColumn]:
     """The columns; where a why is longer than the step's bar, which it stands for, it goes on over those to its right
     that would say n/a."""
-    at = next(place for place, column in enumerate(shown) if column.cell is c.bar)
+    at = next(place for place, column in enumerate(shown) if column.cell is fleet_cells.bar)
     needed = width((Piece(clean(row.view.why)),))
     size, end = shown[at].size, at + 1
     while size < needed and end < len(shown) - 1 and plain(shown[end].cell(row, glyphs, shown[end].size)) == f.NA:
@@ -271,11 +299,12 @@ def _total(state: ViewState, table: list[Row], shown: list[FleetColumn]) -> Line
     memory = [row.step.peak_or_held_bytes if row.step else None for row in table if not row.out]
     known = [size for size in memory if size is not None]
     texts = {
-        "NODE": "FLEET", "STATE": f"{live}/{len(ranks)}",
+        "NODE": "FLEET",
+        "STATE": f"{live}/{len(ranks)}",
         "SHARE": str(sum(shares)) if len(shares) == len(ranks) else f.NA,
         "OWN T/S": f.rate(sum_of_own_rates(state)),
         "MEM GB": f.gigabytes(sum(known)) if known and len(known) == len(memory) else f.NA,
-    }  # fmt: skip
+    }
     rate = fleet_rate(state)
     parts = []
     for column in shown:

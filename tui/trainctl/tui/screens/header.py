@@ -4,24 +4,40 @@ reshuffle."""
 import math
 from collections.abc import Mapping
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import CostFigures
 from trainctl.protocol.batch.run_rates import run_rates
-from trainctl.tui.state import series as s
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, HostReading, RunRates, RunView
+from trainctl.tui.state import series
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text import run_lines as names
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.run_lines import cost_figures, cost_pieces, cost_spent, rate_pieces
+from trainctl.tui.text.run_lines import (
+    AVERAGE_LOSS,
+    EFFICIENCY,
+    LOSS_STEPS,
+    RECENT_RATE,
+    cost_figures,
+    cost_pieces,
+    cost_spent,
+    energy_text,
+    rate_pieces,
+    run_energy,
+)
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width
 
 SPAN_COLUMNS = 120
 """Columns from which the best and the worst case stand beside the ETA."""
 STATE_ROLES = {
-    "running": "good", "finished": "good", "starting": "accent", "pausing": "warning", "paused": "warning",
-    "stopping": "warning", "stopped": "warning", "failed": "bad",
-}  # fmt: skip
+    "running": "good",
+    "finished": "good",
+    "starting": "accent",
+    "pausing": "warning",
+    "paused": "warning",
+    "stopping": "warning",
+    "stopped": "warning",
+    "failed": "bad",
+}
 
 
 def lines(
@@ -34,7 +50,7 @@ def lines(
         return [fit(_without_run(state, clock, columns, badge), columns)] + [fit((), columns)] * (rows - 1)
     made = [_identity(state, run, clock, columns, glyphs, badge), _learning(state, clock, columns, rows, glyphs)]
     if rows >= 4:
-        made.append(groups(rate_pieces(_rates(state, run), names.RECENT_RATE), columns))
+        made.append(groups(rate_pieces(_rates(state, run), RECENT_RATE), columns))
     if rows >= 3:
         at = line(Piece("at ", "label"), clean(address)) if address and columns >= 120 else ()
         made.append(spread(_resources(state, run, clock, columns - width(at) - 1, glyphs), at, columns))
@@ -68,7 +84,7 @@ def _without_run(state: ViewState, clock: Clock, columns: int, badge: str) -> Li
     return spread(groups(left, columns - width(right) - 1), right, columns)
 
 
-def _identity(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
+def _identity(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
     right = _corner(state, run, clock, columns, glyphs, badge)
     room = columns - width(right) - 1
     left = _progress(state, run, clock, columns, glyphs, brief=False)
@@ -90,9 +106,7 @@ def _attached(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
     return line(Piece(f"{len(state.viewers) + 1} attached{who}", "accent"))
 
 
-def _progress(
-    state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs, *, brief: bool
-) -> list[Line]:
+def _progress(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs, *, brief: bool) -> list[Line]:
     """What stands at the left of the first line, the most important first; `brief` leaves the clock time out."""
     done = run.step / run.steps if run.steps else None
     made = [
@@ -111,7 +125,7 @@ def _progress(
     return made
 
 
-def _state(state: ViewState, run: m.RunView, clock: Clock) -> Piece:
+def _state(state: ViewState, run: RunView, clock: Clock) -> Piece:
     """The run's state, or that its ranks wait for the lead's agent: without plans they make no step."""
     silent = _lead_silent(state, run, clock)
     if silent is None:
@@ -120,14 +134,14 @@ def _state(state: ViewState, run: m.RunView, clock: Clock) -> Piece:
     return Piece(f"WAITING FOR {clean(run.lead)}'s AGENT {seconds}", "warning")
 
 
-def _lead_silent(state: ViewState, run: m.RunView, clock: Clock) -> float | None:
+def _lead_silent(state: ViewState, run: RunView, clock: Clock) -> float | None:
     """Seconds since the agent whose plans the ranks wait for was heard; None while it is, and for a guest's loop, which
     waits for none."""
     leads = state.node is not None and state.node.node == run.lead
     return state.silent_for(clock.monotonic()) if state.active and leads and run.kind == "hosted" else None
 
 
-def _corner(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
+def _corner(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
     """The right end of the first line: who isn't heard, who leads, and what the screen is."""
     silent = connection_piece(state, clock) if _lead_silent(state, run, clock) is None else ()
     alone = silent and (columns < 100 or state.silent_for(clock.monotonic()) is not None)
@@ -144,7 +158,7 @@ def alerts_piece(state: ViewState) -> Line:
     return line(Piece(f"{len(calling)} ALERT{'S' if len(calling) > 1 else ''}", role, "app.show('alerts')"))
 
 
-def _place(run: m.RunView, columns: int, glyphs: Glyphs) -> Line:
+def _place(run: RunView, columns: int, glyphs: Glyphs) -> Line:
     """Who leads, by which engine, whether of unlike backends, in which generation; of a guest, that it is one."""
     engine = run.kind if run.kind != "hosted" else f"{run.engine} mixed" if run.mixed else run.engine
     words = [clean(run.lead), engine, str(run.generation)]
@@ -154,7 +168,7 @@ def _place(run: m.RunView, columns: int, glyphs: Glyphs) -> Line:
     return line(Piece(dot.join(words), "label"))
 
 
-def _outlook(state: ViewState, run: m.RunView, clock: Clock, columns: int, *, brief: bool) -> Line:
+def _outlook(state: ViewState, run: RunView, clock: Clock, columns: int, *, brief: bool) -> Line:
     """When it will be done, what it waits for, or how it ended."""
     if run.state == "running" and run.reason:
         return line(Piece(clean(run.reason), "warning"))
@@ -165,7 +179,7 @@ def _outlook(state: ViewState, run: m.RunView, clock: Clock, columns: int, *, br
         span = f.span(rates.seconds_left_best, rates.seconds_left_worst) if columns >= SPAN_COLUMNS else ""
         text = f.eta(rates.seconds_left, clock.wall(), clock.zone)
         return line(Piece("ETA ", "label"), text, Piece(f" ({span})" if span else "", "dim"))
-    if run.state in m.ACTIVE_RUN_STATES:
+    if run.state in ACTIVE_RUN_STATES:
         return line(Piece("ETA ", "label"), Piece(f.NA, "dim"))
     reason = f": {clean(run.reason)}" if run.reason else ""
     return line(Piece(f"{_ended(state, clock)}{reason}", "bad" if run.state == "failed" else "label"))
@@ -180,13 +194,13 @@ def _ended(state: ViewState, clock: Clock) -> str:
     return f"last step {f.clock(last, clock.wall(), clock.zone)}" if last else "ended"
 
 
-def _rates(state: ViewState, run: m.RunView) -> m.RunRates:
+def _rates(state: ViewState, run: RunView) -> RunRates:
     """By what a step takes lately."""
-    lately = s.typical(state.lately("step_seconds"), 32)
+    lately = series.typical(state.lately("step_seconds"), 32)
     return run_rates(run, state.last_step.value if state.last_step else None, lately)
 
 
-def _cost(state: ViewState, run: m.RunView, clock: Clock) -> CostFigures | None:
+def _cost(state: ViewState, run: RunView, clock: Clock) -> CostFigures | None:
     last = state.last_step.value if state.last_step else None
     return cost_figures(run, last, clock.wall(), _rates(state, run).seconds_left) if run.cost else None
 
@@ -200,16 +214,14 @@ def _learning(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: G
     perplexity = line(Piece(" ppl ", "label"), f.loss(run.perplexity)) if is_shown else ()
     gradient = line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None))
     spent = _cost(state, run, clock) if rows < 3 else None  # a head of more lines has one for it
-    unit, recent = clean(f.short_unit(run.rate_unit)), Piece(f"{names.RECENT_RATE.label} " * (columns >= 100), "label")
+    unit, recent = clean(f.short_unit(run.rate_unit)), Piece(f"{RECENT_RATE.label} " * (columns >= 100), "label")
     parts = [
-        line(
-            Piece(f"{names.AVERAGE_LOSS.label} ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)
-        ),
+        line(Piece(f"{AVERAGE_LOSS.label} ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)),
         line(Piece("eval ", "label"), f.loss(run.eval_loss), *perplexity, Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
         gradient if spent is None else cost_spent(spent),
         line(recent, Piece(f.compact(fleet_rate(state)), "strong"), Piece(f" {unit}", "label")),
-        line(Piece(f"{names.EFFICIENCY.label} ", "label"), f.percent(efficiency(state))),
+        line(Piece(f"{EFFICIENCY.label} ", "label"), f.percent(efficiency(state))),
     ]
     if step is not None and step.skipped:
         parts.insert(1, line(Piece(f"SKIPPED {step.skipped}", "bad")))
@@ -224,7 +236,7 @@ def _loss(state: ViewState) -> float | None:
     if state.last_step is None:
         return None
     last = state.last_step.value.loss
-    mean = s.lately(state.lately("loss"), names.LOSS_STEPS) if last is None or math.isfinite(last) else None
+    mean = series.lately(state.lately("loss"), LOSS_STEPS) if last is None or math.isfinite(last) else None
     return last if mean is None else mean
 
 
@@ -237,14 +249,14 @@ def _trend(state: ViewState, glyphs: Glyphs) -> Piece:
     that."""
     for steps, name in ((1000, "1k"), (100, "100")):
         window = state.window("loss") if steps > 512 else state.lately("loss")
-        change = s.trend(window, steps)
+        change = series.trend(window, steps)
         if change is not None:
             sign = glyphs.up if change > 0.0005 else glyphs.down if change < -0.0005 else glyphs.level
             return Piece(f" {sign}{abs(100 * change):.1f}%/{name}", "good" if change < 0 else "warning")
     return Piece("")
 
 
-def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
+def _resources(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     """The lead's machine and the run's age: for screens with a line to spare."""
     seen = state.hosts.get(run.lead) or next(iter(state.hosts.values()), None)
     host, now = seen.value if seen else None, clock.wall()
@@ -253,8 +265,8 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
     free = f"{f.gigabytes(host.disk_free_bytes)} GB" if host and host.disk_free_bytes is not None else f.NA
     taking_part = {view.node for view in run.ranks}
     readings = [item.value for node, item in state.hosts.items() if node in taking_part]
-    ended, spent = run.state not in m.ACTIVE_RUN_STATES, _cost(state, run, clock)
-    used = line(Piece("energy ", "label"), names.energy_text(readings))
+    ended, spent = run.state not in ACTIVE_RUN_STATES, _cost(state, run, clock)
+    used = line(Piece("energy ", "label"), energy_text(readings))
     parts = [
         line(Piece("started ", "label"), f.clock(run.started_at, now, clock.zone)),
         line(Piece("" if ended else "up ", "label"), "" if ended else f.duration(now - run.started_at)),
@@ -269,7 +281,7 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
     ]
     if spent is not None:
         done = state.last_step.value.cursor if state.last_step else run.cursor
-        words = names.run_energy(readings, run, done)
+        words = run_energy(readings, run, done)
         parts = [*cost_pieces(spent, run.sample_unit, active=not ended, energy=words), *parts]
     if columns >= 150:
         parts.append(line(Piece(shorten(clean(run.directory), columns // 3, glyphs.ellipsis), "dim")))
@@ -283,7 +295,7 @@ def _power(state: ViewState) -> Line:
     return line(Piece("power ", "label"), total)
 
 
-def _ram(host: m.HostReading | None) -> str:
+def _ram(host: HostReading | None) -> str:
     if host is None or host.memory_used_bytes is None:
         return f.NA
     return f"{f.used_of(host.memory_used_bytes, host.memory_total_bytes)} GB"

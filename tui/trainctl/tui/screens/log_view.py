@@ -9,14 +9,17 @@ from trainctl.tui.charts.metrics import rank_names
 from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail, Query
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, fit, line, shorten, width
 from trainctl.tui.widgets.theme import rank_role
 
 LEVELS = {
-    "DEBUG": ("debug", "dim"), "INFO": ("info", "dim"), "WARNING": ("WARN", "warning"), "ERROR": ("ERROR", "bad"),
+    "DEBUG": ("debug", "dim"),
+    "INFO": ("info", "dim"),
+    "WARNING": ("WARN", "warning"),
+    "ERROR": ("ERROR", "bad"),
     "CRITICAL": ("ERROR", "bad"),
-}  # fmt: skip
+}
 _TEXT_ROLES = {"WARNING": "warning", "ERROR": "bad", "CRITICAL": "bad", "DEBUG": "dim"}
 _NODE_CELLS = 12
 
@@ -98,9 +101,15 @@ def _showing(view: View, entries: Sequence[LogEntry], rows: int, place: int) -> 
 
 
 def lines(
-    tail: LogTail, view: View, entries: Sequence[LogEntry], names: Mapping[int, Named], clock: Clock, columns: int,
-    rows: int, glyphs: Glyphs,
-) -> list[ln.Line]:  # fmt: skip
+    tail: LogTail,
+    view: View,
+    entries: Sequence[LogEntry],
+    names: Mapping[int, Named],
+    clock: Clock,
+    columns: int,
+    rows: int,
+    glyphs: Glyphs,
+) -> list[Line]:
     """The log in exactly `rows` lines; with one rank its name is left out."""
     first = first_shown(view, entries, rows)
     shown = entries[first : first + rows]
@@ -110,8 +119,8 @@ def lines(
     today = all(when is None or now is None or when.date() == now.date() for when in times)
     made = [_line(entry, view, names, clock, columns, glyphs, size, with_day=not today) for entry in shown]
     if not made and rows:
-        made = [ln.fit(ln.line(ln.Piece(_why_empty(tail, names), "dim")), columns)]
-    return [*made, *([ln.fit((), columns)] * (rows - len(made)))]
+        made = [fit(line(Piece(_why_empty(tail, names), "dim")), columns)]
+    return [*made, *([fit((), columns)] * (rows - len(made)))]
 
 
 def _why_empty(tail: LogTail, names: Mapping[int, Named]) -> str:
@@ -125,58 +134,65 @@ def _why_empty(tail: LogTail, names: Mapping[int, Named]) -> str:
 
 
 def _line(
-    entry: LogEntry, view: View, names: Mapping[int, Named], clock: Clock, columns: int, glyphs: Glyphs, size: int,
-    *, with_day: bool,
-) -> ln.Line:  # fmt: skip
+    entry: LogEntry,
+    view: View,
+    names: Mapping[int, Named],
+    clock: Clock,
+    columns: int,
+    glyphs: Glyphs,
+    size: int,
+    *,
+    with_day: bool,
+) -> Line:
     name = names.get(entry.key.rank, Named(entry.node, entry.node, "label", "?"))
     layout, moment = "%d %b %H:%M:%S" if with_day else "%H:%M:%S", f.moment(entry.key.at, clock.zone)
     when = f"{moment:{layout}}" if moment is not None else f.NA.ljust(15 if with_day else 8)
-    parts = [ln.Piece(" " * len(when) if entry.stray else when, "dim"), ln.Piece(" ")]
+    parts = [Piece(" " * len(when) if entry.stray else when, "dim"), Piece(" ")]
     if size:
         letter = f"{name.letter} " if glyphs.letters else ""
-        label = ln.shorten(ln.clean(name.label), size, glyphs.ellipsis)
-        parts.append(ln.Piece(f"{letter}{label}".ljust(size + len(letter)) + " ", name.role))
+        label = shorten(clean(name.label), size, glyphs.ellipsis)
+        parts.append(Piece(f"{letter}{label}".ljust(size + len(letter)) + " ", name.role))
     word, role = LEVELS.get(entry.level, ("", "dim")) if not entry.stray else ("", "dim")
-    parts.append(ln.Piece(word.ljust(5) + " ", role))
-    room = columns - ln.width(parts)
+    parts.append(Piece(word.ljust(5) + " ", role))
+    room = columns - width(parts)
     body = _marked(entry, view)
     if view.shift:
         body = _from(body, view.shift)
-    return ln.fit((*parts, *ln.ellipsized(body, room, glyphs.ellipsis)), columns)
+    return fit((*parts, *ellipsized(body, room, glyphs.ellipsis)), columns)
 
 
-def _marked(entry: LogEntry, view: View) -> ln.Line:
+def _marked(entry: LogEntry, view: View) -> Line:
     """The text with what was found in it."""
-    text, role = ln.clean(entry.text), _TEXT_ROLES.get(entry.level, "dim" if entry.stray else "text")
+    text, role = clean(entry.text), _TEXT_ROLES.get(entry.level, "dim" if entry.stray else "text")
     if view.query.pattern is None:
-        return (ln.Piece(text, role),)
+        return (Piece(text, role),)
     parts, at = [], 0
     found_role = "cursor" if entry.key == view.at else "mark"
     for found in view.query.pattern.finditer(text):
         if found.end() > found.start():
-            parts += [ln.Piece(text[at : found.start()], role), ln.Piece(found.group(), found_role)]
+            parts += [Piece(text[at : found.start()], role), Piece(found.group(), found_role)]
             at = found.end()
-    return ln.line(*parts, ln.Piece(text[at:], role))
+    return line(*parts, Piece(text[at:], role))
 
 
-def _from(pieces: ln.Line, cells: int) -> ln.Line:
+def _from(pieces: Line, cells: int) -> Line:
     """The pieces without their first cells."""
     made = []
     for piece in pieces:
         made.append(piece._replace(text=piece.text[cells:]))
         cells = max(cells - len(piece.text), 0)
-    return ln.line(*made)
+    return line(*made)
 
 
 def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, names: Mapping[int, Named]) -> str:
     """What the rule above the log says."""
     who = next(iter(names.values())).label if len(names) == 1 else f"{len(names)} logs"
     lines = f"{len(entries):,} line" + "s" * (len(entries) != 1)
-    words = [f"log of {ln.clean(who)}" if len(names) == 1 else who, lines]
+    words = [f"log of {clean(who)}" if len(names) == 1 else who, lines]
     if tail.left_out:
         words.append("older ones left out")
     words.append("live" if view.top is None else "paused")
-    query = ln.clean(view.query.text.strip())
+    query = clean(view.query.text.strip())
     if query:
         words.append(f"{query!r}" + (f" in {found:,}" if view.query.pattern is not None else ""))
     return ", ".join(words)
@@ -184,5 +200,5 @@ def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, na
 
 def problems(tail: LogTail, names: Mapping[int, Named]) -> str:
     """Whose log can't be read now, and why; empty if all can."""
-    told = [f"{ln.clean(names[rank].label)}: {ln.clean(why)}" for rank, why in tail.problems.items() if rank in names]
+    told = [f"{clean(names[rank].label)}: {clean(why)}" for rank, why in tail.problems.items() if rank in names]
     return "; ".join(told)

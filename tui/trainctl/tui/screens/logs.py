@@ -11,8 +11,9 @@ from textual.widget import Widget
 from textual.widgets import Input
 from textual.worker import Worker
 
-from trainctl.tui.screens import log_view as lv
+from trainctl.tui.screens import log_view
 from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.screens.log_view import Named, View, held, jumped, names_of, problems, scrolled
 from trainctl.tui.state.merged_log import LogEntry, Query, count_matches, filtered, parse_query
 from trainctl.tui.text.styled_line import Line, rule, shorten
 from trainctl.tui.widgets.fields import InputField
@@ -24,8 +25,14 @@ class LogScreen(BaseScreen):
     """`names` says whose logs; `log_lines` draws them, and remembers on how many rows for the keys that move."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "search", "search", key_display="/", tooltip="search the logs: text, /pattern/, node:NAME",
-                priority=True),
+        Binding(
+            "slash",
+            "search",
+            "search",
+            key_display="/",
+            tooltip="search the logs: text, /pattern/, node:NAME",
+            priority=True,
+        ),
         Binding("n", "jump(False)", "next", tooltip="next match"),
         Binding("N", "jump(True)", "previous", tooltip="previous match", show=False),
         Binding("m", "matches", "matches", tooltip="only matching lines, or all"),
@@ -36,11 +43,11 @@ class LogScreen(BaseScreen):
         Binding("pageup", "page_log(-1)", "page up", show=False),
         Binding("home", "ends(True)", "oldest", show=False),
         Binding("end", "ends(False)", "newest line, and follow", show=False),
-    ]  # fmt: skip
+    ]
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.view = lv.View()
+        self.view = View()
         self._rows = 1
         self._kept: tuple[tuple[object, ...], Sequence[LogEntry], int] = ((), (), 0)
         self._reading: tuple[str, Mapping[int, str]] | None = None
@@ -52,7 +59,7 @@ class LogScreen(BaseScreen):
         self.query_one("#filter").display = False
 
     @abc.abstractmethod
-    def names(self) -> dict[int, lv.Named]:
+    def names(self) -> dict[int, Named]:
         """The ranks whose logs are shown, and what they are called."""
 
     # ------------------------------------------------------------ reading
@@ -97,15 +104,15 @@ class LogScreen(BaseScreen):
         tail, entries = owner.logs.tail, self.entries()
         self._rows = max(rows - 1, 1)
         dash = owner.glyphs.horizontal
-        title = f"{dash} {lv.title(tail, self.view, entries, self._kept[2], names)} "
-        wrong = self.view.query.problem or lv.problems(tail, names)
+        title = f"{dash} {log_view.title(tail, self.view, entries, self._kept[2], names)} "
+        wrong = self.view.query.problem or problems(tail, names)
         labels = [(0, title, "title")]
         if wrong:
             text = f" {shorten(wrong, max(columns - len(title) - 6, 12), owner.glyphs.ellipsis)} "
             labels.append((columns - len(text) - 1, text, "warning"))
         return [
             rule(columns, dash, *labels),
-            *lv.lines(tail, self.view, entries, names, owner.clock, columns, rows - 1, owner.glyphs),
+            *log_view.lines(tail, self.view, entries, names, owner.clock, columns, rows - 1, owner.glyphs),
         ][:rows]
 
     # ------------------------------------------------------------ searching
@@ -148,7 +155,7 @@ class LogScreen(BaseScreen):
         self.paint()
 
     def action_jump(self, back: bool) -> None:
-        self.view = lv.jumped(self.view, self.entries(), self._rows, back=back)
+        self.view = jumped(self.view, self.entries(), self._rows, back=back)
         self.paint()
 
     def action_matches(self) -> None:
@@ -158,11 +165,11 @@ class LogScreen(BaseScreen):
     # ------------------------------------------------------------ moving
 
     def action_hold(self) -> None:
-        self.view = lv.held(self.view, self.entries(), self._rows)
+        self.view = held(self.view, self.entries(), self._rows)
         self.paint()
 
     def action_scroll_log(self, by: int) -> None:
-        self.view = lv.scrolled(self.view, self.entries(), self._rows, by)
+        self.view = scrolled(self.view, self.entries(), self._rows, by)
         self.paint()
 
     def action_page_log(self, by: int) -> None:
@@ -190,8 +197,8 @@ class LogsScreen(LogScreen):
         Binding("left", "shift(-1)", "left", show=False),
     ]
 
-    def names(self) -> dict[int, lv.Named]:
-        return lv.names_of(self.owner.shown)
+    def names(self) -> dict[int, Named]:
+        return names_of(self.owner.shown)
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         return [self.head(columns), *self.log_lines(columns, rows - 1)]

@@ -4,12 +4,12 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import History, RunView
 from trainctl.tui.charts.history import MOST_COLUMNS
-from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens import node_view
 from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.screens.log_view import Named, View, names_of
 from trainctl.tui.screens.logs import LogScreen
 from trainctl.tui.state import step_phases
 from trainctl.tui.state.rank_rows import Row, rows
@@ -85,9 +85,9 @@ class NodeScreen(ChosenRankScreen, LogScreen):
 
     # ------------------------------------------------------------ what is shown
 
-    def names(self) -> dict[int, lv.Named]:
+    def names(self) -> dict[int, Named]:
         row = self.row
-        return {rank: name for rank, name in lv.names_of(self.owner.shown).items() if row and rank == row.view.rank}
+        return {rank: name for rank, name in names_of(self.owner.shown).items() if row and rank == row.view.rank}
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner, row = self.owner, self.row
@@ -101,10 +101,10 @@ class NodeScreen(ChosenRankScreen, LogScreen):
     # ------------------------------------------------------------ keys
 
     def turned(self) -> None:
-        self.view = lv.View(query=self.view.query, only=self.view.only)
+        self.view = View(query=self.view.query, only=self.view.only)
 
 
-async def _compiled(client: Source, run: m.RunView) -> list[m.History]:
+async def _compiled(client: Source, run: RunView) -> list[History]:
     """What the record has of the compiler's time: over the run, and step by step where it was longest."""
     if not step_phases.is_compiled(run):
         return []

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui.screens import fleet_cells as c
+from trainctl.protocol.messages import CLOCK_LIMITED_BY, Compute, GpuReading, HostReading, NodeView, RankStep
+from trainctl.tui.screens import fleet_cells
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.step_phases import Compilation
 from trainctl.tui.state.view_state import Clock, ViewState
@@ -24,18 +24,27 @@ MOST_VERSION_LINES = 2
 
 
 def facts(
-    row: Row, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, compiled: Compilation | None = None, *,
+    row: Row,
+    state: ViewState,
+    clock: Clock,
+    columns: int,
+    glyphs: Glyphs,
+    compiled: Compilation | None = None,
+    *,
     with_versions: bool = False,
-) -> list[Line]:  # fmt: skip
+) -> list[Line]:
     """Six lines of `columns` cells, or up to eight, and one or two more with versions. `compiled`: the compiler's time
     in the step that it slowed most."""
     agent = _agent(row.view.node, state, clock, columns, glyphs)
     made = [
-        _state(row, clock, columns, glyphs), _part(row, columns, glyphs),
+        _state(row, clock, columns, glyphs),
+        _part(row, columns, glyphs),
         *_compute(row.view.compute, compiled, row.step, columns),
         *(_versions(row.view.compute, columns) if with_versions else ()),
-        agent, _machine(row, columns), _processes(row, columns),
-    ]  # fmt: skip
+        agent,
+        _machine(row, columns),
+        _processes(row, columns),
+    ]
     return [fit(pieces, columns) for pieces in made]
 
 
@@ -51,7 +60,7 @@ def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     reported = f.NA if row.age is None else f"{f.age(row.age)} ago"
     slow = f"the others wait for its {row.slow_phase}" if row.slow_phase and view.state == "run" else ""
     made = [
-        line(*c.state(row, glyphs, 9), Piece(" since ", "label"), since),
+        line(*fleet_cells.state(row, glyphs, 9), Piece(" since ", "label"), since),
         line(Piece(why or slow, "warning")),
         _labelled("rank", str(view.rank)),
         _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or f.NA),
@@ -67,10 +76,13 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
     whole = row.global_batch
     part = view.share / whole if whole and view.share is not None else None
     share = line(
-        Piece("share ", "label"), Piece(f.figure(view.share, "{}"), "strong"), f" of {f.figure(whole, '{}')} ",
-        f"{f.percent(part)} " if part is not None else "", share_bar(part or 0.0, 12, glyphs),
-    )  # fmt: skip
-    micro = c.micro(row, glyphs, 6)
+        Piece("share ", "label"),
+        Piece(f.figure(view.share, "{}"), "strong"),
+        f" of {f.figure(whole, '{}')} ",
+        f"{f.percent(part)} " if part is not None else "",
+        share_bar(part or 0.0, 12, glyphs),
+    )
+    micro = fleet_cells.micro(row, glyphs, 6)
     made = [
         share,
         line(Piece("micro ", "label"), Piece(plain(micro).strip())),
@@ -83,9 +95,7 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
     return groups(made, columns)
 
 
-def _compute(
-    compute: m.Compute | None, compiled: Compilation | None, step: m.RankStep | None, columns: int
-) -> list[Line]:  # fmt: skip
+def _compute(compute: Compute | None, compiled: Compilation | None, step: RankStep | None, columns: int) -> list[Line]:
     """The precision, the kernels that it computes with, the compiler's time, and how much it computes: at most
     three lines."""
     if compute is None:
@@ -97,7 +107,7 @@ def _compute(
     ]
 
 
-def _versions(compute: m.Compute | None, columns: int) -> list[Line]:
+def _versions(compute: Compute | None, columns: int) -> list[Line]:
     """Of the libraries that it computes with: at most two lines."""
     found = run_lines.library_versions(compute) if compute is not None else {}
     return flowed(run_lines.setting_pieces(found), columns)[:MOST_VERSION_LINES]
@@ -138,7 +148,7 @@ def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyp
 
 def _line_to(
     node: str, state: ViewState, now: float
-) -> tuple[m.NodeView | None, float | None, Connection | None, float | None]:
+) -> tuple[NodeView | None, float | None, Connection | None, float | None]:
     """Of a node's agent: what it said of itself, seconds of silence (None: the line is good), the line, its lag."""
     if state.node is not None and state.node.node == node:
         lag = state.heartbeat.value.loop_lag_seconds if state.heartbeat else None
@@ -185,13 +195,13 @@ def _machine(row: Row, columns: int) -> Line:
     return groups(made, columns)
 
 
-def _limits(gpu: m.GpuReading) -> str:
+def _limits(gpu: GpuReading) -> str:
     """What lowers its clock."""
-    words = [m.CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits]
+    words = [CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits]
     return f"limited by {' and '.join(words)}" if words else ""
 
 
-def _disk_free(host: m.HostReading | None) -> str:
+def _disk_free(host: HostReading | None) -> str:
     if host is None or host.disk_free_bytes is None:
         return f.NA
     of = f" of {_size(host.disk_total_bytes)}" if host.disk_total_bytes else ""

@@ -5,21 +5,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainctl.tui.charts import marks as mk
-from trainctl.tui.charts import plot as p
 from trainctl.tui.charts.layout import Block, beside, widths
+from trainctl.tui.charts.marks import of_run
+from trainctl.tui.charts.plot import Plot, draw_plot, panel
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import page
 from trainctl.tui.screens import node_facts
-from trainctl.tui.state import series as s
-from trainctl.tui.state import step_phases
+from trainctl.tui.state import series, step_phases
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.step_phases import MEAN_STEPS, StepPhases, means
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells, line
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, from_cells, line, rule, shorten
 from trainctl.tui.widgets import memory_breakdown
 from trainctl.tui.widgets.inline_bars import BAR_PHASES, in_cells
 from trainctl.tui.widgets.theme import rank_role
@@ -46,7 +44,7 @@ def layout(rows: int) -> tuple[int, int]:
 
 def lines(
     state: ViewState, row: Row, past: step_phases.RecordedPhases, clock: Clock, columns: int, rows: int, glyphs: Glyphs
-) -> tuple[list[ln.Line], int]:
+) -> tuple[list[Line], int]:
     """Everything but the head and the log, and how many of `rows` are left for that."""
     compiled = step_phases.compiled(state, past, row.view.rank)
     tall = rows >= ROWS_WITH_VERSIONS
@@ -62,14 +60,17 @@ def lines(
     return made[:rows], max(rows - len(made), 0)
 
 
-def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> ln.Line:
+def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> Line:
     views = sorted(view.rank for view in (state.run.ranks if state.run else ()))
     letter = f"{string.ascii_lowercase[row.place % 26]} " if glyphs.letters else ""
-    name = f" {letter}{ln.shorten(ln.clean(row.view.node), columns // 2, glyphs.ellipsis)} "
-    return ln.rule(
-        columns, glyphs.horizontal, (0, f"{glyphs.horizontal} node", "title"), (6, name, rank_role(row.place)),
+    name = f" {letter}{shorten(clean(row.view.node), columns // 2, glyphs.ellipsis)} "
+    return rule(
+        columns,
+        glyphs.horizontal,
+        (0, f"{glyphs.horizontal} node", "title"),
+        (6, name, rank_role(row.place)),
         (6 + len(name), f"{row.place + 1} of {len(views)} ", "label"),
-    )  # fmt: skip
+    )
 
 
 def _charts(
@@ -81,15 +82,21 @@ def _charts(
     return [_drawn(item, size, rows, glyphs) for item, size in zip(panels, sizes, strict=False)]
 
 
-def _drawn(item: p.Plot, columns: int, rows: int, glyphs: Glyphs) -> Block:
-    body, labels = p.draw(item, columns, rows, glyphs)
+def _drawn(item: Plot, columns: int, rows: int, glyphs: Glyphs) -> Block:
+    body, labels = draw_plot(item, columns, rows, glyphs)
     return body, labels, columns
 
 
 def _phases(
-    state: ViewState, row: Row, found: Sequence[step_phases.StepPhases], columns: int, rows: int, glyphs: Glyphs, *,
+    state: ViewState,
+    row: Row,
+    found: Sequence[step_phases.StepPhases],
+    columns: int,
+    rows: int,
+    glyphs: Glyphs,
+    *,
     with_chart: bool,
-) -> list[Block]:  # fmt: skip
+) -> list[Block]:
     """The last steps' phases as columns, their means, and memory; on a short screen the speed in place of columns, and
     on a narrow one only means and memory."""
     dash = glyphs.horizontal
@@ -121,32 +128,30 @@ def _span(state: ViewState) -> tuple[int, int]:
     return page(step, RECENT_CHART_STEPS) if steps > RECENT_CHART_STEPS else (1, max(steps, 2))
 
 
-def busy_panel(state: ViewState, row: Row) -> p.Plot:
+def busy_panel(state: ViewState, row: Row) -> Plot:
     """What the rank needs for its part, beside the step that all take."""
     tracks = (
         Trace(state.lately("step_seconds"), "step", "dim", letter="s"),
         Trace(state.lately("busy_seconds", row.view.rank), "busy", rank_role(row.place), letter="b"),
     )
-    return p.panel("busy and step seconds", tracks, *_span(state), mk.of_run(state), least_span=0.2,
-                   most_times=4.0)  # fmt: skip
+    return panel("busy and step seconds", tracks, *_span(state), of_run(state), least_span=0.2, most_times=4.0)
 
 
-def rate_panel(state: ViewState, row: Row) -> p.Plot:
+def rate_panel(state: ViewState, row: Row) -> Plot:
     """The rank's rate alone."""
     track = Trace(state.lately("own_tokens_per_second", row.view.rank), "", rank_role(row.place))
-    return p.panel("own tok/s", (track,), *_span(state), mk.of_run(state), least_span=0.2)
+    return panel("own tok/s", (track,), *_span(state), of_run(state), least_span=0.2)
 
 
-def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPhases]) -> p.Plot:
+def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPhases]) -> Plot:
     """The peaks of the trainer's memory, in GB."""
     known = [(lap.step, lap.memory_bytes / 1e9) for lap in found if lap.memory_bytes is not None]
     steps = np.array([step for step, _ in known], np.int64)
     values = np.array([value for _, value in known], np.float64)
     ones, none = np.ones(len(known)), np.zeros(len(known), np.int64)
-    window = s.Window(1, steps, values, values, values, ones, values, none)
+    window = series.Window(1, steps, values, values, values, ones, values, none)
     track = Trace(window, "", rank_role(row.place))
-    return p.panel("trainer's peak memory, GB", (track,), *_span(state), mk.of_run(state), empty_text="n/a",
-                   least_span=0.2)  # fmt: skip
+    return panel("trainer's peak memory, GB", (track,), *_span(state), of_run(state), empty_text="n/a", least_span=0.2)
 
 
 def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
@@ -157,16 +162,24 @@ def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Gl
     for name, letter, role in BAR_PHASES:
         part = mean[name] / whole if mean and whole > 0 else None
         size = max(columns - 29, 0)
-        made.append(line(
-            Piece(f" {letter} ", role), Piece(name.ljust(10), "label"),
-            Piece(f.seconds(mean.get(name)).rjust(7), "text" if mean else "dim"),
-            Piece(f.percent(part).rjust(6) + "  ", "strong" if mean else "dim"),
-            Piece(glyphs.block * round(size * (part or 0.0)), role),
-        ))  # fmt: skip
+        made.append(
+            line(
+                Piece(f" {letter} ", role),
+                Piece(name.ljust(10), "label"),
+                Piece(f.seconds(mean.get(name)).rjust(7), "text" if mean else "dim"),
+                Piece(f.percent(part).rjust(6) + "  ", "strong" if mean else "dim"),
+                Piece(glyphs.block * round(size * (part or 0.0)), role),
+            )
+        )
     steps = min(len(found), MEAN_STEPS)
     words = f"mean of {steps} steps" if steps > 1 else "of one step" if steps else "no step yet"
-    made.append(line(Piece("   step      ", "label"), Piece(f.seconds(whole if mean else None).rjust(7), "strong"),
-                     Piece(f"  {words}", "dim")))  # fmt: skip
+    made.append(
+        line(
+            Piece("   step      ", "label"),
+            Piece(f.seconds(whole if mean else None).rjust(7), "strong"),
+            Piece(f"  {words}", "dim"),
+        )
+    )
     return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
 
 

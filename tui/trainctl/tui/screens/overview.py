@@ -66,9 +66,17 @@ class OverviewScreen(TableScreen):
         owner = self.owner
         self.filter_rows(self._rows() if self.bar.rows else [])
         return overview_view.parts(
-            owner.shown, owner.clock, columns, rows, owner.glyphs, selected=owner.selected, badge=owner.badge,
-            address=owner.address, cache=self._charts, wanted=self.wanted,
-        )  # fmt: skip
+            owner.shown,
+            owner.clock,
+            columns,
+            rows,
+            owner.glyphs,
+            selected=owner.selected,
+            badge=owner.badge,
+            address=owner.address,
+            cache=self._charts,
+            wanted=self.wanted,
+        )
 
     def _rows(self) -> list[Row]:
         return rows(self.owner.shown, self.owner.clock, self.owner.selected)

@@ -4,18 +4,21 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from trainctl.protocol import messages as m
-from trainctl.tui.text import styled_line as ln
+from trainctl.protocol.messages import WORST_PAIRS, EvaluatedPair, HeldOutPairs
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, rule, shorten, wrap_lines
 
 _COLUMN_CELLS = 23
 """Cells of an evaluation's column at least, with the gap before it."""
 _NO_PAIRS = (
-    ("no held-out pairs yet", "strong"), ("", "text"), ("e evaluates now.", "text"),
-    ("For evaluations at regular steps, set in the run file:", "text"), ("", "text"), ("[evaluate]", "dim"),
+    ("no held-out pairs yet", "strong"),
+    ("", "text"),
+    ("e evaluates now.", "text"),
+    ("For evaluations at regular steps, set in the run file:", "text"),
+    ("", "text"),
+    ("[evaluate]", "dim"),
     ("every_steps = 100", "dim"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,11 @@ class ChosenPair:
 class PairTable:
     """A run's held-out pairs, by evaluation."""
 
-    evaluations: tuple[m.HeldOutPairs, ...]  # ascending
+    evaluations: tuple[HeldOutPairs, ...]  # ascending
     chosen: ChosenPair
 
     @classmethod
-    def of(cls, evaluations: Iterable[m.HeldOutPairs], chosen: ChosenPair) -> "PairTable":
+    def of(cls, evaluations: Iterable[HeldOutPairs], chosen: ChosenPair) -> "PairTable":
         return cls(tuple(sorted(evaluations, key=lambda one: one.step)), chosen)
 
     @property
@@ -46,7 +49,7 @@ class PairTable:
         return max((place for place, one in enumerate(self.evaluations) if one.step <= at), default=0)
 
     @property
-    def rows(self) -> list[m.EvaluatedPair]:
+    def rows(self) -> list[EvaluatedPair]:
         """Of the chosen evaluation, the lowest margin first."""
         found = self.evaluations[self.place].pairs if self.evaluations else ()
         return sorted(found, key=lambda pair: -math.inf if math.isnan(pair.margin) else pair.margin)
@@ -56,7 +59,7 @@ class PairTable:
         """Of the chosen pair among `rows`."""
         return next((row for row, pair in enumerate(self.rows) if pair.index == self.chosen.index), 0)
 
-    def at(self, place: int, index: int) -> m.EvaluatedPair | None:
+    def at(self, place: int, index: int) -> EvaluatedPair | None:
         """What an evaluation found of a pair; None if it doesn't say."""
         return next((pair for pair in self.evaluations[place].pairs if pair.index == index), None)
 
@@ -82,11 +85,11 @@ def title(table: PairTable, glyphs: Glyphs) -> str:
 def body(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """Exactly `rows` lines."""
     if not table.rows:
-        made = [ln.line(Piece(text, role)) for text, role in _NO_PAIRS]
+        made = [line(Piece(text, role)) for text, role in _NO_PAIRS]
     else:
         above = max(4, rows * 3 // 5)
         made = _margins(table, columns, above, glyphs) + _in_full(table, columns, glyphs)
-    return [ln.fit(pieces, columns) for pieces in [*made, *([()] * rows)][:rows]]
+    return [fit(pieces, columns) for pieces in [*made, *([()] * rows)][:rows]]
 
 
 def _margins(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
@@ -98,7 +101,7 @@ def _margins(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[
     places = range(max(0, last - count), last)
     heads = [_head(table, place, cells) for place in places]
     start = min(max(table.row - (rows - 2), 0), max(len(table.rows) - (rows - 1), 0))
-    label = ln.fit(ln.line(Piece("  PAIR", "label")), left)
+    label = fit(line(Piece("  PAIR", "label")), left)
     made: list[Line] = [(*label, *(piece for head in heads for piece in head))]
     for row, pair in enumerate(table.rows[start : start + rows - 1], start):
         name = _name(table, row, pair, left, glyphs)
@@ -109,24 +112,24 @@ def _margins(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[
 
 def _head(table: PairTable, place: int, cells: int) -> Line:
     role = "cursor" if place == table.place else "label"
-    return ln.fit(ln.line(Piece(f"@{table.evaluations[place].step:,}", role, f"screen.choose_step({place})")), cells)
+    return fit(line(Piece(f"@{table.evaluations[place].step:,}", role, f"screen.choose_step({place})")), cells)
 
 
-def _name(table: PairTable, row: int, pair: m.EvaluatedPair, left: int, glyphs: Glyphs) -> Line:
-    text = ln.shorten(glyphs.text(f"#{pair.index} {_flat(pair.prompt)}"), left - 3, glyphs.ellipsis)
+def _name(table: PairTable, row: int, pair: EvaluatedPair, left: int, glyphs: Glyphs) -> Line:
+    text = shorten(glyphs.text(f"#{pair.index} {_flat(pair.prompt)}"), left - 3, glyphs.ellipsis)
     is_chosen = row == table.row
     mark = Piece(glyphs.cursor if is_chosen else " ", "key")
-    role = "cursor" if is_chosen else "text" if row < m.WORST_PAIRS else "dim"
-    return ln.fit(ln.line(mark, " ", Piece(text, role, f"screen.choose_prompt({row})")), left)
+    role = "cursor" if is_chosen else "text" if row < WORST_PAIRS else "dim"
+    return fit(line(mark, " ", Piece(text, role, f"screen.choose_prompt({row})")), left)
 
 
-def _figures(pair: m.EvaluatedPair | None, cells: int, *, is_chosen: bool) -> Line:
+def _figures(pair: EvaluatedPair | None, cells: int, *, is_chosen: bool) -> Line:
     """Such as `+0.521 +0.31/-0.21`."""
     if pair is None:
-        return ln.fit(ln.line(Piece("n/a", "dim")), cells)
+        return fit(line(Piece("n/a", "dim")), cells)
     role = "bad" if not pair.margin > 0 else "strong" if is_chosen else "text"
     rewards = Piece(f" {pair.chosen:+.2f}/{pair.rejected:+.2f}", "dim")
-    return ln.fit(ln.line(Piece(f"{pair.margin:+.3f}", role), rewards), cells)
+    return fit(line(Piece(f"{pair.margin:+.3f}", role), rewards), cells)
 
 
 def _in_full(table: PairTable, columns: int, glyphs: Glyphs) -> list[Line]:
@@ -134,15 +137,16 @@ def _in_full(table: PairTable, columns: int, glyphs: Glyphs) -> list[Line]:
     pair, step = table.rows[table.row], table.evaluations[table.place].step
     label = f"{glyphs.horizontal} pair #{pair.index} @{step:,}  margin {pair.margin:+.3f} "
     parts = (
-        ("prompt", pair.prompt), (f"chosen {pair.chosen:+.3f}", pair.chosen_text),
+        ("prompt", pair.prompt),
+        (f"chosen {pair.chosen:+.3f}", pair.chosen_text),
         (f"rejected {pair.rejected:+.3f}", pair.rejected_text),
-    )  # fmt: skip
-    made = [ln.rule(columns, glyphs.horizontal, (0, ln.shorten(label, columns, glyphs.ellipsis), "title"))]
+    )
+    made = [rule(columns, glyphs.horizontal, (0, shorten(label, columns, glyphs.ellipsis), "title"))]
     for name, text in parts:
-        made.append(ln.line(Piece(f"  {name}", "label")))
-        made += [ln.line(Piece(f"    {row}")) for row in ln.wrap_lines(glyphs.text(text), max(columns - 4, 1))]
+        made.append(line(Piece(f"  {name}", "label")))
+        made += [line(Piece(f"    {row}")) for row in wrap_lines(glyphs.text(text), max(columns - 4, 1))]
     return made
 
 
 def _flat(text: str) -> str:
-    return " ".join(ln.clean(text).split())
+    return " ".join(clean(text).split())

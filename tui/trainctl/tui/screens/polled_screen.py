@@ -5,12 +5,11 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import RunView
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.source import Source
-from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.styled_line import Line, Piece, rule
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, rule, wrap
 
 Answer = TypeVar("Answer")
 Row = TypeVar("Row")
@@ -52,7 +51,7 @@ class PolledScreen(BaseScreen, Generic[Answer, Row]):
         return self.rows[self.cursor] if self.rows else None
 
     @abc.abstractmethod
-    def is_of(self, answer: Answer, run: m.RunView) -> bool:
+    def is_of(self, answer: Answer, run: RunView) -> bool:
         """Whether an answer is about a run."""
 
     @abc.abstractmethod
@@ -60,7 +59,7 @@ class PolledScreen(BaseScreen, Generic[Answer, Row]):
         """What a row is known by in the next answer."""
 
     @abc.abstractmethod
-    def depends_on(self, run: m.RunView) -> Hashable:
+    def depends_on(self, run: RunView) -> Hashable:
         """What the answer follows from: once it is another, the agent is asked again."""
 
     @abc.abstractmethod
@@ -119,8 +118,8 @@ class PolledScreen(BaseScreen, Generic[Answer, Row]):
         if answer is not None:
             return [*made, *self.table(answer, columns, rows - 2)]
         words = self._problem or "asking the agent" if owner.shown.run is not None else "no run"
-        body = [ln.line(Piece(text, "dim")) for text in ln.wrap(ln.clean(words), columns)]
-        return [ln.fit(line, columns) for line in [*made, *body, *([()] * rows)][:rows]]
+        body = [line(Piece(text, "dim")) for text in wrap(clean(words), columns)]
+        return [fit(pieces, columns) for pieces in [*made, *body, *([()] * rows)][:rows]]
 
     # ------------------------------------------------------------ actions
 

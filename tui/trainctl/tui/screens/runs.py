@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import RunSummary, WorkSummary
 from trainctl.tui.commands import forms
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.dialogs.command_dialog import BranchDialog, StartDialog
@@ -40,8 +40,8 @@ class RunsScreen(RowsScreen[RunRow]):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.runs: tuple[m.RunSummary, ...] | None = None
-        self.works: tuple[m.WorkSummary, ...] = ()
+        self.runs: tuple[RunSummary, ...] | None = None
+        self.works: tuple[WorkSummary, ...] = ()
         self.problem = ""
         self.marked: frozenset[str] = frozenset()
 
@@ -110,7 +110,7 @@ class RunsScreen(RowsScreen[RunRow]):
         return row.run.run
 
     @property
-    def chosen(self) -> m.RunSummary | None:
+    def chosen(self) -> RunSummary | None:
         return self.rows[self.cursor].run if self.rows else None
 
     def sort_fields(self) -> Sequence[str]:

@@ -4,9 +4,9 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.objectives import PAIRS
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import HeldOutPairs, Sample
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.screens import pairs_view, samples_view
 from trainctl.tui.screens.base import BaseScreen
@@ -35,9 +35,9 @@ class SamplesScreen(BaseScreen):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self._recorded: tuple[m.Sample, ...] = ()
+        self._recorded: tuple[Sample, ...] = ()
         self._chosen = Chosen()
-        self._pairs: tuple[m.HeldOutPairs, ...] = ()
+        self._pairs: tuple[HeldOutPairs, ...] = ()
         self._chosen_pair = ChosenPair()
         self._of_evaluation: tuple[str, int | None] | None = None  # run and step that pairs were loaded for
         self._wants_answers = False
@@ -101,8 +101,15 @@ class SamplesScreen(BaseScreen):
         if self.shows_pairs:
             rows = self.pairs.rows
             pair = rows[self.pairs.row] if rows else None
-            texts = (("the prompt", pair.prompt), ("the chosen answer", pair.chosen_text),
-                     ("the rejected answer", pair.rejected_text)) if pair is not None else ()  # fmt: skip
+            texts = (
+                (
+                    ("the prompt", pair.prompt),
+                    ("the chosen answer", pair.chosen_text),
+                    ("the rejected answer", pair.rejected_text),
+                )
+                if pair is not None
+                else ()
+            )
             return (*texts, *super().values())
         sample = self.answers.sample
         found = (("the answer", sample.answer), ("the prompt", sample.prompt)) if sample is not None else ()

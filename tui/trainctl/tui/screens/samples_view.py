@@ -4,19 +4,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Sample
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, rule, shorten, wrap_lines
 
 _COLUMN_CELLS = 27
 """Cells of an answer's column at least, with the gap before it."""
 _NO_SAMPLES = (
-    ("no samples yet", "strong"), ("", "text"), ("i has the model answer a prompt now.", "text"),
-    ("For answers at regular steps, add prompts to the run file:", "text"), ("", "text"), ("[samples]", "dim"),
-    ('prompts = ["Once upon a time"]', "dim"), ("every_steps = 500", "dim"),
-)  # fmt: skip
+    ("no samples yet", "strong"),
+    ("", "text"),
+    ("i has the model answer a prompt now.", "text"),
+    ("For answers at regular steps, add prompts to the run file:", "text"),
+    ("", "text"),
+    ("[samples]", "dim"),
+    ('prompts = ["Once upon a time"]', "dim"),
+    ("every_steps = 500", "dim"),
+)
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,14 @@ class Chosen:
 class AnswerTable:
     """A run's answers, each once, by prompt in the order in which prompts were first asked."""
 
-    by_prompt: dict[str, list[m.Sample]]  # by time
+    by_prompt: dict[str, list[Sample]]  # by time
     chosen: Chosen
 
     @classmethod
-    def of(cls, samples: Iterable[m.Sample], chosen: Chosen) -> "AnswerTable":
+    def of(cls, samples: Iterable[Sample], chosen: Chosen) -> "AnswerTable":
         """Some may be given twice."""
         known = {key(one): one for one in samples}
-        by_prompt: dict[str, list[m.Sample]] = {}
+        by_prompt: dict[str, list[Sample]] = {}
         for one in sorted(known.values(), key=key):
             by_prompt.setdefault(one.prompt, []).append(one)
         return cls(by_prompt, chosen)
@@ -50,7 +54,7 @@ class AnswerTable:
         return prompts.index(self.chosen.prompt) if self.chosen.prompt in prompts else 0
 
     @property
-    def row(self) -> list[m.Sample]:
+    def row(self) -> list[Sample]:
         """The answers to the chosen prompt."""
         rows = list(self.by_prompt.values())
         return rows[self.prompt_index] if rows else []
@@ -65,7 +69,7 @@ class AnswerTable:
         return max((place for place, one in enumerate(row) if one.at <= at[0]), default=0)
 
     @property
-    def sample(self) -> m.Sample | None:
+    def sample(self) -> Sample | None:
         return self.row[self.step_index] if self.row else None
 
     def to_prompt(self, index: int) -> Chosen:
@@ -82,7 +86,7 @@ class AnswerTable:
         return replace(self.chosen, sample=sample, scroll=0)
 
 
-def key(sample: m.Sample) -> tuple[float, int]:
+def key(sample: Sample) -> tuple[float, int]:
     """What tells an answer from others."""
     return sample.at, sample.number
 
@@ -90,11 +94,11 @@ def key(sample: m.Sample) -> tuple[float, int]:
 def body(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """Exactly `rows` lines."""
     if not answers.by_prompt:
-        made = [ln.line(Piece(text, role)) for text, role in _NO_SAMPLES]
+        made = [line(Piece(text, role)) for text, role in _NO_SAMPLES]
     else:
         above = max(4, rows * 3 // 5)
         made = _side_by_side(answers, columns, above, glyphs) + _in_full(answers, columns, rows - above, glyphs)
-    return [ln.fit(pieces, columns) for pieces in [*made, *([()] * rows)][:rows]]
+    return [fit(pieces, columns) for pieces in [*made, *([()] * rows)][:rows]]
 
 
 def title(answers: AnswerTable, glyphs: Glyphs) -> str:
@@ -119,8 +123,8 @@ def _side_by_side(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs)
     cut = [_column(answers, one, cells - 2, rows, glyphs) for one in shown]
     widths = [left, *[cells] * len(cut)]
     return [
-        tuple(piece for cell, size in zip(line, widths, strict=True) for piece in ln.fit(cell, size))
-        for line in zip_longest(*prompts, *cut, fillvalue=())
+        tuple(piece for cell, size in zip(row, widths, strict=True) for piece in fit(cell, size))
+        for row in zip_longest(*prompts, *cut, fillvalue=())
     ]
 
 
@@ -128,24 +132,24 @@ def _prompt_lines(answers: AnswerTable, cells: int, rows: int, glyphs: Glyphs) -
     """A line a prompt, those around the chosen one."""
     prompts, at = list(answers.by_prompt), answers.prompt_index
     start = min(max(at - (rows - 1) + 1, 0), max(len(prompts) - (rows - 1), 0))
-    made = [ln.line(Piece("  PROMPT", "label"))]
+    made = [line(Piece("  PROMPT", "label"))]
     for index, prompt in enumerate(prompts[start : start + rows - 1], start):
         role = "cursor" if index == at else "text"
-        text = ln.shorten(glyphs.text(_flat(prompt)), cells, glyphs.ellipsis)
+        text = shorten(glyphs.text(_flat(prompt)), cells, glyphs.ellipsis)
         mark = Piece(glyphs.cursor if index == at else " ", "key")
-        made.append(ln.line(mark, Piece(" "), Piece(text, role, f"screen.choose_prompt({index})")))
+        made.append(line(mark, Piece(" "), Piece(text, role, f"screen.choose_prompt({index})")))
     return made
 
 
-def _column(answers: AnswerTable, sample: m.Sample, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _column(answers: AnswerTable, sample: Sample, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
     chosen = answers.sample is not None and key(sample) == key(answers.sample)
     action = f"screen.choose_step({answers.row.index(sample)})"
     head = f"@{sample.step:,} loss {f.loss(sample.loss)}"
-    made = [ln.line(Piece(ln.shorten(head, cells), "cursor" if chosen else "label", action))]
+    made = [line(Piece(shorten(head, cells), "cursor" if chosen else "label", action))]
     texts = answer_rows(sample, cells, glyphs)
     if len(texts) > rows - 1:
-        texts = [*texts[: rows - 2], ln.shorten(f"{texts[rows - 2]} {glyphs.ellipsis}", cells, glyphs.ellipsis)]
-    return [*made, *(ln.line(Piece(text, "text" if chosen else "dim", action)) for text in texts)]
+        texts = [*texts[: rows - 2], shorten(f"{texts[rows - 2]} {glyphs.ellipsis}", cells, glyphs.ellipsis)]
+    return [*made, *(line(Piece(text, "text" if chosen else "dim", action)) for text in texts)]
 
 
 def _in_full(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
@@ -154,32 +158,32 @@ def _in_full(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> l
     assert sample is not None
     texts = answer_rows(sample, columns - 2, glyphs)
     start = min(answers.chosen.scroll, max(len(texts) - (rows - 1), 0))
-    label = ln.shorten(f"{glyphs.horizontal} {said(sample)} ", columns, glyphs.ellipsis)
+    label = shorten(f"{glyphs.horizontal} {said(sample)} ", columns, glyphs.ellipsis)
     more = len(texts) - start - (rows - 1)
     tail = f" {more:,} more {'rows' if more != 1 else 'row'}: pagedown " if more > 0 else ""
     place = columns - len(tail)
     labels = [(0, label, "title"), *([(place, tail, "dim")] if tail and place > len(label) else [])]
-    return [ln.rule(columns, glyphs.horizontal, *labels), *_indented(texts[start : start + rows - 1])]
+    return [rule(columns, glyphs.horizontal, *labels), *_indented(texts[start : start + rows - 1])]
 
 
 def _indented(texts: Sequence[str]) -> list[Line]:
-    return [ln.line(Piece(f"  {text}")) for text in texts]
+    return [line(Piece(f"  {text}")) for text in texts]
 
 
-def said(sample: m.Sample) -> str:
+def said(sample: Sample) -> str:
     """`@1,500  loss 2.310  eval 2.402  57 tokens in 1.20 s on studio by auto`."""
     evaluated = f"  eval {f.loss(sample.eval_loss)}" if sample.eval_loss is not None else ""
     how = f"  temperature {sample.temperature:g}" if sample.temperature else ""
     cut = "" if sample.ended else ", cut"
     made = f"{_counted(sample.tokens, 'token')} in {f.seconds(sample.seconds)}{cut}"
-    who = ln.clean(f"{sample.node} {sample.by}")
+    who = clean(f"{sample.node} {sample.by}")
     return f"@{sample.step:,}  loss {f.loss(sample.loss)}{evaluated}{how}  {made}  {who}"
 
 
-def answer_rows(sample: m.Sample, cells: int, glyphs: Glyphs) -> list[str]:
+def answer_rows(sample: Sample, cells: int, glyphs: Glyphs) -> list[str]:
     """The answer as it is, its own lines kept."""
-    return ln.wrap_lines(glyphs.text(sample.answer), max(cells, 1))
+    return wrap_lines(glyphs.text(sample.answer), max(cells, 1))
 
 
 def _flat(text: str) -> str:
-    return " ".join(ln.clean(text).split())
+    return " ".join(clean(text).split())

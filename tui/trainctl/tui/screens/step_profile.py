@@ -5,19 +5,18 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.trace_download import download
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import RunView, Traces
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.screens import step_profile_view
 from trainctl.tui.screens.polled_screen import PolledScreen
 from trainctl.tui.screens.step_profile_view import StepProfile
 from trainctl.tui.state.source import Source
-from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.styled_line import Line
+from trainctl.tui.text.styled_line import Line, key_words
 
 
-class StepProfileScreen(PolledScreen[m.Traces, str]):
+class StepProfileScreen(PolledScreen[Traces, str]):
     """A row for each phase, a column for each rank; the operators of one of them below."""
 
     POLL_SECONDS = 2.0
@@ -59,28 +58,30 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
     def rows(self) -> tuple[str, ...]:
         return self.group.phases if self.group is not None else ()
 
-    def is_of(self, answer: m.Traces, run: m.RunView) -> bool:
+    def is_of(self, answer: Traces, run: RunView) -> bool:
         return answer.run == run.run
 
     def key(self, row: str) -> str:
         return row
 
-    def depends_on(self, run: m.RunView) -> tuple[int, str, float]:
+    def depends_on(self, run: RunView) -> tuple[int, str, float]:
         """A trace is written while a run may be paused."""
         return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
-    async def ask(self, client: Source, run: str) -> m.Traces:
+    async def ask(self, client: Source, run: str) -> Traces:
         return await client.traces(run)
 
-    def heading(self, answer: m.Traces | None) -> str:
+    def heading(self, answer: Traces | None) -> str:
         return step_profile_view.title(self.groups, self.place, self.owner.glyphs)
 
-    def table(self, answer: m.Traces, columns: int, rows: int) -> list[Line]:
+    def table(self, answer: Traces, columns: int, rows: int) -> list[Line]:
         group = self.group
         if group is None:
             return step_profile_view.nothing(columns, rows)
-        keys = [ln.key_words("f", "copy the traces here", "screen.fetch"),
-                ln.key_words("enter", "profile again", "screen.record")]  # fmt: skip
+        keys = [
+            key_words("f", "copy the traces here", "screen.fetch"),
+            key_words("enter", "profile again", "screen.record"),
+        ]
         phase = self.chosen or ""
         return step_profile_view.lines(group, phase, self.column, columns, rows, self.owner.glyphs, keys)
 

@@ -11,9 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from trainctl.protocol import messages as m
-from trainctl.tui.state import run_events
-from trainctl.tui.state import series as s
+from trainctl.protocol.messages import Event, Events, History, Policies
+from trainctl.tui.state import run_events, series
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 
@@ -40,7 +39,7 @@ class Effect:
         return self.after / self.before - 1 if self.before and self.after else None
 
 
-def measured(rates: s.Window, events: Sequence[m.Event], event: m.Event) -> Effect | None:
+def measured(rates: series.Window, events: Sequence[Event], event: Event) -> Effect | None:
     """The effect of an event on a window of tokens/s; None where it changed nothing, or the window is too coarse."""
     if event.step is None or rates.bucket_steps > _COARSEST or not run_events.took_effect(event):
         return None
@@ -49,7 +48,7 @@ def measured(rates: s.Window, events: Sequence[m.Event], event: m.Event) -> Effe
     return Effect(_median(before), _median(after), len(before), len(after))
 
 
-def _undisturbed(events: Sequence[m.Event], event: m.Event, step: int) -> tuple[int, int]:
+def _undisturbed(events: Sequence[Event], event: Event, step: int) -> tuple[int, int]:
     """First and last step around the event's up to which it alone changed the plan."""
     others = [
         other.step
@@ -61,8 +60,8 @@ def _undisturbed(events: Sequence[m.Event], event: m.Event, step: int) -> tuple[
     return first, last
 
 
-def _values(rates: s.Window, first: int, last: int) -> list[float]:
-    window = s.tail(rates, first)
+def _values(rates: series.Window, first: int, last: int) -> list[float]:
+    window = series.tail(rates, first)
     values = window.last[window.first <= last]
     found: list[float] = values[np.isfinite(values)].tolist()
     return found
@@ -72,30 +71,30 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if len(values) >= LEAST_STEPS else None
 
 
-def covered(rates: s.Window, step: int) -> bool:
+def covered(rates: series.Window, step: int) -> bool:
     """Whether a window reaches back to all that an effect at `step` is measured from, step by step."""
     return bool(len(rates)) and rates.bucket_steps <= _COARSEST and int(rates.first[0]) <= max(step - EFFECT_STEPS, 1)
 
 
-class History(Protocol):
+class HistorySource(Protocol):
     """The part of an agent's client that gives series of the record."""
 
     async def history(
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> m.History: ...
+    ) -> History: ...
 
 
-async def in_record(client: History, run: str, events: Sequence[m.Event], event: m.Event) -> Effect | None:
+async def in_record(client: HistorySource, run: str, events: Sequence[Event], event: Event) -> Effect | None:
     """The effect of an event at a step, measured on the record; None where it changed nothing. `events`: what may have
     disturbed it. Raises what the client raises."""
     step = event.step or 0
     first, last = max(step - EFFECT_STEPS, 1), step + EFFECT_STEPS - 1
     history = await client.history(run, (_RATE,), first, last, 2 * EFFECT_STEPS)
-    window = next((s.from_series(one, last) for one in history.series if one.metric == _RATE), None)
+    window = next((series.from_series(one, last) for one in history.series if one.metric == _RATE), None)
     return measured(window, events, event) if window is not None else None
 
 
-def figures(effect: Effect | None, event: m.Event, glyphs: Glyphs) -> str:
+def figures(effect: Effect | None, event: Event, glyphs: Glyphs) -> str:
     """The effect with its figures, or why there are none."""
     if not run_events.changes_speed(event):
         return "not measured: it doesn't change the speed, and a change in loss can't be attributed to one command"
@@ -112,22 +111,22 @@ NEWEST_EVENTS = 500
 """Newest events of the run in which disturbances of an effect are looked for."""
 
 
-class PolicySource(History, Protocol):
+class PolicySource(HistorySource, Protocol):
     """The part of an agent's client that this needs."""
 
-    async def policies(self, run: str | None = None) -> m.Policies: ...
+    async def policies(self, run: str | None = None) -> Policies: ...
 
     async def events(
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
-    ) -> m.Events: ...
+    ) -> Events: ...
 
 
 @dataclass(frozen=True)
 class PolicyReport:
     """An answer of the agent, and what was measured."""
 
-    told: m.Policies
-    events: tuple[m.Event, ...] = ()  # the run's newest, oldest first
+    told: Policies
+    events: tuple[Event, ...] = ()  # the run's newest, oldest first
     measured: Mapping[int, Effect] = field(default_factory=dict)  # by event id, of commands that change speed
 
 

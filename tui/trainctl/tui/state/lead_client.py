@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import NodeView, Snapshot
 from trainctl.protocol.wire.attachment import Connection
 
 if TYPE_CHECKING:
@@ -24,15 +24,13 @@ async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
     from trainctl.protocol.client.cluster import attach_cluster  # ZeroMQ: not for `--help`
 
     conducts = ""
-    items = attach_cluster(
-        client.address, 0, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys
-    )  # fmt: skip
+    items = attach_cluster(client.address, 0, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys)
     async with contextlib.aclosing(items):
         async for node, item in items:
-            if isinstance(item, m.Snapshot) and node != conducts:
+            if isinstance(item, Snapshot) and node != conducts:
                 conducts = node
                 yield Connection("connected", time.monotonic())
-            of_another = node not in ("", conducts) or isinstance(item, m.NodeView)  # just conducted: it is one of them
+            of_another = node not in ("", conducts) or isinstance(item, NodeView)  # just conducted: it is one of them
             if not of_another and getattr(item, "state", "") != "connecting":
                 yield item
 
@@ -50,7 +48,7 @@ class LeadClients:
         self._first, self._node = client, node
         self._opened, self._stack = client, contextlib.AsyncExitStack()
 
-    async def of(self, node: m.NodeView) -> "Client":
+    async def of(self, node: NodeView) -> "Client":
         """The client for a node's agent."""
         if node.node == self._node:
             return self._first

@@ -6,15 +6,14 @@ import dataclasses
 import uuid
 from collections.abc import Callable, Mapping
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import TrainctlError, UnreachableError
-from trainctl.tui.state import merged_log as lt
+from trainctl.protocol.messages import Snapshot
 from trainctl.tui.state import reducer
-from trainctl.tui.state import view_state as md
 from trainctl.tui.state.lead_client import ATTEND_SECONDS
+from trainctl.tui.state.merged_log import PART_BYTES, LogTail, failed, take
 from trainctl.tui.state.source import Connect, Source
-from trainctl.tui.state.view_state import Clock
+from trainctl.tui.state.view_state import Arrived, Clock, Incoming, ViewState
 
 RETRY_SECONDS = 1.0
 SNAPSHOT_COLUMNS = 200
@@ -22,8 +21,14 @@ MOST_WAITING = 256
 """Messages that are taken into the state together at most, so that it never takes long."""
 _HISTORY_STEPS = 256
 _HISTORY_METRICS = (
-    "loss", "grad_norm", "learning_rate", "step_seconds", "tokens_per_second", "busy_seconds", "own_tokens_per_second"
-)  # fmt: skip
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "step_seconds",
+    "tokens_per_second",
+    "busy_seconds",
+    "own_tokens_per_second",
+)
 
 
 class LiveFeed:
@@ -34,27 +39,27 @@ class LiveFeed:
     """
 
     def __init__(
-        self, connect: Connect, clock: Clock, arrived: Callable[[], None], told: Callable[[md.Incoming], None]
+        self, connect: Connect, clock: Clock, arrived: Callable[[], None], told: Callable[[Incoming], None]
     ) -> None:
         self._connect, self._clock, self._arrived, self._told = connect, clock, arrived, told
-        self._live = md.ViewState()
-        self._opened: md.ViewState | None = None
-        self._waiting: list[md.Arrived] = []
+        self._live = ViewState()
+        self._opened: ViewState | None = None
+        self._waiting: list[Arrived] = []
         self.client: Source | None = None
 
     @property
-    def live(self) -> md.ViewState:
+    def live(self) -> ViewState:
         """The state after all that has come."""
         self._take_waiting()
         return self._live
 
     @property
-    def opened(self) -> md.ViewState | None:
+    def opened(self) -> ViewState | None:
         """The run that was opened beside the one that is followed: as it stands if it is live, else as recorded."""
         self._take_waiting()
         return self._opened
 
-    async def snapshot_of(self, run: str) -> m.Snapshot:
+    async def snapshot_of(self, run: str) -> Snapshot:
         """Raises TrainctlError."""
         if self.client is None:
             raise UnreachableError("no agent answers yet")
@@ -72,10 +77,10 @@ class LiveFeed:
             if self.opened is not None and self.opened.run is not None and self.opened.run.run == opened.run.run:
                 self.show_beside(snapshot)
 
-    def show_beside(self, snapshot: m.Snapshot | None) -> None:
+    def show_beside(self, snapshot: Snapshot | None) -> None:
         """Show the snapshot's run beside the one that is followed; None: no other run."""
         self._take_waiting()
-        opened = reducer.apply(md.ViewState(), snapshot, self._clock.monotonic()) if snapshot is not None else None
+        opened = reducer.apply(ViewState(), snapshot, self._clock.monotonic()) if snapshot is not None else None
         self._opened = opened
 
     def _take_waiting(self) -> None:
@@ -85,7 +90,7 @@ class LiveFeed:
         self._live = reducer.take_all(self._live, waiting)
         if self._opened is not None and self._opened.active:
             run = self._opened.run.run if self._opened.run is not None else ""
-            own = [item for item in waiting if not isinstance(item[1], m.Snapshot) and _concerns(item[1], run)]
+            own = [item for item in waiting if not isinstance(item[1], Snapshot) and _concerns(item[1], run)]
             self._opened = reducer.take_all(self._opened, own)
 
     async def keep_up(self) -> None:
@@ -113,10 +118,10 @@ class LiveFeed:
                     self._live = dataclasses.replace(self.live, viewers=reply.viewers)
             await asyncio.sleep(ATTEND_SECONDS if client is not None else RETRY_SECONDS)
 
-    def _take(self, node: str, message: md.Incoming) -> None:
+    def _take(self, node: str, message: Incoming) -> None:
         """The screen follows at its own pace."""
         self._waiting.append((node, message, self._clock.monotonic()))
-        if isinstance(message, m.Snapshot):
+        if isinstance(message, Snapshot):
             self._arrived()
         else:
             self._told(message)
@@ -136,7 +141,7 @@ class LiveFeed:
             self._live = reducer.apply_history(self.live, run.run, history)
 
 
-def _concerns(message: md.Incoming, run: str) -> bool:
+def _concerns(message: Incoming, run: str) -> bool:
     """Whether a message is about a run, or about none."""
     return getattr(message, "run", "") in ("", run)
 
@@ -150,12 +155,12 @@ class LogFeed:
 
     def __init__(self, source: Callable[[], Source | None], clock: Clock, arrived: Callable[[], None]) -> None:
         self._source, self._clock, self._arrived = source, clock, arrived
-        self.tail = lt.LogTail()
+        self.tail = LogTail()
 
     async def keep_up(self, run: str, ranks: Mapping[int, str]) -> None:
         """Reads the logs of the ranks, given with their nodes, until it is cancelled."""
         if self.tail.run != run:
-            self.tail = lt.LogTail(run)
+            self.tail = LogTail(run)
         async with asyncio.TaskGroup() as readers:
             for rank, node in ranks.items():
                 readers.create_task(self._read(run, rank, node))
@@ -172,12 +177,12 @@ class LogFeed:
         """One part; gives the seconds to wait for the next."""
         source = self._source()
         if source is None:
-            self.tail = lt.failed(self.tail, rank, "no agent answers yet")
+            self.tail = failed(self.tail, rank, "no agent answers yet")
             return LOG_RETRY_SECONDS
         try:
-            part = await source.log(node, run, rank, self.tail.next_offset(rank), lt.PART_BYTES)
+            part = await source.log(node, run, rank, self.tail.next_offset(rank), PART_BYTES)
         except TrainctlError as error:
-            self.tail = lt.failed(self.tail, rank, str(error))
+            self.tail = failed(self.tail, rank, str(error))
             return LOG_RETRY_SECONDS
-        self.tail = lt.take(self.tail, node, rank, part, lt.PART_BYTES, self._clock.wall())
+        self.tail = take(self.tail, node, rank, part, PART_BYTES, self._clock.wall())
         return 0.0 if self.tail.files[rank].behind_bytes else LOG_POLL_SECONDS

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import LogPart
 from trainctl.protocol.record import log_format
 
 MAX_LINES = 5000
@@ -78,7 +78,7 @@ class LogTail:
         return -FIRST_BYTES if file.offset is None or file.behind_bytes > self.most_behind_bytes else file.offset
 
 
-def take(tail: LogTail, node: str, rank: int, part: m.LogPart, asked_bytes: int, now: float) -> LogTail:
+def take(tail: LogTail, node: str, rank: int, part: LogPart, asked_bytes: int, now: float) -> LogTail:
     """The tail with a part of a rank's log, asked for with a limit of `asked_bytes`; `now` is Unix seconds."""
     file = tail.files.get(rank, LogProgress())
     if file.offset is not None and part.size_bytes < file.offset:  # its start is asked for next

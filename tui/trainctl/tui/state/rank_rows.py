@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel, Timing, models
-from trainctl.tui.state import rank_speed
-from trainctl.tui.state import series as s
+from trainctl.protocol.messages import GpuReading, HostReading, Metric, RankStep, RankView
+from trainctl.tui.state import rank_speed, series
 from trainctl.tui.state.rank_speed import FEW_STEPS, SILENT_STATES, Straggler, reporting, straggler_of, typical
 from trainctl.tui.state.view_state import Clock, Seen, ViewState
 from trainctl.tui.text.run_lines import RATE_STEPS
@@ -15,7 +14,7 @@ from trainctl.tui.text.run_lines import RATE_STEPS
 _NEWEST_STEPS = 8
 
 
-def common_parts(state: ViewState) -> dict[int, m.RankStep]:
+def common_parts(state: ViewState) -> dict[int, RankStep]:
     """The newest step that all ranks which report have reported; empty where there is none."""
     parts = {rank: state.parts.get(rank, ()) for rank in reporting(state.run)}
     if not parts or not all(parts.values()):
@@ -37,7 +36,7 @@ def awaited(state: ViewState, step: int) -> bool:
     return False
 
 
-def _common(state: ViewState, first_step: int) -> dict[int, list[m.RankStep]]:
+def _common(state: ViewState, first_step: int) -> dict[int, list[RankStep]]:
     """Each reporting rank's parts of the steps from `first_step` on that all of them reported, oldest first."""
     by_rank = {
         rank: {part.step: part for part in state.parts.get(rank, ()) if part.step >= first_step}
@@ -47,7 +46,7 @@ def _common(state: ViewState, first_step: int) -> dict[int, list[m.RankStep]]:
     return {rank: [parts[step] for step in sorted(known)] for rank, parts in by_rank.items()} if known else {}
 
 
-def paces(state: ViewState, views: Iterable[m.RankView]) -> dict[int, StepModel]:
+def paces(state: ViewState, views: Iterable[RankView]) -> dict[int, StepModel]:
     """What a step takes each rank, by its last ones, and by its curve if that is known: then steps of other
     micro-batches count too."""
     views = [*views]
@@ -90,15 +89,15 @@ _HOST_SECONDS = 30.0
 class Row:
     """One rank with all that is known of it; `age` in seconds, of its last report, or of its state where it is out."""
 
-    view: m.RankView
+    view: RankView
     place: int  # among the run's ranks by number: its colour and letter
-    step: m.RankStep | None
+    step: RankStep | None
     age: float | None
     old: bool
-    host: m.HostReading | None
+    host: HostReading | None
     host_old: bool
     own_rate: float | None
-    own_rates: s.Window
+    own_rates: series.Window
     waited: float | None  # of sync, for slower ranks; unknown where ranks report different steps
     global_batch: int | None
     slowest_seconds: float | None
@@ -142,11 +141,11 @@ class Row:
         return self.waited + self.step.phases.wait if self.step and self.waited is not None else None
 
     @property
-    def gpu(self) -> m.GpuReading | None:
+    def gpu(self) -> GpuReading | None:
         """The rank's device where the host reads it."""
         return self.host.gpu_of(self.view.device) if self.host is not None else None
 
-    def value_of(self, metric: m.Metric) -> float | None:
+    def value_of(self, metric: Metric) -> float | None:
         """A metric of its last step, or of its machine's newest reading."""
         if metric.scope == "host":
             return metric.of_machine(self.host, self.gpu)
@@ -167,17 +166,33 @@ def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Ro
     views = sorted(run.ranks, key=lambda item: item.rank)
     return [
         _row(
-            state, clock, view, place, known.get(view.rank), slowest, waits.get(view.rank),
-            slow.phase if slow and slow.rank == view.rank else "", view.rank == selected, view.rank in hot,
+            state,
+            clock,
+            view,
+            place,
+            known.get(view.rank),
+            slowest,
+            waits.get(view.rank),
+            slow.phase if slow and slow.rank == view.rank else "",
+            view.rank == selected,
+            view.rank in hot,
         )
         for place, view in enumerate(views)
-    ]  # fmt: skip
+    ]
 
 
 def _row(
-    state: ViewState, clock: Clock, view: m.RankView, place: int, step: m.RankStep | None, slowest: float | None,
-    waited: float | None, slow_phase: str, selected: bool, hot: bool,
-) -> Row:  # fmt: skip
+    state: ViewState,
+    clock: Clock,
+    view: RankView,
+    place: int,
+    step: RankStep | None,
+    slowest: float | None,
+    waited: float | None,
+    slow_phase: str,
+    selected: bool,
+    hot: bool,
+) -> Row:
     assert state.run is not None
     now = clock.monotonic()
     silent = state.silent_for(now) is not None
@@ -188,15 +203,24 @@ def _row(
     link, link_seconds = _link(state, view.node, now)
     fresh = host is not None and (silent or host.age(now) <= _HOST_SECONDS)
     return Row(
-        view=view, place=place, step=None if out else step,
+        view=view,
+        place=place,
+        step=None if out else step,
         age=max(clock.wall() - view.since_at, 0.0) if out else age,
         old=silent or (state.run.state == "running" and late and not out),
-        host=host.value if host and fresh else None, host_old=host is not None and host.age(now) > _OLD_SECONDS,
+        host=host.value if host and fresh else None,
+        host_old=host is not None and host.age(now) > _OLD_SECONDS,
         own_rate=None if out else own_rate(state, view.rank, seen),
         own_rates=state.lately("own_tokens_per_second", view.rank),
-        waited=waited, global_batch=state.run.global_batch, slowest_seconds=slowest, slow_phase=slow_phase,
-        selected=selected, hot=hot, link=link, link_seconds=link_seconds,
-    )  # fmt: skip
+        waited=waited,
+        global_batch=state.run.global_batch,
+        slowest_seconds=slowest,
+        slow_phase=slow_phase,
+        selected=selected,
+        hot=hot,
+        link=link,
+        link_seconds=link_seconds,
+    )
 
 
 def _link(state: ViewState, node: str, now: float) -> tuple[str, float | None]:
@@ -210,14 +234,14 @@ def _link(state: ViewState, node: str, now: float) -> tuple[str, float | None]:
     return ("up" if quiet is None else "silent"), quiet
 
 
-def own_rate(state: ViewState, rank: int, seen: Seen[m.RankStep] | None) -> float | None:
+def own_rate(state: ViewState, rank: int, seen: Seen[RankStep] | None) -> float | None:
     """Tokens per second the rank would reach alone: the median of its last steps."""
     if seen is None:
         return None
-    return s.typical(state.lately("own_tokens_per_second", rank), RATE_STEPS) or seen.value.own_tokens_per_second
+    return series.typical(state.lately("own_tokens_per_second", rank), RATE_STEPS) or seen.value.own_tokens_per_second
 
 
-def _taking_part(state: ViewState) -> list[m.RankView]:
+def _taking_part(state: ViewState) -> list[RankView]:
     """The ranks that take part, or did to the run's end."""
     ranks = state.run.ranks if state.run else ()
     return [view for view in ranks if view.state == "done" or view.state not in rank_speed.OUT_STATES]
@@ -234,7 +258,7 @@ def sum_of_own_rates(state: ViewState) -> float | None:
 def fleet_rate(state: ViewState) -> float | None:
     """The run's rate lately, by the present plan as soon as it has done a step; in its `rate_unit`."""
     rates = state.lately(state.run.rate_metric if state.run is not None else "tokens_per_second")
-    return s.typical(s.tail(rates, state.plan_step), RATE_STEPS) or s.typical(rates, RATE_STEPS)
+    return series.typical(series.tail(rates, state.plan_step), RATE_STEPS) or series.typical(rates, RATE_STEPS)
 
 
 def efficiency(state: ViewState) -> float | None:
@@ -251,6 +275,6 @@ def efficiency(state: ViewState) -> float | None:
 
 
 def _by_plan(state: ViewState, metric: str, rank: int | None = None) -> float | None:
-    window = s.tail(state.lately(metric, rank), state.plan_step)
+    window = series.tail(state.lately(metric, rank), state.plan_step)
     steps = len(window) * window.bucket_steps
-    return s.typical(window, RATE_STEPS) if steps >= rank_speed.FEW_STEPS else None
+    return series.typical(window, RATE_STEPS) if steps >= rank_speed.FEW_STEPS else None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import NamedTuple
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import BUSY_PHASES, RankStep, RankView, RunView
 
 OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
 """A rank in one of these has no part in the next step."""
@@ -47,18 +47,18 @@ class Typical(NamedTuple):
         return sum(self.busy.values())
 
 
-def live_ranks(run: m.RunView | None) -> tuple[m.RankView, ...]:
+def live_ranks(run: RunView | None) -> tuple[RankView, ...]:
     """Ranks that take part, by number."""
     ranks = run.ranks if run else ()
     return tuple(sorted((view for view in ranks if view.state not in OUT_STATES), key=lambda view: view.rank))
 
 
-def reporting(run: m.RunView | None) -> list[int]:
+def reporting(run: RunView | None) -> list[int]:
     """Ranks that report their steps, or did to the run's end."""
     return sorted(view.rank for view in (run.ranks if run else ()) if view.state not in SILENT_STATES)
 
 
-def waits(steps: Mapping[int, m.RankStep]) -> dict[int, float]:
+def waits(steps: Mapping[int, RankStep]) -> dict[int, float]:
     """Seconds each rank spent in sync waiting for slower ones; none are known unless all report the same step."""
     if len({step.step for step in steps.values()}) != 1:
         return {}
@@ -66,14 +66,14 @@ def waits(steps: Mapping[int, m.RankStep]) -> dict[int, float]:
     return {rank: max(step.phases.sync - transfer, 0.0) for rank, step in steps.items()}
 
 
-def same_step(ranks: Iterable[m.RankView], parts: Iterable[m.RankStep]) -> dict[int, m.RankStep]:
+def same_step(ranks: Iterable[RankView], parts: Iterable[RankStep]) -> dict[int, RankStep]:
     """The last step of each rank that reports, where it is the same one; empty while reports are still to come."""
     due = {rank.rank for rank in ranks if rank.state not in SILENT_STATES}
     found = {part.rank: part for part in parts if part.rank in due}
     return found if found.keys() == due and len({part.step for part in found.values()}) == 1 else {}
 
 
-def straggler_of_step(parts: Mapping[int, m.RankStep]) -> Straggler | None:
+def straggler_of_step(parts: Mapping[int, RankStep]) -> Straggler | None:
     """The straggler of one step that all these ranks reported; None where they report different ones."""
     if len(parts) < 2 or len({part.step for part in parts.values()}) != 1:
         return None
@@ -99,13 +99,13 @@ def _judged(
     least = min(item.waiting for item in typical.values())
     if waited < max(part * mine.own, seconds) or mine.waiting > least + slack * mine.own:
         return None
-    excess = {name: mine.busy[name] - median(item.busy[name] for item in others) for name in m.BUSY_PHASES}
+    excess = {name: mine.busy[name] - median(item.busy[name] for item in others) for name in BUSY_PHASES}
     phase = max(excess, key=lambda name: excess[name])
     return Straggler(rank, node_of[rank], phase, excess[phase], waited)
 
 
-def typical(steps: Iterable[m.RankStep]) -> Typical:
+def typical(steps: Iterable[RankStep]) -> Typical:
     """The medians of a rank's steps."""
     steps = list(steps)
-    busy = {name: median(getattr(step.phases, name) for step in steps) for name in m.BUSY_PHASES}
+    busy = {name: median(getattr(step.phases, name) for step in steps) for name in BUSY_PHASES}
     return Typical(busy, median(step.phases.sync + step.phases.wait for step in steps))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Series
 
 CAPACITY = 512
 """Buckets a window holds before it folds; even, so that a fold halves it."""
@@ -147,7 +147,7 @@ def _appended(window: Window, start: int, value: float, finite: bool) -> Window:
     return store.grown(window, start, _single(value, finite), int(not finite))
 
 
-def from_series(series: m.Series, newest_step: int, capacity: int = CAPACITY) -> Window:
+def from_series(series: Series, newest_step: int, capacity: int = CAPACITY) -> Window:
     """The agent's buckets as a window. A bucket's count of steps isn't sent: it is full, and the newest has begun."""
     first = np.asarray(series.steps, np.int64)
     order = np.argsort(first, kind="stable")
@@ -196,10 +196,16 @@ def combined(windows: Sequence[Window]) -> Window:
     with np.errstate(invalid="ignore"):
         mean_last = np.where(known, last, 0.0).sum(axis=0) / known.sum(axis=0)
     return Window(
-        size, first, np.fmin.reduce(laid("minimum", np.nan)), np.fmax.reduce(laid("maximum", np.nan)),
-        laid("total", 0.0).sum(axis=0), laid("count", 0.0).sum(axis=0), mean_last,
-        laid("broken", 0.0).sum(axis=0).astype(np.int64), max(window.capacity for window in windows),
-    )  # fmt: skip
+        size,
+        first,
+        np.fmin.reduce(laid("minimum", np.nan)),
+        np.fmax.reduce(laid("maximum", np.nan)),
+        laid("total", 0.0).sum(axis=0),
+        laid("count", 0.0).sum(axis=0),
+        mean_last,
+        laid("broken", 0.0).sum(axis=0).astype(np.int64),
+        max(window.capacity for window in windows),
+    )
 
 
 def means(window: Window) -> Window:
@@ -277,8 +283,13 @@ def _rebucket(window: Window, bucket_steps: int) -> Window:
     known = np.where(np.isfinite(window.last), np.arange(len(window)), -1)
     newest = np.maximum.reduceat(known, heads)
     return Window(
-        bucket_steps, starts.astype(np.int64), np.fmin.reduceat(window.minimum, heads),
-        np.fmax.reduceat(window.maximum, heads), np.add.reduceat(window.total, heads),
-        np.add.reduceat(window.count, heads), np.where(newest >= 0, window.last[np.maximum(newest, 0)], np.nan),
-        np.add.reduceat(window.broken, heads), window.capacity,
-    )  # fmt: skip
+        bucket_steps,
+        starts.astype(np.int64),
+        np.fmin.reduceat(window.minimum, heads),
+        np.fmax.reduceat(window.maximum, heads),
+        np.add.reduceat(window.total, heads),
+        np.add.reduceat(window.count, heads),
+        np.where(newest >= 0, window.last[np.maximum(newest, 0)], np.nan),
+        np.add.reduceat(window.broken, heads),
+        window.capacity,
+    )

@@ -10,11 +10,31 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client
 from trainctl.protocol.client.cluster import Item, attach_cluster
 from trainctl.protocol.client.lead import all_runs
 from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableError
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    Alerts,
+    CommandReply,
+    DiagnosisReply,
+    Events,
+    History,
+    LogPart,
+    NodeView,
+    Pairs,
+    Policies,
+    Profiles,
+    Runs,
+    RunSummary,
+    Samples,
+    Snapshot,
+    TracePart,
+    Traces,
+    Viewers,
+    Works,
+)
 from trainctl.protocol.messages.verbs import VERBS, Acknowledge, Mute, args_type
 
 
@@ -23,47 +43,47 @@ class Source(Protocol):
 
     def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]: ...
 
-    def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]: ...
+    def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[CommandReply]: ...
 
-    async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot: ...
+    async def snapshot(self, columns: int = 120, run: str | None = None) -> Snapshot: ...
 
     async def history(
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> m.History: ...
+    ) -> History: ...
 
     async def follow_run(self, run: str) -> bool:
         """Follow the lead of another active run from here on; False, and nothing has changed, if none leads it."""
 
-    async def runs(self) -> m.Runs: ...
+    async def runs(self) -> Runs: ...
 
-    async def works(self) -> m.Works: ...
+    async def works(self) -> Works: ...
 
     async def events(
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
-    ) -> m.Events: ...
+    ) -> Events: ...
 
     async def samples(
         self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
-    ) -> m.Samples: ...
+    ) -> Samples: ...
 
-    async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs: ...
+    async def pairs(self, run: str | None = None, limit: int = 20) -> Pairs: ...
 
-    async def traces(self, run: str | None = None) -> m.Traces: ...
+    async def traces(self, run: str | None = None) -> Traces: ...
 
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart: ...
+    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> TracePart: ...
 
-    async def policies(self, run: str | None = None) -> m.Policies: ...
+    async def policies(self, run: str | None = None) -> Policies: ...
 
-    async def diagnosis(self, run: str | None = None) -> m.DiagnosisReply: ...
+    async def diagnosis(self, run: str | None = None) -> DiagnosisReply: ...
 
-    async def profiles(self, node: str) -> m.Profiles: ...
+    async def profiles(self, node: str) -> Profiles: ...
 
-    async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart: ...
+    async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> LogPart: ...
 
-    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers: ...
+    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> Viewers: ...
 
 
-def _begun(row: m.RunSummary) -> float:
+def _begun(row: RunSummary) -> float:
     return row.started_at
 
 
@@ -113,16 +133,16 @@ class ClusterSource:
             async for node, item in items:
                 if self.address != address:
                     return
-                if isinstance(item, m.Snapshot):
+                if isinstance(item, Snapshot):
                     self._addresses |= {peer.node: peer.address for peer in item.peers}
                     self._main = item.node.node
                     await self._turn_to(item.node)
-                told = item.alerts if isinstance(item, m.Snapshot) else item
-                if isinstance(told, m.Alerts):
+                told = item.alerts if isinstance(item, Snapshot) else item
+                if isinstance(told, Alerts):
                     self._raised[told.node] = frozenset(alert.id for alert in told.alerts)
                 yield node, item
 
-    async def _turn_to(self, node: m.NodeView) -> None:
+    async def _turn_to(self, node: NodeView) -> None:
         """Ask the agent of `node` from here on: over the line there is where that leads to it (through a tunnel its
         own address may not), else at its own address."""
         if node.address == self._client.address:
@@ -133,7 +153,7 @@ class ClusterSource:
                 return
         self._client = await self._clients.enter_async_context(self._client_of(node.address))
 
-    def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
+    def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[CommandReply]:
         """Send a command to the agent that conducts, with two exceptions.
 
         What the agent of a node carries out (`promote`) goes to that agent. A command about an alert goes to the agent
@@ -155,53 +175,51 @@ class ClusterSource:
 
     async def _elsewhere(
         self, address: str, verb: str, args: dict[str, Any], **options: Any
-    ) -> AsyncIterator[m.CommandReply]:
+    ) -> AsyncIterator[CommandReply]:
         async with self._client_of(address) as client:
             async for reply in client.command(verb, args, **options):
                 yield reply
 
-    async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
+    async def snapshot(self, columns: int = 120, run: str | None = None) -> Snapshot:
         return await self._client.snapshot(columns, run)
 
     async def history(
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> m.History:
+    ) -> History:
         return await self._client.history(run, metrics, first_step, last_step, columns)
 
     async def follow_run(self, run: str) -> bool:
         row = next((row for row in (await self.runs()).runs if row.run == run), None)
-        if row is None or row.kind != "hosted" or row.state not in m.ACTIVE_RUN_STATES or row.lead == self._main:
+        if row is None or row.kind != "hosted" or row.state not in ACTIVE_RUN_STATES or row.lead == self._main:
             return False
         self.address = self._addresses.get(row.lead, self.address)
         return row.lead in self._addresses
 
-    async def runs(self) -> m.Runs:
+    async def runs(self) -> Runs:
         """The runs of all agents, each as its lead has it; those of an agent that doesn't answer are left out."""
         own = await self._client.runs()
         others = [address for node, address in self._addresses.items() if node != self._main]
         if not others:
             return own
-        elsewhere: tuple[m.RunSummary, ...] = ()
+        elsewhere: tuple[RunSummary, ...] = ()
         with contextlib.suppress(TrainctlError):
             elsewhere = await all_runs(others)
         rows = {row.run: row for row in own.runs}
         rows |= {row.run: row for row in elsewhere if row.run not in rows or rows[row.run].lead != self._main}
         return msgspec.structs.replace(own, runs=tuple(sorted(rows.values(), key=_begun, reverse=True)))
 
-    async def works(self) -> m.Works:
+    async def works(self) -> Works:
         return await self._client.works()
 
-    async def events(
-        self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
-    ) -> m.Events:
+    async def events(self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False) -> Events:
         return await self._client.events(run, after_id, limit, newest)
 
     async def samples(
         self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
-    ) -> m.Samples:
+    ) -> Samples:
         return await self._client.samples(run, after_row, limit, newest)
 
-    async def profiles(self, node: str) -> m.Profiles:
+    async def profiles(self, node: str) -> Profiles:
         """Those of a node, from its own agent."""
         address = self._addresses.get(node, self._client.address)
         if node == self._main or address == self._client.address:
@@ -209,22 +227,22 @@ class ClusterSource:
         async with self._client_of(address) as client:
             return await client.profiles()
 
-    async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
+    async def pairs(self, run: str | None = None, limit: int = 20) -> Pairs:
         return await self._client.pairs(run, limit)
 
-    async def traces(self, run: str | None = None) -> m.Traces:
+    async def traces(self, run: str | None = None) -> Traces:
         return await self._client.traces(run)
 
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
+    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> TracePart:
         return await self._client.trace_part(run, node, file, offset_bytes)
 
-    async def policies(self, run: str | None = None) -> m.Policies:
+    async def policies(self, run: str | None = None) -> Policies:
         return await self._client.policies(run)
 
-    async def diagnosis(self, run: str | None = None) -> m.DiagnosisReply:
+    async def diagnosis(self, run: str | None = None) -> DiagnosisReply:
         return await self._client.diagnosis(run)
 
-    async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
+    async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> LogPart:
         """From the node's own agent; where that can't be reached from here, through the one that conducts."""
         address = self._addresses.get(node)
         late = time.monotonic() - self._unreached.get(address or "", -UNREACHED_SECONDS) < UNREACHED_SECONDS
@@ -244,5 +262,5 @@ class ClusterSource:
             await self._clients.enter_async_context(made)
         return self._others[address]
 
-    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
+    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> Viewers:
         return await self._client.attend(viewer, read_only=read_only, leaving=leaving)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import PHASES, RANK_COLUMNS, History, Phases, RunView, Series, peak_or_held
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
@@ -32,7 +32,7 @@ class Compilation(msgspec.Struct, frozen=True):
         return f"{f.seconds(self.seconds)} {at}"
 
 
-def compilations(series: m.Series) -> list[Compilation]:
+def compilations(series: Series) -> list[Compilation]:
     """One for each bucket."""
     size = series.bucket_steps
     return [
@@ -46,7 +46,7 @@ def longest_compilation(found: Iterable[Compilation]) -> Compilation | None:
     return max(found, key=lambda one: (one.seconds, one.first - one.last), default=None)
 
 
-def compiled_by_rank(histories: Sequence[m.History]) -> dict[int, Compilation]:
+def compiled_by_rank(histories: Sequence[History]) -> dict[int, Compilation]:
     """Return the longest of each rank."""
     every: dict[int, list[Compilation]] = {}
     for series in (series for history in histories for series in history.series):
@@ -55,12 +55,12 @@ def compiled_by_rank(histories: Sequence[m.History]) -> dict[int, Compilation]:
     return {rank: found for rank, one in every.items() if (found := longest_compilation(one)) is not None}
 
 
-def is_compiled(run: m.RunView) -> bool:
+def is_compiled(run: RunView) -> bool:
     """Whether any rank says that it compiles its model."""
     return any(rank.compute is not None and rank.compute.compile != "off" for rank in run.ranks)
 
 
-METRICS = (*(f"{name}_seconds" for name in m.PHASES), *m.RANK_COLUMNS)
+METRICS = (*(f"{name}_seconds" for name in PHASES), *RANK_COLUMNS)
 """What of the record this is made from."""
 STEPS = 240
 """Newest steps that are asked for."""
@@ -74,12 +74,12 @@ class StepPhases(NamedTuple):
     """One rank's step; in `phases` the wait for slower ranks is taken from the sum itself where that is known."""
 
     step: int
-    phases: m.Phases
+    phases: Phases
     memory_bytes: float | None  # its peak; where none is known, what was held after it
 
     @property
     def seconds(self) -> float:
-        return float(sum(getattr(self.phases, name) for name in m.PHASES))
+        return float(sum(getattr(self.phases, name) for name in PHASES))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def columns_of(ranks: int) -> int:
     return min(STEPS, MOST_BUCKETS // (len(METRICS) * max(ranks, 1)))
 
 
-def past_of(run: str, history: m.History, compiled: Sequence[m.History] = ()) -> RecordedPhases:
+def past_of(run: str, history: History, compiled: Sequence[History] = ()) -> RecordedPhases:
     """The steps of a reply that has them one by one; a bucket of several says nothing of any of them. `compiled`: the
     replies on the compiler's time."""
     values: dict[int, dict[int, dict[str, float]]] = {}
@@ -113,9 +113,9 @@ def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
     """Of the steps all of whose phases are known."""
     made = {}
     for step, named in steps.items():
-        phases = {name: named.get(f"{name}_seconds", math.nan) for name in m.PHASES}
+        phases = {name: named.get(f"{name}_seconds", math.nan) for name in PHASES}
         if all(math.isfinite(value) for value in phases.values()):
-            made[step] = StepPhases(step, m.Phases(**phases), m.peak_or_held(named))
+            made[step] = StepPhases(step, Phases(**phases), peak_or_held(named))
     return made
 
 
@@ -142,7 +142,7 @@ def _split(lap: StepPhases, others: Sequence[StepPhases | None]) -> StepPhases:
         return lap
     own, waited = lap.phases, max(lap.phases.sync - min(syncs), 0.0)
     return lap._replace(
-        phases=m.Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
+        phases=Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
     )
 
 
@@ -157,4 +157,4 @@ def compiled(state: ViewState, past: RecordedPhases, rank: int) -> Compilation |
 def means(found: Sequence[StepPhases]) -> dict[str, float]:
     """Mean seconds of each phase over the last steps; empty without one."""
     newest = found[-MEAN_STEPS:]
-    return {name: sum(getattr(lap.phases, name) for lap in newest) / len(newest) for name in m.PHASES if newest}
+    return {name: sum(getattr(lap.phases, name) for lap in newest) / len(newest) for name in PHASES if newest}

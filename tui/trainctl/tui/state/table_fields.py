@@ -32,16 +32,21 @@ class Kinds(Enum):
     COUNT = Kind("number", {"": 1.0, **_DECIMAL}, "100, 10k or 1.5M")
     BYTES = Kind(
         "size",
-        {"": 1e9, "B": 1.0, **{f"{unit}B": size for unit, size in _DECIMAL.items()}, **_DECIMAL,
-         **{f"{unit}iB": 1024.0**power for power, unit in enumerate("KMGT", 1)}},
+        {
+            "": 1e9,
+            "B": 1.0,
+            **{f"{unit}B": size for unit, size in _DECIMAL.items()},
+            **_DECIMAL,
+            **{f"{unit}iB": 1024.0**power for power, unit in enumerate("KMGT", 1)},
+        },
         "20GB, 512MiB or 20 for gigabytes",
-    )  # fmt: skip
+    )
     PERCENT = Kind("percentage", {"": 1.0, "%": 1.0}, "90% or 90")
     SECONDS = Kind(
         "time",
         {"": 1.0, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0},
         "3s, 200ms, 5m, 2h or 1d",
-    )  # fmt: skip
+    )
     CELSIUS = Kind("temperature", {"": 1.0, "C": 1.0, "°C": 1.0, "°": 1.0}, "85 or 85C")
     WATTS = Kind("power", {"": 1.0, "W": 1.0, "kW": 1e3}, "300 or 300W")
     HERTZ = Kind("clock rate", {"": 1e9, "Hz": 1.0, "MHz": 1e6, "GHz": 1e9}, "1.4GHz, 900MHz or 1.4 for gigahertz")
@@ -82,10 +87,14 @@ def _equal(value: float, wanted: Quantity) -> bool:
 
 
 _ORDERED: Mapping[str, Callable[[float, Quantity], bool]] = {
-    "<": lambda value, wanted: value < wanted.value, "<=": lambda value, wanted: value <= wanted.value,
-    ">": lambda value, wanted: value > wanted.value, ">=": lambda value, wanted: value >= wanted.value,
-    "=": _equal, ":": _equal, "!=": lambda value, wanted: not _equal(value, wanted),
-}  # fmt: skip
+    "<": lambda value, wanted: value < wanted.value,
+    "<=": lambda value, wanted: value <= wanted.value,
+    ">": lambda value, wanted: value > wanted.value,
+    ">=": lambda value, wanted: value >= wanted.value,
+    "=": _equal,
+    ":": _equal,
+    "!=": lambda value, wanted: not _equal(value, wanted),
+}
 """What each comparison asks of a known value."""
 
 

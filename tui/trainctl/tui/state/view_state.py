@@ -7,10 +7,26 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui.state import rank_speed
-from trainctl.tui.state import series as s
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    METRICS,
+    Alerts,
+    AlertView,
+    Event,
+    Heartbeat,
+    HostReading,
+    Live,
+    NodeView,
+    PeerView,
+    RankStep,
+    RunView,
+    Sample,
+    Snapshot,
+    StepCommitted,
+    Viewer,
+)
+from trainctl.tui.state import rank_speed, series
 
 
 @dataclass(frozen=True)
@@ -31,7 +47,7 @@ SILENT_AFTER_SECONDS = 5.0
 
 SeriesKey = tuple[str, int | None]
 V = TypeVar("V")
-Incoming = m.Snapshot | m.NodeView | m.Live | m.Heartbeat | Connection
+Incoming = Snapshot | NodeView | Live | Heartbeat | Connection
 Arrived = tuple[str, Incoming, float]
 """The node whose agent said it, what, and when it came, by the monotonic clock."""
 
@@ -64,7 +80,7 @@ class AgentLine:
 
     connection: Connection
     heard_at: float | None = None  # when anything last came from it; None: never
-    node: m.NodeView | None = None  # what it said of itself when it was attached to
+    node: NodeView | None = None  # what it said of itself when it was attached to
     lag_seconds: float | None = None  # of its event loop, by its last heartbeat
 
     def silent_for(self, now: float) -> float | None:
@@ -81,26 +97,26 @@ class ViewState:
     heard_at: float | None = None  # when anything last came from the agent
     boot: str = ""
     seq: int = 0
-    node: m.NodeView | None = None
-    run: m.RunView | None = None
-    last_step: Seen[m.StepCommitted] | None = None
-    steps: tuple[m.StepCommitted, ...] = ()  # the newest, oldest first
-    ranks: Mapping[int, Seen[m.RankStep]] = field(default_factory=lambda: MappingProxyType({}))
-    parts: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
-    laps: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
+    node: NodeView | None = None
+    run: RunView | None = None
+    last_step: Seen[StepCommitted] | None = None
+    steps: tuple[StepCommitted, ...] = ()  # the newest, oldest first
+    ranks: Mapping[int, Seen[RankStep]] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[int, tuple[RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
+    laps: Mapping[int, tuple[RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
     tried: Tried = field(default_factory=lambda: MappingProxyType({}))  # speeds at micro-batches it has left
     plan_step: int = 0  # the first known step of the present plan and generation
     slow: rank_speed.Straggler | None = None  # as judged at the last step that all ranks reported
-    peers: tuple[m.PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
+    peers: tuple[PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
     agents: Mapping[str, AgentLine] = field(default_factory=lambda: MappingProxyType({}))  # the other nodes'
-    viewers: tuple[m.Viewer, ...] = ()  # who else is attached to the agent that conducts
-    hosts: Mapping[str, Seen[m.HostReading]] = field(default_factory=lambda: MappingProxyType({}))
-    heartbeat: Seen[m.Heartbeat] | None = None
-    events: tuple[m.Event, ...] = ()  # oldest first
-    samples: tuple[m.Sample, ...] = ()  # answers of the model that came live, oldest first
-    alerts: Mapping[str, m.Alerts] = field(default_factory=lambda: MappingProxyType({}))  # by the node that raised them
-    windows: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # the whole run
-    recent: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # its last steps
+    viewers: tuple[Viewer, ...] = ()  # who else is attached to the agent that conducts
+    hosts: Mapping[str, Seen[HostReading]] = field(default_factory=lambda: MappingProxyType({}))
+    heartbeat: Seen[Heartbeat] | None = None
+    events: tuple[Event, ...] = ()  # oldest first
+    samples: tuple[Sample, ...] = ()  # answers of the model that came live, oldest first
+    alerts: Mapping[str, Alerts] = field(default_factory=lambda: MappingProxyType({}))  # by the node that raised them
+    windows: Mapping[SeriesKey, series.Window] = field(default_factory=lambda: MappingProxyType({}))  # the whole run
+    recent: Mapping[SeriesKey, series.Window] = field(default_factory=lambda: MappingProxyType({}))  # its last steps
     values: object = field(default_factory=object, compare=False, repr=False)  # another where windows are others
 
     def silent_for(self, now: float) -> float | None:
@@ -115,44 +131,44 @@ class ViewState:
     @property
     def active(self) -> bool:
         """Whether there is a run that hasn't ended."""
-        return self.run is not None and self.run.state in m.ACTIVE_RUN_STATES
+        return self.run is not None and self.run.state in ACTIVE_RUN_STATES
 
     @property
-    def run_events(self) -> tuple[m.Event, ...]:
+    def run_events(self) -> tuple[Event, ...]:
         """Events of the run shown and of the agent itself, oldest first."""
         run = self.run.run if self.run else ""
         return tuple(event for event in self.events if event.run in ("", run))
 
     @property
-    def open_alerts(self) -> tuple[m.AlertView, ...]:
+    def open_alerts(self) -> tuple[AlertView, ...]:
         """Those that call for somebody first, errors first among them, then the newest first."""
         found = [alert for told in self.alerts.values() for alert in told.alerts]
         return tuple(sorted(found, key=lambda alert: (not calls(alert), alert.severity != "error", -alert.raised_at)))
 
     @property
-    def calling(self) -> tuple[m.AlertView, ...]:
+    def calling(self) -> tuple[AlertView, ...]:
         """Open alerts that nobody has acknowledged or muted."""
         return tuple(alert for alert in self.open_alerts if calls(alert))
 
-    def window(self, metric: str, rank: int | None = None) -> s.Window:
+    def window(self, metric: str, rank: int | None = None) -> series.Window:
         """The metric over the whole run; empty when it was never reported."""
-        return self.windows.get((metric, rank)) or s.empty()
+        return self.windows.get((metric, rank)) or series.empty()
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
         """The metrics of ranks that the run brings beside those of the table, by name."""
         brought = {name for seen in self.ranks.values() for name in seen.value.values}
-        return tuple(sorted(brought - m.METRICS.keys()))
+        return tuple(sorted(brought - METRICS.keys()))
 
     @property
     def own_run_metrics(self) -> tuple[str, ...]:
         """The same of those that it has as a whole."""
         values = self.last_step.value.values if self.last_step is not None else {}
-        return tuple(sorted(values.keys() - m.METRICS.keys()))
+        return tuple(sorted(values.keys() - METRICS.keys()))
 
-    def lately(self, metric: str, rank: int | None = None) -> s.Window:
+    def lately(self, metric: str, rank: int | None = None) -> series.Window:
         """The metric's last steps at the finest resolution there is."""
-        return self.recent.get((metric, rank)) or s.empty()
+        return self.recent.get((metric, rank)) or series.empty()
 
 
 def _silent_for(connection: Connection, heard_at: float, now: float) -> float | None:
@@ -160,7 +176,7 @@ def _silent_for(connection: Connection, heard_at: float, now: float) -> float | 
     return quiet if connection.state != "connected" or quiet > SILENT_AFTER_SECONDS else None
 
 
-def calls(alert: m.AlertView) -> bool:
+def calls(alert: AlertView) -> bool:
     """Whether it still calls for somebody."""
     return alert.acknowledged_by is None and not alert.muted
 

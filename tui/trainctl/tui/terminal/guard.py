@@ -24,7 +24,7 @@ PARTS: Final[dict[Feature, dict[str, tuple[str, ...]]]] = {
         "textual._compositor:ChopsUpdate": ("chop_ends", "chops", "spans"),
     },
     "styles cache": {"textual._styles_cache:StylesCache": ("get_inner_outer",)},
-}  # fmt: skip
+}
 """By feature the classes whose parts it uses, and the parts: methods, and what they set on their objects."""
 
 

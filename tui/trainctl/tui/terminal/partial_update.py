@@ -17,9 +17,16 @@ from textual.strip import Strip
 
 _SHOWN_ON_SPACES = "underline", "underline2", "overline", "reverse", "strike"
 _ATTRIBUTES = {
-    "bold": "1", "dim": "2", "italic": "3", "underline": "4", "blink": "5", "reverse": "7", "strike": "9",
-    "underline2": "21", "overline": "53",
-}  # fmt: skip
+    "bold": "1",
+    "dim": "2",
+    "italic": "3",
+    "underline": "4",
+    "blink": "5",
+    "reverse": "7",
+    "strike": "9",
+    "underline2": "21",
+    "overline": "53",
+}
 _NOTHING = Style()
 
 

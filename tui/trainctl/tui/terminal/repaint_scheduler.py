@@ -11,12 +11,12 @@ from typing import Any
 
 from textual.app import App
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Heartbeat, HostReading, NodeView
 
 REPAINT_SECONDS = 0.5
 KEY_SECONDS = 0.03  # after a key a repaint waits so long, for what the key does to be on screen
 KEYS_SECONDS = 0.25  # and no longer than this for several
-_UNHURRIED = (m.HostReading, m.Heartbeat, m.NodeView)  # nobody waits for these: they come each second from each node
+_UNHURRIED = (HostReading, Heartbeat, NodeView)  # nobody waits for these: they come each second from each node
 
 SLOWEST_SECONDS = 0.95  # what arrives is still shown within a second
 SETTLED_SECONDS = 0.05  # after a step's first word, for what its ranks say of it

@@ -42,7 +42,7 @@ class Glyphs:
 
 UNICODE = Glyphs(
     False, "─", "│", "┬", "┊", "╎", "×", "→", "↑", "↓", "→", "·", "…", "▇", "▁▂▃▄▅▆▇█", "◆", "✕", "▸", "▾", "└"
-)  # fmt: skip
+)
 ASCII = Glyphs(
     True,
     "-",

@@ -5,9 +5,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
 from trainctl.protocol.config.objectives import PAIRS, SAMPLES
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    Compute,
+    HostReading,
+    RankView,
+    RunRates,
+    RunView,
+    StepCommitted,
+    WorkSummary,
+)
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.styled_line import Line, Piece, clean, flowed, line, width
 
@@ -50,7 +59,7 @@ PROCESS_NAMES = {"keeper": "parent", "standby": "spare"}
 # ---------------------------------------------------------------- rates
 
 
-def rate_pieces(rates: m.RunRates, of: Figure = LAST_STEP) -> list[Line]:
+def rate_pieces(rates: RunRates, of: Figure = LAST_STEP) -> list[Line]:
     """The most important first: the average, then what is `of` the last step or of recent ones."""
     average, unit = f.compact(rates.average_per_second), clean(rates.unit)
     samples = samples_of(rates.unit)
@@ -64,7 +73,7 @@ def rate_pieces(rates: m.RunRates, of: Figure = LAST_STEP) -> list[Line]:
     ]
 
 
-def time_left(rates: m.RunRates) -> Line:
+def time_left(rates: RunRates) -> Line:
     """`left 1h 42m (1h 36m to 1h 55m)`; nothing of a run that has ended, or whose end isn't known."""
     if rates.seconds_left is None:
         return ()
@@ -89,7 +98,7 @@ _MOST_NAMES = 3
 
 
 def cost_figures(
-    run: m.RunView, last: m.StepCommitted | None, now: float, seconds_left: float | None
+    run: RunView, last: StepCommitted | None, now: float, seconds_left: float | None
 ) -> cost.CostFigures | None:
     """Return the cost figures at `now`, in Unix seconds; None for a run without a price."""
     if run.cost is None:
@@ -134,18 +143,18 @@ def cost_amount(found: cost.CostFigures, value: float | None) -> str:
 _ROLES = {"starting": "accent", "working": "good", "silent": "warning", "failed": "bad"}
 
 
-def work_task(work: m.WorkSummary) -> str:
+def work_task(work: WorkSummary) -> str:
     """Return the work's kind and file: `score test.jsonl`."""
     kind = "score" if work.view.kind == "log-probabilities" else "answer"
     return f"{kind} {clean(work.file)}".rstrip()
 
 
-def work_title(work: m.WorkSummary) -> str:
+def work_title(work: WorkSummary) -> str:
     """Return the work's kind and file with the checkpoint that is used."""
     return f"{work_task(work)} with {clean(work.view.run)} step {work.view.checkpoint:,}"
 
 
-def work_progress(work: m.WorkSummary) -> list[Line]:
+def work_progress(work: WorkSummary) -> list[Line]:
     """The most important first."""
     view = work.view
     rows = f"{view.answered:,}/{view.rows:,}"
@@ -158,7 +167,7 @@ def work_progress(work: m.WorkSummary) -> list[Line]:
     return made if work.is_active else made[:2]
 
 
-def _outlook(work: m.WorkSummary) -> Line:
+def _outlook(work: WorkSummary) -> Line:
     view = work.view
     if view.state == "receiving":
         return line(Piece(f"receiving rows: {view.received_bytes:,} bytes", "accent"))
@@ -168,7 +177,7 @@ def _outlook(work: m.WorkSummary) -> Line:
     return line(Piece(f"{view.state.upper()}{reason}", "bad" if view.state == "failed" else "label"))
 
 
-def work_nodes(work: m.WorkSummary) -> list[Line]:
+def work_nodes(work: WorkSummary) -> list[Line]:
     """Each node, with its speed or the reason why it doesn't work."""
     return [
         line(
@@ -181,17 +190,22 @@ def work_nodes(work: m.WorkSummary) -> list[Line]:
     ]
 
 
-def compute_settings(compute: m.Compute) -> dict[str, str]:
+def compute_settings(compute: Compute) -> dict[str, str]:
     """By name; `weights` is the form of the trained ones. What isn't known, or the device doesn't have, is left out."""
     found = {
-        "dtype": compute.dtype, "weights": compute.weights, "tf32": _switch(compute.tf32), "compile": compute.compile,
-        "attention": compute.attention, "deterministic": _switch(compute.deterministic),
-        "cudnn_benchmark": _switch(compute.cudnn_benchmark), "update": compute.update,
-    }  # fmt: skip
+        "dtype": compute.dtype,
+        "weights": compute.weights,
+        "tf32": _switch(compute.tf32),
+        "compile": compute.compile,
+        "attention": compute.attention,
+        "deterministic": _switch(compute.deterministic),
+        "cudnn_benchmark": _switch(compute.cudnn_benchmark),
+        "update": compute.update,
+    }
     return {name: clean(value) for name, value in found.items() if value}
 
 
-def library_versions(compute: m.Compute) -> dict[str, str]:
+def library_versions(compute: Compute) -> dict[str, str]:
     """Of the libraries that it computes with, by name."""
     return {clean(name): clean(version) for name, version in compute.versions}
 
@@ -206,7 +220,7 @@ def setting_pieces(found: dict[str, str]) -> list[Line]:
 
 
 def compute_rows(
-    ranks: Sequence[m.RankView], columns: int, of: Callable[[m.Compute], dict[str, str]] = compute_settings
+    ranks: Sequence[RankView], columns: int, of: Callable[[Compute], dict[str, str]] = compute_settings
 ) -> list[Line]:
     """What the ranks resolved, in lines of at most `columns` cells; ranks that differ are named."""
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -232,7 +246,7 @@ def _compute_rows(found: dict[str, str], names: Sequence[str], columns: int) -> 
     return [*flowed(named, columns, " "), *flowed(groups, columns)]
 
 
-def _rank_name(rank: m.RankView, ranks: Sequence[m.RankView]) -> str:
+def _rank_name(rank: RankView, ranks: Sequence[RankView]) -> str:
     """Its node, with its number if the node has several."""
     alone = sum(one.node == rank.node for one in ranks) == 1
     return clean(rank.node if alone else f"{rank.node}:{rank.rank}")
@@ -253,7 +267,7 @@ class EnergyFigures(msgspec.Struct, frozen=True):
     joules_per_1000: float | None  # per 1,000 samples or pairs, if power was read on all machines for the whole run
 
 
-def energy_text(hosts: Iterable[m.HostReading], per_1000: float | None = None) -> str:
+def energy_text(hosts: Iterable[HostReading], per_1000: float | None = None) -> str:
     """`61.5 Wh`, `over 61.5 Wh (12 min unread)`, with the joules per 1,000 samples `61.5 Wh (2.1 Wh per 1,000)`; n/a
     where no power is read."""
     counted = _counted(hosts)
@@ -267,13 +281,13 @@ def energy_text(hosts: Iterable[m.HostReading], per_1000: float | None = None) -
     return f"{_watt_hours(watt_hours)}{each}"
 
 
-def readings_of(hosts: Iterable[m.HostReading], run: m.RunView) -> list[m.HostReading]:
+def readings_of(hosts: Iterable[HostReading], run: RunView) -> list[HostReading]:
     """The readings of the machines that take part; of a run that has ended only those whose count is surely its own."""
-    nodes, active = {view.node for view in run.ranks}, run.state in m.ACTIVE_RUN_STATES
+    nodes, active = {view.node for view in run.ranks}, run.state in ACTIVE_RUN_STATES
     return [host for host in hosts if host.node in nodes and (active or _began_with(host, run))]
 
 
-def energy_figures(hosts: Iterable[m.HostReading], run: m.RunView, cursor: int | None) -> EnergyFigures:
+def energy_figures(hosts: Iterable[HostReading], run: RunView, cursor: int | None) -> EnergyFigures:
     """Of the run's machines; `cursor`: the first position that the run has not come to yet."""
     own, samples = readings_of(hosts, run), run.trained(cursor)
     counted = _counted(own)
@@ -281,27 +295,28 @@ def energy_figures(hosts: Iterable[m.HostReading], run: m.RunView, cursor: int |
     whole = {host.node for host in counted if _is_read(host) and _began_with(host, run)}
     is_whole = joules is not None and whole == {view.node for view in run.ranks}
     return EnergyFigures(
-        joules, max((host.energy_gap_seconds for host in counted), default=0.0),
+        joules,
+        max((host.energy_gap_seconds for host in counted), default=0.0),
         1000 * joules / samples if joules is not None and is_whole and samples else None,
-    )  # fmt: skip
+    )
 
 
-def run_energy(hosts: Iterable[m.HostReading], run: m.RunView, cursor: int | None) -> str:
+def run_energy(hosts: Iterable[HostReading], run: RunView, cursor: int | None) -> str:
     """The run's energy, and per 1,000 samples where that is known."""
     own = readings_of(hosts, run)
     return energy_text(own, energy_figures(own, run, cursor).joules_per_1000)
 
 
-def _counted(hosts: Iterable[m.HostReading]) -> list[m.HostReading]:
+def _counted(hosts: Iterable[HostReading]) -> list[HostReading]:
     return [host for host in hosts if host.energy_joules is not None and host.energy_since_at is not None]
 
 
-def _is_read(host: m.HostReading) -> bool:
+def _is_read(host: HostReading) -> bool:
     """Whether hardly any time is without a reading."""
     return host.energy_gap_seconds <= GAP_PART * max(0.0, host.read_at - (host.energy_since_at or 0.0))
 
 
-def _began_with(host: m.HostReading, run: m.RunView) -> bool:
+def _began_with(host: HostReading, run: RunView) -> bool:
     return host.energy_since_at is not None and abs(host.energy_since_at - run.started_at) <= BEGINNING_SECONDS
 
 

@@ -3,20 +3,22 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from trainctl.protocol import messages as m
-from trainctl.tui.state import series as s
+from trainctl.protocol.messages import BUSY_PHASES, Phases
+from trainctl.tui.state import series
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, line
 
 BAR_PHASES = (
-    *((name, name[0], f"phase_{name[0]}") for name in m.BUSY_PHASES), ("wait", ".", "phase_wait"),
-    ("sync", "s", "phase_s"), ("optimizer", "o", "phase_o"),
-)  # fmt: skip
+    *((name, name[0], f"phase_{name[0]}") for name in BUSY_PHASES),
+    ("wait", ".", "phase_wait"),
+    ("sync", "s", "phase_s"),
+    ("optimizer", "o", "phase_o"),
+)
 """Phases in the order of the bar, with their letters and roles. A wait, for slower ranks or for the plan, is `.`."""
 
 
-def sparkline(window: s.Window, size: int, glyphs: Glyphs) -> str:
+def sparkline(window: series.Window, size: int, glyphs: Glyphs) -> str:
     """The last steps' values, each cell the mean of its part; the middle is their middle, and a tenth more or less
     shows."""
     values = [value for value in window.last[-8 * size :].tolist() if value == value]
@@ -31,7 +33,7 @@ def sparkline(window: s.Window, size: int, glyphs: Glyphs) -> str:
     return "".join(glyphs.sparks[round(top * (0.5 + (mean - (low + high) / 2) / span))] for mean in means)
 
 
-def phase_bar(phases: m.Phases, size: int, whole_seconds: float, *, waited: float = 0.0, loud: str = "") -> Line:
+def phase_bar(phases: Phases, size: int, whole_seconds: float, *, waited: float = 0.0, loud: str = "") -> Line:
     """Letters in proportion to the seconds of each phase; `whole_seconds` fills `size` cells.
 
     `waited` seconds of sync were spent waiting for other ranks; the letters of the phase named `loud` are capitals.

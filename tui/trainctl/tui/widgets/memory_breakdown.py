@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import MEMORY_PARTS, HostReading, RankStep
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
@@ -58,10 +58,10 @@ def lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
 
 
-def _parts(step: m.RankStep | None) -> list[MemoryPart]:
+def _parts(step: RankStep | None) -> list[MemoryPart]:
     """What the step's peak consists of, as far as it is known."""
     values = step.values if step is not None else {}
-    known = {name: values.get(f"memory_{name}_bytes") for name in m.MEMORY_PARTS}
+    known = {name: values.get(f"memory_{name}_bytes") for name in MEMORY_PARTS}
     return [MemoryPart(name, used) for name, used in known.items() if used is not None]
 
 
@@ -80,7 +80,7 @@ def _below(row: Row, cap: float | None) -> list[Used]:
     ]
 
 
-def disk(host: m.HostReading | None) -> Used:
+def disk(host: HostReading | None) -> Used:
     """What is used of the disk that holds the runs, or only what is free where its size isn't known."""
     free, total = (host.disk_free_bytes, host.disk_total_bytes) if host else (None, None)
     return Used("disk free", free) if free is None or total is None else Used("disk", total - free, total)
@@ -105,8 +105,9 @@ def _line(one: Used, columns: int, glyphs: Glyphs, parts: Sequence[MemoryPart] =
     return line(
         Piece(f" {one.name.ljust(10)}", "label"),
         Piece(text.rjust(13), "dim" if one.used is None else warned or "text"),
-        Piece(_percent(one.part), warned or "strong"), *(_letters(parts, cells) or [bar]),
-    )  # fmt: skip
+        Piece(_percent(one.part), warned or "strong"),
+        *(_letters(parts, cells) or [bar]),
+    )
 
 
 def _percent(part: float | None) -> str:
@@ -128,9 +129,13 @@ def _part_line(part: MemoryPart, cap: float | None, columns: int, glyphs: Glyphs
     """A part on a line of its own, on the scale of the peak."""
     of_cap = Used(part.name, part.used, cap).part
     return line(
-        " ", part.letter, Piece(f" {part.name.ljust(11)}", "label"), Piece(f"{f.gigabytes(part.used)} GB".rjust(10)),
-        Piece(_percent(of_cap), "strong"), _bar(of_cap, part.letter.role, columns, glyphs),
-    )  # fmt: skip
+        " ",
+        part.letter,
+        Piece(f" {part.name.ljust(11)}", "label"),
+        Piece(f"{f.gigabytes(part.used)} GB".rjust(10)),
+        Piece(_percent(of_cap), "strong"),
+        _bar(of_cap, part.letter.role, columns, glyphs),
+    )
 
 
 def _pairs(parts: Sequence[MemoryPart], columns: int) -> list[Line]:

@@ -36,21 +36,57 @@ LOOKS = {
     "series7": ("#ff8ec6", "#b0246f", "#ff9ac8", "bright_magenta"),
 }
 """Of each role in the themes night, day, contrast and terminal."""
-LOOKS |= {"axis": LOOKS["dim"], "phase_wait": LOOKS["dim"], "phase_d": LOOKS["series3"], "phase_f": LOOKS["series0"],
-          "phase_s": LOOKS["series1"], "phase_o": LOOKS["series2"]}  # fmt: skip
+LOOKS |= {
+    "axis": LOOKS["dim"],
+    "phase_wait": LOOKS["dim"],
+    "phase_d": LOOKS["series3"],
+    "phase_f": LOOKS["series0"],
+    "phase_s": LOOKS["series1"],
+    "phase_o": LOOKS["series2"],
+}
 
 NIGHT: Final = Theme(
-    name="night", primary="#6fb3ff", secondary="#4f7fd6", accent="#f0b866", warning="#f0b866", error="#ff7a7a",
-    success="#7fd1a0", foreground="#c9d3df", background="#0e141b", surface="#131b24", panel="#1a2430", dark=True,
-)  # fmt: skip
+    name="night",
+    primary="#6fb3ff",
+    secondary="#4f7fd6",
+    accent="#f0b866",
+    warning="#f0b866",
+    error="#ff7a7a",
+    success="#7fd1a0",
+    foreground="#c9d3df",
+    background="#0e141b",
+    surface="#131b24",
+    panel="#1a2430",
+    dark=True,
+)
 DAY: Final = Theme(
-    name="day", primary="#0b63c4", secondary="#123f8c", accent="#9a5b00", warning="#9a5b00", error="#b3261e",
-    success="#187546", foreground="#24303c", background="#f7f9fb", surface="#eef2f6", panel="#e3e9ef", dark=False,
-)  # fmt: skip
+    name="day",
+    primary="#0b63c4",
+    secondary="#123f8c",
+    accent="#9a5b00",
+    warning="#9a5b00",
+    error="#b3261e",
+    success="#187546",
+    foreground="#24303c",
+    background="#f7f9fb",
+    surface="#eef2f6",
+    panel="#e3e9ef",
+    dark=False,
+)
 CONTRAST: Final = Theme(
-    name="contrast", primary="#7fdcff", secondary="#9db8ff", accent="#ffd400", warning="#ffd400", error="#ff9a9a",
-    success="#5cff8f", foreground="#ffffff", background="#000000", surface="#000000", panel="#1c1c1c", dark=True,
-)  # fmt: skip
+    name="contrast",
+    primary="#7fdcff",
+    secondary="#9db8ff",
+    accent="#ffd400",
+    warning="#ffd400",
+    error="#ff9a9a",
+    success="#5cff8f",
+    foreground="#ffffff",
+    background="#000000",
+    surface="#000000",
+    panel="#1c1c1c",
+    dark=True,
+)
 TERMINAL: Final = dataclasses.replace(
     BUILTIN_THEMES["ansi-dark"], name="terminal", primary="ansi_cyan", accent="ansi_yellow"
 )

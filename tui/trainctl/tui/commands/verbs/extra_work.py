@@ -1,7 +1,6 @@
 """Verbs that do something between two steps: checkpoint, evaluate, sample, profile, defragment. Pure."""
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import event_prose
+from trainctl.protocol.messages import RunView, event_prose
 from trainctl.protocol.messages.events import CheckpointWritten, Evaluated
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import FormField, VerbDescription, VerbKey, no_node
@@ -12,7 +11,7 @@ from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean
 
 
-def _checkpoint_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _checkpoint_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     return f"writes step {run.step:,} or the next one; {_checkpoint_last(state)}; curve unchanged"
 
 
@@ -34,11 +33,11 @@ CHECKPOINT = VerbDescription(
 )
 
 
-def _evaluate_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _evaluate_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     return f"{_evaluate_last(state, run)}; curve unchanged"
 
 
-def _evaluate_last(state: ViewState, run: m.RunView) -> str:
+def _evaluate_last(state: ViewState, run: RunView) -> str:
     """`the last one: 1.903 @18,122, took 2.10 s`."""
     if run.eval_loss is None or run.eval_step is None:
         return "no earlier evaluation to predict its duration from"
@@ -60,17 +59,18 @@ EVALUATE = VerbDescription(
 
 def _sample_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     return (
-        FormField("prompt", "prompt", if_empty="the run file's prompts"), FormField("max_tokens", "max tokens"),
+        FormField("prompt", "prompt", if_empty="the run file's prompts"),
+        FormField("max_tokens", "max tokens"),
         FormField("temperature", "temperature"),
-    )  # fmt: skip
+    )
 
 
-def _sample_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _sample_refused(order: Order, state: ViewState, run: RunView) -> str:
     nodes = {view.node for view in live_ranks(run)}
     return no_node(order, run) if order.node is not None and order.node not in nodes else ""
 
 
-def _sample_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _sample_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     what = "the prompt" if order.args.get("prompt") else "the run file's prompts"
     return f"one rank answers {what} after step {run.step:,} while the others wait; curve unchanged"
 
@@ -95,7 +95,7 @@ def _profile_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]
     )
 
 
-def _profile_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _profile_refused(order: Order, state: ViewState, run: RunView) -> str:
     known = tuple(dict.fromkeys(view.node for view in live_ranks(run)))
     absent = [node for node in order.args.get("nodes", ()) if node not in known]
     if not absent:
@@ -103,7 +103,7 @@ def _profile_refused(order: Order, state: ViewState, run: m.RunView) -> str:
     return f"no rank of {clean(', '.join(absent))} is in the group; its nodes are {clean(', '.join(known))}"
 
 
-def _profile_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _profile_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     steps, nodes = order.args.get("steps", 3), clean(", ".join(order.args.get("nodes", ()))) or "all nodes"
     which = f"the next {steps} steps" if steps != 1 else "the next step"
     return f"records {which} on {nodes} after one that warms up; these steps are slower; curve unchanged"
@@ -121,12 +121,12 @@ PROFILE = VerbDescription(
 )
 
 
-def _defragment_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _defragment_refused(order: Order, state: ViewState, run: RunView) -> str:
     nodes = {view.node for view in live_ranks(run)}
     return no_node(order, run) if order.node is not None and order.node not in nodes else ""
 
 
-def _defragment_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _defragment_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     return f"clears caches on {order.node or 'all nodes'}; the next steps may be slower; curve unchanged"
 
 

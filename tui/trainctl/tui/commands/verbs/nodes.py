@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Event, RunView
 from trainctl.protocol.messages.events import LeadChanged
 from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
@@ -18,7 +18,7 @@ def _drain_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     return (node_field([view for view in (state.run.ranks if state.run else ()) if view.state != "drained"], rank),)
 
 
-def _drain_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _drain_refused(order: Order, state: ViewState, run: RunView) -> str:
     mine = [view for view in run.ranks if view.node == order.node]
     if not mine:
         return no_node(order, run)
@@ -29,7 +29,7 @@ def _drain_refused(order: Order, state: ViewState, run: m.RunView) -> str:
     return "" if others else f"{node} is the last node in the group"
 
 
-def _drain_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _drain_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     node, seats = order.node or "", shares.seats_of(state)
     if all(seat.node != node for seat in seats):
         return f"{clean(node)} stays out until it is admitted; curve unchanged"
@@ -38,7 +38,7 @@ def _drain_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyph
     return f"{clean(node)} leaves; {moved(seats, staying, left, glyphs)}"
 
 
-def _drain_undo(event: m.Event, run: m.RunView) -> Order:
+def _drain_undo(event: Event, run: RunView) -> Order:
     node = node_of(event)
     views = [view for view in run.ranks if view.node == node]
     if event.kind != "command" or node is None or not views:
@@ -68,7 +68,7 @@ def _admit_blocked(state: ViewState, fields: Sequence[FormField]) -> str:
     return "" if fields[0].choices else "no node is drained or failed"
 
 
-def _admit_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _admit_refused(order: Order, state: ViewState, run: RunView) -> str:
     mine = [view for view in run.ranks if view.node == order.node]
     if not mine:
         return no_node(order, run)
@@ -86,14 +86,14 @@ def _admit_why_not(node: str, states: Collection[str]) -> str:
     return f"{node} is not drained"
 
 
-def _admit_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _admit_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     node = order.node or ""
     seats = shares.seats_of(state, node)
     before = [seat for seat in seats if seat.node != node]
     return moved(before, seats, shares.with_back(seats, node), glyphs)
 
 
-def _admit_undo(event: m.Event, run: m.RunView) -> Order:
+def _admit_undo(event: Event, run: RunView) -> Order:
     node = node_of(event)
     views = [view for view in run.ranks if view.node == node]
     if event.kind != "command" or node is None or not views:
@@ -133,18 +133,18 @@ def _promote_blocked(state: ViewState, fields: Sequence[FormField]) -> str:
     return "" if fields[0].choices else "no other node has a rank of the run"
 
 
-def _promote_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _promote_refused(order: Order, state: ViewState, run: RunView) -> str:
     if all(view.node != order.node for view in run.ranks):
         return no_node(order, run)
     return f"{clean(run.lead)} is already the lead" if order.node == run.lead else ""
 
 
-def _promote_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _promote_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     taken = " even without a majority" if order.args.get("old_lead_is_off") else ""
     return f"{clean(order.node or '')} leads instead of {clean(run.lead)}{taken}; curve unchanged"
 
 
-def _promote_undo(event: m.Event, run: m.RunView) -> Order:
+def _promote_undo(event: Event, run: RunView) -> Order:
     before = event.data.before if isinstance(event.data, LeadChanged) else ""
     if before == run.lead:
         raise NoInverse(f"{before} is already the lead again")

@@ -1,8 +1,8 @@
 """Verbs that change the loss curve: the learning rate, the global batch. Pure."""
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config.objectives import SAMPLES
+from trainctl.protocol.messages import Event, RunView
 from trainctl.protocol.messages.events import GlobalBatchChanged, LearningRateChanged
 from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
@@ -19,7 +19,7 @@ def _set_lr_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     return value, FormField("schedule", "schedule", "scale", ("scale", "set"))
 
 
-def _set_lr_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _set_lr_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     value = float(order.args["value"])
     change = f"lr {f.scientific(run.learning_rate)} {glyphs.arrow} {f.scientific(value)}"
     if order.args.get("schedule", "scale") == "set":
@@ -28,7 +28,7 @@ def _set_lr_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyp
     return f"{change}{times}: changes the curve"
 
 
-def _set_lr_changes_nothing(order: Order, run: m.RunView) -> bool:
+def _set_lr_changes_nothing(order: Order, run: RunView) -> bool:
     if run.learning_rate is None:
         return False
     as_shown = float(f.scientific(run.learning_rate))
@@ -36,7 +36,7 @@ def _set_lr_changes_nothing(order: Order, run: m.RunView) -> bool:
     return is_same and order.args.get("schedule", "scale") == "scale"
 
 
-def _set_lr_undo(event: m.Event, run: m.RunView) -> Order:
+def _set_lr_undo(event: Event, run: RunView) -> Order:
     rate = event.data
     if not isinstance(rate, LearningRateChanged):
         raise NoInverse("the previous learning rate isn't known")
@@ -76,12 +76,12 @@ def _set_global_batch_fields(state: ViewState, rank: int | None) -> tuple[FormFi
     return value, FormField("schedule", "schedule", "set", ("set", "scale"))
 
 
-def _set_global_batch_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _set_global_batch_refused(order: Order, state: ViewState, run: RunView) -> str:
     value, ranks = int(order.args["value"]), len(live_ranks(run))
     return f"{value} {run.sample_unit} are too few for {ranks} ranks; each needs at least one" if value < ranks else ""
 
 
-def _set_global_batch_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _set_global_batch_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     """The shares grow in proportion, as the agent makes them."""
     value, now = int(order.args["value"]), run.global_batch
     scaled = order.args.get("schedule") == "scale"
@@ -92,11 +92,11 @@ def _set_global_batch_preview(order: Order, state: ViewState, run: m.RunView, gl
     return joined(f"G {f.figure(now, '{}')} {glyphs.arrow} {value}, {lr}: changes the curve", *made)
 
 
-def _set_global_batch_changes_nothing(order: Order, run: m.RunView) -> bool:
+def _set_global_batch_changes_nothing(order: Order, run: RunView) -> bool:
     return order.args.get("value") == run.global_batch
 
 
-def _set_global_batch_undo(event: m.Event, run: m.RunView) -> Order:
+def _set_global_batch_undo(event: Event, run: RunView) -> Order:
     batch = event.data
     if not isinstance(batch, GlobalBatchChanged) or batch.before < 1:
         raise NoInverse("the previous global batch isn't known")

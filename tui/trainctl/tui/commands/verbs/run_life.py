@@ -2,9 +2,8 @@
 
 from typing import get_args
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import POLICIES, PolicyMode
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, Event, PolicyView, RunView, verbs
 from trainctl.protocol.messages.events import PolicyModeChanged
 from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.commands.command import Order
@@ -18,7 +17,7 @@ def _acknowledge_fields(state: ViewState, rank: int | None) -> tuple[FormField, 
     return (FormField("id", "alert", next((alert.id for alert in state.calling), "")),)
 
 
-def _acknowledge_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _acknowledge_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     alert = next((alert for alert in state.open_alerts if alert.id == order.args["id"]), None)
     return clean(f"{alert.node} {alert.text}".strip()) if alert else VERBS["acknowledge"].summary
 
@@ -44,7 +43,7 @@ def _mute_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     )
 
 
-def _mute_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _mute_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     where, minutes = f" of {clean(order.node)}" if order.node else "", float(order.args.get("minutes", 60))
     calling = f"muted for {minutes:g} min (still recorded)" if minutes else "no longer muted"
     return f"{order.args['kind']} alerts{where} {calling}"
@@ -66,11 +65,11 @@ def _start_run_fields(state: ViewState, rank: int | None) -> tuple[FormField, ..
     return (FormField("resume", "run to resume"),)
 
 
-def _start_run_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _start_run_refused(order: Order, state: ViewState, run: RunView) -> str:
     return f"{clean(run.name)} is {run.state}; only one run at a time" if state.active else ""
 
 
-def _start_run_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _start_run_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     resumed, branch = order.args.get("resume"), order.args.get("branch")
     if branch is not None:
         parent, step = verbs.branch_point(branch)
@@ -96,11 +95,11 @@ START_RUN = VerbDescription(
 _PAUSED = ("pausing", "paused")
 
 
-def _pause_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _pause_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     return f"pauses after step {run.step + 1:,}{within(state)}; curve unchanged"
 
 
-def _pause_undo(event: m.Event, run: m.RunView) -> Order:
+def _pause_undo(event: Event, run: RunView) -> Order:
     if run.state not in _PAUSED:
         raise NoInverse(f"the run is already {run.state}")
     return Order("resume")
@@ -121,11 +120,11 @@ PAUSE = VerbDescription(
 )
 
 
-def _resume_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _resume_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     return f"continues at step {run.step + 1:,} with plan v{run.plan_version}; curve unchanged"
 
 
-def _resume_undo(event: m.Event, run: m.RunView) -> Order:
+def _resume_undo(event: Event, run: RunView) -> Order:
     if run.state in ("pausing", "paused"):
         raise NoInverse(f"the run is already {run.state}")
     return Order("pause")
@@ -141,12 +140,10 @@ RESUME = VerbDescription(
 
 
 def _rollback_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    return (
-        FormField("steps", "at least so many steps back", "1"), FormField("skip_batches", "batches to skip", "0"),
-    )  # fmt: skip
+    return (FormField("steps", "at least so many steps back", "1"), FormField("skip_batches", "batches to skip", "0"))
 
 
-def _rollback_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _rollback_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     step, steps, skips = order.args.get("step"), order.args.get("steps", 1), order.args.get("skip_batches")
     latest = max(0, run.step - steps)
     where = f"to step {step:,}" if step is not None else f"to the newest checkpoint up to step {latest:,}"
@@ -170,13 +167,13 @@ def _stop_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     return (FormField("checkpoint", "checkpoint first", "true", ("true", "false")),)
 
 
-def _stop_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _stop_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     last = "with a checkpoint first" if order.args.get("checkpoint", True) else "WITHOUT a checkpoint"
     return f"ends after step {run.step + 1:,}{within(state)}, {last}"
 
 
-def _stop_undo(event: m.Event, run: m.RunView) -> Order:
-    if run.state in m.ACTIVE_RUN_STATES:
+def _stop_undo(event: Event, run: RunView) -> Order:
+    if run.state in ACTIVE_RUN_STATES:
         raise NoInverse("the run is already continuing")
     return Order("start-run", {"resume": run.run})
 
@@ -197,7 +194,7 @@ def _note_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     return (FormField("text", "text"),)
 
 
-def _note_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _note_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     return f"recorded in the run's events at step {run.step:,}; curve unchanged"
 
 
@@ -219,7 +216,7 @@ def _autopilot_fields(state: ViewState, rank: int | None) -> tuple[FormField, ..
     return name, FormField("mode", "mode", modes.get(name.value, ""), get_args(PolicyMode))
 
 
-def _autopilot_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _autopilot_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     name, mode = order.args["name"], order.args["mode"]
     before = next((f"{view.mode} {glyphs.arrow} " for view in run.policies if view.name == name), "")
     may_change = mode == "on" and POLICIES[name].changes_curve
@@ -227,11 +224,11 @@ def _autopilot_preview(order: Order, state: ViewState, run: m.RunView, glyphs: G
     return f"{name} {before}{mode}: {POLICIES[name].summary}; {curve}"
 
 
-def _autopilot_changes_nothing(order: Order, run: m.RunView) -> bool:
-    return m.PolicyView(order.args["name"], order.args["mode"]) in run.policies
+def _autopilot_changes_nothing(order: Order, run: RunView) -> bool:
+    return PolicyView(order.args["name"], order.args["mode"]) in run.policies
 
 
-def _autopilot_undo(event: m.Event, run: m.RunView) -> Order:
+def _autopilot_undo(event: Event, run: RunView) -> Order:
     if not isinstance(event.data, PolicyModeChanged):
         raise NoInverse("the previous mode isn't known")
     name, before = event.data.name, event.data.before

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Event, RankView, RunView
 from trainctl.protocol.messages.events import MicroBatchChanged, SharesChanged
 from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
@@ -30,7 +30,7 @@ def _rebalance_blocked(state: ViewState, fields: Sequence[FormField]) -> str:
     return "one rank takes the whole batch: nothing to split" if alone else ""
 
 
-def _rebalance_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _rebalance_refused(order: Order, state: ViewState, run: RunView) -> str:
     try:
         shares.meant(shares.seats_of(state), order.args)
     except ValueError as error:
@@ -38,7 +38,7 @@ def _rebalance_refused(order: Order, state: ViewState, run: m.RunView) -> str:
     return ""
 
 
-def _rebalance_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _rebalance_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     seats = shares.seats_of(state)
     if not order.args.get("auto"):
         return moved(seats, seats, shares.resolve(seats, order.args["shares"]), glyphs)
@@ -52,7 +52,7 @@ def _rebalance_preview(order: Order, state: ViewState, run: m.RunView, glyphs: G
     return joined(micros, moved(seats, after, found.shares, glyphs))
 
 
-def _rebalance_undo(event: m.Event, run: m.RunView) -> Order:
+def _rebalance_undo(event: Event, run: RunView) -> Order:
     had = event.data.before if isinstance(event.data, SharesChanged) else {}
     before = {node: share for node, share in had.items() if share}
     now: dict[str, int] = {}
@@ -97,11 +97,11 @@ def _resize_batch_fields(state: ViewState, rank: int | None) -> tuple[FormField,
     )
 
 
-def _resize_batch_views(order: Order, run: m.RunView) -> list[m.RankView]:
+def _resize_batch_views(order: Order, run: RunView) -> list[RankView]:
     return [view for view in live_ranks(run) if order.node in (None, view.node)]
 
 
-def _resize_batch_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _resize_batch_refused(order: Order, state: ViewState, run: RunView) -> str:
     views = _resize_batch_views(order, run)
     out = next((view for view in run.ranks if order.node in (None, view.node)), None)
     if out is None:
@@ -113,7 +113,7 @@ def _resize_batch_refused(order: Order, state: ViewState, run: m.RunView) -> str
     return f"{micro} is more than {clean(over.node)}'s share of {over.share} {run.sample_unit}" if over else ""
 
 
-def _resize_batch_changes_nothing(order: Order, run: m.RunView) -> bool:
+def _resize_batch_changes_nothing(order: Order, run: RunView) -> bool:
     views = _resize_batch_views(order, run)
     return bool(views) and all(view.micro_batch == order.args.get("micro") for view in views)
 
@@ -121,7 +121,7 @@ def _resize_batch_changes_nothing(order: Order, run: m.RunView) -> bool:
 # ---------------------------------------------------------------- what it would do
 
 
-def _resize_batch_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _resize_batch_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
     micro = int(order.args["micro"])
     seats = shares.seats_of(state)
     if not seats:
@@ -165,7 +165,7 @@ def _resize_batch_resized(
 # ---------------------------------------------------------------- undo
 
 
-def _resize_batch_undo(event: m.Event, run: m.RunView) -> Order:
+def _resize_batch_undo(event: Event, run: RunView) -> Order:
     if event.kind != "command":
         raise NoInverse("the node ran out of memory at that size; choose a different one with resize-batch")
     if not isinstance(event.data, MicroBatchChanged):
