@@ -118,7 +118,7 @@ def _joins(starts: Floats, x: Floats, trace: Trace) -> NDArray[np.bool_]:
 
 
 def smooth(window: Window, half_life_steps: float) -> NDArray[np.float64]:
-    """For each bucket the mean of all values up to it, where one loses half its weight in `half_life_steps` steps.
+    """Return for each bucket the mean of all values up to it, where one loses half its weight in `half_life_steps` steps.
 
         s_i = sum_j<=i  n_j v_j d^(t_i - t_j)  /  sum_j<=i  n_j d^(t_i - t_j),    d = 2^(-1 / half_life_steps)
 

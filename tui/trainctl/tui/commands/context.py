@@ -22,6 +22,8 @@ from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, line, plain
 
 T = TypeVar("T")
+Values = tuple[tuple[str, str], ...]
+"""Texts that can be copied, each after its name, the most likely first."""
 READ_ONLY = "read-only: this screen sends no commands"
 
 

@@ -8,7 +8,7 @@ from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.verb_description import FormField, VerbDescription
+from trainctl.tui.commands.verb_description import FormField, Proposal, VerbDescription
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, line
@@ -54,7 +54,9 @@ class Progress:
 def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[str, str] | None = None) -> Form:
     """The dialog of a verb, filled from the state; `values` override what its fields start with."""
     described, run, given = verb_registry.of(verb), state.run, dict(values or {})
-    fields = tuple(replace(field, value=given.get(field.name, field.value)) for field in described.fields(state, rank))
+    fields = tuple(
+        replace(field, value=given.get(field.name, field.value)) for field in described.fields_for(state, rank)
+    )
     about_run = described.acts_on != "new run" and (described.acts_on != "alerts" or state.active)
     return Form(
         verb,
@@ -77,7 +79,7 @@ def _blocked(described: VerbDescription, state: ViewState, fields: Sequence[Form
     if run is not None and (why := run.why_not(described.name)):
         return clean(why)
     if state.active:
-        return described.blocked(state, fields)
+        return described.no_nodes if described.no_nodes and not fields[0].choices else described.blocked(state)
     if described.acts_on == "alerts":
         return ""
     if run is None:
@@ -161,12 +163,12 @@ def applied_line(reply: CommandReply, glyphs: Glyphs) -> Line:
 
 def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
     """Return in one line what the command would do to the run now; or, marked as bad, why the agent will refuse it."""
-    problem, described, run = _refusal(order, state), verb_registry.of(order.verb), state.run
+    problem, described, run = _refusal(order, state, glyphs), verb_registry.of(order.verb), state.run
     if problem:
         return Piece(problem, "bad")
     if run is None or described.preview is None:
         return Piece(VERBS[order.verb].summary, "strong")
-    return Piece(described.preview(order, state, run, glyphs), "strong")
+    return Piece(described.preview(Proposal(order, state, run, glyphs)), "strong")
 
 
 def changes_nothing(order: Order, state: ViewState) -> bool:
@@ -174,7 +176,7 @@ def changes_nothing(order: Order, state: ViewState) -> bool:
     return state.run is not None and verb_registry.of(order.verb).changes_nothing(order, state.run)
 
 
-def _refusal(order: Order, state: ViewState) -> str:
+def _refusal(order: Order, state: ViewState, glyphs: Glyphs) -> str:
     """Return why the agent will refuse it, as far as that shows here."""
     described, run = verb_registry.of(order.verb), state.run
     if run is None:
@@ -183,4 +185,4 @@ def _refusal(order: Order, state: ViewState) -> str:
         return clean(why)
     if described.acts_on == "active run" and not state.active:
         return f"the run has {'failed' if run.state == 'failed' else 'ended'}"
-    return described.refused(order, state, run)
+    return described.refused(Proposal(order, state, run, glyphs))

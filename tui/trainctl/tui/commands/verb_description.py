@@ -8,6 +8,7 @@ from trainctl.protocol.messages import Event, RankView, RunView
 from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
 from trainctl.tui.state import series
+from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
@@ -45,24 +46,14 @@ class VerbKey:
     stands_for: Callable[[ViewState], str] | None = None  # the verb it opens now, where that can be another
 
 
-def _no_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    return ()
+@dataclass(frozen=True)
+class Proposal:
+    """A command that a person is about to send, and the run that it is for."""
 
-
-def _nothing_blocks(state: ViewState, fields: Sequence[FormField]) -> str:
-    return ""
-
-
-def _not_refused(order: Order, state: ViewState, run: RunView) -> str:
-    return ""
-
-
-def _changes_something(order: Order, run: RunView) -> bool:
-    return False
-
-
-def _no_remark(order: Order) -> str:
-    return ""
+    order: Order
+    state: ViewState
+    run: RunView
+    glyphs: Glyphs
 
 
 @dataclass(frozen=True)
@@ -76,22 +67,27 @@ class VerbDescription:
     """The command that undoes an event of this verb (it raises NoInverse with the reason), or why there is none."""
     title: str = ""  # of the dialog; empty: the verb
     acts_on: ActsOn = "active run"
-    fields: Callable[[ViewState, int | None], tuple[FormField, ...]] = _no_fields
-    """What the dialog asks for, filled from the state and the rank that is selected."""
-    blocked: Callable[[ViewState, Sequence[FormField]], str] = _nothing_blocks
-    """Why an active run gives the dialog nothing to do."""
-    refused: Callable[[Order, ViewState, RunView], str] = _not_refused
-    """What the agent can already be seen to refuse a command for."""
-    preview: Callable[[Order, ViewState, RunView, Glyphs], str] | None = None
-    """What a command would do to the run, in one line; None: the verb's summary says it."""
-    changes_nothing: Callable[[Order, RunView], bool] = _changes_something
-    """Whether all is as the command would have it already."""
-    undo_remark: Callable[[Order], str] = _no_remark
-    """What won't be quite as it was, when this verb undoes another."""
+    fields: Callable[[ViewState, int | None], tuple[FormField, ...]] | tuple[FormField, ...] = ()
+    """Fields of the dialog, also as made from the state and the rank that is selected."""
+    no_nodes: str = ""  # why the dialog can send nothing when its first field has no node to choose
+    blocked: Callable[[ViewState], str] = lambda state: ""
+    """The reason why an active run gives the dialog nothing to do."""
+    refused: Callable[[Proposal], str] = lambda proposal: ""
+    """The reason why the agent will refuse a command, as far as that shows here."""
+    preview: Callable[[Proposal], str] | None = None
+    """One line on what a command would do to the run; None: the verb's summary says it."""
+    changes_nothing: Callable[[Order, RunView], bool] = lambda order, run: False
+    """Return whether all is as the command would have it already."""
+    undo_remark: Callable[[Order], str] = lambda order: ""
+    """The difference that stays when this verb undoes another."""
     against_plan: bool = False  # its values are computed from a plan, and refused if that has moved on
     ask: str = ""  # the question that only `y` answers with yes; empty: enter sends
     dialog: Literal["form", "split"] = "form"
     key: VerbKey | None = None
+
+    def fields_for(self, state: ViewState, rank: int | None) -> tuple[FormField, ...]:
+        """Return the dialog's fields for a state and the rank that is selected."""
+        return self.fields if isinstance(self.fields, tuple) else self.fields(state, rank)
 
 
 # ---------------------------------------------------------------- fields and checks
@@ -103,10 +99,16 @@ def node_field(views: Sequence[RankView], rank: int | None) -> FormField:
     return FormField("node", "node", chosen, tuple(dict.fromkeys(view.node for view in views)))
 
 
-def no_node(order: Order, run: RunView) -> str:
-    """The node that isn't in the run, and those that are."""
-    known = ", ".join(dict.fromkeys(clean(view.node) for view in run.ranks))
-    return f"no node {order.node!r} in this run; the nodes are {known}"
+def no_node(proposal: Proposal) -> str:
+    """Return the message about a node that isn't in the run, with those that are."""
+    known = ", ".join(dict.fromkeys(clean(view.node) for view in proposal.run.ranks))
+    return f"no node {proposal.order.node!r} in this run; the nodes are {known}"
+
+
+def not_live(proposal: Proposal) -> str:
+    """Return why a command for one node is refused; empty if that node is in the group, or the command is for all."""
+    node = proposal.order.node
+    return no_node(proposal) if node is not None and all(view.node != node for view in live_ranks(proposal.run)) else ""
 
 
 # ---------------------------------------------------------------- phrases

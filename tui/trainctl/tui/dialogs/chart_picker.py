@@ -15,7 +15,7 @@ from trainctl.tui.dialogs.popup import Dialog
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import LAST_LOSS
-from trainctl.tui.text.styled_line import EMPTY, Line, Piece, clean, fit, groups, key_words, line, shorten
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, key_words, line, shorten
 from trainctl.tui.widgets.fields import InputField
 
 MOST_RUNS = 4
@@ -106,7 +106,7 @@ def picker_lines(picker: Picker, view: ChartView, columns: int, rows: int, glyph
     made = [_row(left[index], index, index == cursor, view, columns, glyphs) for index in shown]
     if not left:
         made = [line(Piece("no match", "dim"))]
-    return [fit(pieces, columns) for pieces in (made + [EMPTY] * rows)[:rows]]
+    return filled(made, columns, rows)
 
 
 def _row(choice: PickerEntry, index: int, here: bool, view: ChartView, columns: int, glyphs: Glyphs) -> Line:

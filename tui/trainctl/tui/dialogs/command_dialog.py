@@ -132,7 +132,7 @@ class CommandDialog(OrderDialog):
         if view is None or node == self._node:
             return
         self._node = node
-        for field in verb_registry.of(self.form.verb).fields(self.owner.shown, view.rank):
+        for field in verb_registry.of(self.form.verb).fields_for(self.owner.shown, view.rank):
             if not field.choices:
                 self.query_one(f"#field-{field.name}", Input).value = field.value
 

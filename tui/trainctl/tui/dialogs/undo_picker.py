@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.commands import arguments, forms, undo
-from trainctl.tui.commands.context import AppContext
-from trainctl.tui.dialogs import clipboard
+from trainctl.tui.commands.context import AppContext, Values
 from trainctl.tui.dialogs.popup import Chooser
 from trainctl.tui.dialogs.split_dialog import dialog_of
 from trainctl.tui.state import run_events
@@ -62,7 +61,7 @@ def _sent(inverse: undo.Inverse) -> str:
     return " ".join([inverse.order.verb, *other])
 
 
-def copy_value(app: AppContext, values: clipboard.Values) -> None:
+def copy_value(app: AppContext, values: Values) -> None:
     """Copies a value, or lets a person choose one of several."""
     if not values:
         app.notify("nothing to copy here", severity="warning")

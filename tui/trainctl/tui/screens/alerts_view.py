@@ -12,6 +12,7 @@ from trainctl.tui.text.styled_line import (
     Line,
     Piece,
     clean,
+    filled,
     fit,
     groups,
     key_words,
@@ -149,9 +150,10 @@ def panel_lines(
         label = f"{glyphs.horizontal} {alert_title(alerts[cursor])} "
         made.append(rule(columns, glyphs.horizontal, (0, label, "title")))
         made += [(Piece("  "), *pieces) for pieces in detail_lines(alerts[cursor], state, clock, columns - 2)]
-    made = [*made, *([()] * rows)][: rows - 1]
-    made.append(_foot(state, clock, bell=bell, any_open=bool(alerts), columns=columns))
-    return [fit(pieces, columns) for pieces in made]
+    return [
+        *filled(made, columns, rows - 1),
+        fit(_foot(state, clock, bell=bell, any_open=bool(alerts), columns=columns), columns),
+    ]
 
 
 def _node_cells(columns: int) -> int:

@@ -2,6 +2,7 @@
 
 import abc
 import importlib
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,10 +14,10 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widget import Widget
 
-from trainctl.tui.commands.context import AppContext, KeyHint, context_of
-from trainctl.tui.dialogs import clipboard
+from trainctl.tui.commands.context import AppContext, KeyHint, Values, context_of
 from trainctl.tui.screens import header, overview_view
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text.run_lines import LAST_LOSS
 from trainctl.tui.text.styled_line import Line, line
 from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.line_view import Lines, Repaintable
@@ -137,9 +138,15 @@ class BaseScreen(Screen[Any], Repaintable):
         owner = self.owner
         return header.lines(state or owner.shown, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[0]
 
-    def values(self) -> clipboard.Values:
+    def values(self) -> Values:
         """What `y` copies: the likeliest first."""
-        return clipboard.of_fleet(self.owner.shown, None)
+        state = self.owner.shown
+        if state.run is None:
+            return ()
+        loss = state.last_step.value.loss if state.last_step is not None else None
+        last = ((LAST_LOSS.label, f"{loss:.6g}"),) if loss is not None and math.isfinite(loss) else ()
+        run = state.run
+        return (("run", run.run), ("directory", run.directory), ("step", str(run.step)), *last)
 
     def arranged(self, hints: list[KeyHint]) -> list[KeyHint]:
         """The keys for the bottom line, in their order there."""

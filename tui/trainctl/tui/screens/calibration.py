@@ -18,7 +18,7 @@ from trainctl.tui.screens.node import ChosenRankScreen
 from trainctl.tui.state.series import Window
 from trainctl.tui.text import formatting as fmt
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import EMPTY, Line, Piece, fit, line, rule
+from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line, rule
 from trainctl.tui.widgets.theme import rank_role
 
 
@@ -84,13 +84,13 @@ def profile_lines(
     made = [rule(columns, glyphs.horizontal, *title)]
     made += beside(_charts(profiles, columns, charts - 1, glyphs, role), columns, charts - 1, glyphs)
     made += [fit(one, columns) for one in below]
-    return (made + [fit(EMPTY, columns)] * rows)[:rows]
+    return filled(made, columns, rows)
 
 
 def no_profile(node: str, columns: int, rows: int) -> list[Line]:
     """What there is to do without a profile."""
     text = f"{node} has no profile yet: trainctl calibrate RUN.toml --node {node}"
-    return ([fit(line(Piece(text, "dim")), columns)] + [fit(EMPTY, columns)] * rows)[:rows]
+    return filled([line(Piece(text, "dim"))], columns, rows)
 
 
 def _charts(profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str) -> list[Block]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol.messages import DiagnosisReply, Finding, Remedy, RunView
-from trainctl.tui.dialogs import clipboard
+from trainctl.tui.commands.context import Values
 from trainctl.tui.screens import diagnosis_view
 from trainctl.tui.screens.polled_screen import PolledScreen
 from trainctl.tui.state.source import Source
@@ -56,7 +56,7 @@ class DiagnosisScreen(PolledScreen[DiagnosisReply, Finding]):
             key_words("y", "copy its command", "app.copy"),
         ]
 
-    def values(self) -> clipboard.Values:
+    def values(self) -> Values:
         """The commands of the chosen finding's remedies."""
         known = self.chosen.remedies if self.chosen is not None else ()
         found = tuple((remedy.text, remedy.command) for remedy in known if remedy.command)

@@ -9,7 +9,20 @@ from trainctl.protocol.messages import CheckedCause, Diagnosis, DiagnosisReply, 
 from trainctl.tui.commands import verb_registry
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import UNICODE, Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, labelled, line, plain, rule, shorten, wrap
+from trainctl.tui.text.styled_line import (
+    Line,
+    Piece,
+    clean,
+    filled,
+    fit,
+    groups,
+    labelled,
+    line,
+    plain,
+    rule,
+    shorten,
+    wrap,
+)
 
 TEXT_COLUMNS: Final = 80
 """Columns of the command line's text."""
@@ -63,8 +76,7 @@ def lines(
         made += detail(chosen, columns, glyphs)
     else:
         made += [(), *_checked(found, columns, glyphs)]
-    made = [*made, *([()] * rows)][: rows - 1]
-    return [fit(pieces, columns) for pieces in (*made, groups(keys, columns))]
+    return [*filled(made, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
 def _list(findings: Sequence[Finding], cursor: int, columns: int, room: int, glyphs: Glyphs) -> list[Line]:

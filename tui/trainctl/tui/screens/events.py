@@ -9,15 +9,15 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import Event
 from trainctl.tui.charts.marks import numbered
 from trainctl.tui.commands import undo
-from trainctl.tui.commands.context import KeyHint
+from trainctl.tui.commands.context import KeyHint, Values
 from trainctl.tui.commands.verb_description import NoInverse
-from trainctl.tui.dialogs import clipboard, event_details, undo_picker
+from trainctl.tui.dialogs import event_details, undo_picker
 from trainctl.tui.screens import events_table
 from trainctl.tui.screens.table_screen import RowsScreen
 from trainctl.tui.state import effects, run_events
 from trainctl.tui.state.table_schemas import EVENTS, EventRow
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text.styled_line import Line, Piece, fit, line, rule
+from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line, rule
 
 EVENTS_PAGE = 500
 _MOST_ASKED = 12
@@ -145,7 +145,7 @@ class EventsScreen(RowsScreen[EventRow]):
         if not self.rows:
             words = "the filter hides all events; esc clears it" if self.hidden else "nothing has happened yet"
             made.append(fit(line(Piece(words, "dim")), columns))
-        return (made + [fit((), columns)] * rows)[:rows]
+        return filled(made, columns, rows)
 
     def sort_fields(self) -> Sequence[str]:
         return events_table.SORTED_BY
@@ -200,8 +200,16 @@ class EventsScreen(RowsScreen[EventRow]):
         elif found is not None:
             undo_picker.open_undo(self.owner, found)
 
-    def values(self) -> clipboard.Values:
+    def values(self) -> Values:
         event = self.chosen
         if event is None:
             return ()
-        return clipboard.of_event(event, f.clock(event.at, self.owner.clock.wall(), self.owner.clock.zone))
+        at = f.clock(event.at, self.owner.clock.wall(), self.owner.clock.zone)
+        texts = (
+            ("step", str(event.step) if event.step is not None else ""),
+            ("before", event.before),
+            ("after", event.after),
+            ("command id", event.command),
+        )
+        line_of = f"{at} {event.by} {run_events.event_words(event)}"
+        return (("line", line_of), ("text", event.text), *((name, text) for name, text in texts if text))

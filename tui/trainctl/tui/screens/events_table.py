@@ -18,7 +18,7 @@ from trainctl.tui.state.table_schemas import EventRow
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, plain, shorten, spread, width
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, plain, shorten, spread, width
 
 _RECENT_WHO_CELLS = 7
 
@@ -43,7 +43,7 @@ def recent_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs
     made += [event_line(event, state, clock, columns, glyphs, numbers.get(event.id, "")) for event in newest]
     if not made and rows:
         made = [fit(line(Piece("nothing has happened yet", "dim")), columns)]
-    return [*made, *([fit((), columns)] * (rows - len(made)))]
+    return filled(made, columns, rows)
 
 
 def event_line(event: Event, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, number: str = "") -> Line:

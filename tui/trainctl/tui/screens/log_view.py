@@ -10,7 +10,7 @@ from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail, Query
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, fit, line, shorten, width
+from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, filled, fit, line, shorten, width
 from trainctl.tui.widgets.theme import rank_role
 
 LEVELS = {
@@ -120,7 +120,7 @@ def lines(
     made = [_line(entry, view, names, clock, columns, glyphs, size, with_day=not today) for entry in shown]
     if not made and rows:
         made = [fit(line(Piece(_why_empty(tail, names), "dim")), columns)]
-    return [*made, *([fit((), columns)] * (rows - len(made)))]
+    return filled(made, columns, rows)
 
 
 def _why_empty(tail: LogTail, names: Mapping[int, Named]) -> str:

@@ -14,7 +14,7 @@ from trainctl.tui.screens.logs import LogScreen
 from trainctl.tui.state import step_phases
 from trainctl.tui.state.rank_rows import Row, rows
 from trainctl.tui.state.source import Source
-from trainctl.tui.text.styled_line import Line, Piece, fit, line
+from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line
 
 
 class ChosenRankScreen(BaseScreen):
@@ -94,7 +94,7 @@ class NodeScreen(ChosenRankScreen, LogScreen):
         made = [self.head(columns)]
         if row is None:
             made.append(fit(line(Piece("no run yet, so no nodes: trainctl run RUN.toml starts one", "dim")), columns))
-            return (made + [fit((), columns)] * rows)[:rows]
+            return filled(made, columns, rows)
         body, left = node_view.lines(owner.shown, row, self.past, owner.clock, columns, rows - 1, owner.glyphs)
         return [*made, *body, *(self.log_lines(columns, left) if left else [])][:rows]
 

@@ -17,7 +17,7 @@ from trainctl.tui.state.step_phases import MEAN_STEPS, StepPhases, means
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, fit, from_cells, line, rule, shorten
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, from_cells, line, rule, shorten
 from trainctl.tui.widgets import memory_breakdown
 from trainctl.tui.widgets.inline_bars import BAR_PHASES, in_cells
 from trainctl.tui.widgets.theme import rank_role
@@ -180,7 +180,7 @@ def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Gl
             Piece(f"  {words}", "dim"),
         )
     )
-    return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
+    return filled(made, columns, rows)
 
 
 def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: int) -> list[Line]:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.tui.dialogs import clipboard
+from trainctl.tui.commands.context import Values
 from trainctl.tui.screens import fleet_table, overview_view
 from trainctl.tui.screens.table_screen import TableScreen
 from trainctl.tui.state import table_schemas
@@ -108,6 +108,13 @@ class OverviewScreen(TableScreen):
         self.opened ^= {node}
         self.paint()
 
-    def values(self) -> clipboard.Values:
+    def values(self) -> Values:
         """What `y` copies of the chosen node, or else of the run."""
-        return clipboard.of_fleet(self.owner.shown, self._chosen)
+        row, node = self._chosen, self.owner.shown.node
+        if row is None:
+            return super().values()
+        rate = f"{row.own_rate:.1f}" if row.own_rate is not None else ""
+        address = node.address if node is not None and node.node == row.view.node else ""
+        pid = str(row.view.pid) if row.view.pid is not None else ""
+        texts = ("address", address), ("own tok/s", rate), ("pid", pid), ("why", row.view.why)
+        return (("node", row.view.node), *((name, text) for name, text in texts if text), *super().values())

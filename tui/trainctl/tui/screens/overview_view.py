@@ -18,7 +18,7 @@ from trainctl.tui.state.rank_rows import BAD_STATES
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, rule, shorten
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, rule, shorten
 from trainctl.tui.widgets.theme import rank_role, run_role
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
@@ -150,7 +150,7 @@ def fleet_lines(
         return [fit(waiting if row == 0 else (), columns) for row in range(room)]
     total = _with_total(rows, len(state.run.ranks))
     table = fleet_table.lines(state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted, room=room)
-    return (table + [fit((), columns)] * room)[:room]
+    return filled(table, columns, room)
 
 
 def chart_lines(state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None) -> list[Line]:

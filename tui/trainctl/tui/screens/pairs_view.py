@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from trainctl.protocol.messages import WORST_PAIRS, EvaluatedPair, HeldOutPairs
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, rule, shorten, wrap_lines
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, rule, shorten, wrap_lines
 
 _COLUMN_CELLS = 23
 """Cells of an evaluation's column at least, with the gap before it."""
@@ -89,7 +89,7 @@ def body(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line
     else:
         above = max(4, rows * 3 // 5)
         made = _margins(table, columns, above, glyphs) + _in_full(table, columns, glyphs)
-    return [fit(pieces, columns) for pieces in [*made, *([()] * rows)][:rows]]
+    return filled(made, columns, rows)
 
 
 def _margins(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:

@@ -13,7 +13,7 @@ from trainctl.tui.state.effects import PolicyReport
 from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import UNICODE, Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, labelled, line, rule, shorten
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, labelled, line, rule, shorten
 
 _NAME_CELLS, _MODE_CELLS, _LABEL_CELLS = 15, 8, 9
 _ROLES = {"on": "good", "advise": "text", "off": "dim"}
@@ -43,8 +43,7 @@ def lines(
     name = f"{glyphs.horizontal} {chosen.name}: {POLICY_WORDS.get(chosen.name, '')} "
     made.append(rule(columns, glyphs.horizontal, (0, shorten(name, columns - 2, glyphs.ellipsis), "title")))
     made += detail(report, chosen, clock, columns, glyphs)
-    made = [*made, *([()] * rows)][: rows - 1]
-    return [fit(pieces, columns) for pieces in (*made, groups(keys, columns))]
+    return [*filled(made, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
 def _row(policy: PolicyStatus, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:

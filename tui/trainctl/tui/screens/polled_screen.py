@@ -9,7 +9,7 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import RunView
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.source import Source
-from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, rule, wrap
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, line, rule, wrap
 
 Answer = TypeVar("Answer")
 Row = TypeVar("Row")
@@ -119,7 +119,7 @@ class PolledScreen(BaseScreen, Generic[Answer, Row]):
             return [*made, *self.table(answer, columns, rows - 2)]
         words = self._problem or "asking the agent" if owner.shown.run is not None else "no run"
         body = [line(Piece(text, "dim")) for text in wrap(clean(words), columns)]
-        return [fit(pieces, columns) for pieces in [*made, *body, *([()] * rows)][:rows]]
+        return filled([*made, *body], columns, rows)
 
     # ------------------------------------------------------------ actions
 

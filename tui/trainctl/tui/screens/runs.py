@@ -9,11 +9,13 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import RunSummary, WorkSummary
 from trainctl.tui.commands import forms
-from trainctl.tui.dialogs import clipboard
+from trainctl.tui.commands.context import Values
 from trainctl.tui.dialogs.command_dialog import BranchDialog, StartDialog
 from trainctl.tui.screens import runs_view
 from trainctl.tui.screens.table_screen import RowsScreen
 from trainctl.tui.state.table_schemas import RUNS, RunRow
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.run_lines import LAST_LOSS
 from trainctl.tui.text.styled_line import EMPTY, Line, fit, rule
 
 RUNS_REFRESH_SECONDS = 5.0
@@ -116,8 +118,12 @@ class RunsScreen(RowsScreen[RunRow]):
     def sort_fields(self) -> Sequence[str]:
         return runs_view.SORTED_BY
 
-    def values(self) -> clipboard.Values:
-        return clipboard.of_run(self.chosen) if self.chosen is not None else ()
+    def values(self) -> Values:
+        run = self.chosen
+        if run is None:
+            return ()
+        loss = ((LAST_LOSS.label, f.loss(run.last_loss)),) if run.last_loss is not None else ()
+        return (("run", run.run), ("directory", run.directory), ("name", run.name), *loss)
 
     def arrived(self) -> None:
         self.action_reload()

@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol.config.objectives import PAIRS
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import HeldOutPairs, Sample
-from trainctl.tui.dialogs import clipboard
+from trainctl.tui.commands.context import Values
 from trainctl.tui.screens import pairs_view, samples_view
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.screens.pairs_view import ChosenPair, PairTable
@@ -97,7 +97,7 @@ class SamplesScreen(BaseScreen):
         body = samples_view.body(answers, columns, rows - 2, glyphs)
         return [self.head(columns), rule(columns, glyphs.horizontal, (0, title, "title")), *body]
 
-    def values(self) -> clipboard.Values:
+    def values(self) -> Values:
         if self.shows_pairs:
             rows = self.pairs.rows
             pair = rows[self.pairs.row] if rows else None

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from trainctl.protocol.messages import Sample
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, rule, shorten, wrap_lines
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, rule, shorten, wrap_lines
 
 _COLUMN_CELLS = 27
 """Cells of an answer's column at least, with the gap before it."""
@@ -98,7 +98,7 @@ def body(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[
     else:
         above = max(4, rows * 3 // 5)
         made = _side_by_side(answers, columns, above, glyphs) + _in_full(answers, columns, rows - above, glyphs)
-    return [fit(pieces, columns) for pieces in [*made, *([()] * rows)][:rows]]
+    return filled(made, columns, rows)
 
 
 def title(answers: AnswerTable, glyphs: Glyphs) -> str:

@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol.client.trace_download import download
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import RunView, Traces
-from trainctl.tui.dialogs import clipboard
+from trainctl.tui.commands.context import Values
 from trainctl.tui.screens import step_profile_view
 from trainctl.tui.screens.polled_screen import PolledScreen
 from trainctl.tui.screens.step_profile_view import StepProfile
@@ -85,7 +85,7 @@ class StepProfileScreen(PolledScreen[Traces, str]):
         phase = self.chosen or ""
         return step_profile_view.lines(group, phase, self.column, columns, rows, self.owner.glyphs, keys)
 
-    def values(self) -> clipboard.Values:
+    def values(self) -> Values:
         """The folder of the traces on their node, and the name of the chosen rank's."""
         group = self.group
         if group is None or not group.ranks:

@@ -10,7 +10,7 @@ from trainctl.protocol.messages import PHASES, Event, PhaseProfile
 from trainctl.protocol.messages.events import AnyEvent, Profiled, ProfileFailed
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, labelled, line, rule, shorten
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, labelled, line, rule, shorten
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def steps_words(group: StepProfile) -> str:
 def nothing(columns: int, rows: int) -> list[Line]:
     """Exactly `rows` lines of a run without a profile."""
     made = [line(Piece(text, role)) for text, role in _NO_PROFILE]
-    return [fit(pieces, columns) for pieces in [*made, *([()] * rows)][:rows]]
+    return filled(made, columns, rows)
 
 
 def lines(
@@ -111,8 +111,7 @@ def lines(
     remarks = _remarks(group, rank, columns, glyphs)
     head = rule(columns, glyphs.horizontal, (0, shorten(name, columns - 2, glyphs.ellipsis), "title"))
     made = [*_phases(group, phase, column, columns, glyphs), head, *_operators(rank, phase, columns, glyphs), *remarks]
-    made = [*made, *([()] * rows)][: rows - 1]
-    return [fit(pieces, columns) for pieces in (*made, groups(keys, columns))]
+    return [*filled(made, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
 def _only_failures(group: StepProfile, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line]) -> list[Line]:
@@ -120,8 +119,7 @@ def _only_failures(group: StepProfile, columns: int, rows: int, glyphs: Glyphs, 
     made = [line(Piece("no rank has recorded a profile", "strong")), ()]
     for failure in group.failed:
         made += labelled("  failed".ljust(10), clean(glyphs.text(failure_words(failure))), columns, "warning")
-    made = [*made, *([()] * rows)][: rows - 1]
-    return [fit(pieces, columns) for pieces in (*made, groups(keys, columns))]
+    return [*filled(made, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
 def _phases(group: StepProfile, chosen: str, column: int, columns: int, glyphs: Glyphs) -> list[Line]:

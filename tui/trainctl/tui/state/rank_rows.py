@@ -118,7 +118,7 @@ class Row:
     @property
     def out(self) -> bool:
         """Whether it isn't in the group now, so that its last figures say nothing."""
-        return self.view.state in rank_speed.SILENT_STATES
+        return self.view.state in SILENT_STATES
 
     @property
     def says_why(self) -> bool:
@@ -157,70 +157,40 @@ def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Ro
     run = state.run
     if run is None:
         return []
-    common, slow = common_parts(state), named_straggler(state)
-    due = set(rank_speed.reporting(run))
-    known = {rank: common.get(rank, seen.value) for rank, seen in state.ranks.items() if rank in due}
-    slowest = max((step.step_seconds for step in known.values()), default=None)
+    common, slow, now = common_parts(state), named_straggler(state), clock.monotonic()
+    due, silent = set(reporting(run)), state.silent_for(now) is not None
+    newest = {rank: common.get(rank, seen.value) for rank, seen in state.ranks.items() if rank in due}
+    slowest = max((step.step_seconds for step in newest.values()), default=None)
     waits = rank_speed.waits(common)
     hot = {alert.rank for alert in state.open_alerts if alert.kind == "clock"}
-    views = sorted(run.ranks, key=lambda item: item.rank)
-    return [
-        _row(
-            state,
-            clock,
-            view,
-            place,
-            known.get(view.rank),
-            slowest,
-            waits.get(view.rank),
-            slow.phase if slow and slow.rank == view.rank else "",
-            view.rank == selected,
-            view.rank in hot,
+    table = []
+    for place, view in enumerate(sorted(run.ranks, key=lambda item: item.rank)):
+        seen, host, out = state.ranks.get(view.rank), state.hosts.get(view.node), view.state in SILENT_STATES
+        age = seen.age(now) if seen else None
+        late = age is not None and age > max(_OLD_SECONDS, 3 * (slowest or 0.0))
+        fresh = host is not None and (silent or host.age(now) <= _HOST_SECONDS)
+        link, link_seconds = _link(state, view.node, now)
+        row = Row(
+            view=view,
+            place=place,
+            step=None if out else newest.get(view.rank),
+            age=max(clock.wall() - view.since_at, 0.0) if out else age,
+            old=silent or (run.state == "running" and late and not out),
+            host=host.value if host and fresh else None,
+            host_old=host is not None and host.age(now) > _OLD_SECONDS,
+            own_rate=None if out else own_rate(state, view.rank, seen),
+            own_rates=state.lately("own_tokens_per_second", view.rank),
+            waited=waits.get(view.rank),
+            global_batch=run.global_batch,
+            slowest_seconds=slowest,
+            slow_phase=slow.phase if slow and slow.rank == view.rank else "",
+            selected=view.rank == selected,
+            hot=view.rank in hot,
+            link=link,
+            link_seconds=link_seconds,
         )
-        for place, view in enumerate(views)
-    ]
-
-
-def _row(
-    state: ViewState,
-    clock: Clock,
-    view: RankView,
-    place: int,
-    step: RankStep | None,
-    slowest: float | None,
-    waited: float | None,
-    slow_phase: str,
-    selected: bool,
-    hot: bool,
-) -> Row:
-    assert state.run is not None
-    now = clock.monotonic()
-    silent = state.silent_for(now) is not None
-    seen, host = state.ranks.get(view.rank), state.hosts.get(view.node)
-    out = view.state in rank_speed.SILENT_STATES
-    age = seen.age(now) if seen else None
-    late = age is not None and age > max(_OLD_SECONDS, 3 * (slowest or 0.0))
-    link, link_seconds = _link(state, view.node, now)
-    fresh = host is not None and (silent or host.age(now) <= _HOST_SECONDS)
-    return Row(
-        view=view,
-        place=place,
-        step=None if out else step,
-        age=max(clock.wall() - view.since_at, 0.0) if out else age,
-        old=silent or (state.run.state == "running" and late and not out),
-        host=host.value if host and fresh else None,
-        host_old=host is not None and host.age(now) > _OLD_SECONDS,
-        own_rate=None if out else own_rate(state, view.rank, seen),
-        own_rates=state.lately("own_tokens_per_second", view.rank),
-        waited=waited,
-        global_batch=state.run.global_batch,
-        slowest_seconds=slowest,
-        slow_phase=slow_phase,
-        selected=selected,
-        hot=hot,
-        link=link,
-        link_seconds=link_seconds,
-    )
+        table.append(row)
+    return table
 
 
 def _link(state: ViewState, node: str, now: float) -> tuple[str, float | None]:
@@ -277,4 +247,4 @@ def efficiency(state: ViewState) -> float | None:
 def _by_plan(state: ViewState, metric: str, rank: int | None = None) -> float | None:
     window = series.tail(state.lately(metric, rank), state.plan_step)
     steps = len(window) * window.bucket_steps
-    return series.typical(window, RATE_STEPS) if steps >= rank_speed.FEW_STEPS else None
+    return series.typical(window, RATE_STEPS) if steps >= FEW_STEPS else None

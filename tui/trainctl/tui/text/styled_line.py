@@ -145,6 +145,11 @@ def fit(pieces: Sequence[Piece], columns: int, role: str = "text") -> Line:
     return (*cut, Piece(" " * missing, role)) if missing else cut
 
 
+def filled(lines: Sequence[Line], columns: int, rows: int) -> list[Line]:
+    """Return exactly `rows` lines of `columns` cells: the lines as far as there is room, then blank ones."""
+    return [fit(lines[row] if row < len(lines) else (), columns) for row in range(rows)]
+
+
 def pad_left(pieces: Sequence[Piece], columns: int) -> Line:
     """Exactly `columns` cells, the text at the right end."""
     missing = columns - width(pieces)

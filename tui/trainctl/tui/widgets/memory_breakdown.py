@@ -9,7 +9,7 @@ from trainctl.protocol.messages import MEMORY_PARTS, HostReading, RankStep
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, fit, line
+from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line
 from trainctl.tui.widgets.inline_bars import in_cells, share_bar
 
 FULL_PART: Final = 0.92
@@ -55,7 +55,7 @@ def lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     else:
         made += _pairs(parts, columns)
     made += [_line(one, columns, glyphs) for one in _most_telling(below, rows - len(made))]
-    return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
+    return filled(made, columns, rows)
 
 
 def _parts(step: RankStep | None) -> list[MemoryPart]:

@@ -3,7 +3,7 @@ or letter says."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from rich.style import Style
 from textual.theme import BUILTIN_THEMES, Theme
@@ -45,48 +45,29 @@ LOOKS |= {
     "phase_o": LOOKS["series2"],
 }
 
-NIGHT: Final = Theme(
-    name="night",
-    primary="#6fb3ff",
-    secondary="#4f7fd6",
-    accent="#f0b866",
-    warning="#f0b866",
-    error="#ff7a7a",
-    success="#7fd1a0",
-    foreground="#c9d3df",
-    background="#0e141b",
-    surface="#131b24",
-    panel="#1a2430",
-    dark=True,
-)
-DAY: Final = Theme(
-    name="day",
-    primary="#0b63c4",
-    secondary="#123f8c",
-    accent="#9a5b00",
-    warning="#9a5b00",
-    error="#b3261e",
-    success="#187546",
-    foreground="#24303c",
-    background="#f7f9fb",
-    surface="#eef2f6",
-    panel="#e3e9ef",
-    dark=False,
-)
-CONTRAST: Final = Theme(
-    name="contrast",
-    primary="#7fdcff",
-    secondary="#9db8ff",
-    accent="#ffd400",
-    warning="#ffd400",
-    error="#ff9a9a",
-    success="#5cff8f",
-    foreground="#ffffff",
-    background="#000000",
-    surface="#000000",
-    panel="#1c1c1c",
-    dark=True,
-)
+_COLORS = {
+    "primary": ("#6fb3ff", "#0b63c4", "#7fdcff"),
+    "secondary": ("#4f7fd6", "#123f8c", "#9db8ff"),
+    "accent": ("#f0b866", "#9a5b00", "#ffd400"),
+    "warning": ("#f0b866", "#9a5b00", "#ffd400"),
+    "error": ("#ff7a7a", "#b3261e", "#ff9a9a"),
+    "success": ("#7fd1a0", "#187546", "#5cff8f"),
+    "foreground": ("#c9d3df", "#24303c", "#ffffff"),
+    "background": ("#0e141b", "#f7f9fb", "#000000"),
+    "surface": ("#131b24", "#eef2f6", "#000000"),
+    "panel": ("#1a2430", "#e3e9ef", "#1c1c1c"),
+}
+"""Textual's own colours in the themes night, day and contrast."""
+
+
+def _theme(name: str, place: int, *, dark: bool = True) -> Theme:
+    colors: dict[str, Any] = {color: looks[place] for color, looks in _COLORS.items()}
+    return Theme(name=name, dark=dark, **colors)
+
+
+NIGHT: Final = _theme("night", 0)
+DAY: Final = _theme("day", 1, dark=False)
+CONTRAST: Final = _theme("contrast", 2)
 TERMINAL: Final = dataclasses.replace(
     BUILTIN_THEMES["ansi-dark"], name="terminal", primary="ansi_cyan", accent="ansi_yellow"
 )

@@ -10,6 +10,7 @@ from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import (
     FormField,
     NoInverse,
+    Proposal,
     VerbDescription,
     VerbKey,
     few,
@@ -17,6 +18,7 @@ from trainctl.tui.commands.verb_description import (
     micros_changed,
     moved,
     no_node,
+    node_field,
     outcome,
 )
 from trainctl.tui.state.rank_speed import live_ranks
@@ -25,31 +27,26 @@ from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean
 
 
-def _rebalance_blocked(state: ViewState, fields: Sequence[FormField]) -> str:
-    alone = len(live_ranks(state.run)) < 2
-    return "one rank takes the whole batch: nothing to split" if alone else ""
-
-
-def _rebalance_refused(order: Order, state: ViewState, run: RunView) -> str:
+def _rebalance_refused(proposal: Proposal) -> str:
     try:
-        shares.meant(shares.seats_of(state), order.args)
+        shares.meant(shares.seats_of(proposal.state), proposal.order.args)
     except ValueError as error:
         return clean(str(error))
     return ""
 
 
-def _rebalance_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
-    seats = shares.seats_of(state)
-    if not order.args.get("auto"):
-        return moved(seats, seats, shares.resolve(seats, order.args["shares"]), glyphs)
-    found = shares.fastest(seats)
-    if found is None:
+def _rebalance_preview(proposal: Proposal) -> str:
+    seats, glyphs = shares.seats_of(proposal.state), proposal.glyphs
+    if not proposal.order.args.get("auto"):
+        return moved(seats, seats, shares.resolve(seats, proposal.order.args["shares"]), glyphs)
+    best = shares.fastest(seats)
+    if best is None:
         return "own rates aren't measured yet; the agent decides"
-    after = shares.with_micros(seats, found.micros)
-    micros = micros_changed(seats, after, found.shares, glyphs)
-    if micros and found.shares == tuple(seat.share for seat in seats):
-        return joined(micros, *outcome(seats, after, found.shares, glyphs), "curve unchanged")
-    return joined(micros, moved(seats, after, found.shares, glyphs))
+    after = shares.with_micros(seats, best.micros)
+    micros = micros_changed(seats, after, best.shares, glyphs)
+    if micros and best.shares == tuple(seat.share for seat in seats):
+        return joined(micros, *outcome(seats, after, best.shares, glyphs), "curve unchanged")
+    return joined(micros, moved(seats, after, best.shares, glyphs))
 
 
 def _rebalance_undo(event: Event, run: RunView) -> Order:
@@ -77,7 +74,7 @@ REBALANCE = VerbDescription(
     title="split the global batch",
     changes="the samples each node takes (speed only)",
     keeps="loss, global batch, learning rate, micro-batches unless auto",
-    blocked=_rebalance_blocked,
+    blocked=lambda state: "one rank takes the whole batch: nothing to split" if len(live_ranks(state.run)) < 2 else "",
     refused=_rebalance_refused,
     preview=_rebalance_preview,
     undo=_rebalance_undo,
@@ -88,24 +85,22 @@ REBALANCE = VerbDescription(
 
 
 def _resize_batch_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    views = list(live_ranks(state.run))
-    view = next((item for item in views if item.rank == rank), views[0] if views else None)
-    nodes = tuple(dict.fromkeys(item.node for item in views))
-    return (
-        FormField("node", "node", view.node if view else "", nodes),
-        FormField("micro", "micro-batch", str(view.micro_batch or "") if view else ""),
-    )
+    views = live_ranks(state.run)
+    node = node_field(views, rank)
+    micro = next((view.micro_batch for view in views if view.rank == rank), views[0].micro_batch if views else None)
+    return node, FormField("micro", "micro-batch", str(micro or ""))
 
 
 def _resize_batch_views(order: Order, run: RunView) -> list[RankView]:
     return [view for view in live_ranks(run) if order.node in (None, view.node)]
 
 
-def _resize_batch_refused(order: Order, state: ViewState, run: RunView) -> str:
+def _resize_batch_refused(proposal: Proposal) -> str:
+    order, run = proposal.order, proposal.run
     views = _resize_batch_views(order, run)
     out = next((view for view in run.ranks if order.node in (None, view.node)), None)
     if out is None:
-        return no_node(order, run)
+        return no_node(proposal)
     if not views:
         return f"{clean(out.node)} ({out.state}) takes no {run.sample_unit}"
     micro = int(order.args["micro"])
@@ -118,51 +113,38 @@ def _resize_batch_changes_nothing(order: Order, run: RunView) -> bool:
     return bool(views) and all(view.micro_batch == order.args.get("micro") for view in views)
 
 
-# ---------------------------------------------------------------- what it would do
-
-
-def _resize_batch_preview(order: Order, state: ViewState, run: RunView, glyphs: Glyphs) -> str:
-    micro = int(order.args["micro"])
-    seats = shares.seats_of(state)
+def _resize_batch_preview(proposal: Proposal) -> str:
+    order, state, glyphs = proposal.order, proposal.state, proposal.glyphs
+    micro, seats = int(order.args["micro"]), shares.seats_of(state)
     if not seats:
         return f"micro-batch {micro}; curve unchanged"
-    parts = []
-    for seat in seats:
-        if order.node in (None, seat.node):
-            old, new = (_resize_batch_passes(seat.share, size, glyphs) for size in (seat.micro_batch, micro))
-            parts.append(
-                f"{clean(seat.node)} {old} {glyphs.arrow} {new}" if old != new else f"{clean(seat.node)} stays {old}"
-            )
     micros = [micro if order.node in (None, seat.node) else seat.micro_batch for seat in seats]
-    if all(
-        min(seat.share, size) == min(seat.share, seat.micro_batch) for seat, size in zip(seats, micros, strict=True)
-    ):
+    parts = []
+    for seat in (seat for seat in seats if order.node in (None, seat.node)):
+        old, new = (_passes(seat.share, size, glyphs) for size in (seat.micro_batch, micro))
+        parts.append(f"{clean(seat.node)} {f'{old} {glyphs.arrow} {new}' if old != new else f'stays {old}'}")
+    both = zip(seats, micros, strict=True)
+    if all(min(seat.share, size) == min(seat.share, seat.micro_batch) for seat, size in both):
         return f"{few(parts)}; curve unchanged"
-    return joined(few(parts), *_resize_batch_resized(state, seats, micros, glyphs), "curve unchanged")
-
-
-def _resize_batch_passes(share: int, micro: int, glyphs: Glyphs) -> str:
-    micro = max(min(micro, share), 1)
-    return f"{micro}{glyphs.times}{math.ceil(share / micro)}"
-
-
-def _resize_batch_resized(
-    state: ViewState, seats: Sequence[shares.Seat], micros: Sequence[int], glyphs: Glyphs
-) -> tuple[str, str, str]:
-    """The step, the memory of the one node that changes, and whether all of it fits."""
     counts = [seat.share for seat in seats]
     then = [shares.with_micro(seat, size, state.tried) for seat, size in zip(seats, micros, strict=True)]
-    step = shares.seconds_change(shares.group_seconds(seats, counts), shares.group_seconds(then, counts), glyphs.arrow)
+    now = shares.group_seconds(seats, counts)
+    step = shares.seconds_change(now, shares.group_seconds(then, counts), glyphs.arrow)
     changed = [(seat, size) for seat, size in zip(seats, micros, strict=True) if size != seat.micro_batch]
-    sizes = sorted({size for _, size in changed})
-    unknown = f"step time at micro {', '.join(map(str, sizes))} isn't measured yet"
+    sizes = ", ".join(map(str, sorted({size for _, size in changed})))
     memory = shares.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
-    whole = shares.fits(seats, counts, micros)
-    peak = f"predicted memory {memory}" if memory is not None and not memory.over else ""
-    return step or unknown, peak, whole
+    return joined(
+        few(parts),
+        step or f"step time at micro {sizes} isn't measured yet",
+        f"predicted memory {memory}" if memory is not None and not memory.over else "",
+        shares.fits(seats, counts, micros),
+        "curve unchanged",
+    )
 
 
-# ---------------------------------------------------------------- undo
+def _passes(share: int, micro: int, glyphs: Glyphs) -> str:
+    micro = max(min(micro, share), 1)
+    return f"{micro}{glyphs.times}{math.ceil(share / micro)}"
 
 
 def _resize_batch_undo(event: Event, run: RunView) -> Order:
