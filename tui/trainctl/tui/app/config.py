@@ -29,7 +29,7 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What config.toml can say; what it doesn't say is found out (theme, ascii) or as here."""
+    """Settings of config.toml; what it doesn't say is found out (theme, ascii) or as here."""
 
     theme: str | None = None  # None: by the terminal
     ascii: bool | None = None  # None: by the locale
@@ -54,7 +54,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Found:
-    """What a file says as far as it can be used."""
+    """The settings of a file as far as they can be used."""
 
     path: Path
     exists: bool
@@ -72,7 +72,7 @@ def default_path() -> Path:
 
 
 def read(path: Path | None, themes: tuple[str, ...], check_keys: Check) -> Found:
-    """The file at `path` (default: the user's own, which need not exist).
+    """Return the file at `path` (default: the user's own, which need not exist).
 
     Raises InvalidInputError for a file that was named and can't be read; all else that is wrong is a problem of its
     line.

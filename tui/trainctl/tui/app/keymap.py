@@ -74,19 +74,19 @@ _FIRST_KEYS: Final = {
     "undo": "undo a change",
     "detach": "quit; the run continues",
 }
-"""What the first start shows, by action."""
+"""Words for the keys that the first start shows, by action."""
 Tables = Mapping[str, Sequence[Binding]]
 """Bindings by screen; those under "" are everywhere."""
 
 
 def verb_of(verb: str, state: ViewState) -> str:
-    """The verb that a verb's key stands for now."""
+    """Return the verb that a verb's key stands for now."""
     key = verb_registry.of(verb).key
     return key.stands_for(state) if key is not None and key.stands_for is not None else verb
 
 
 def words_of(binding: Binding, state: ViewState) -> str:
-    """What a key does now, in a word: that of its binding, or the verb that it stands for."""
+    """Return what a key does now, in a word: that of its binding, or the verb that it stands for."""
     found = re.fullmatch(r"dialog\('([a-z-]+)'\)", binding.action)
     verb = verb_of(found[1], state) if found else ""
     return verb if found and verb != found[1] else binding.description
@@ -102,7 +102,7 @@ class KeyRow(NamedTuple):
 
 
 def tables() -> Tables:
-    """The bindings of the program, and those of each screen that there is."""
+    """Return the bindings of the program, and those of each screen that there is."""
     base.load_all()
     kinds = sorted(_leaves(BaseScreen), key=lambda kind: kind.__name__)
     screens = {kind.__name__.removesuffix("Screen").lower(): _own_bindings(kind) for kind in kinds}
@@ -110,25 +110,25 @@ def tables() -> Tables:
 
 
 def _leaves(kind: type[Any]) -> list[type[Any]]:
-    """The screens that there are, and not what some of them share."""
+    """Return the screens that there are, and not what some of them share."""
     found = kind.__subclasses__()
     return [leaf for sub in found for leaf in _leaves(sub)] if found else [kind]
 
 
 def _own_bindings(kind: type[DOMNode]) -> list[Binding]:
-    """A screen's own, and those it inherits from another one."""
+    """Return a screen's own, and those it inherits from another one."""
     mine = kind.__mro__[: kind.__mro__.index(BaseScreen)]
     return [binding for part in mine for binding in _bindings(part.__dict__.get("BINDINGS", ()))]
 
 
 def bindings_of(kind: type[DOMNode]) -> list[Binding]:
-    """Those that a kind declares, or inherits whole."""
+    """Return the bindings that a kind declares, or inherits whole."""
     return _bindings(kind.BINDINGS)
 
 
 @functools.cache
 def declared_order(*kinds: type[DOMNode]) -> dict[str, int]:
-    """Where each action is first declared, by these kinds and those they inherit from."""
+    """Return where each action is first declared, by these kinds and those they inherit from."""
     bases = [base for kind in kinds for base in kind.__mro__ if issubclass(base, DOMNode)]
     actions = dict.fromkeys(binding.action for base in bases for binding in bindings_of(base))
     return {action: at for at, action in enumerate(actions)}
@@ -139,7 +139,7 @@ def _bindings(made: Iterable[BindingType]) -> list[Binding]:
 
 
 def checked(wanted: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Of the `wanted` keys ("a" or "a,b") by action those that can be, and why the others can't.
+    """Return of the `wanted` keys ("a" or "a,b"), by action, those that can be, and why the others can't.
 
     Of two actions with one key on one screen, the later one in the file keeps what it had before.
     """
@@ -162,7 +162,7 @@ def checked(wanted: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def rows(keymap: Mapping[str, str]) -> list[KeyRow]:
-    """Every action that has a name, with the keys it has after `keymap`."""
+    """Return every action that has a name, with the keys it has after `keymap`."""
     return [
         KeyRow(binding.id, spoken(keymap.get(binding.id, binding.key)), binding.tooltip or binding.description, where)
         for where, bindings in tables().items()
@@ -172,13 +172,13 @@ def rows(keymap: Mapping[str, str]) -> list[KeyRow]:
 
 
 def first_keys(keymap: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The keys that the first start shows, each with what it does."""
+    """Return the keys that the first start shows, each with what it does."""
     keys = {row.name: row.keys for row in rows(keymap) if not row.where}
     return [(keys[name], words) for name, words in _FIRST_KEYS.items()]
 
 
 def spoken(keys: str) -> str:
-    """Keys as a person types them: `?` for question_mark."""
+    """Return keys as a person types them: `?` for question_mark."""
     return " ".join(_CHARACTERS.get(key, key) for key in keys.split(","))
 
 
@@ -208,14 +208,14 @@ def _no_key(keys: str) -> str:
 
 
 def _normal(keys: str) -> list[str]:
-    """As Textual names them: `question_mark` for `?`."""
     if not keys.strip():
         return []
     return [binding.key for binding in Binding.make_bindings([Binding(keys, "none", "")])]
 
 
 def _clash(keymap: Mapping[str, str], tables: Tables) -> tuple[str, str] | None:
-    """The last action of the keymap that shares a key with another one of the same screen, and what to say of it."""
+    """Return the last action of the keymap that shares a key with another one of the same screen, and what to say of
+    it."""
     everywhere = tables.get("", ())
     for name in reversed(list(keymap)):
         for where, bindings in tables.items():
@@ -232,7 +232,6 @@ def _clash(keymap: Mapping[str, str], tables: Tables) -> tuple[str, str] | None:
 
 
 def _characters() -> dict[str, str]:
-    """Printable characters by Textual's names for them."""
     return {_normal(char)[0]: char for char in string.printable if char.isprintable() and char not in ", "}
 
 
@@ -241,7 +240,7 @@ _NAMES = {*_CHARACTERS, "comma", "space", *(key.value.rpartition("+")[2] for key
 
 
 class PaletteEntry(NamedTuple):
-    """What is chosen by name, what it is, and what it does."""
+    """An entry of the palette: its name, its explanation, and the function that it runs."""
 
     name: str
     words: str
@@ -253,7 +252,7 @@ class PaletteProvider(Provider):
     the one first that chance has first."""
 
     def entries(self) -> Iterator[PaletteEntry]:
-        """Verbs, then all else that a key does, by its name in the configuration, and the themes."""
+        """Return verbs, then all else that a key does, by its name in the configuration, and the themes."""
         owner = context_of(self.screen)
         for verb in verbs.VERBS.values():
             yield PaletteEntry(verb.name, verb.summary, partial(owner.open_dialog, verb.name))

@@ -26,12 +26,13 @@ COLLECTOR_THRESHOLDS = 10_000, 10, 10
 
 
 def configuration(path: Path | None = None) -> settings.Found:
-    """The person's settings, their keys checked against the actions that there are. Raises as `settings.read`."""
+    """Return the person's settings, their keys checked against the actions that there are. Raises as
+    `settings.read`."""
     return settings.read(path, tuple(theme.name for theme in THEMES), keymap.checked)
 
 
 def as_file(found: settings.Found) -> str:
-    """All settings as they count, as a config.toml; an action that several screens have is there once."""
+    """Return all settings as they count, as a config.toml; an action that several screens have is there once."""
     own = found.settings
     made = [
         f"# {found.path}{'' if found.exists else ' (no such file)'}",
@@ -59,7 +60,7 @@ def _setting(name: str, value: str | bool | list[str], words: str) -> str:
 
 
 def farewell(state: ViewState, address: str) -> str:
-    """What is said when the program is left: that the run continues, and how to come back."""
+    """Return what is said when the program is left: that the run continues, and how to come back."""
     again = f"reattach with: trainctl attach --connect {address}"
     if not state.active or state.run is None:
         return f"detached; {again}"
@@ -68,15 +69,15 @@ def farewell(state: ViewState, address: str) -> str:
 
 
 def _leave_after_hangup(hung_up: threading.Event) -> None:
-    """A terminal that died can block for ever what is written to it on the way out."""
+    """End the program a while after its terminal hung up: one that died can block for ever what is written to it."""
     hung_up.wait()
     time.sleep(HANGUP_SECONDS)
     os._exit(128 + signal.SIGHUP)
 
 
 def _spare_collector() -> None:
-    """What is loaded by now stays, and a repaint makes thousands of values that go with the next: neither is worth
-    being searched for cycles as often as by default."""
+    """Have the collector search less often: what is loaded by now stays, and a repaint makes thousands of values that
+    go with the next."""
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
@@ -90,8 +91,8 @@ def run_app(
     opens_runs: bool = False,
     say: Callable[[ViewState, str], str] = farewell,
 ) -> int:
-    """The full-screen program until it is left; gives the exit status. Raises InvalidInputError for a bad address, and
-    for a configuration file that was named and can't be read.
+    """Run the full-screen program until it is left; return the exit status. Raises InvalidInputError for a bad
+    address, and for a configuration file that was named and can't be read.
 
     With `opens_runs`, the first screen is the list of runs. `say` makes the line that is printed at the end from what
     was last known and the address.
@@ -110,14 +111,14 @@ def run_app(
 
 
 def options(found: settings.Found) -> dict[str, Any]:
-    """What the program takes of a person's settings."""
+    """Return what the program takes of a person's settings."""
     own = found.settings
     glyphs = None if own.ascii is None else ASCII if own.ascii else UNICODE
     return {"theme": own.theme, "glyphs": glyphs, "bell": own.bell, "config": found}
 
 
 def run(app: TrainctlApp, found: settings.Found, say: Callable[[], str]) -> int:
-    """The program until it is left; gives the exit status. `say` makes the line that is printed then."""
+    """Run the program until it is left; return the exit status. `say` makes the line that is printed then."""
     for name in ("COLUMNS", "LINES"):  # exported by a shell, they would stand for the terminal's size for ever
         os.environ.pop(name, None)
     _spare_collector()

@@ -18,19 +18,19 @@ _MANTISSAS = ((1,), (1, 3), (1, 2, 5))
 
 @dataclass(frozen=True)
 class Scale:
-    """How high a value stands: at itself, or at its decimal logarithm, where what isn't above zero stands nowhere."""
+    """The y axis: a value stands at itself or at its decimal logarithm, where what isn't above zero stands nowhere."""
 
     log: bool = False
 
     def place(self, values: Floats) -> Floats:
-        """Heights of values, NaN where there is none. It keeps their order."""
+        """Return heights of values, NaN where there is none. It keeps their order."""
         if not self.log:
             return np.asarray(values, np.float64)
         positive = np.where(values > 0, values, np.nan)
         return np.asarray(np.log10(positive), np.float64)
 
     def range_of(self, low: float, high: float, least_span: float) -> tuple[float, float]:
-        """The heights to draw for values from `low` to `high`, with a little air."""
+        """Return the heights to draw for values from `low` to `high`, with a little air."""
         if not self.log:
             return widened(low, high, least_span)
         bottom, top = math.log10(low), math.log10(high)
@@ -38,8 +38,8 @@ class Scale:
         return bottom - air, top + air
 
     def ticks(self, bottom: float, top: float, rows: int) -> dict[float, str]:
-        """Height -> text, about one per two rows: decades and parts of them, where the range has few decades round
-        values."""
+        """Return height -> text, about one per two rows: decades and parts of them, where the range has few decades
+        round values."""
         if not self.log:
             return tick_labels(bottom, top, rows)
         most = max(2, min(8, rows // 2))
@@ -67,7 +67,8 @@ def _decimal(value: float) -> str:
 
 
 def widened(low: float, high: float, least_span: float = 0.02) -> tuple[float, float]:
-    """A range with a little air, at least `least_span` of its values' size tall; around all zeros it is 1 tall."""
+    """Return a range with a little air, at least `least_span` of its values' size tall; around all zeros it is 1
+    tall."""
     size = high - low
     floor = least_span * max(abs(low), abs(high))
     if size < floor or size == 0:
@@ -77,7 +78,8 @@ def widened(low: float, high: float, least_span: float = 0.02) -> tuple[float, f
 
 
 def _snapped(low: float, high: float) -> tuple[float, float]:
-    """Outward to multiples of about a sixteenth of the range, so that a new extreme seldom moves every dot."""
+    """Return the range outward to multiples of about a sixteenth of it, so that a new extreme seldom moves every
+    dot."""
     unit = 2.0 ** math.floor(math.log2((high - low) / 12))
     return math.floor(low / unit) * unit, math.ceil(high / unit) * unit
 
@@ -86,7 +88,7 @@ _FINEST = 1e-290  # steps between ticks below this are lost in what a float can 
 
 
 def tick_labels(low: float, high: float, rows: int) -> dict[float, str]:
-    """Round values within low..high, about one per two rows and at least one, with texts just precise enough."""
+    """Return round values within low..high, about one per two rows and at least one, with texts just precise enough."""
     wanted = max(2, min(8, rows // 2))
     rough = (high - low) / wanted
     if rough < _FINEST:
@@ -116,7 +118,7 @@ _TIME_STEPS: Final = (
 
 @dataclass(frozen=True)
 class Axis:
-    """Where each step stands: on straight lines between knots, and on the mean slope outside them.
+    """The place of each step: on straight lines between knots, and on the mean slope outside them.
 
     Both arrays ascend strictly and are of one length; without knots x is the step itself. `values` are tokens, or Unix
     seconds less `origin_seconds`.
@@ -129,15 +131,15 @@ class Axis:
 
     @property
     def known(self) -> bool:
-        """Whether it can be drawn on: steps always, else from two knots on."""
+        """Return whether it can be drawn on: steps always, else from two knots on."""
         return self.kind == "step" or len(self.steps) > 1
 
     def to_x(self, steps: Floats | float) -> Floats:
-        """The x of steps, of any shape."""
+        """Return the x of steps, of any shape."""
         return _between(np.asarray(steps, np.float64), self.steps, self.values)
 
     def to_step(self, x: Floats | float) -> Floats:
-        """The steps, not whole ones, of x values of any shape."""
+        """Return the steps, not whole ones, of x values of any shape."""
         return _between(np.asarray(x, np.float64), self.values, self.steps)
 
 
@@ -150,7 +152,7 @@ def _between(at: Floats, known: Floats, values: Floats) -> Floats:
 
 
 def axis_of(kind: Kind, coarse: Series | None, fine: Series | None, *, elapsed: bool = False) -> Axis:
-    """The axis from what a record says of its metric over the whole run, and more exactly over a part of it.
+    """Return the axis from what a record says of its metric over the whole run, and more exactly over a part of it.
 
     With `elapsed` times count from the run's first step.
     """
@@ -172,7 +174,7 @@ def axis_of(kind: Kind, coarse: Series | None, fine: Series | None, *, elapsed: 
 
 
 def continued(branch: Axis, parent: Axis, fork: int) -> Axis:
-    """A branch's axis that continues its parent's from the step `fork`, the last that both have.
+    """Return a branch's axis that continues its parent's from the step `fork`, the last that both have.
 
     Both are known and of one kind, and times are since each run's first step.
     """
@@ -188,7 +190,8 @@ def continued(branch: Axis, parent: Axis, fork: int) -> Axis:
 
 
 def _knots(series: Series | None) -> tuple[Floats, Floats]:
-    """The first and last value of each bucket; the last one's step is known only where the next bucket says so."""
+    """Return the first and last value of each bucket; the last one's step is known only where the next bucket says
+    so."""
     if series is None or not series.steps:
         return np.empty(0), np.empty(0)
     first = np.asarray(series.steps, np.float64)
@@ -201,7 +204,7 @@ def _knots(series: Series | None) -> tuple[Floats, Floats]:
 
 
 def ticks(axis: Axis, low: float, high: float, columns: int, zone: datetime.tzinfo | None) -> list[tuple[float, str]]:
-    """Round x values in low..high with their texts, as many as stand apart on `columns` cells."""
+    """Return round x values in low..high with their texts, as many as stand apart on `columns` cells."""
     if not high > low or columns < 4:
         return []
     if axis.kind == "time":
@@ -227,14 +230,14 @@ def _time_step(low: float, high: float, columns: int) -> float:
 
 
 def _offset(at: float, zone: datetime.tzinfo | None) -> float:
-    """Seconds by which the zone's clock is ahead of UTC, so that round times are round there."""
+    """Return seconds by which the zone's clock is ahead of UTC, so that round times are round there."""
     when = f.moment(at, zone)
     ahead = when.utcoffset() if when is not None else None
     return ahead.total_seconds() if ahead is not None else 0.0
 
 
 def text(axis: Axis, x: float, span: float, zone: datetime.tzinfo | None) -> str:
-    """An x value in words; `span` is how much the axis shows, which decides how exact they are."""
+    """Return an x value in words; `span` is how much the axis shows, which decides how exact they are."""
     if axis.kind == "step":
         return f"{math.floor(x + 1e-6):,}"
     if axis.kind == "tokens":
@@ -252,7 +255,7 @@ def text(axis: Axis, x: float, span: float, zone: datetime.tzinfo | None) -> str
 
 
 def tokens(value: float, span: float) -> str:
-    """Tokens with as many digits as tell apart what lies a hundredth of `span` apart: 1.2M, 597.71M, 0."""
+    """Return tokens with as many digits as tell apart what lies a hundredth of `span` apart: 1.2M, 597.71M, 0."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             digits = min(max(math.ceil(math.log10(100 * limit / span)), 0), 6) if span > 0 else 3
@@ -262,5 +265,5 @@ def tokens(value: float, span: float) -> str:
 
 
 def elapsed(seconds: float, span: float) -> str:
-    """A time since the start: 45s, 12m 30s, 3h 05m, 2d 4h."""
+    """Return a time since the start: 45s, 12m 30s, 3h 05m, 2d 4h."""
     return f"{seconds:.1f}s" if abs(seconds) < 60 and span < 30 else f.duration(seconds)

@@ -1,4 +1,4 @@
-"""What the charts ask a record for, and the window to draw from its answers and from what came since. Pure."""
+"""Requests of the charts to a record, and the window to draw from its answers and from what came since. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ MOST_COLUMNS: Final = 2000
 """The protocol's limit to the buckets of a request."""
 _MOST_METRICS: Final = 16
 _MOST_NUMBERS: Final = 80_000
-"""Of a reply; the protocol's frames end at 1 MB, and a number takes nine bytes."""
+"""Numbers of a reply; the protocol's frames end at 1 MB, and a number takes nine bytes."""
 _CAPACITY: Final = 8192
 _TAIL_STEPS: Final = 1024
 _STEPS: Final = ""
@@ -40,7 +40,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a record said to an `Ask`: windows by metric and rank, and the series that the axes are made of."""
+    """The answer of a record to an `Ask`: windows by metric and rank, and the series that the axes are made of."""
 
     ask: Ask
     windows: Mapping[Key, series.Window] = field(default_factory=lambda: MappingProxyType({}))
@@ -48,21 +48,21 @@ class Answer:
 
 
 def needed(charts: Iterable[Chart]) -> tuple[str, ...]:
-    """The metrics that charts draw, with those that tell where a value isn't finite, and those of the axes."""
+    """Return the metrics that charts draw, with those that tell where a value isn't finite, and those of the axes."""
     picked = list(dict.fromkeys(pick.metric for chart in charts for pick in chart.picks))
     marks = [name + NOT_FINITE for name in picked if name + NOT_FINITE in METRICS]
     return (*picked, *marks, *METRIC_OF.values())
 
 
 def ask_of(run: str, metrics: tuple[str, ...], span: tuple[float, float], newest: int, columns: int) -> Ask:
-    """The request for the steps in view, `span`, of a run that has come to `newest`."""
+    """Return the request for the steps in view, `span`, of a run that has come to `newest`."""
     first = max(math.floor(span[0]), 1)
     last = max(min(math.ceil(span[1]), newest), first)
     return Ask(run, metrics, first, last, min(max(columns, 2), MOST_COLUMNS), math.ceil(span[1]))
 
 
 def parts(ask: Ask, ranks: int) -> list[tuple[str, ...]]:
-    """The ask's metrics in as many requests as the protocol's limits make of them."""
+    """Return the ask's metrics in as many requests as the protocol's limits make of them."""
     made: list[list[str]] = [[]]
     numbers = 0
     for metric in ask.metrics:
@@ -76,7 +76,7 @@ def parts(ask: Ask, ranks: int) -> list[tuple[str, ...]]:
 
 
 def answer_of(ask: Ask, replies: Sequence[History]) -> Answer:
-    """The windows of the replies, with a broken bucket wherever a value wasn't finite."""
+    """Return the windows of the replies, with a broken bucket wherever a value wasn't finite."""
     recorded = [item for reply in replies for item in reply.series]
     axes = {item.metric: item for item in recorded if item.metric in METRIC_OF.values()}
     broken = {item.metric.removesuffix(NOT_FINITE): item for item in recorded if item.metric.endswith(NOT_FINITE)}
@@ -110,8 +110,8 @@ def window_of(
     span: tuple[float, float],
     tails: Mapping[Key, series.Window] = MappingProxyType({}),
 ) -> series.Window:
-    """The best there is of a metric for the steps in view: the finest window that is whole over them, else the one that
-    is over most of them, and after it what `state`, that of the run shown, and `tails` have seen since."""
+    """Return the best there is of a metric for the steps in view: the finest window that is whole over them, else the
+    one that is over most of them, and after it what `state`, that of the run shown, and `tails` have seen since."""
     found = [_Found(item.ask.first, item.ask.last, item.windows[key]) for item in answers if key in item.windows]
     newer = lately(state, key, tails) if state is not None else series.empty()
     if state is not None and len(state.window(*key)):
@@ -132,7 +132,8 @@ def window_of(
 
 
 def lately(state: ViewState, key: Key, tails: Mapping[Key, series.Window] = MappingProxyType({})) -> series.Window:
-    """The last steps of a metric as they came live; `tails` has those that the state itself keeps no window of."""
+    """Return the last steps of a metric as they came live; `tails` has those that the state itself keeps no window
+    of."""
     newest = tails.get(key)
     return newest if newest is not None and len(newest) else state.lately(*key)
 
@@ -140,8 +141,8 @@ def lately(state: ViewState, key: Key, tails: Mapping[Key, series.Window] = Mapp
 def collected(
     tails: Mapping[Key, series.Window], state: ViewState, charts: Iterable[Chart]
 ) -> dict[Key, series.Window]:
-    """The tails with what the newest messages of the run and its ranks add of the metrics that charts draw. After a
-    hole one begins again, because the record must then be asked again."""
+    """Return the tails with what the newest messages of the run and its ranks add of the metrics that charts draw.
+    After a hole one begins again, because the record must then be asked again."""
     made = dict(tails)
     picks = [pick for chart in charts for pick in chart.picks if _is_tail(pick.metric, pick.rank)]
     of_run = dict.fromkeys(pick.metric for pick in picks if pick.rank is None)
@@ -165,12 +166,12 @@ def collected(
 
 
 def _is_tail(metric: str, rank: int | None) -> bool:
-    """Whether the state keeps no window of it: of a rank, or the run's own."""
+    """Return whether the state keeps no window of it: of a rank, or the run's own."""
     return metric not in METRICS if rank is None else per_rank(metric) and metric not in RANK_SERIES
 
 
 def is_torn(answer: Answer, state: ViewState, tails: Mapping[Key, series.Window]) -> bool:
-    """Whether steps are missing between what the record answered and what has come live since."""
+    """Return whether steps are missing between what the record answered and what has come live since."""
 
     def came(metric: str, rank: int | None) -> series.Window:
         steps = tails.get((_STEPS, rank)) if _is_tail(metric, rank) else None
@@ -184,7 +185,7 @@ def is_torn(answer: Answer, state: ViewState, tails: Mapping[Key, series.Window]
 
 
 def axis_for(kind: Kind, coarse: Answer | None, fine: Answer | None, state: ViewState | None, *, elapsed: bool) -> Axis:
-    """The axis from a run's answers, and from its newest step where it is the live run."""
+    """Return the axis from a run's answers, and from its newest step where it is the live run."""
     metric = METRIC_OF.get(kind, "")
     whole, near = (answer.axes.get(metric) if answer is not None else None for answer in (coarse, fine))
     if state is not None and state.last_step is not None and metric:
@@ -194,7 +195,6 @@ def axis_for(kind: Kind, coarse: Answer | None, fine: Answer | None, state: View
 
 
 def _with_newest(recorded: Series | None, step: int, value: float) -> Series | None:
-    """The series with a knot at a step after its last bucket."""
     if recorded is None or not recorded.steps or step < recorded.steps[-1] + recorded.bucket_steps:
         return recorded
     columns = {name: (*getattr(recorded, name), value) for name in ("minimum", "maximum", "mean", "last")}

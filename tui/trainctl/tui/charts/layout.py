@@ -1,4 +1,4 @@
-"""How charts share a screen: side by side under one rule; or above each other with one x axis for all, a readout and
+"""Charts that share a screen: side by side under one rule; or above each other with one x axis for all, a readout and
 the keys, which is the body of the Charts screen. Pure."""
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, groups, rule
 
 LEAST_CHART_ROWS = 8
-"""With its rule and its x axis; below that fewer charts are drawn."""
+"""Rows of a chart with its rule and its x axis; below that fewer charts are drawn."""
 READOUT_ROWS = 3
 
 
 class Place(NamedTuple):
-    """Where a chart's dots are: rows from `first_row` (its rule) up to `end_row`, columns from `left`, `columns` wide,
-    and the chart's place in the view."""
+    """The place of a chart's dots: rows from `first_row` (its rule) up to `end_row`, columns from `left`, `columns`
+    wide, and the chart's place in the view."""
 
     chart: int
     first_row: int
@@ -37,12 +37,12 @@ class Drawn:
 
     @property
     def columns(self) -> int:
-        """Of a chart's dots, in cells; all charts have the same."""
+        """Return the cells across a chart's dots; all charts have the same."""
         return self.places[0].columns if self.places else 0
 
 
 def window_of_charts(view: ChartView, rows: int) -> range:
-    """Which of the charts are drawn in `rows` rows: as many as fit, the one in focus always among them."""
+    """Return which of the charts are drawn in `rows` rows: as many as fit, the one in focus always among them."""
     if view.alone:
         return range(view.focus, view.focus + 1)
     count = max(min(len(view.charts), rows // LEAST_CHART_ROWS), 1)
@@ -61,7 +61,7 @@ def draw(
     glyphs: Glyphs,
     status: str = "",
 ) -> Drawn:
-    """Exactly `rows` lines of `columns` cells for the charts `shown`, each with its index in the view."""
+    """Return exactly `rows` lines of `columns` cells for the charts `shown`, each with its index in the view."""
     room = max(rows - READOUT_ROWS - 1, 2)
     heights = [room // len(shown) + (1 if index < room % len(shown) else 0) for index in range(len(shown))]
     made = [prepare(plot, height - 1) for (_, plot), height in zip(shown, heights, strict=True)]
@@ -91,7 +91,6 @@ def draw(
 
 
 def _state(view: ChartView, place: Extent, columns: int, status: str, glyphs: Glyphs) -> list[tuple[int, str, str]]:
-    """What the x axis shows and how it moves, for the right end of the rule above the readout."""
     words = ["all steps" if view.span is None else f"{view.span:,.0f} steps"]
     words.append("live" if view.following and place.live else "paused")
     words += [status] if status else []
@@ -118,7 +117,7 @@ _KEYS = (
 
 
 def keys_line(view: ChartView, columns: int) -> Line:
-    """The charts' own keys with what they are set to; a click presses one."""
+    """Return the charts' own keys with what they are set to; a click presses one."""
     chart = view.chart
     soft = f"smooth {chart.smoothing:.0%}" if chart.smoothing else "smooth off"
     said = {"z": f"x: {view.x}", "v": "y: log" if chart.log else "y: linear", "f": soft}
@@ -139,7 +138,7 @@ Block = tuple[list[Line], list[tuple[int, str, str]], int]
 
 
 def side_by_side(panels: Sequence[Plot], columns: int, room: int, glyphs: Glyphs) -> list[Line]:
-    """The plots in exactly `room` lines of `columns` cells, each as wide as the others."""
+    """Return the plots in exactly `room` lines of `columns` cells, each as wide as the others."""
     if room < 2 or not panels:
         return [fit((), columns)] * max(room, 0)
     sizes = widths(columns, len(panels))
@@ -148,7 +147,7 @@ def side_by_side(panels: Sequence[Plot], columns: int, room: int, glyphs: Glyphs
 
 
 def beside(blocks: Sequence[Block], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """Blocks of `rows` lines side by side under one rule."""
+    """Return blocks of `rows` lines side by side under one rule."""
     labels: list[tuple[int, str, str]] = []
     start = 0
     for index, (_, own, size) in enumerate(blocks):
@@ -166,7 +165,7 @@ def beside(blocks: Sequence[Block], columns: int, rows: int, glyphs: Glyphs) -> 
 
 
 def widths(columns: int, count: int) -> list[int]:
-    """Cells of each of `count` blocks, a line between them."""
+    """Return cells of each of `count` blocks, a line between them."""
     room = columns - (count - 1)
     sizes = [room // count] * count
     sizes[0] += room - sum(sizes)

@@ -13,7 +13,7 @@ from trainctl.tui.text.styled_line import clean
 
 
 class Style(NamedTuple):
-    """How a metric's values are drawn and written. They are multiplied by `factor` first."""
+    """The look of a metric's values, which are multiplied by `factor` first."""
 
     words: Callable[[float | None], str] = f.loss
     factor: float = 1.0
@@ -62,7 +62,7 @@ DEFAULT_CHARTS: Final = (
 
 
 def style_of(name: str) -> Style:
-    """How a metric is drawn, also one that is only known by its name."""
+    """Return how a metric is drawn, also one that is only known by its name."""
     metric = metric_of(name)
     style = _STYLES[metric.style]
     most_times = 4.0 if name in _SPIKED else style.most_times
@@ -70,7 +70,7 @@ def style_of(name: str) -> Style:
 
 
 def names(own: Iterable[str] = ()) -> list[str]:
-    """Every metric that makes a line, in the order they are offered in; `own` are those that the run brings."""
+    """Return every metric that makes a line, in the order they are offered in; `own` are those that the run brings."""
     return [*(name for name, metric in METRICS.items() if metric.drawn), *sorted(own)]
 
 
@@ -83,14 +83,14 @@ def per_rank(name: str) -> bool:
 
 
 def rank_names(run: RunView | None) -> dict[int, str]:
-    """By rank the name of its node, with the rank's number where the node has several."""
+    """Return by rank the name of its node, with the rank's number where the node has several."""
     ranks = sorted((view.rank, clean(view.node)) for view in run.ranks) if run is not None else []
     nodes = [node for _, node in ranks]
     return {rank: f"{node}:{rank}" if nodes.count(node) > 1 else node for rank, node in ranks}
 
 
 def charts_of(charts: tuple[Chart, ...], run: RunView | None) -> tuple[Chart, ...]:
-    """The charts with the run's rate in place of another's."""
+    """Return the charts with the run's rate in place of another's."""
     if run is None:
         return charts
     others = {"tokens_per_second", "weight_per_second"} - {run.rate_metric}
@@ -102,14 +102,13 @@ def charts_of(charts: tuple[Chart, ...], run: RunView | None) -> tuple[Chart, ..
 
 
 def _title_of(name: str, run: RunView | None) -> str:
-    """With the unit where the run has another than the table."""
     metric = metric_of(name)
     unit = clean(run.unit_of(metric)) if run is not None else metric.unit
     return metric.title if unit == metric.unit else unit if metric.title == metric.unit else f"{metric.title} ({unit})"
 
 
 def title(chart: Chart, node_of: Callable[[int], str], run: RunView | None) -> str:
-    """What a chart's rule says: its metrics, each once, and the node where all lines are of one."""
+    """Return what a chart's rule says: its metrics, each once, and the node where all lines are of one."""
     words = list(dict.fromkeys(_title_of(pick.metric, run) for pick in chart.picks))
     ranks = {pick.rank for pick in chart.picks if per_rank(pick.metric)}
     only = next(iter(ranks)) if len(ranks) == 1 else None
@@ -118,7 +117,7 @@ def title(chart: Chart, node_of: Callable[[int], str], run: RunView | None) -> s
 
 
 def in_units(window: Window, factor: float) -> Window:
-    """A window with its values multiplied."""
+    """Return a window with its values multiplied."""
     if factor == 1.0:
         return window
     names = ("minimum", "maximum", "total", "last")

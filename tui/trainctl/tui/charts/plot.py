@@ -22,7 +22,7 @@ _LETTER_CELLS = 12
 
 @dataclass(frozen=True)
 class Plot:
-    """What a chart shows: traces over the steps `first` to `last` of `axis`.
+    """A chart: traces over the steps `first` to `last` of `axis`.
 
     `crosshair` is a step. Values above `most_times` their median run out at the top, the highest with its number. A
     `small` one stands among other things: its x axis says the first, the middle and the last step.
@@ -62,7 +62,7 @@ def panel(
     least_span: float = 0.02,
     most_times: float = math.inf,
 ) -> Plot:
-    """A small chart over the steps `first` to `last`."""
+    """Return a small chart over the steps `first` to `last`."""
     return Plot(
         title,
         traces,
@@ -92,7 +92,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(plot: Plot, rows: int) -> Prepared:
-    """What drawing it in `rows` rows, title not counted, begins with."""
+    """Return what a drawing in `rows` rows, title not counted, begins with."""
     x0, x1 = plot.edges
     shapes = tuple(shape(trace, x0, x1, plot.scale, plot.half_life_steps, clip=not plot.small) for trace in plot.traces)
     span = _span(plot, shapes) if plot.axis.known and x1 > x0 else None
@@ -101,12 +101,12 @@ def prepare(plot: Plot, rows: int) -> Prepared:
 
 
 def plot_rows(plot: Plot, rows: int) -> int:
-    """Rows of dots: all but that of the x axis, which low charts go without."""
+    """Return rows of dots: all but that of the x axis, which low charts go without."""
     return rows - 1 if plot.with_axis and rows >= (6 if plot.small else 5) else rows
 
 
 def plot_margins(plot: Plot, made: Prepared, columns: int, glyphs: Glyphs) -> Margins:
-    """The cells it needs beside its dots; charts above each other take the widest of each."""
+    """Return the cells it needs beside its dots; charts above each other take the widest of each."""
     left = max((len(words) for words in made.labels.values()), default=4) + 1
     names = [len(_name(trace, plot, glyphs)) for trace in plot.traces]
     right = max((size + 1 for size in names if size), default=0)
@@ -127,7 +127,7 @@ def _span(plot: Plot, shapes: Sequence[Shape]) -> tuple[float, float] | None:
 def draw_plot(
     plot: Plot, columns: int, rows: int, glyphs: Glyphs, made: Prepared | None = None, room: Margins | None = None
 ) -> tuple[list[Line], list[tuple[int, str, str]]]:
-    """The chart's rows, and the labels its title rule carries: (cell, text, role)."""
+    """Return the chart's rows, and the labels its title rule carries: (cell, text, role)."""
     made = made or prepare(plot, rows)
     room = room or plot_margins(plot, made, columns, glyphs)
     role = "accent" if plot.focused else "title"
@@ -183,7 +183,7 @@ def _strokes(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
 
 
 def _points(canvas: Canvas, plot: Plot, shapes: Sequence[Shape], glyphs: Glyphs) -> None:
-    """Single values; what isn't finite at the top, and at the bottom what a logarithm has no place for."""
+    """Draw single values; what isn't finite at the top, and at the bottom what a logarithm has no place for."""
     frame = canvas.frame
     for trace, item in zip(plot.traces, shapes, strict=True):
         if trace.points:
@@ -210,7 +210,6 @@ def _letters(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
 
 
 def _lettered(plot: Plot, glyphs: Glyphs) -> bool:
-    """Whether letters tell the lines apart."""
     return glyphs.letters and sum(trace.letter != "" for trace in plot.traces) > 1
 
 
@@ -250,7 +249,7 @@ def _assemble(canvas: Canvas, plot: Plot, made: Prepared, room: Margins, glyphs:
 
 
 def _axis_line(plot: Plot, frame: Frame, room: Margins, columns: int) -> Line:
-    """Round values under the dots, each centred below its column; the crosshair's own value goes before them."""
+    """Return round values under the dots, each centred below its column; the crosshair's own value goes before them."""
     cells: list[tuple[str, str]] = [(" ", "axis")] * columns
     marks = ticks(plot.axis, frame.x0, frame.x1, frame.columns, plot.zone)
     wanted = [(frame.column_of(x), words, "axis") for x, words in marks]
@@ -268,7 +267,6 @@ def _axis_line(plot: Plot, frame: Frame, room: Margins, columns: int) -> Line:
 
 
 def _steps_line(frame: Frame, room: Margins, columns: int) -> Line:
-    """Steps under a small chart: first, middle where there is room, last."""
     first, last = int(frame.x0), int(frame.x1) - 1
     row = [" "] * columns
     right, middle = f"{last:,}", f"{(first + last) // 2:,}"

@@ -27,7 +27,7 @@ NAME_CELLS = 12
 
 @dataclass(frozen=True)
 class RunData:
-    """What is known of one run: its view, and answers for the whole of it and for what is in view.
+    """The data of one run: its view, and answers for the whole of it and for what is in view.
 
     `coarse` is kept for the axes and until finer data come.
     """
@@ -58,7 +58,7 @@ class Sources:
         return known
 
     def axis(self, run: str, kind: Kind, *, elapsed: bool) -> Axis:
-        """A run's axis; without what the record says of it, its steps'. With `elapsed`, a branch's continues its
+        """Return a run's axis; without what the record says of it, its steps'. With `elapsed`, a branch's continues its
         parent's from the fork if the parent is known too."""
         known = self.of(run)
         if known is None or kind == "step":
@@ -71,12 +71,12 @@ class Sources:
         return continued(own, parent, branch.step) if parent.kind == kind and parent.known else own
 
     def _without(self, run: str) -> Mapping[str, RunData]:
-        """The data of the other runs: no run is its own ancestor, whatever an agent says."""
+        """Return the data of the other runs: no run is its own ancestor, whatever an agent says."""
         return {name: data for name, data in self.data.items() if name != run}
 
 
 def extent(view: ChartView, sources: Sources, columns: int) -> Extent:
-    """What the view lies on. Runs laid over it reach as far as the longest, on an axis of steps."""
+    """Return what the view lies on. Runs laid over it reach as far as the longest, on an axis of steps."""
     run = sources.state.run
     if run is None:
         return Extent(0, columns=columns)
@@ -92,7 +92,6 @@ def extent(view: ChartView, sources: Sources, columns: int) -> Extent:
 
 
 def _as_far(sources: Sources, run: str, other: str, view: ChartView) -> int:
-    """The step of `run` that stands where the other run's newest does."""
     known = sources.of(other)
     theirs, ours = (sources.axis(name, view.x, elapsed=True) for name in (other, run))
     if known is None or not theirs.known or not ours.known:
@@ -101,7 +100,7 @@ def _as_far(sources: Sources, run: str, other: str, view: ChartView) -> int:
 
 
 def spans(view: ChartView, sources: Sources, place: Extent) -> dict[str, tuple[float, float]]:
-    """By run the steps of it that are in view."""
+    """Return by run the steps of it that are in view."""
     run = sources.state.run
     if run is None:
         return {}
@@ -116,7 +115,7 @@ def spans(view: ChartView, sources: Sources, place: Extent) -> dict[str, tuple[f
 
 
 def plots_of(view: ChartView, sources: Sources, place: Extent, wanted: Collection[int]) -> list[Plot]:
-    """The view's charts of these indices as plots, in order."""
+    """Return the view's charts of these indices as plots, in order."""
     first, last = shown(view, place)
     marks = of_run(sources.state)
     made = []
@@ -155,7 +154,7 @@ def _titled(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> s
 
 
 def traces(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> tuple[Trace, ...]:
-    """A chart's lines: those of the run shown first, each run's picks in their order."""
+    """Return a chart's lines: those of the run shown first, each run's picks in their order."""
     run = sources.state.run
     if run is None:
         return ()
@@ -192,7 +191,7 @@ def traces(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> tu
 
 
 def expanded(chart: Chart, run: RunView) -> list[Pick]:
-    """The picks of a chart with every rank of the run by itself."""
+    """Return the picks of a chart with every rank of the run by itself."""
     made: list[Pick] = []
     for pick in chart.picks:
         ranks = sorted(view.rank for view in run.ranks) if pick.rank == ALL_RANKS else [pick.rank]
@@ -205,7 +204,7 @@ def _node(run: RunView | None, rank: int) -> str:
 
 
 def name_of(pick: Pick, run: RunView, several: bool, overlaid: bool, other: bool) -> str:
-    """What a line is called at its end: what tells it from the chart's other lines."""
+    """Return what a line is called at its end: what tells it from the chart's other lines."""
     words = [run.name] if overlaid and other else []
     words += [_node(run, pick.rank)] if pick.rank is not None else []
     words += [short(pick.metric)] if pick.rank is None or several else []
@@ -213,7 +212,7 @@ def name_of(pick: Pick, run: RunView, several: bool, overlaid: bool, other: bool
 
 
 def renamed(run: RunView, others: Mapping[str, RunView]) -> RunView:
-    """A run of the same name as another goes by the last part of its id, which differs even within a day."""
+    """Return a run of the same name as another goes by the last part of its id, which differs even within a day."""
     if any(other.run != run.run and other.name == run.name for other in others.values()):
         return msgspec.structs.replace(run, name=run.run.rpartition("-")[2] or run.run)
     return run

@@ -1,4 +1,4 @@
-"""What stands at the crosshair in words: the step with its tokens and its time, the values, the nearest mark. Pure."""
+"""The crosshair in words: the step with its tokens and its time, the values, the nearest mark. Pure."""
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class Note(NamedTuple):
 
 
 def notes(state: ViewState, glyphs: Glyphs) -> list[Note]:
-    """The numbered commands with their before and after."""
+    """Return the numbered commands with their before and after."""
     numbers = numbered(state)
     return [
         Note(event.step, numbers[event.id], clean(_change(event, glyphs)))
@@ -44,8 +44,8 @@ def _change(event: Event, glyphs: Glyphs) -> str:
 def lines(
     plot: Plot, axes: Mapping[Kind, Axis], found: Sequence[Note], columns: int, rows: int, glyphs: Glyphs
 ) -> list[Line]:
-    """Exactly `rows` lines of `columns` cells: where the crosshair is with the mark nearest to it, then the values;
-    without a crosshair the newest in view."""
+    """Return exactly `rows` lines of `columns` cells: where the crosshair is with the mark nearest to it, then the
+    values; without a crosshair the newest in view."""
     at = plot.crosshair if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1 else None
     head = _where(plot, at, axes) if at is not None else line(Piece("newest in view", "label"))
     x = float(plot.axis.to_x(at)) if at is not None else None
@@ -61,7 +61,6 @@ def lines(
 
 
 def _fitting(values: Sequence[Line], columns: int) -> int:
-    """How many of the values fit on one line, one at least."""
     used, count = 0, 0
     for value in values:
         used += width(value) + 2
@@ -72,7 +71,7 @@ def _fitting(values: Sequence[Line], columns: int) -> int:
 
 
 def _where(plot: Plot, step: float, axes: Mapping[Kind, Axis]) -> Line:
-    """`step 18,240  597.7M tokens  Fri 14:31:05`, the kind on the axis first."""
+    """Return `step 18,240 597.7M tokens Fri 14:31:05`, the kind on the axis first."""
     words: dict[Kind, str] = {"step": f"step {int(step):,}"}
     for kind in KINDS[1:]:
         axis = axes.get(kind)
@@ -88,7 +87,6 @@ def _where(plot: Plot, step: float, axes: Mapping[Kind, Axis]) -> Line:
 
 
 def _moment(axis: Axis, x: float, zone: datetime.tzinfo | None) -> str:
-    """A time of day to the second with its day, or a time since the start."""
     if axis.origin_seconds:
         return f"{f.duration(x)} in"
     day, time = axis_text(axis, x, 2 * 86400, zone).split(" ")[0], axis_text(axis, x, 1.0, zone)
@@ -96,7 +94,6 @@ def _moment(axis: Axis, x: float, zone: datetime.tzinfo | None) -> str:
 
 
 def _nearest(plot: Plot, found: Sequence[Note], at: float | None, columns: int, glyphs: Glyphs) -> Line:
-    """The mark in view that is nearest to the crosshair, or else the newest."""
     inside = [note for note in found if plot.first <= note.step <= plot.last]
     if not inside or columns < 16:
         return ()
@@ -106,7 +103,7 @@ def _nearest(plot: Plot, found: Sequence[Note], at: float | None, columns: int, 
 
 
 def _value(trace: Trace, x: float | None, plot: Plot, glyphs: Glyphs) -> Line:
-    """`a studio 1.81 1.84 1.90`: a line's lowest, mean and highest value there, one where they are the same."""
+    """Return `a studio 1.81 1.84 1.90`: a line's lowest, mean and highest value there, one where they are the same."""
     name = trace.label or metric_of(trace.metric).title
     lettered = f"{trace.letter} " if glyphs.letters and len(plot.traces) > 1 and not trace.points else ""
     head = Piece(f"{lettered}{name} ", trace.role)
@@ -118,7 +115,6 @@ def _value(trace: Trace, x: float | None, plot: Plot, glyphs: Glyphs) -> Line:
 
 
 def _end(trace: Trace, plot: Plot) -> float:
-    """The x of a trace's newest value in view."""
     if not len(trace.window) or not trace.axis.known:
         return plot.edges[1]
     return min(float(trace.axis.to_x(trace.window.newest_step)), plot.edges[1])

@@ -20,7 +20,7 @@ LONG_SECONDS = 5.0
 
 
 class Commanded(Protocol):
-    """What takes commands: an agent's client, or what the full screen follows."""
+    """A receiver of commands: an agent's client, or what the full screen follows."""
 
     def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[CommandReply]: ...
 
@@ -40,13 +40,13 @@ class Order:
 
     @property
     def options(self) -> dict[str, Any]:
-        """All but the verb and its arguments, as the client takes them."""
+        """Return all but the verb and its arguments, as the client takes them."""
         names = ("node", "run", "if_plan", "id", "ttl_seconds", "undoes")
         return {name: getattr(self, name) for name in names}
 
 
 def make_order(verb: str, args: dict[str, Any], *, id: str | None = None, **options: Any) -> Order:
-    """An order with an id of its own unless one is given. Raises InvalidInputError naming what is wrong."""
+    """Return an order with an id of its own unless one is given. Raises InvalidInputError naming what is wrong."""
     verbs.check(verb, args, options.get("node"))
     if (options.get("if_plan") or 0) >= 2**63:
         raise InvalidInputError("--if-plan", "is larger than any plan version: see trainctl status for the current one")
@@ -54,14 +54,14 @@ def make_order(verb: str, args: dict[str, Any], *, id: str | None = None, **opti
 
 
 def replies(client: Commanded, order: Order) -> Any:
-    """Sends an order; its replies as they come. Raises as the client does."""
+    """Send an order; its replies as they come. Raises as the client does."""
     return client.command(order.verb, dict(order.args), **order.options)
 
 
 async def send(
     client: "Client", order: Order, wait: Wait, timeout_seconds: float, tell: Callable[[str], None] = lambda _: None
 ) -> CommandReply:
-    """The last reply that `wait` asks for. `tell` is given a line if that takes long: which step it waits for.
+    """Return the last reply that `wait` asks for. `tell` is given a line if that takes long: which step it waits for.
 
     Raises ExpiredError when an accepted command hasn't ended within the timeout, UnreachableError when nothing answers.
     """
@@ -102,8 +102,8 @@ def step_under_way(seen: Snapshot) -> str:
 
 
 async def _hand_over(client: "Client", order: Order) -> CommandReply:
-    """Nobody waits to be told that another agent should be asked, or that the run takes no such command: both are
-    found out first. Raises RefusedError for the latter."""
+    """Send a command that nobody waits for. That another agent should be asked, or that the run takes no such command,
+    is found out first. Raises RefusedError for the latter."""
     seen = await client.snapshot(0)
     is_meant = seen.run is not None and order.run in (None, seen.run.run)
     if seen.run is not None and is_meant and (why := seen.run.why_not(order.verb)):
@@ -116,7 +116,6 @@ async def _hand_over(client: "Client", order: Order) -> CommandReply:
 
 
 def _receiver(seen: Snapshot, order: Order) -> str | None:
-    """The address of the agent that takes an order, if that isn't the one that was asked."""
     from trainctl.protocol.client.lead import lead_address  # ZeroMQ: not for `--help`
 
     if verbs.VERBS[order.verb].to_node and order.node is not None:
@@ -125,7 +124,7 @@ def _receiver(seen: Snapshot, order: Order) -> str | None:
 
 
 def exit_code(reply: CommandReply) -> int:
-    """What a script learns of a command's end: 0, 3 or 4."""
+    """Return what a script learns of a command's end: 0, 3 or 4."""
     if reply.state in ("applied", "accepted"):
         return 0
     return ExpiredError.exit_code if reply.state == "expired" else RefusedError.exit_code

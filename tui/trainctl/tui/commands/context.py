@@ -1,5 +1,5 @@
-"""What screens, dialogs and commands may ask of the full-screen program, so that none of them imports it; and how a
-command is sent from there and followed to its end."""
+"""The full-screen program as its screens, dialogs and commands may ask of it, so that none of them imports it; and how
+a command is sent from there and followed to its end."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -37,11 +37,11 @@ class KeyHint(NamedTuple):
 
 
 class ProgressView(Protocol):
-    """What shows how far a command has come."""
+    """A view of how far a command has come."""
 
     @property
     def watching(self) -> bool:
-        """Whether a person still sees it."""
+        """Return whether a person still sees it."""
         ...
 
     def follow(self, progress: Progress) -> None: ...
@@ -93,7 +93,7 @@ class AppContext(Protocol):
 
 
 def context_of(node: DOMNode) -> AppContext:
-    """The program that a screen or a widget is shown by."""
+    """Return the program that a screen or a widget is shown by."""
     return cast(AppContext, node.app)
 
 
@@ -124,7 +124,7 @@ def mute(app: AppContext, alert: AlertView, follower: ProgressView = UNWATCHED) 
 
 
 def send(app: AppContext, order: Order, follower: ProgressView) -> None:
-    """Sends a command of the run shown; `follower` is given each state, the person if nothing shows it any more."""
+    """Send a command of the run shown; `follower` is given each state, the person if nothing shows it any more."""
     run = app.shown.run
     if order.run is None and run is not None and verb_registry.of(order.verb).acts_on != "new run":
         order = dataclasses.replace(order, run=run.run)

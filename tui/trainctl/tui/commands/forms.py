@@ -34,7 +34,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a command has come; `reply` is the newest one, `problem` why none came."""
+    """The state of a command that was sent; `reply` is the newest one, `problem` why none came."""
 
     order: Order
     sent_at: float
@@ -52,7 +52,7 @@ class Progress:
 
 
 def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[str, str] | None = None) -> Form:
-    """The dialog of a verb, filled from the state; `values` override what its fields start with."""
+    """Return the dialog of a verb, filled from the state; `values` override what its fields start with."""
     described, run, given = verb_registry.of(verb), state.run, dict(values or {})
     fields = tuple(
         replace(field, value=given.get(field.name, field.value)) for field in described.fields_for(state, rank)
@@ -72,7 +72,6 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
 
 
 def _blocked(described: VerbDescription, state: ViewState, fields: Sequence[FormField]) -> str:
-    """Why the dialog can send nothing."""
     run = state.run
     if described.acts_on == "new run":
         return ""
@@ -90,14 +89,14 @@ def _blocked(described: VerbDescription, state: ViewState, fields: Sequence[Form
 
 
 def start_form() -> Form:
-    """The dialog that starts a run from a file."""
+    """Return the dialog that starts a run from a file."""
     described = verb_registry.of("start-run")
     fields = (FormField("file", "run file"),)
     return Form("start-run", "start a run", fields, described.changes, described.keeps, run=None, if_plan=None)
 
 
 def branch_form(run: str) -> Form:
-    """The dialog that branches off a run."""
+    """Return the dialog that branches off a run."""
     described = verb_registry.of("start-run")
     fields = (
         FormField("step", "checkpoint", if_empty="step; empty: the newest"),
@@ -116,7 +115,7 @@ _OUT_WORDS = {
 
 
 def way_back(state: ViewState) -> list[str]:
-    """For each node that is out, how it comes back."""
+    """Return for each node that is out how it comes back."""
     made = {}
     for view in state.run.ranks if state.run else ():
         gone = view.state == "failed" and view.pid is None
@@ -126,8 +125,8 @@ def way_back(state: ViewState) -> list[str]:
 
 
 def order_of(asked: Form, values: Mapping[str, str]) -> Order:
-    """The command a filled dialog means: an empty field that may be left out is. Raises InvalidInputError naming the
-    field, as the agent would."""
+    """Return the command that a filled dialog means: an empty field that may be left out is. Raises InvalidInputError
+    naming the field, as the agent would."""
     optional = {argument.name for argument in arguments_of(verbs.VERBS[asked.verb]) if argument.default == ""}
     texts = {name: value.strip() for name, value in values.items() if name != "node"}
     texts = {name: text for name, text in texts.items() if text or name not in optional}
@@ -138,7 +137,7 @@ def order_of(asked: Form, values: Mapping[str, str]) -> Order:
 
 
 def progress_line(progress: Progress, glyphs: Glyphs) -> Line:
-    """`sent → accepted → applied @ step 120  micro 8 → 4`, or where it stopped and why."""
+    """Return `sent → accepted → applied @ step 120 micro 8 → 4`, or where it stopped and why."""
     arrow = Piece(f" {glyphs.arrow} ", "dim")
     parts = [Piece("sent", "label")]
     if progress.accepted:
@@ -177,7 +176,6 @@ def changes_nothing(order: Order, state: ViewState) -> bool:
 
 
 def _refusal(order: Order, state: ViewState, glyphs: Glyphs) -> str:
-    """Return why the agent will refuse it, as far as that shows here."""
     described, run = verb_registry.of(order.verb), state.run
     if run is None:
         return "no active run" if described.acts_on in ("active run", "any run") else ""

@@ -43,23 +43,23 @@ class Seat:
     most_micro: int | None = None  # largest micro-batch that may be chosen with the share; None: it isn't chosen
 
     def seconds(self, share: int) -> float | None:
-        """The step's length this node would ask for with `share` samples."""
+        """Return the step's length this node would ask for with `share` samples."""
         return self.model.seconds(share, self.micro_batch) if self.model is not None else None
 
     @property
     def samples_per_second(self) -> float | None:
-        """What it would do alone, with its micro-batch."""
+        """Return what it would do alone, with its micro-batch."""
         return self.model.samples_per_second(min(self.micro_batch, self.share)) if self.model is not None else None
 
     @property
     def micro_in_force(self) -> int:
-        """Samples of its passes."""
+        """Return samples of its passes."""
         return min(self.micro_batch, self.share)
 
 
 def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
-    """The run's live ranks that have a share, after them those of a node that comes `back`, and what their last steps
-    measured."""
+    """Return the run's live ranks that have a share, after them those of a node that comes `back`, and what their last
+    steps measured."""
     out = [view for view in (state.run.ranks if state.run else ()) if view.node == back and view.state in HELD_STATES]
     views = (*live_ranks(state.run), *out)
     known = paces(state, views)
@@ -91,7 +91,7 @@ def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
 
 
 def group_seconds(seats: Sequence[Seat], shares: Sequence[int]) -> float | None:
-    """The predicted step: its slowest node's. None unless every node has been measured."""
+    """Return the predicted step: its slowest node's. None unless every node has been measured."""
     found = [seat.seconds(share) for seat, share in zip(seats, shares, strict=True)]
     known = [seconds for seconds in found if seconds is not None]
     return max(known) if known and len(known) == len(found) else None
@@ -105,7 +105,7 @@ class Fastest(NamedTuple):
 
 
 def fastest(seats: Sequence[Seat]) -> Fastest | None:
-    """What `rebalance auto=true` makes; None unless every node has been measured. Raises ValueError if there are
+    """Return what `rebalance auto=true` makes; None unless every node has been measured. Raises ValueError if there are
     more nodes than samples."""
     models = {index: seat.model for index, seat in enumerate(seats) if seat.model is not None}
     if len(models) < len(seats):
@@ -118,12 +118,12 @@ def fastest(seats: Sequence[Seat]) -> Fastest | None:
 
 
 def with_micros(seats: Sequence[Seat], micros: Sequence[int]) -> tuple[Seat, ...]:
-    """The nodes with other micro-batches."""
+    """Return the nodes with other micro-batches."""
     return tuple(replace(seat, micro_batch=micro) for seat, micro in zip(seats, micros, strict=True))
 
 
 def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int, ...]:
-    """The shares that `rebalance` with these values means. Raises ValueError saying why there are none."""
+    """Return the shares that `rebalance` with these values means. Raises ValueError saying why there are none."""
     names = {index: seat.node for index, seat in enumerate(seats)}
     for node in wanted:
         if node not in names.values():
@@ -132,7 +132,8 @@ def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int
 
 
 def meant(seats: Sequence[Seat], args: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The shares that the arguments of `rebalance` mean; None where only the agent can tell. Raises as `resolve`."""
+    """Return the shares that the arguments of `rebalance` mean; None where only the agent can tell. Raises as
+    `resolve`."""
     if not args.get("auto"):
         return resolve(seats, args["shares"])
     found = fastest(seats)
@@ -140,14 +141,14 @@ def meant(seats: Sequence[Seat], args: Mapping[str, Any]) -> tuple[int, ...] | N
 
 
 def without(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
-    """The shares once `node` is drained: 0 for it, its samples to the others in proportion."""
+    """Return the shares once `node` is drained: 0 for it, its samples to the others in proportion."""
     leaving = {index for index, seat in enumerate(seats) if seat.node == node}
     left = share_changes.without(_shares(seats), leaving)
     return tuple(left.get(index, 0) for index in range(len(seats)))
 
 
 def with_back(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
-    """The shares once `node`, which is out, is admitted."""
+    """Return the shares once `node`, which is out, is admitted."""
     back = {index for index, seat in enumerate(seats) if seat.node == node}
     shares = {index: share for index, share in _shares(seats).items() if index not in back}
     rates = {index: rate for index, seat in enumerate(seats) if (rate := seat.samples_per_second) is not None}
@@ -166,14 +167,16 @@ def _in_words(made: Callable[[], Mapping[int, int]]) -> tuple[int, ...]:
 
 
 def former(state: ViewState, seats: Sequence[Seat]) -> tuple[int, ...]:
-    """The shares before the last rebalance that was applied, if they are of these nodes and this global batch."""
+    """Return the shares before the last rebalance that was applied, if they are of these nodes and this global
+    batch."""
     done = (event for event in reversed(state.run_events) if event.verb == "rebalance" and event.outcome == "applied")
     event = next((event for event in done if took_effect(event)), None)
     return former_of(event.data.before, seats) if event and isinstance(event.data, SharesChanged) else ()
 
 
 def former_of(shares: Mapping[str, int], seats: Sequence[Seat]) -> tuple[int, ...]:
-    """These shares by node; none unless they are of exactly these nodes and of the same sum."""
+    """Return these shares in the order of the seats; none unless they are of exactly these nodes and of the same
+    sum."""
     found = {node: count for node, count in shares.items() if count}
     if set(found) != {seat.node for seat in seats} or sum(found.values()) != sum(seat.share for seat in seats):
         return ()
@@ -185,7 +188,7 @@ _LEAST_GROWTH = 0.02
 
 
 def rate_at(tried: Tried, rank: int, micro: int) -> float | None:
-    """Samples a second of a rank at a micro-batch, measured or between two others that were; None if unknown."""
+    """Return samples a second of a rank at a micro-batch, measured or between two others that were; None if unknown."""
     known = {size: size / trial.rate for (of, size), trial in tried.items() if of == rank and trial.rate > 0}
     if micro not in known and len(known) < 2:
         return None
@@ -202,7 +205,7 @@ class Memory:
 
     @property
     def over(self) -> bool:
-        """Whether it is more than there is."""
+        """Return whether it is more than there is."""
         return self.cap_bytes is not None and self.bytes > self.cap_bytes
 
     def __str__(self) -> str:
@@ -212,7 +215,7 @@ class Memory:
 
 
 def memory_at(seat: Seat, share: int, micro: int) -> Memory | None:
-    """The peak with `share` samples in passes of `micro`; None where none was measured."""
+    """Return the peak with `share` samples in passes of `micro`; None where none was measured."""
     wanted, cap = min(share, micro), seat.memory_cap_bytes
     enough = min((size for size in seat.peaks if size >= wanted), default=None)
     if enough is not None:
@@ -228,7 +231,7 @@ def memory_at(seat: Seat, share: int, micro: int) -> Memory | None:
 
 
 def fits(seats: Sequence[Seat], shares: Sequence[int], micros: Sequence[int]) -> str:
-    """`fits`, or whose memory may not suffice and how much that would be; nothing where no cap is known."""
+    """Return `fits`, or whose memory may not suffice and how much that would be; nothing where no cap is known."""
     found = [
         (seat, memory)
         for seat, share, micro in zip(seats, shares, micros, strict=True)
@@ -243,8 +246,8 @@ def fits(seats: Sequence[Seat], shares: Sequence[int], micros: Sequence[int]) ->
 
 
 def with_micro(seat: Seat, micro: int, tried: Tried) -> Seat:
-    """The seat at another micro-batch: by its curve, else by the micro-batches that it has left; without a model if
-    neither is known."""
+    """Return the seat at another micro-batch: by its curve, else by the micro-batches that it has left; without a model
+    if neither is known."""
     if min(seat.share, seat.micro_batch) == min(seat.share, micro):
         return seat
     if seat.model is not None and not seat.model.is_linear:
@@ -256,7 +259,7 @@ def with_micro(seat: Seat, micro: int, tried: Tried) -> Seat:
 
 
 def seconds_change(now: float | None, then: float | None, arrow: str) -> str:
-    """`predicted 3.06 → 2.99 s`; nothing where one of them isn't known."""
+    """Return `predicted 3.06 → 2.99 s`; nothing where one of them isn't known."""
     if now is None or then is None:
         return ""
     before, after = f.seconds(now), f.seconds(then)

@@ -1,4 +1,4 @@
-"""What would undo an event: the inverse command, or why there is none, pure."""
+"""The inverse command of an event, or why there is none. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ class Inverse:
 
     @property
     def says(self) -> str:
-        """What it undoes."""
+        """Return what it undoes."""
         return f"undoes {run_events.event_words(self.event)}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What came since, newest first, and what won't be quite as it was."""
+        """Return what came since, newest first, and what won't be quite as it was."""
         made = [f"changed since: {run_events.event_words(event)} by {event.by}" for event in reversed(self.since[-2:])]
         if len(self.since) > 2:
             made.append(f"and {len(self.since) - 2} more")
@@ -39,7 +39,7 @@ class Inverse:
 
 
 def of(event: Event, run: RunView | None, events: Sequence[Event]) -> Inverse:
-    """What undoes the event now. Raises NoInverse with the reason."""
+    """Return what undoes the event now. Raises NoInverse with the reason."""
     if event.verb is None:
         raise NoInverse("it isn't a change")
     described = verb_registry.DESCRIPTIONS.get(event.verb)
@@ -64,7 +64,7 @@ def of(event: Event, run: RunView | None, events: Sequence[Event]) -> Inverse:
 
 
 def newest(run: RunView | None, events: Sequence[Event], most: int = 9) -> list[Inverse]:
-    """The newest events that can be undone, newest first."""
+    """Return the newest events that can be undone, newest first."""
     made: list[Inverse] = []
     for event in reversed(events):
         try:
@@ -80,20 +80,19 @@ def newest(run: RunView | None, events: Sequence[Event], most: int = 9) -> list[
 
 
 def undone_by(events: Sequence[Event]) -> dict[int, Event]:
-    """By its number, each event that was undone, and the event that did it."""
+    """Return by its number each event that was undone, and the event that did it."""
     by_key = {key: event.id for event in events for key in (event.command, str(event.id)) if key}
     undoing = (event for event in events if event.undoes and run_events.took_effect(event))
     return {by_key[event.undoes]: event for event in undoing if event.undoes in by_key}
 
 
 def undid(events: Sequence[Event]) -> dict[int, Event]:
-    """By the number of an undoing event, the event that it undid."""
+    """Return by the number of an undoing event the event that it undid."""
     by_id = {event.id: event for event in events}
     return {by.id: by_id[number] for number, by in undone_by(events).items()}
 
 
 def _since(event: Event, events: Sequence[Event]) -> tuple[Event, ...]:
-    """The later events that changed a setting which this one had changed."""
     own = knobs(event.verb)
     node = node_of(event) if own <= _BY_NODE else None
 

@@ -15,12 +15,12 @@ from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean
 
 ActsOn = Literal["active run", "any run", "alerts", "new run"]
-"""What there has to be: a run that is active; one that may have ended; nothing, as alerts are about machines too; or no
-active run at all."""
+"""The least that a verb needs: a run that is active; one that may have ended; nothing, as alerts are about machines
+too; or no active run at all."""
 
 
 class NoInverse(ValueError):  # noqa: N818  a finding, not a failure
-    """Why an event can't be undone."""
+    """The reason why an event can't be undone."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class VerbDescription:
 
 
 def node_field(views: Sequence[RankView], rank: int | None) -> FormField:
-    """A choice among the nodes of these ranks; that of the selected rank comes first."""
+    """Return a choice among the nodes of these ranks; that of the selected rank comes first."""
     chosen = next((view.node for view in views if view.rank == rank), views[0].node if views else "")
     return FormField("node", "node", chosen, tuple(dict.fromkeys(view.node for view in views)))
 
@@ -115,25 +115,26 @@ def not_live(proposal: Proposal) -> str:
 
 
 def within(state: ViewState) -> str:
-    """How long the step in progress may take yet."""
+    """Return how long the step in progress may take yet."""
     usual = series.typical(state.lately("step_seconds"))
     active = state.run is not None and state.run.state == "running"
     return f", within about {f.seconds(usual)}" if active and usual is not None else ""
 
 
 def joined(*parts: str) -> str:
-    """Phrases one after the other, without the empty ones."""
+    """Return phrases one after the other, without the empty ones."""
     return "; ".join(part for part in parts if part)
 
 
 def few(parts: Sequence[str]) -> str:
-    """The first three, and how many more there are."""
+    """Return the first three, and how many more there are."""
     more = f" and {len(parts) - 3} more" if len(parts) > 4 else ""
     return ", ".join(parts[:3] if more else parts) + more
 
 
 def moved(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs) -> str:
-    """What each node of `after` has and gets, and the step and memory that makes; `before` is who takes part now."""
+    """Return what each node of `after` has and gets, and the step and memory that makes; `before` is who takes part
+    now."""
     changed = [
         f"{clean(seat.node)} {seat.share} {glyphs.arrow} {share}"
         for seat, share in zip(after, wanted, strict=True)
@@ -147,7 +148,7 @@ def moved(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: S
 def micros_changed(
     before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs
 ) -> str:
-    """The micro-batches in force that change with these shares; empty if none of them was chosen."""
+    """Return the micro-batches in force that change with these shares; empty if none of them was chosen."""
     parts = [
         f"{clean(old.node)} {old.micro_in_force} {glyphs.arrow} {min(new.micro_batch, share)}"
         for old, new, share in zip(before, after, wanted, strict=True)
@@ -159,7 +160,7 @@ def micros_changed(
 def outcome(
     before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs
 ) -> tuple[str, str]:
-    """The step's length with these shares, and whether they fit into the memory."""
+    """Return the step's length with these shares, and whether they fit into the memory."""
     now, then = shares.group_seconds(before, [seat.share for seat in before]), shares.group_seconds(after, wanted)
     step = shares.seconds_change(now, then, glyphs.arrow) or "step time isn't known yet"
     return step, shares.fits(after, wanted, [seat.micro_batch for seat in after])

@@ -45,7 +45,7 @@ class Picker:
 
     @property
     def left(self) -> list[PickerEntry]:
-        """Those with every word that was typed."""
+        """Return the choices with every word that was typed."""
         words = self.wanted.lower().split()
         return [choice for choice in self.choices if choice.has(words)]
 
@@ -58,8 +58,8 @@ class Picker:
 def choices_of(
     run: RunView | None, runs: Sequence[RunSummary], own: Iterable[str] = (), own_of_run: Iterable[str] = ()
 ) -> tuple[PickerEntry, ...]:
-    """Every metric, of each node where it is kept by rank, and every other run; `own` metrics are those that its ranks
-    bring, `own_of_run` those that it has as a whole."""
+    """Return every metric, of each node where it is kept by rank, and every other run; `own` metrics are those that its
+    ranks bring, `own_of_run` those that it has as a whole."""
     ranks = metrics.rank_names(run)
     made = [PickerEntry(Pick(name), metric_of(name).title, "the run") for name in own_of_run]
     for name in metrics.names(own):
@@ -87,7 +87,7 @@ def moved_by(picker: Picker, by: int) -> Picker:
 
 
 def toggled(view: ChartView, what: Pick | str) -> ChartView:
-    """The view with a line more or fewer in the chart in focus, or a run more or fewer over all of them."""
+    """Return the view with a line more or fewer in the chart in focus, or a run more or fewer over all of them."""
     if isinstance(what, str):
         if what in view.runs:
             return replace(view, runs=tuple(run for run in view.runs if run != what))
@@ -98,7 +98,8 @@ def toggled(view: ChartView, what: Pick | str) -> ChartView:
 
 
 def picker_lines(picker: Picker, view: ChartView, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """Exactly `rows` lines: the choices left around the cursor, each with whether it is drawn; a click toggles it."""
+    """Return exactly `rows` lines: the choices left around the cursor, each with whether it is drawn; a click toggles
+    it."""
     left = picker.left
     cursor = min(picker.cursor, max(len(left) - 1, 0))
     start = min(max(cursor - rows // 2, 0), max(len(left) - rows, 0))
@@ -126,7 +127,7 @@ _FRAME_ROWS = 6
 
 
 class Narrow(InputField):
-    """What narrows the list. A space ticks a line, but among words that are typed it is one."""
+    """The field that narrows the list. A space ticks a line, but among words that are typed it is one."""
 
     def check_consume_key(self, key: str, character: str | None) -> bool:
         return (key != "space" or bool(self.value)) and super().check_consume_key(key, character)
@@ -175,7 +176,8 @@ class ChartPicker(Dialog[None]):
         return self.query_one("#narrow", Input).value
 
     def _narrow(self) -> None:
-        """Keys of one burst come before the field's message of the letters among them."""
+        """Narrow the list by what is typed: keys of one burst come before the field's message of the letters among
+        them."""
         if self._typed != self.picker.wanted:
             self.picker = narrowed(self.picker, self._typed)
 
@@ -197,7 +199,7 @@ class ChartPicker(Dialog[None]):
             self.refresh_text()
 
     def action_turn(self, index: int) -> None:
-        """A click on a line; what is typed goes on narrowing."""
+        """Toggle a line that was clicked; what is typed goes on narrowing."""
         self.query_one("#narrow").focus()
         self.picker = moved_by(self.picker, index - self.picker.cursor)
         self.action_toggle_here()

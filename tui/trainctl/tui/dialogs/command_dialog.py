@@ -28,7 +28,7 @@ from trainctl.tui.text.styled_line import Line, Piece, clean, folded, key_words,
 from trainctl.tui.widgets.fields import Choice, InputField
 
 _LAST_ROWS = 3
-"""Of what its keys do, or why none does."""
+"""Rows that say what its keys do, or why none does."""
 
 
 class OrderDialog(Dialog[None]):
@@ -40,7 +40,7 @@ class OrderDialog(Dialog[None]):
 
     @property
     def blocked(self) -> str:
-        """Why nothing can be sent; empty if it can."""
+        """Return why nothing can be sent; empty if it can."""
         return READ_ONLY if self.owner.read_only else self.form.blocked
 
     def text(self) -> list[Line]:
@@ -48,11 +48,11 @@ class OrderDialog(Dialog[None]):
 
     @abc.abstractmethod
     def asking(self) -> list[Line]:
-        """The lines before a command is sent."""
+        """Return the lines before a command is sent."""
 
     @abc.abstractmethod
     def telling(self, progress: forms.Progress) -> list[Line]:
-        """The lines once it is sent."""
+        """Return the lines once it is sent."""
 
 
 class CommandDialog(OrderDialog):
@@ -96,7 +96,7 @@ class CommandDialog(OrderDialog):
         self._judge()
 
     def on_key(self, event: events.Key) -> None:
-        """Keys that came before the field had the focus, and enter on a choice, go to the field, in order."""
+        """Hand keys that came before the field had the focus, and enter on a choice, to the field, in order."""
         typed = next((box for box in self.query(Input) if not box.disabled), None)
         if typed is None or self.focused is typed or isinstance(self.focused, Input):
             return
@@ -118,7 +118,7 @@ class CommandDialog(OrderDialog):
         self.action_send()
 
     def values(self) -> dict[str, str]:
-        """What the fields hold."""
+        """Return what the fields hold."""
         made = {}
         for item in self.form.fields:
             widget = self.query_one(f"#field-{item.name}")
@@ -126,7 +126,7 @@ class CommandDialog(OrderDialog):
         return made
 
     def _follow_node(self) -> None:
-        """Another node was chosen: what is typed starts from that node's own values."""
+        """Start what is typed from the values of another node that was chosen."""
         node, run = self.values().get("node"), self.owner.shown.run
         view = next((item for item in run.ranks if item.node == node), None) if run else None
         if view is None or node == self._node:
@@ -137,7 +137,7 @@ class CommandDialog(OrderDialog):
                 self.query_one(f"#field-{field.name}", Input).value = field.value
 
     def _judge(self) -> None:
-        """Checks what is typed, as the agent will, and says what it would do."""
+        """Check what is typed, as the agent will, and says what it would do."""
         if self.progress is not None or not self._is_there:
             return
         self.order, self.idle = None, False
@@ -151,14 +151,14 @@ class CommandDialog(OrderDialog):
 
     @property
     def _is_untouched(self) -> bool:
-        """Whether a field still waits for its first character and none was changed."""
+        """Return whether a field still waits for its first character and none was changed."""
         values = self.values()
         return any(not item.value for item in self.form.fields) and all(
             values[item.name] == item.value for item in self.form.fields
         )
 
     def hints(self) -> list[KeyHint]:
-        """What its keys do now, for the bottom line."""
+        """Return what its keys do now, for the bottom line."""
         if self.progress is not None or self.blocked or (self.idle and not self.form.ask):
             return [CLOSE]
         if self.form.ask:
@@ -166,11 +166,11 @@ class CommandDialog(OrderDialog):
         return [SEND, CLOSE]
 
     def made_order(self) -> Order:
-        """The command that the fields mean. Raises InvalidInputError naming the one that is wrong."""
+        """Return the command that the fields mean. Raises InvalidInputError naming the one that is wrong."""
         return forms.order_of(self.form, self.values())
 
     def finding(self, order: Order) -> Piece:
-        """What the command would do."""
+        """Return what the command would do."""
         return preview(order, self.owner.shown, self._glyphs)
 
     def _say(self, finding: Piece) -> None:
@@ -226,7 +226,8 @@ class CommandDialog(OrderDialog):
 
 
 def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: int) -> list[Line]:
-    """A command that was sent: what it says, when, and how far it has come, in lines of at most `columns` cells."""
+    """Return a command that was sent: what it says, when, and how far it has come, in lines of at most `columns`
+    cells."""
     made: list[Line] = [line(Piece(text, "strong")) for text in wrap(arguments.spoken(progress.order), columns)]
     made.append(line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim")))
     role = "bad" if progress.ended else "accent"
@@ -237,7 +238,7 @@ class StartDialog(CommandDialog):
     """Reads the file as it is named, and says what it would start or what is wrong with it."""
 
     def made_order(self) -> Order:
-        """Raises InvalidInputError naming the file, and the setting that is wrong in it."""
+        """Raise InvalidInputError naming the file, and the setting that is wrong in it."""
         text = self.values()["file"].strip()
         if not text:
             raise InvalidInputError("run file", "give its path, such as examples/run.toml")
@@ -257,7 +258,7 @@ class StartDialog(CommandDialog):
         return False  # what is wanted of an empty field is worth saying: an example of a path
 
     def finding(self, order: Order) -> Piece:
-        """What the file would start."""
+        """Return what the file would start."""
         config: dict[str, Any] = order.args["config"]
         run, batch = config.get("run", {}), config.get("batch", {})
         nodes = ", ".join(config.get("nodes", {})) or "every node of the cluster"
@@ -274,7 +275,7 @@ class BranchDialog(CommandDialog):
         self._run = run
 
     def made_order(self) -> Order:
-        """Raises InvalidInputError naming the field that is wrong."""
+        """Raise InvalidInputError naming the field that is wrong."""
         values = self.values()
         step, settings = values["step"].strip(), values["settings"]
         try:

@@ -26,7 +26,7 @@ def lines(
     glyphs: Glyphs,
     undid: Event | None = None,
 ) -> list[Line]:
-    """Every field that is set, wrapped; `undoing` is the inverse command or why there is none."""
+    """Return every field that is set, wrapped; `undoing` is the inverse command or why there is none."""
     at = f.moment(event.at, clock.zone)
     fields = [
         ("when", f"{at:%A %d %B %Y, %H:%M:%S}" if at is not None else ""),

@@ -14,12 +14,13 @@ from trainctl.tui.text.styled_line import Line, Piece, cell_len, fit, folded, la
 _HELP_CELLS = 35
 _TEXT_CELLS = 2 * _HELP_CELLS
 _AROUND_CELLS = 8
-"""Of the border, the margins and the scroll bar."""
+"""Columns of the border, the margins and the scroll bar."""
 _SHELL = "from a shell  "
 
 
 def key_rows(keys: Sequence[tuple[str, str]], columns: int = _TEXT_CELLS) -> list[Line]:
-    """Keys and what they do in two columns, or one where two don't fit; words too long for theirs go on below."""
+    """Return keys and what they do in two columns, or one where two don't fit; words too long for theirs go on
+    below."""
     if columns < 2 * _HELP_CELLS:
         return [row for key, what in keys for row in _cell(key, what, columns)]
     cells = [_cell(key, what, _HELP_CELLS) for key, what in keys]

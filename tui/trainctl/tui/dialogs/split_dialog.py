@@ -41,17 +41,16 @@ _OTHERS = SPLIT_CELLS - _NODE - _BAR
 
 
 def split_cells(columns: int) -> int:
-    """Width of every line in so many columns."""
+    """Return width of every line in so many columns."""
     return min(SPLIT_CELLS, max(columns, _OTHERS + 6))
 
 
 def _widths(cells: int) -> tuple[int, int]:
-    """Of the names and of the bars, which go first."""
     return (_NODE, _BAR) if cells >= SPLIT_CELLS else (min(cells - _OTHERS, _NODE), 0)
 
 
 def split_rows(split: Split, room: int, glyphs: Glyphs, cells: int = SPLIT_CELLS) -> list[Line]:
-    """The table with its sum; of more nodes than `room` those around the chosen one."""
+    """Return the table with its sum; of more nodes than `room` those around the chosen one."""
     first = min(max(split.chosen - room + 1, 0), max(len(split.seats) - room, 0))
     name, bar = _widths(cells)
     head = f"{'':2}{'NODE':{name}}{'SAMPLES':>11} {'PART':>5} {'':{bar}}{'OWN/S':>7}{'STEP':>9}{'MEM GB':>10}"
@@ -90,14 +89,14 @@ def _rate(seat: Seat) -> str:
 
 
 def _seconds(split: Split, index: int) -> Line:
-    """Of the node; the slowest one's, which the group takes, stands out."""
     seconds = split.after[index].seconds(split.shares[index])
     slowest = seconds is not None and seconds == group_seconds(split.after, split.shares)
     return line(Piece(f.seconds(seconds), "dim" if seconds is None else "strong" if slowest else "text"))
 
 
 def _memory(seat: Seat, share: int, glyphs: Glyphs) -> Line:
-    """As measured, or as predicted for a micro-batch that wasn't in use; a smaller one needs at most so much."""
+    """Return the memory as measured, or as predicted for a micro-batch that wasn't in use; a smaller one needs at most
+    so much."""
     found = memory_at(seat, share, seat.micro_batch)
     if found is None:
         return line(Piece(f.NA, "dim"))
@@ -117,7 +116,7 @@ def _sum_row(split: Split, glyphs: Glyphs, cells: int) -> Line:
 
 
 def split_keys(glyphs: Glyphs, cells: int = SPLIT_CELLS) -> list[Line]:
-    """What the keys do, in one line or two; a click on one does it."""
+    """Return what the keys do, in one line or two; a click on one does it."""
     hints = (
         (f"{glyphs.up}{glyphs.down}" if not glyphs.ascii_only else "j k", " node", ""),
         ("-+", " move", ""),
@@ -135,7 +134,7 @@ def split_keys(glyphs: Glyphs, cells: int = SPLIT_CELLS) -> list[Line]:
 _OTHER_ROWS = 14
 """Rows of the dialog that are no node's, its border included."""
 _LEAST_ROWS = 7
-"""Those it can't do without."""
+"""Rows that it can't do without."""
 _AGAIN = "edits again"
 _TYPED_KEYS = {**{digit: digit for digit in "0123456789"}, "percent_sign": "%", "backspace": "backspace"}
 
@@ -161,7 +160,7 @@ class SplitDialog(OrderDialog, Repaintable):
         self._remark = ""
 
     def paint(self) -> None:
-        """Brings it up to date with the run: the plan can move on meanwhile."""
+        """Bring it up to date with the run: the plan can move on meanwhile."""
         self.refresh_text()
 
     # ------------------------------------------------------------ editing
@@ -185,7 +184,7 @@ class SplitDialog(OrderDialog, Repaintable):
         self._edit(share_editor.auto(self.split))
 
     def action_undo(self) -> None:
-        """The plan's shares or the former ones; new ones if the plan has moved on or the command failed."""
+        """Take the plan's shares or the former ones; new ones if the plan has moved on or the command failed."""
         if self._outdated or (self.progress is not None and self.progress.ended):
             self.form, self.split = self._now()
             self.progress = None
@@ -199,7 +198,6 @@ class SplitDialog(OrderDialog, Repaintable):
             self.refresh_text()
 
     def _now(self) -> tuple[forms.Form, share_editor.Split]:
-        """The form and the split of the plan as it is, the same node chosen."""
         state = self.owner.shown
         made = share_editor.opened(state)
         chosen = min(self.split.chosen, max(len(made.seats) - 1, 0))
@@ -207,7 +205,6 @@ class SplitDialog(OrderDialog, Repaintable):
 
     @property
     def _outdated(self) -> bool:
-        """Whether the plan has moved on from the one that this was computed against."""
         run, plan = self.owner.shown.run, self.form.if_plan
         return self.progress is None and run is not None and plan is not None and run.plan_version > plan
 
@@ -227,7 +224,7 @@ class SplitDialog(OrderDialog, Repaintable):
             )
 
     def hints(self) -> list[KeyHint]:
-        """What its keys do now, for the bottom line."""
+        """Return what its keys do now, for the bottom line."""
         if self.progress is not None and self.progress.ended:
             return [KeyHint("u", _AGAIN, "screen.undo", "u"), CLOSE]
         return [CLOSE] if self.progress is not None or self.blocked else [SEND, CLOSE]
@@ -244,7 +241,8 @@ class SplitDialog(OrderDialog, Repaintable):
         return split_rows(self.split, room, self._glyphs, self.cells) if seats else []
 
     def asking(self) -> list[Line]:
-        """The table, what is wrong and the keys; between them, as far as the rows go, what else there is to say."""
+        """Return the table, what is wrong and the keys; between them, as far as the rows go, what else there is to
+        say."""
         form, cells, table = self.form, self.cells, self._table()
         rows = self.app.size.height - 2 - len(table)
         made = [line(Piece(text, role)) for said, role in self._remarks() for text in wrap(clean(said), cells)]
@@ -288,7 +286,7 @@ class SplitDialog(OrderDialog, Repaintable):
 
 
 def dialog_of(form: Form, state: ViewState, rank: int | None, shares: Mapping[str, int] | None = None) -> OrderDialog:
-    """`rank`: the selected one; `shares`: those to propose, by node."""
+    """Return `rank`: the selected one; `shares`: those to propose, by node."""
     if verb_registry.of(form.verb).dialog == "form":
         return CommandDialog(form)
     return SplitDialog(form, _proposing(share_editor.opened(state, rank), shares or {}))

@@ -53,7 +53,7 @@ class AlertsScreen(BaseScreen):
         self.action_choose_at(self.cursor + by)
 
     def action_choose_at(self, index: int) -> None:
-        """The cursor to a place; a click on the chosen one asks why."""
+        """Move the cursor to a place; a click on the chosen one asks why."""
         alerts = self.owner.shown.open_alerts
         if alerts:
             self._chosen = alerts[min(max(index, 0), len(alerts) - 1)].id
@@ -72,7 +72,7 @@ class AlertsScreen(BaseScreen):
             mute(self.owner, self.chosen)
 
     def action_bell(self) -> None:
-        """The bell on or off, for this session."""
+        """Turn the bell on or off, for this session."""
         self.owner.alert_bell.on = not self.owner.alert_bell.on
         self.paint()
 
@@ -98,7 +98,7 @@ class WhyScreen(Popup[None]):
         self.set_interval(_REFRESH_SECONDS, self.refresh_text)
 
     def text(self) -> list[Line]:
-        """The alert as it is by now."""
+        """Return the alert as it is by now."""
         state, clock = self.owner.shown, self.owner.clock
         found = next((alert for alert in state.open_alerts if alert.id == self._alert.id), None)
         self._alert = found or self._alert

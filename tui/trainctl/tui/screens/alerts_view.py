@@ -26,25 +26,25 @@ from trainctl.tui.text.styled_line import (
 )
 
 ALERT_WORDS = {"warning": ("ALERT", "warning"), "error": ("ERROR", "bad")}
-"""How bad it is, as the screen says it, with its role."""
+"""Words for how bad an alert is, with their role."""
 
 
 def alert_title(alert: AlertView) -> str:
-    """What an alert is about, short: `torch-h lost`, `mbp: clock`, `loss spike`."""
+    """Return what an alert is about, short: `torch-h lost`, `mbp: clock`, `loss spike`."""
     node, words = clean(alert.node), alert.kind.removeprefix("node-").replace("-", " ")
     between = " " if alert.kind.startswith("node-") else ": "
     return f"{node}{between}{words}" if node else words
 
 
 def held_words(alert: AlertView, *, short: bool = False) -> str:
-    """Why it calls nobody, empty if it does."""
+    """Return why it calls nobody, empty if it does."""
     if alert.acknowledged_by is not None:
         return f"{'ack' if short else 'acknowledged by'} {clean(alert.acknowledged_by)}"
     return "muted" if alert.muted else ""
 
 
 def detail_lines(alert: AlertView, state: ViewState, clock: Clock, columns: int) -> list[Line]:
-    """All that is known of an alert: what it says, what was at hand when it was raised, and what is so now."""
+    """Return all that is known of an alert: what it says, what was at hand when it was raised, and what is so now."""
     _, role = ALERT_WORDS[alert.severity]
     made = [line(Piece(text, role)) for text in wrap(clean(f"{alert.node} {alert.text}".strip()), columns)]
     made += [line(Piece(text, "label")) for text in wrap(_when(alert, clock), columns)]
@@ -63,7 +63,7 @@ def _when(alert: AlertView, clock: Clock) -> str:
 
 
 def facts_now(alert: AlertView, state: ViewState) -> list[str]:
-    """The phases of the rank's last step and the machine's newest reading."""
+    """Return the phases of the rank's last step and the machine's newest reading."""
     made = []
     seen = state.ranks.get(alert.rank) if alert.rank is not None else None
     if seen is not None:
@@ -98,7 +98,8 @@ _LEAST_DETAIL = 9
 
 
 def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """At most `rows` lines of alerts that call for somebody; of more than that, the last line counts the rest."""
+    """Return at most `rows` lines of alerts that call for somebody; of more than that, the last line counts the
+    rest."""
     calling = state.calling
     shown = calling if len(calling) <= rows else calling[: rows - 1]
     made = [
@@ -111,7 +112,7 @@ def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyp
 
 
 def overview_line(alert: AlertView, clock: Clock, columns: int, glyphs: Glyphs, *, key: str = "") -> Line:
-    """`14:31 ALERT mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz   w why`; a click asks why."""
+    """Return `14:31 ALERT mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz w why`; a click asks why."""
     word, role = ALERT_WORDS[alert.severity]
     why = f"app.why({alert.id!r})"
     at = f.clock(alert.raised_at, clock.wall(), clock.zone)
@@ -124,7 +125,7 @@ def overview_line(alert: AlertView, clock: Clock, columns: int, glyphs: Glyphs, 
 
 
 def without_open(state: ViewState) -> tuple[Event, ...]:
-    """The run's events, but for those that raised the alerts that are shown above them."""
+    """Return the run's events, but for those that raised the alerts that are shown above them."""
     above = {alert.id: alert.raised_at - 1.0 for alert in state.calling}
 
     def is_above(event: Event) -> bool:
@@ -136,7 +137,7 @@ def without_open(state: ViewState) -> tuple[Event, ...]:
 def panel_lines(
     state: ViewState, cursor: int, clock: Clock, columns: int, rows: int, glyphs: Glyphs, *, bell: bool
 ) -> list[Line]:
-    """Exactly `rows` lines: the open alerts, and below them what is known of the one at the cursor."""
+    """Return exactly `rows` lines: the open alerts, and below them what is known of the one at the cursor."""
     alerts = state.open_alerts
     if not alerts:
         made = _nothing(state)
@@ -193,7 +194,6 @@ def _row(alert: AlertView, index: int, clock: Clock, columns: int, glyphs: Glyph
 
 
 def _nothing(state: ViewState) -> list[Line]:
-    """No alert is open: what is watched, where there is room to say it."""
     head = line(Piece("no open alerts", "good"))
     if state.run is None or not state.active:
         return [head, line(Piece("no active run: only each machine's disk is monitored", "dim"))]
@@ -203,7 +203,6 @@ def _nothing(state: ViewState) -> list[Line]:
 
 
 def _foot(state: ViewState, clock: Clock, *, bell: bool, any_open: bool, columns: int) -> Line:
-    """What the screen's own keys do, whether the bell rings, and what is muted until when."""
     keys = (
         [
             ("enter", "why", "screen.why"),

@@ -1,4 +1,5 @@
-"""What every screen is: a body of lines over the bottom line."""
+"""The screens' base: a body of lines over the bottom line; what screens of a run's rank share; and the screens by name,
+each loaded when it is first shown."""
 
 import abc
 import importlib
@@ -27,7 +28,8 @@ _BY_ARGUMENT = re.compile(r"(?:show|dialog)\('([a-z0-9-]+)'\)")
 
 
 def name_of(binding: Binding) -> str:
-    """`events` of show('events'), `set-lr` of dialog('set-lr'), `filter` of filter, and of choose(1) its words."""
+    """Return `events` of show('events'), `set-lr` of dialog('set-lr'), `filter` of filter, and of choose(1) its
+    words."""
     found = _BY_ARGUMENT.fullmatch(binding.action)
     if found:
         return found[1]
@@ -36,8 +38,8 @@ def name_of(binding: Binding) -> str:
 
 
 def named(bindings: Iterable[BindingType], where: str = "") -> list[BindingType]:
-    """The bindings with their names as ids, by which Textual lays another key over them, those of a screen after its
-    name (`events-filter`); reserved keys stay fixed."""
+    """Return the bindings with their names as ids, by which Textual lays another key over them, those of a screen after
+    its name (`events-filter`); reserved keys stay fixed."""
     before = f"{where}-" if where else ""
     return [
         replace(binding, id=before + name_of(binding))
@@ -53,7 +55,7 @@ class StatusBar(Lines):
     DEFAULT_CSS = "StatusBar { height: 1; }"
 
     def paint(self) -> None:
-        """Shows the present state."""
+        """Show the present state."""
 
 
 class BaseScreen(Screen[Any], Repaintable):
@@ -65,12 +67,12 @@ class BaseScreen(Screen[Any], Repaintable):
     AUTO_FOCUS = ""
     BODY: ClassVar[type[Lines]] = Lines
     NEEDED: tuple[str, ...] = ("#body", "#keys")
-    """What has to be there for it to be painted."""
+    """Widgets that have to be there for it to be painted."""
     paints = 0
-    """How often it was painted."""
+    """Number of times that it was painted."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Its keys get names, by which the configuration knows them."""
+        """Give its keys names, by which the configuration knows them."""
         cls.BINDINGS = named(cls.__dict__.get("BINDINGS", []), cls.__name__.removesuffix("Screen").lower())
         super().__init_subclass__(**options)
 
@@ -80,7 +82,7 @@ class BaseScreen(Screen[Any], Repaintable):
 
     @property
     def own_keys(self) -> frozenset[str]:
-        """Dialogs whose keys mean something else here."""
+        """Return dialogs whose keys mean something else here."""
         return frozenset()
 
     def compose(self) -> ComposeResult:
@@ -94,7 +96,7 @@ class BaseScreen(Screen[Any], Repaintable):
         self.owner.action_show("overview")
 
     def between(self) -> Iterable[Widget]:
-        """What a screen has between its body and the bottom line."""
+        """Return what a screen has between its body and the bottom line."""
         return ()
 
     def on_resize(self) -> None:
@@ -105,11 +107,12 @@ class BaseScreen(Screen[Any], Repaintable):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is there: a tick can come while it is made or taken down, which is done child by child."""
+        """Return whether all of it is there: a tick can come while it is made or taken down, which is done child by
+        child."""
         return all(self.query_one_optional(needed) for needed in self.NEEDED)
 
     def paint(self) -> None:
-        """Draws the present state; below the least size one line says so."""
+        """Draw the present state; below the least size one line says so."""
         columns, rows = self.size
         if not self.is_whole:
             return
@@ -130,16 +133,16 @@ class BaseScreen(Screen[Any], Repaintable):
         return self.size.height - self.query_one(CommandBar).rows - self.rows_between() - len(self.query(StatusBar))
 
     def rows_between(self) -> int:
-        """Rows that those between take."""
+        """Return rows that those between take."""
         return 0
 
     def head(self, columns: int, state: ViewState | None = None) -> Line:
-        """The first line: of the run shown, or of another state."""
+        """Return the first line: of the run shown, or of another state."""
         owner = self.owner
         return header.lines(state or owner.shown, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[0]
 
     def values(self) -> Values:
-        """What `y` copies: the likeliest first."""
+        """Return what `y` copies: the likeliest first."""
         state = self.owner.shown
         if state.run is None:
             return ()
@@ -149,21 +152,21 @@ class BaseScreen(Screen[Any], Repaintable):
         return (("run", run.run), ("directory", run.directory), ("step", str(run.step)), *last)
 
     def arranged(self, hints: list[KeyHint]) -> list[KeyHint]:
-        """The keys for the bottom line, in their order there."""
+        """Return the keys for the bottom line, in their order there."""
         return hints
 
     def arrived(self) -> None:
-        """A snapshot of the live run was taken."""
+        """Take note of a new snapshot of the live run."""
 
     def undo(self) -> None:
-        """Offers the newest changes that can be undone."""
+        """Offer the newest changes that can be undone."""
         from trainctl.tui.dialogs import undo_picker
 
         undo_picker.offer_undo(self.owner)
 
     @abc.abstractmethod
     def lines(self, columns: int, rows: int) -> list[Line]:
-        """The body: exactly `rows` lines of `columns` cells."""
+        """Return the body: exactly `rows` lines of `columns` cells."""
 
 
 KINDS: Final = {
@@ -180,7 +183,7 @@ KINDS: Final = {
     "diagnosis": "DiagnosisScreen",
     "step_profile": "StepProfileScreen",
 }
-"""By name, in the module of that name."""
+"""Classes of the screens by name, in the module of that name."""
 
 
 def _kind(name: str) -> Any:
@@ -193,11 +196,11 @@ def _made(name: str) -> Screen[Any]:
 
 
 def makers() -> dict[str, Callable[[], Screen[Any]]]:
-    """What makes each screen."""
+    """Return what makes each screen."""
     return {name: partial(_made, name) for name in KINDS}
 
 
 def load_all() -> None:
-    """For what asks all screens for their bindings."""
+    """Load every screen, for what asks all of them for their bindings."""
     for name in KINDS:
         _kind(name)

@@ -36,7 +36,7 @@ class CalibrationScreen(ChosenRankScreen):
         self._profiles: dict[str, tuple[DeviceProfile, ...]] = {}  # by node, newest first
 
     def reload(self) -> None:
-        """Asks the node's agent for its profiles: when it is opened, and after each attachment."""
+        """Ask the node's agent for its profiles: when it is opened, and after each attachment."""
         self.run_worker(self._load(), group="profiles", exclusive=True)
 
     async def _load(self) -> None:
@@ -69,13 +69,13 @@ class CalibrationScreen(ChosenRankScreen):
 EARLIER: Final = 3
 """Earlier profiles drawn behind the newest."""
 LEAST_CHART_ROWS: Final = 8
-"""Of a chart, its rule and its x axis included."""
+"""Rows of a chart, its rule and its x axis included."""
 
 
 def profile_lines(
     node: str, profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str, when: str
 ) -> list[Line]:
-    """Exactly `rows` lines: `profiles` are those of one kind, newest first; `when`: the time of the newest."""
+    """Return exactly `rows` lines: `profiles` are those of one kind, newest first; `when`: the time of the newest."""
     newest = profiles[0]
     title = [(0, f"{glyphs.horizontal} calibration ", "title"), (14, f" {node} ", role)]
     title.append((16 + len(node), f"{when} ", "label"))
@@ -88,7 +88,7 @@ def profile_lines(
 
 
 def no_profile(node: str, columns: int, rows: int) -> list[Line]:
-    """What there is to do without a profile."""
+    """Return what there is to do without a profile."""
     text = f"{node} has no profile yet: trainctl calibrate RUN.toml --node {node}"
     return filled([line(Piece(text, "dim"))], columns, rows)
 
@@ -107,7 +107,6 @@ def _charts(profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: 
 
 
 def _plot(title: str, profiles: Sequence[DeviceProfile], value: Callable[[Pass], float | None], role: str) -> Plot:
-    """The newest is drawn last, over the others."""
     shown = profiles[: EARLIER + 1]
     traces = [Trace(_window(one, value), "", "dim", sparse=True) for one in reversed(shown[1:])]
     traces.append(Trace(_window(shown[0], value), "", role, sparse=True))

@@ -11,19 +11,20 @@ PEAK_WORD = "peak"
 
 
 def number(value: float) -> str:
-    """Four significant digits, but all of a whole number's: 64.33, 13,600."""
+    """Return four significant digits, but all of a whole number's: 64.33, 13,600."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def title(node: str, profile: DeviceProfile) -> str:
-    """The node, and what the profile holds for."""
+    """Return the node, and what the profile holds for."""
     key = profile.key
     words = (node, key.device, f"model {key.model_digest[:8]}", f"{key.sequence_length:,} tokens", key.dtype)
     return "  ".join((*words, f"{key.backend} {key.backend_version}"))
 
 
 def curve_rows(profile: DeviceProfile) -> list[tuple[str, str, str, str, str]]:
-    """Micro-batch, samples per second, part of the peak, peak memory, and a mark; what ran out of memory comes last."""
+    """Return micro-batch, samples per second, part of the peak, peak memory, and a mark; what ran out of memory comes
+    last."""
     best, chosen = max(one.rate for one in profile.passes), peak(profile.passes)
     rows = [
         (
@@ -41,7 +42,7 @@ def curve_rows(profile: DeviceProfile) -> list[tuple[str, str, str, str, str]]:
 
 
 def part_lines(profile: DeviceProfile) -> list[tuple[str, str]]:
-    """Name and figures of each part of the machine that was measured."""
+    """Return name and figures of each part of the machine that was measured."""
     return [(name, text) for name, text in _parts(profile) if text]
 
 
@@ -80,7 +81,7 @@ def _bytes(rate: float) -> str:
 
 
 def slower_lines(node: str, earlier: DeviceProfile | None, profile: DeviceProfile, when: str) -> list[str]:
-    """A line for each rate that has fallen since an earlier profile, made at `when`."""
+    """Return a line for each rate that has fallen since an earlier profile, made at `when`."""
     found = slower(earlier, profile) if earlier is not None else []
     return [
         f"{node} is slower than on {when}: {one.what} {number(one.before)} -> {number(one.now)}"

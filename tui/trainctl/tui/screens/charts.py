@@ -31,12 +31,12 @@ _MARGIN_CELLS = 16  # beside the dots, until it is known
 
 
 def _key(keys: str, action: str, words: str, tooltip: str = "") -> Binding:
-    """A chart's key: it has its place on the screen's own line, and acts before the next one of a burst."""
+    """Return a chart's key: it has its place on the screen's own line, and acts before the next one of a burst."""
     return Binding(keys, action, words, show=False, tooltip=tooltip, priority=True)
 
 
 def _is_same(one: object, other: object) -> bool:
-    """Whether nothing has changed; the states' parts are never changed in place."""
+    """Return whether nothing has changed; the states' parts are never changed in place."""
     return one is other or (isinstance(one, int | str) and one == other)
 
 
@@ -107,7 +107,7 @@ class ChartsScreen(BaseScreen):
         return [head, *self._drawn.lines]
 
     def _turn_to(self, run: RunView | None) -> None:
-        """Another run begins with nothing known and all of it in view."""
+        """Begin another run with nothing known and all of it in view."""
         name = run.run if run is not None else ""
         if name != self._run:
             self._branched_off = run.branch.run if run is not None and run.branch is not None else ""
@@ -119,14 +119,13 @@ class ChartsScreen(BaseScreen):
             self._under_way, self._drawn = {}, Drawn([], ())
 
     def _compare(self) -> None:
-        """Lays the runs that were chosen elsewhere over the one shown."""
         chosen, self.owner.compare_runs = self.owner.compare_runs, ()
         if chosen:
             others = tuple(run for run in chosen if run != self._run)
             self.view = replace(self.view, runs=others[-MOST_RUNS:])
 
     def _draw(self, columns: int, rows: int, glyphs: Glyphs) -> None:
-        """Draws again only when something that it shows has changed."""
+        """Draw again only when something that it shows has changed."""
         state = self.owner.shown
         shown = (
             state.windows,
@@ -159,7 +158,7 @@ class ChartsScreen(BaseScreen):
     # ------------------------------------------------------------ what is asked for
 
     def _want(self) -> None:
-        """Has the record asked for what is in view, once that has stood for a moment and isn't asked for yet."""
+        """Have the record asked for what is in view, once that has stood for a moment and isn't asked for yet."""
         if self._timer is None and any(
             run not in self._under_way or self._under_way[run] != self._identity(ask)
             for run, ask in self._missing().items()
@@ -170,7 +169,7 @@ class ChartsScreen(BaseScreen):
         return {run: ask for run, ask in self._asks().items() if self._asked.get(run) != self._identity(ask)}
 
     def _asks(self) -> dict[str, Ask]:
-        """By run the request for what is in view; a run laid over that is new is asked for whole first."""
+        """Return by run the request for what is in view; a run laid over that is new is asked for whole first."""
         extent = self.extent
         spans = plots.spans(self.view, self.sources, extent)
         across = 1 if self.owner.glyphs.ascii_only else 2
@@ -185,7 +184,7 @@ class ChartsScreen(BaseScreen):
         return made
 
     def _identity(self, ask: Ask) -> tuple[object, ...]:
-        """What makes an ask another one: not that the run has gone on while what is new is drawn live."""
+        """Return what makes an ask another one: not that the run has gone on while what is new is drawn live."""
         known = self.data.get(ask.run) if ask.run == self._run else None
         fine = known.fine if known is not None else None
         torn = fine is not None and history.is_torn(fine, self.owner.shown, self._tails)
@@ -200,7 +199,6 @@ class ChartsScreen(BaseScreen):
         self.run_worker(self._fetch(missing), group="history", exclusive=True)
 
     async def _fetch(self, asks: dict[str, Ask]) -> None:
-        """Asks for one run after the other and draws each as it comes."""
         client = self.owner.client
         if client is None:
             self._failed("no agent")
@@ -256,7 +254,7 @@ class ChartsScreen(BaseScreen):
     # ------------------------------------------------------------ keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The charts' keys are text while something is typed."""
+        """Return whether an action may run: the charts' keys are text while something is typed."""
         return action not in ("view", "pick", "add") or not isinstance(self.focused, Input)
 
     def action_back(self) -> None:
@@ -271,7 +269,7 @@ class ChartsScreen(BaseScreen):
         self.paint()
 
     def action_add(self) -> None:
-        """An empty chart, and the list to fill it from."""
+        """Add an empty chart, and open the list to fill it from."""
         before = len(self.view.charts)
         self.action_view("add")
         if len(self.view.charts) > before:
@@ -304,7 +302,7 @@ class ChartsScreen(BaseScreen):
     # ------------------------------------------------------------ the mouse
 
     def _place_at(self, column: int, row: int) -> tuple[Place, float] | None:
-        """The chart under a cell of the body, and how far across its dots that is, 0 to 1."""
+        """Return the chart under a cell of the body, and how far across its dots that is, 0 to 1."""
         for place in self._drawn.places:
             if place.first_row <= row - _HEAD_ROWS < place.end_row and 0 <= column - place.left < place.columns:
                 return place, (column - place.left + 0.5) / place.columns

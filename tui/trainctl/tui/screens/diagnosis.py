@@ -36,7 +36,7 @@ class DiagnosisScreen(PolledScreen[DiagnosisReply, Finding]):
         return row.cause, row.node
 
     def depends_on(self, run: RunView) -> tuple[int, str, float]:
-        """An active run also depends on the time: one that hangs makes no step that would ask for it."""
+        """Return an active run also depends on the time: one that hangs makes no step that would ask for it."""
         return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
     async def ask(self, client: Source, run: str) -> DiagnosisReply:
@@ -57,7 +57,7 @@ class DiagnosisScreen(PolledScreen[DiagnosisReply, Finding]):
         ]
 
     def values(self) -> Values:
-        """The commands of the chosen finding's remedies."""
+        """Return the commands of the chosen finding's remedies."""
         known = self.chosen.remedies if self.chosen is not None else ()
         found = tuple((remedy.text, remedy.command) for remedy in known if remedy.command)
         return (*found, *super().values())
@@ -65,8 +65,8 @@ class DiagnosisScreen(PolledScreen[DiagnosisReply, Finding]):
     # ------------------------------------------------------------ actions
 
     def action_remedy(self) -> None:
-        """The dialog of the first remedy that is a command to the run; what to do if none is, or if the run has ended
-        or is played from its record."""
+        """Open the dialog of the first remedy that is a command to the run; say what to do if none is, or if the run
+        has ended or is played from its record."""
         if self.answer is None or self.chosen is None or not self.chosen.remedies:
             return
         remedy = first_command(self.chosen.remedies)
@@ -79,7 +79,7 @@ class DiagnosisScreen(PolledScreen[DiagnosisReply, Finding]):
 
 
 def first_command(remedies: Iterable[Remedy]) -> Remedy | None:
-    """The first remedy that is a command to a run; None if none is."""
+    """Return the first remedy that is a command to a run; None if none is."""
     return next((remedy for remedy in remedies if remedy.verb), None)
 
 

@@ -34,7 +34,7 @@ _ROLES = {"error": "error", "warning": "warning", "info": "text"}
 
 
 def title(told: DiagnosisReply | None, glyphs: Glyphs) -> str:
-    """What stands in the rule above the list."""
+    """Return what stands in the rule above the list."""
     if told is None:
         return f"{glyphs.horizontal} diagnosis "
     found = told.diagnosis
@@ -42,7 +42,7 @@ def title(told: DiagnosisReply | None, glyphs: Glyphs) -> str:
 
 
 def verdict(found: Diagnosis) -> str:
-    """The result in a sentence."""
+    """Return the result in a sentence."""
     if not found.step:
         return "no step has been committed yet" if not found.findings else found.findings[0].title
     if found.findings:
@@ -55,7 +55,6 @@ def verdict(found: Diagnosis) -> str:
 
 
 def _unknown(found: Diagnosis) -> list[str]:
-    """Causes of which nothing is known on any node."""
     judged = {one.cause for one in found.checked if one.result != "unknown"}
     return [cause for cause in dict.fromkeys(one.cause for one in found.checked) if cause not in judged]
 
@@ -63,7 +62,7 @@ def _unknown(found: Diagnosis) -> list[str]:
 def lines(
     told: DiagnosisReply, cursor: int, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line] = ()
 ) -> list[Line]:
-    """Exactly `rows` lines; `keys`: of the last line."""
+    """Return exactly `rows` lines; `keys`: of the last line."""
     found = told.diagnosis
     role = _ROLES[found.findings[0].severity] if found.findings else "good"
     made = [line(Piece(text, role)) for text in wrap(clean(glyphs.text(verdict(found))), columns)]
@@ -104,7 +103,7 @@ def _row(finding: Finding, at: int, columns: int, glyphs: Glyphs, *, chosen: boo
 
 
 def detail(finding: Finding, columns: int, glyphs: Glyphs = UNICODE) -> list[Line]:
-    """One finding in full: what shows it, what a step would take without it, what it is not, and what to do."""
+    """Return one finding in full: what shows it, what a step would take without it, what it is not, and what to do."""
     said: list[tuple[str, str, str]] = [("evidence", text, "text") for text in finding.evidence]
     if finding.what_if is not None and finding.what_if.saying:
         said.append(("what if", finding.what_if.saying, "strong"))
@@ -120,20 +119,21 @@ def detail(finding: Finding, columns: int, glyphs: Glyphs = UNICODE) -> list[Lin
 
 
 def _once(said: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """A label stands at the first of its lines only."""
+    """Return the lines with each label at its first one only."""
     names = ["", *(name for name, _, _ in said)]
     known = zip(names, said, strict=False)
     return [(name if name != before else "", text, role) for before, (name, text, role) in known]
 
 
 def remedy_command(remedy: Remedy) -> str:
-    """A remedy's command, with the key that opens its dialog in the full screen."""
+    """Return a remedy's command, with the key that opens its dialog in the full screen."""
     key = verb_registry.of(remedy.verb).key if remedy.verb else None
     return f"{remedy.command} (key {key.key})" if key is not None else remedy.command
 
 
 def _checked(found: Diagnosis, columns: int, glyphs: Glyphs) -> list[Line]:
-    """What was looked for, of a run without findings: what isn't known last, and what is the same on all nodes once."""
+    """Return what was looked for, of a run without findings: what isn't known last, and what is the same on all nodes
+    once."""
     said = dict.fromkeys((one.result == "unknown", one.cause, _result(one)) for one in found.checked)
     return [
         row
@@ -155,7 +155,7 @@ def _result(one: CheckedCause) -> str:
 
 
 def text(told: DiagnosisReply) -> str:
-    """The verdict, then each finding, at most 80 columns wide."""
+    """Return the verdict, then each finding, at most 80 columns wide."""
     found = told.diagnosis
     made = wrap(f"{told.run}, step {found.step:,}: {verdict(found)}", TEXT_COLUMNS)
     for number, finding in enumerate(found.findings, 1):
@@ -169,6 +169,6 @@ def text(told: DiagnosisReply) -> str:
 
 
 def objects(told: DiagnosisReply) -> dict[str, Any]:
-    """For a script: the run, the verdict, and the diagnosis."""
+    """Return the run, the verdict and the diagnosis for a script."""
     fields = msgspec.to_builtins(told.diagnosis)
     return {"run": told.run, "live": told.live, "verdict": verdict(told.diagnosis), **fields}

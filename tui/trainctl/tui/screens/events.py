@@ -63,7 +63,6 @@ class EventsScreen(RowsScreen[EventRow]):
         await self._measure_old()
 
     async def _measure_old(self) -> None:
-        """Asks the record for the steps around changes that the live windows don't reach back to."""
         client, run = self.owner.client, self.owner.shown.run
         rates, events = self.owner.shown.lately("tokens_per_second"), self.events()
         old = [
@@ -88,7 +87,7 @@ class EventsScreen(RowsScreen[EventRow]):
     # ------------------------------------------------------------ what there is
 
     def events(self) -> list[Event]:
-        """Events of the record and those that came since, once each, oldest first."""
+        """Return events of the record and those that came since, once each, oldest first."""
         state = self.owner.shown
         run = state.run.run if state.run else ""
         both = [*self.older, *state.run_events]
@@ -96,7 +95,8 @@ class EventsScreen(RowsScreen[EventRow]):
         return sorted(known.values(), key=lambda event: (event.at, event.id))
 
     def effect(self, event: Event, events: Sequence[Event]) -> effects.Effect | None:
-        """As measured in the live windows, or else from the record; once all its steps are there it is kept."""
+        """Return the effect as measured in the live windows, or else from the record; once all its steps are there it
+        is kept."""
         key = (event.run, event.id)
         if not run_events.changes_speed(event) or key in self._measured:
             return self._measured.get(key)
@@ -153,7 +153,7 @@ class EventsScreen(RowsScreen[EventRow]):
     # ------------------------------------------------------------ actions
 
     def arranged(self, hints: list[KeyHint]) -> list[KeyHint]:
-        """Its own keys first; undo among them while the chosen event can be undone, else not at all."""
+        """Return its own keys first; undo among them while the chosen event can be undone, else not at all."""
         found = [hint for hint in hints if hint.action != "undo" or self.undoable]
         return sorted(found, key=lambda hint: _FIRST.index(hint.action) if hint.action in _FIRST else len(_FIRST))
 
@@ -167,7 +167,7 @@ class EventsScreen(RowsScreen[EventRow]):
         self.action_move(-3)
 
     def undoing(self, event: Event) -> undo.Inverse | str:
-        """What undoes the event now, or why nothing does."""
+        """Return what undoes the event now, or why nothing does."""
         try:
             return undo.of(event, self.owner.shown.run, self.events())
         except NoInverse as reason:
@@ -193,7 +193,7 @@ class EventsScreen(RowsScreen[EventRow]):
             undo_picker.copy_value(self.owner, self.values())
 
     def undo(self) -> None:
-        """Opens the dialog of what undoes the chosen event, or says why nothing does."""
+        """Open the dialog of what undoes the chosen event, or says why nothing does."""
         found = self.undoing(self.chosen) if self.chosen is not None else None
         if isinstance(found, str):
             self.app.notify(f"can't undo: {found}", severity="warning", markup=False)

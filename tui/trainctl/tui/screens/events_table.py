@@ -24,8 +24,8 @@ _RECENT_WHO_CELLS = 7
 
 
 def alert_label(event: Event) -> tuple[str, str]:
-    """The word before an event that is out of the common run, and the role of its text. A command that was refused
-    says so itself."""
+    """Return the word before an event that is out of the common run, and the role of its text. A command that was
+    refused says so itself."""
     if event.severity == "error":
         return "ERROR ", "bad"
     if event.severity != "warning":
@@ -36,7 +36,8 @@ def alert_label(event: Event) -> tuple[str, str]:
 
 
 def recent_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """The alerts that call for somebody, and after them the newest events, newest first, in exactly `rows` lines."""
+    """Return the alerts that call for somebody, and after them the newest events, newest first, in exactly `rows`
+    lines."""
     numbers = numbered(state)
     made = alerts_view.overview_lines(state, clock, columns, max(rows - 1, 1), glyphs)[:rows]
     newest = list(reversed(alerts_view.without_open(state)))[: rows - len(made)]
@@ -47,7 +48,7 @@ def recent_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs
 
 
 def event_line(event: Event, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, number: str = "") -> Line:
-    """One event in `columns` cells; its end carries the measured effect and the number of its mark."""
+    """Return one event in `columns` cells; its end carries the measured effect and the number of its mark."""
     alert, role = alert_label(event)
     head = line(
         Piece(f"{f.clock(event.at, clock.wall(), clock.zone)} ", "dim"),
@@ -67,31 +68,31 @@ def event_line(event: Event, state: ViewState, clock: Clock, columns: int, glyph
 
 
 def effect(state: ViewState, event: Event) -> float | None:
-    """Relative change of the fleet's rate: medians of up to 20 steps after and before, as far as nothing else changed
-    the plan there; None with fewer than 5 on a side, or where it left all as it was."""
+    """Return relative change of the fleet's rate: medians of up to 20 steps after and before, as far as nothing else
+    changed the plan there; None with fewer than 5 on a side, or where it left all as it was."""
     found = effects.measured(state.lately("tokens_per_second"), state.run_events, event)
     return found.change if found is not None and run_events.changes_speed(event) else None
 
 
 def effect_text(change: float) -> str:
-    """A relative change in words; nothing for one that is no number."""
+    """Return a relative change in words; nothing for one that is no number."""
     return "" if not math.isfinite(change) else f"tok/s {100 * change:+.0f}%" if abs(change) >= 0.005 else "tok/s +0%"
 
 
 def effect_role(change: float | None) -> str:
-    """How a relative change of the rate looks."""
+    """Return how a relative change of the rate looks."""
     return "dim" if change is None or abs(change) < 0.02 else "good" if change > 0 else "warning"
 
 
 WIDE_COLUMNS = 116
-"""From here on each part has a column of its own."""
+"""Columns from which each part has a column of its own."""
 SORTED_BY = ("age", "by", "verb", "step", "outcome", "effect")
 _WHO, _WHAT, _OUTCOME, _EFFECT = 8, 17, 9, 10
 
 
 @dataclass(frozen=True)
 class Context:
-    """What all rows are drawn with: their marks' numbers by event id, and which events undid which."""
+    """The context that all rows are drawn with: their marks' numbers by event id, and which events undid which."""
 
     clock: Clock
     glyphs: Glyphs
@@ -100,7 +101,7 @@ class Context:
 
 
 def head(columns: int, rows: Sequence[EventRow], order: table_fields.SortOrder, context: Context) -> Line:
-    """The titles, to be clicked; the one that the table is sorted by carries an arrow."""
+    """Return the titles, to be clicked; the one that the table is sorted by carries an arrow."""
     when = _when_cells(rows, context)
     if columns < WIDE_COLUMNS:
         titles = [("age", "WHEN", when + 1), ("by", "WHO", _WHO), ("verb", "WHAT", columns - when - _WHO - _EFFECT - 4)]
@@ -122,7 +123,7 @@ def head(columns: int, rows: Sequence[EventRow], order: table_fields.SortOrder, 
 
 
 def lines(rows: Sequence[EventRow], shown: range, cursor: int, columns: int, context: Context) -> list[Line]:
-    """The rows of `shown`, the one at `cursor` marked; widths are those that all `rows` need."""
+    """Return the rows of `shown`, the one at `cursor` marked; widths are those that all `rows` need."""
     when, step = _when_cells(rows, context), _step_cells(rows)
     made = []
     for index in shown:
@@ -135,7 +136,7 @@ def lines(rows: Sequence[EventRow], shown: range, cursor: int, columns: int, con
 
 
 def with_key(row: Line, key: str, action: str) -> Line:
-    """The row with a key in its widest gap, where that has room for it; a click on it runs the action."""
+    """Return the row with a key in its widest gap, where that has room for it; a click on it runs the action."""
     text = plain(row)
     gap = max(re.finditer(r" +", text), key=lambda found: found.end() - found.start(), default=None)
     if gap is None or gap.end() - gap.start() < len(key) + 4:
@@ -158,7 +159,6 @@ def _when(row: EventRow, context: Context) -> str:
 
 
 def _ends(row: EventRow, context: Context) -> Line:
-    """The measured effect and the number of the mark on the charts, both where they would be."""
     number = context.numbers.get(row.event.id, "")
     effect = Piece(effect_text(row.effect) if row.effect is not None else "", effect_role(row.effect))
     mark = max((len(text) for text in context.numbers.values()), default=1)
@@ -212,14 +212,14 @@ def _undoes(event: Event, context: Context) -> str:
 
 
 def change_text(event: Event, glyphs: Glyphs) -> str:
-    """The event's text without the verb and the outcome, which have columns of their own."""
+    """Return the event's text without the verb and the outcome, which have columns of their own."""
     return clean(event_prose.brief(event.data).replace(event_prose.ARROW, glyphs.arrow))
 
 
 def rows_of(
     events: Sequence[Event], clock: Clock, nodes: Sequence[str], effects: Mapping[int, float | None]
 ) -> list[EventRow]:
-    """The events as the filter sees them; `effects` has relative changes of the rate by event id."""
+    """Return the events as the filter sees them; `effects` has relative changes of the rate by event id."""
     now, undone = clock.wall(), undo.undone_by(events)
     return [
         EventRow(

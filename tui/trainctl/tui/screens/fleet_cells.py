@@ -22,7 +22,7 @@ def _na(text: str, role: str = "text") -> Line:
 
 
 def node(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """In the colour of its line in the charts."""
+    """Return the node's name in the colour of its line in the charts."""
     role = "cursor" if row.selected else "strong" if row.out else rank_role(row.place)
     if row.child:
         return line(Piece(f"  :{row.view.rank}", role))
@@ -31,7 +31,8 @@ def node(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def state(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """In capitals what wants a look: a rank that is gone, on its way there or back, or one that the others wait for."""
+    """Return the rank's state, in capitals what wants a look: a rank that is gone, on its way there or back, or one
+    that the others wait for."""
     if row.view.state in _LOUD:
         return line(Piece(_LOUD[row.view.state], "warning"))
     if row.lost:
@@ -66,7 +67,7 @@ def share(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def micro(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """Micro-batch and passes: 8x3."""
+    """Return micro-batch and passes: 8x3."""
     passes = row.passes
     if passes is None:
         return line(Piece("-".center(5), "dim"))
@@ -78,7 +79,7 @@ def trend(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def bar(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """Where the step went, or why there is none or none for long."""
+    """Return where the step went, or why there is none or none for long."""
     if row.step is None or not row.slowest_seconds or row.says_why:
         why = shorten(clean(row.view.why), size, glyphs.ellipsis)
         role = "warning" if row.out or row.says_why else "accent"
@@ -87,7 +88,7 @@ def bar(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def memory(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """The peak of its last step, of what it may hold."""
+    """Return the peak of its last step, of what it may hold."""
     step = row.step
     used = step.peak_or_held_bytes if step else None
     if step is None or used is None:
@@ -104,7 +105,7 @@ def age(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def link(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """Whether the node's agent is heard, or for how long it hasn't been."""
+    """Return whether the node's agent is heard, or for how long it hasn't been."""
     if row.link_seconds is not None:
         return line(Piece(f"silent {f.age(row.link_seconds)}", "warning"))
     return _na(row.link or f.NA, "good")
@@ -119,7 +120,7 @@ def _reading(
     of_gpu: Callable[[GpuReading], float | None] | None = None,
     of_host: Callable[[HostReading], float | None] = lambda host: None,
 ) -> Cell:
-    """A figure of the row's device where it has one, else of its machine; an old one is dimmed."""
+    """Return a figure of the row's device where it has one, else of its machine; an old one is dimmed."""
 
     def cell(row: Row, glyphs: Glyphs, size: int) -> Line:
         value = of_gpu(row.gpu) if of_gpu and row.gpu else of_host(row.host) if row.host else None
@@ -129,7 +130,7 @@ def _reading(
 
 
 def metric(one: Metric) -> Cell:
-    """A rank's or its machine's metric as the charts write it; an old reading is dimmed."""
+    """Return a rank's or its machine's metric as the charts write it; an old reading is dimmed."""
     style, of_machine = style_of(one.name), one.scope == "host"
 
     def cell(row: Row, glyphs: Glyphs, size: int) -> Line:
@@ -141,7 +142,7 @@ def metric(one: Metric) -> Cell:
 
 
 def _wait(seconds: float | None) -> str:
-    """In six cells; what is below half a millisecond is 0ms."""
+    """Return a wait in six cells; what is below half a millisecond is 0ms."""
     short = seconds is not None and 0 < seconds < 0.0005
     return "0ms" if short else f.seconds(seconds).replace(" s", "s").replace(" ms", "ms")
 

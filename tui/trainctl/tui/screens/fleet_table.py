@@ -42,7 +42,7 @@ _WORST_FIRST = (
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How a person wants the table: filtered, sorted, which nodes opened, with which further metrics."""
+    """The table as a person wants it: filtered, sorted, which nodes opened, with which further metrics."""
 
     filter: Filter[Row] | None = None
     order: table_fields.SortOrder = table_fields.SortOrder()  # noqa: RUF009  frozen itself
@@ -55,7 +55,7 @@ UNARRANGED = Arrangement()
 
 
 def arranged(rows: Sequence[Row], wanted: Arrangement) -> list[Row]:
-    """The rows to be shown."""
+    """Return the rows to be shown."""
     kept = wanted.filter.kept(rows) if wanted.filter is not None else list(rows)
     ranks, of_node = Counter(row.view.node for row in rows), defaultdict(list)  # of a node, filtered or not; those kept
     for row in kept:
@@ -71,13 +71,14 @@ def arranged(rows: Sequence[Row], wanted: Arrangement) -> list[Row]:
 
 
 def row_count(run: RunView | None, opened: frozenset[str]) -> int:
-    """How many rows there are without a filter."""
+    """Return how many rows there are without a filter."""
     nodes = Counter(view.node for view in run.ranks) if run is not None else {}
     return len(nodes) + sum(ranks for node, ranks in nodes.items() if node in opened and ranks > 1)
 
 
 def _node(members: Sequence[Row], is_open: bool) -> Row:
-    """One row for the ranks of a node: sums of shares, rates and memory, the slowest one's step, the worst state."""
+    """Return one row for the ranks of a node: sums of shares, rates and memory, the slowest one's step, the worst
+    state."""
     working = [row for row in members if row.step is not None]
     slowest = max(working, key=lambda row: row.step.phases.busy if row.step else 0.0, default=members[0])
     worst = min(members, key=lambda row: _WORST_FIRST.index(row.view.state))
@@ -109,7 +110,7 @@ def _node(members: Sequence[Row], is_open: bool) -> Row:
 
 
 def _together(slowest: Row, working: Sequence[Row]) -> RankStep | None:
-    """The slowest rank's step with what all have together, of the metrics that each of them has."""
+    """Return the slowest rank's step with what all have together, of the metrics that each of them has."""
     if slowest.step is None:
         return None
     every = [row.step.values for row in working if row.step is not None]
@@ -119,15 +120,15 @@ def _together(slowest: Row, working: Sequence[Row]) -> RankStep | None:
 
 
 def _sum(windows: Sequence[series.Window]) -> series.Window:
-    """The sum of rates over the steps that all have; empty where they aren't of the same steps."""
+    """Return the sum of rates over the steps that all have; empty where they aren't of the same steps."""
     if not windows or any(not np.array_equal(window.first, windows[0].first) for window in windows):
         return series.empty()
     return replace(windows[0], last=np.sum([window.last for window in windows], axis=0))
 
 
 def rank_at(shown: Sequence[Row], by: int) -> int | None:
-    """The rank that lies `by` rows from the selected one, None where the table is empty; a closed node is chosen by
-    its first rank."""
+    """Return the rank that lies `by` rows from the selected one, None where the table is empty; a closed node is chosen
+    by its first rank."""
     ranks = [row.view.rank for row in shown if not row.open]
     at = next((row.view.rank for row in shown if row.selected and not row.open), None)
     if not ranks:
@@ -169,7 +170,8 @@ def lines(
     wanted: Arrangement = UNARRANGED,
     room: int | None = None,
 ) -> list[Line]:
-    """The table: head, a line a node or an opened one's rank, and with `total` a FLEET line; each `columns` wide.
+    """Return the table: head, a line a node or an opened one's rank, and with `total` a FLEET line; each `columns`
+    wide.
 
     Where that is more than `room` lines, those around the selected one are shown and the others counted.
     """
@@ -189,13 +191,14 @@ def lines(
 
 
 def sortable(state: ViewState, clock: Clock, columns: int, metrics: Sequence[str] = ()) -> list[str]:
-    """The fields of the columns that a screen of that width shows, in their order."""
+    """Return the fields of the columns that a screen of that width shows, in their order."""
     has_gpu = any(row.gpu for row in rows(state, clock))
     return [column.field for column in layout(columns, has_gpu, "", clock, metrics) if column.field]
 
 
 def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock, metrics: Sequence[str] = ()) -> list[FleetColumn]:
-    """The columns that fit, as many of `metrics` as there is room for, the step bar stretched over what is left."""
+    """Return the columns that fit, as many of `metrics` as there is room for, the step bar stretched over what is
+    left."""
     percent, with_gpu = (fleet_cells.gpu_percent, 118) if has_gpu else (fleet_cells.cpu_percent, _NEVER)
     device = "GPU" if has_gpu else "CPU"
 
@@ -239,7 +242,6 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock, metrics: S
 
 
 def _metric_columns(wanted: Sequence[str], room: int) -> list[FleetColumn]:
-    """Of the metrics that a person wants, then of those with a heading, as many as fit."""
     headed = [one.name for one in METRICS.values() if one.heading]
     made = []
     for name in dict.fromkeys((*wanted, *headed)):
@@ -252,7 +254,8 @@ def _metric_columns(wanted: Sequence[str], room: int) -> list[FleetColumn]:
 
 
 def _head(shown: list[FleetColumn], columns: int, order: SortOrder, glyphs: Glyphs) -> Line:
-    """The titles; that of the column that the table is sorted by with an arrow, in its gap where it has no room."""
+    """Return the titles; that of the column that the table is sorted by with an arrow, in its gap where it has no
+    room."""
     parts: list[Piece] = []
     for column in shown:
         gap = 0 if column.right else column.gap
@@ -280,8 +283,8 @@ def _body(row: Row, shown: list[FleetColumn], columns: int, glyphs: Glyphs) -> L
 
 
 def _with_room_for_why(row: Row, shown: list[FleetColumn], glyphs: Glyphs) -> list[FleetColumn]:
-    """The columns; where a why is longer than the step's bar, which it stands for, it goes on over those to its right
-    that would say n/a."""
+    """Return the columns; where a why is longer than the step's bar, which it stands for, it goes on over those to its
+    right that would say n/a."""
     at = next(place for place, column in enumerate(shown) if column.cell is fleet_cells.bar)
     needed = width((Piece(clean(row.view.why)),))
     size, end = shown[at].size, at + 1
@@ -291,7 +294,6 @@ def _with_room_for_why(row: Row, shown: list[FleetColumn], glyphs: Glyphs) -> li
 
 
 def _total(state: ViewState, table: list[Row], shown: list[FleetColumn]) -> Line:
-    """Sums over the ranks that take part: shares, own rates, peaks of memory."""
     assert state.run is not None
     ranks = state.run.ranks
     live = sum(1 for view in ranks if view.state not in BAD_STATES and view.share != 0)

@@ -43,8 +43,8 @@ STATE_ROLES = {
 def lines(
     state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, rows: int, badge: str = "", address: str = ""
 ) -> list[Line]:
-    """The head as `rows` (2 to 4) lines of `columns` cells; `badge` is a word about the screen itself ("READ-ONLY"),
-    `address` the agent's, for wide screens."""
+    """Return the head as `rows` (2 to 4) lines of `columns` cells; `badge` is a word about the screen itself
+    ("READ-ONLY"), `address` the agent's, for wide screens."""
     run = state.run
     if run is None:
         return [fit(_without_run(state, clock, columns, badge), columns)] + [fit((), columns)] * (rows - 1)
@@ -58,7 +58,8 @@ def lines(
 
 
 def connection_piece(state: ViewState, clock: Clock) -> Line:
-    """`agent silent 12s` while the line is not good, `mbp silent 12s` while another node's isn't, else nothing."""
+    """Return `agent silent 12s` while the line is not good, `mbp silent 12s` while another node's isn't, else
+    nothing."""
     now = clock.monotonic()
     quiet = state.silent_for(now)
     if quiet is not None:
@@ -98,7 +99,7 @@ def _identity(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs
 
 
 def _attached(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
-    """`3 attached: anna, cron and you` while somebody else is, the names where there is room."""
+    """Return `3 attached: anna, cron and you` while somebody else is, the names where there is room."""
     if not state.viewers:
         return ()
     names = list(dict.fromkeys(clean(viewer.by) or "?" for viewer in state.viewers))
@@ -107,7 +108,7 @@ def _attached(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
 
 
 def _progress(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs, *, brief: bool) -> list[Line]:
-    """What stands at the left of the first line, the most important first; `brief` leaves the clock time out."""
+    """Return what stands at the left of the first line, the most important first; `brief` leaves the clock time out."""
     done = run.step / run.steps if run.steps else None
     made = [
         line(Piece(shorten(clean(run.name), max(columns // 4, 12), glyphs.ellipsis), "strong")),
@@ -126,7 +127,7 @@ def _progress(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs
 
 
 def _state(state: ViewState, run: RunView, clock: Clock) -> Piece:
-    """The run's state, or that its ranks wait for the lead's agent: without plans they make no step."""
+    """Return the run's state, or that its ranks wait for the lead's agent: without plans they make no step."""
     silent = _lead_silent(state, run, clock)
     if silent is None:
         return Piece(run.state.upper(), STATE_ROLES.get(run.state, "text"))
@@ -135,14 +136,13 @@ def _state(state: ViewState, run: RunView, clock: Clock) -> Piece:
 
 
 def _lead_silent(state: ViewState, run: RunView, clock: Clock) -> float | None:
-    """Seconds since the agent whose plans the ranks wait for was heard; None while it is, and for a guest's loop, which
-    waits for none."""
+    """Return seconds since the agent whose plans the ranks wait for was heard; None while it is, and for a guest's
+    loop, which waits for none."""
     leads = state.node is not None and state.node.node == run.lead
     return state.silent_for(clock.monotonic()) if state.active and leads and run.kind == "hosted" else None
 
 
 def _corner(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
-    """The right end of the first line: who isn't heard, who leads, and what the screen is."""
     silent = connection_piece(state, clock) if _lead_silent(state, run, clock) is None else ()
     alone = silent and (columns < 100 or state.silent_for(clock.monotonic()) is not None)
     place = () if alone else _place(run, columns, glyphs)
@@ -150,7 +150,7 @@ def _corner(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: 
 
 
 def alerts_piece(state: ViewState) -> Line:
-    """`2 ALERTS`, of those that call for somebody; a click shows them."""
+    """Return `2 ALERTS`, of those that call for somebody; a click shows them."""
     calling = state.calling
     if not calling:
         return ()
@@ -169,7 +169,6 @@ def _place(run: RunView, columns: int, glyphs: Glyphs) -> Line:
 
 
 def _outlook(state: ViewState, run: RunView, clock: Clock, columns: int, *, brief: bool) -> Line:
-    """When it will be done, what it waits for, or how it ended."""
     if run.state == "running" and run.reason:
         return line(Piece(clean(run.reason), "warning"))
     if run.state in ("starting", "running"):
@@ -186,7 +185,7 @@ def _outlook(state: ViewState, run: RunView, clock: Clock, columns: int, *, brie
 
 
 def _ended(state: ViewState, clock: Clock) -> str:
-    """When the run ended, by its event; where none is known, when it last committed a step."""
+    """Return when the run ended, by its event; where none is known, when it last committed a step."""
     last = state.last_step.value.committed_at if state.last_step else 0.0
     at = next((event.at for event in reversed(state.run_events) if event.kind == "run"), None)
     if at is not None and at >= last:
@@ -195,7 +194,6 @@ def _ended(state: ViewState, clock: Clock) -> str:
 
 
 def _rates(state: ViewState, run: RunView) -> RunRates:
-    """By what a step takes lately."""
     lately = series.typical(state.lately("step_seconds"), 32)
     return run_rates(run, state.last_step.value if state.last_step else None, lately)
 
@@ -245,7 +243,7 @@ def _norm(value: float | None) -> str:
 
 
 def _trend(state: ViewState, glyphs: Glyphs) -> Piece:
-    """Change of the loss over the last thousand steps, or hundred while there aren't a thousand; nothing before
+    """Return change of the loss over the last thousand steps, or hundred while there aren't a thousand; nothing before
     that."""
     for steps, name in ((1000, "1k"), (100, "100")):
         window = state.window("loss") if steps > 512 else state.lately("loss")
@@ -257,7 +255,6 @@ def _trend(state: ViewState, glyphs: Glyphs) -> Piece:
 
 
 def _resources(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
-    """The lead's machine and the run's age: for screens with a line to spare."""
     seen = state.hosts.get(run.lead) or next(iter(state.hosts.values()), None)
     host, now = seen.value if seen else None, clock.wall()
     lag = f.seconds(state.heartbeat.value.loop_lag_seconds if state.heartbeat else None)
@@ -289,7 +286,6 @@ def _resources(state: ViewState, run: RunView, clock: Clock, columns: int, glyph
 
 
 def _power(state: ViewState) -> Line:
-    """Return the watts that all machines draw together."""
     read = [gpu for item in state.hosts.values() for gpu in item.value.gpus if gpu.power_watts is not None]
     total = f"{sum(gpu.power_watts or 0.0 for gpu in read):.0f} W" if read else f.NA
     return line(Piece("power ", "label"), total)

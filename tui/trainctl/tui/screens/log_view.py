@@ -1,4 +1,4 @@
-"""What of the merged logs is on screen: where in them, what is searched for, and the lines it comes to; all pure."""
+"""The part of the merged logs that is on screen: where in them, what is searched for, and its lines; all pure."""
 
 import bisect
 import string
@@ -26,8 +26,8 @@ _NODE_CELLS = 12
 
 @dataclass(frozen=True)
 class View:
-    """Where one looks: `top` is the first line shown, None while the end is followed; `at` the match that was jumped
-    to; `shift` the cells of the text left out at its start."""
+    """The place in the logs: `top` is the first line shown, None while the end is followed; `at` the match that was
+    jumped to; `shift` the cells of the text left out at its start."""
 
     query: Query = Query()  # noqa: RUF009  frozen itself
     only: bool = False  # lines without a match are left out
@@ -47,7 +47,7 @@ class Named:
 
 
 def names_of(state: ViewState) -> dict[int, Named]:
-    """Every rank of the run shown, in the colour and with the letter it has in the charts."""
+    """Return every rank of the run shown, in the colour and with the letter it has in the charts."""
     nodes = {view.rank: view.node for view in state.run.ranks} if state.run else {}
     return {
         rank: Named(nodes[rank], label, rank_role(place), string.ascii_lowercase[place % 26])
@@ -56,7 +56,7 @@ def names_of(state: ViewState) -> dict[int, Named]:
 
 
 def first_shown(view: View, entries: Sequence[LogEntry], rows: int) -> int:
-    """The index of the first line on screen."""
+    """Return the index of the first line on screen."""
     last = max(len(entries) - rows, 0)
     if view.top is None:
         return last
@@ -64,20 +64,21 @@ def first_shown(view: View, entries: Sequence[LogEntry], rows: int) -> int:
 
 
 def scrolled(view: View, entries: Sequence[LogEntry], rows: int, by: int) -> View:
-    """`by` lines further down; at the end it is followed again."""
+    """Return `by` lines further down; at the end it is followed again."""
     first = max(first_shown(view, entries, rows) + by, 0)
     return replace(view, top=None if first + rows >= len(entries) else entries[first].key)
 
 
 def held(view: View, entries: Sequence[LogEntry], rows: int) -> View:
-    """The end followed if it wasn't, else held where it is."""
+    """Return the end followed if it wasn't, else held where it is."""
     if view.top is not None or not entries:
         return replace(view, top=None)
     return replace(view, top=entries[first_shown(view, entries, rows)].key)
 
 
 def jumped(view: View, entries: Sequence[LogEntry], rows: int, *, back: bool) -> View:
-    """At the next match, or the one before, round the ends; from the last line on screen where there was none."""
+    """Return the view at the next match, or the one before, round the ends; from the last line on screen where there
+    was none."""
     pattern = view.query.pattern
     if pattern is None or not entries:
         return view
@@ -92,7 +93,6 @@ def jumped(view: View, entries: Sequence[LogEntry], rows: int, *, back: bool) ->
 
 
 def _showing(view: View, entries: Sequence[LogEntry], rows: int, place: int) -> View:
-    """The same, with a line on screen, in the middle if it wasn't."""
     first = first_shown(view, entries, rows)
     if first <= place < first + rows:
         return view
@@ -110,7 +110,7 @@ def lines(
     rows: int,
     glyphs: Glyphs,
 ) -> list[Line]:
-    """The log in exactly `rows` lines; with one rank its name is left out."""
+    """Return the log in exactly `rows` lines; with one rank its name is left out."""
     first = first_shown(view, entries, rows)
     shown = entries[first : first + rows]
     size = min(max((len(item.label) for item in names.values()), default=0), _NODE_CELLS) if len(names) > 1 else 0
@@ -162,7 +162,6 @@ def _line(
 
 
 def _marked(entry: LogEntry, view: View) -> Line:
-    """The text with what was found in it."""
     text, role = clean(entry.text), _TEXT_ROLES.get(entry.level, "dim" if entry.stray else "text")
     if view.query.pattern is None:
         return (Piece(text, role),)
@@ -176,7 +175,6 @@ def _marked(entry: LogEntry, view: View) -> Line:
 
 
 def _from(pieces: Line, cells: int) -> Line:
-    """The pieces without their first cells."""
     made = []
     for piece in pieces:
         made.append(piece._replace(text=piece.text[cells:]))
@@ -185,7 +183,7 @@ def _from(pieces: Line, cells: int) -> Line:
 
 
 def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, names: Mapping[int, Named]) -> str:
-    """What the rule above the log says."""
+    """Return what the rule above the log says."""
     who = next(iter(names.values())).label if len(names) == 1 else f"{len(names)} logs"
     lines = f"{len(entries):,} line" + "s" * (len(entries) != 1)
     words = [f"log of {clean(who)}" if len(names) == 1 else who, lines]
@@ -199,6 +197,6 @@ def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, na
 
 
 def problems(tail: LogTail, names: Mapping[int, Named]) -> str:
-    """Whose log can't be read now, and why; empty if all can."""
+    """Return whose log can't be read now, and why; empty if all can."""
     told = [f"{clean(names[rank].label)}: {clean(why)}" for rank, why in tail.problems.items() if rank in names]
     return "; ".join(told)

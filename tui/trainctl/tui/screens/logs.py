@@ -60,7 +60,7 @@ class LogScreen(BaseScreen):
 
     @abc.abstractmethod
     def names(self) -> dict[int, Named]:
-        """The ranks whose logs are shown, and what they are called."""
+        """Return the ranks whose logs are shown, and what they are called."""
 
     # ------------------------------------------------------------ reading
 
@@ -74,7 +74,7 @@ class LogScreen(BaseScreen):
         super().paint()
 
     def _read(self) -> None:
-        """Reads what is to be shown, from where it was left; from the start only when that is something else."""
+        """Read what is to be shown, from where it was left; from the start only when that is something else."""
         run = self.owner.shown.run
         wanted = (run.run if run else "", {rank: item.node for rank, item in self.names().items()})
         if wanted != self._reading:
@@ -89,7 +89,7 @@ class LogScreen(BaseScreen):
         return 1 if self.query_one("#filter").display else 0
 
     def entries(self) -> Sequence[LogEntry]:
-        """The lines that are shown, of which `found` have a match."""
+        """Return the lines that are shown, of which `found` have a match."""
         tail, names = self.owner.logs.tail, self.names()
         key = (tail.entries, self.view.query, self.view.only, tuple(names))
         if not self._kept[0] or key[0] is not self._kept[0][0] or key[1:] != self._kept[0][1:]:
@@ -99,7 +99,7 @@ class LogScreen(BaseScreen):
         return self._kept[1]
 
     def log_lines(self, columns: int, rows: int) -> list[Line]:
-        """The log under a rule of its own, in exactly `rows` lines."""
+        """Return the log under a rule of its own, in exactly `rows` lines."""
         owner, names = self.owner, self.names()
         tail, entries = owner.logs.tail, self.entries()
         self._rows = max(rows - 1, 1)
@@ -118,7 +118,7 @@ class LogScreen(BaseScreen):
     # ------------------------------------------------------------ searching
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """What is typed is text; without a search there is nothing to jump to."""
+        """Return what is typed is text; without a search there is nothing to jump to."""
         if isinstance(self.focused, Input):
             return action not in ("search", "jump", "matches", "hold")
         return action not in ("jump", "matches") or self.view.query.pattern is not None
@@ -204,6 +204,6 @@ class LogsScreen(LogScreen):
         return [self.head(columns), *self.log_lines(columns, rows - 1)]
 
     def action_shift(self, by: int) -> None:
-        """Moves along lines that are longer than the screen."""
+        """Move along lines that are longer than the screen."""
         self.view = replace(self.view, shift=max(self.view.shift + by * SHIFT_CELLS, 0))
         self.paint()

@@ -32,13 +32,13 @@ class ChosenRankScreen(BaseScreen):
 
     @property
     def row(self) -> Row | None:
-        """The rank that is chosen, or the first."""
+        """Return the rank that is chosen, or the first."""
         owner = self.owner
         table = rows(owner.shown, owner.clock, owner.selected)
         return next((row for row in table if row.selected), table[0] if table else None)
 
     def action_turn(self, by: int) -> None:
-        """To the next node, round the ends."""
+        """Turn to the next node, round the ends."""
         run, row = self.owner.shown.run, self.row
         if run is None or row is None:
             return
@@ -48,7 +48,7 @@ class ChosenRankScreen(BaseScreen):
         self.paint()
 
     def turned(self) -> None:
-        """Another rank is chosen."""
+        """Follow the choice of another rank."""
 
 
 class NodeScreen(ChosenRankScreen, LogScreen):
@@ -65,7 +65,7 @@ class NodeScreen(ChosenRankScreen, LogScreen):
         self.past = step_phases.RecordedPhases()
 
     def reload(self) -> None:
-        """Asks the record for the run's last steps: when it is opened, and after each attachment."""
+        """Ask the record for the run's last steps: when it is opened, and after each attachment."""
         self.run_worker(self._load(), group="past", exclusive=True)
 
     async def _load(self) -> None:
@@ -105,7 +105,7 @@ class NodeScreen(ChosenRankScreen, LogScreen):
 
 
 async def _compiled(client: Source, run: RunView) -> list[History]:
-    """What the record has of the compiler's time: over the run, and step by step where it was longest."""
+    """Return what the record has of the compiler's time: over the run, and step by step where it was longest."""
     if not step_phases.is_compiled(run):
         return []
     whole = await client.history(run.run, (step_phases.COMPILE_METRIC,), 1, None, step_phases.COMPILE_BUCKETS)

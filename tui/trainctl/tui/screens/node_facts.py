@@ -1,4 +1,4 @@
-"""What is known of one node and its rank, as lines of labelled words: its state, its part, its agent, its machine."""
+"""Facts of one node and its rank, as lines of labelled words: its state, its part, its agent, its machine."""
 
 from collections.abc import Mapping
 
@@ -16,11 +16,11 @@ from trainctl.tui.text.styled_line import Line, Piece, clean, fit, flowed, group
 from trainctl.tui.widgets.inline_bars import share_bar
 
 _ROLES = ("trainer", "reducer", "standby", "keeper", "agent", "helper")
-"""Of processes, those first that matter most."""
+"""Roles of processes, those first that matter most."""
 MOST_COMPUTE_LINES = 3
-"""For what a rank resolved."""
+"""Lines for what a rank resolved."""
 MOST_VERSION_LINES = 2
-"""For versions of its libraries."""
+"""Lines for versions of its libraries."""
 
 
 def facts(
@@ -33,8 +33,8 @@ def facts(
     *,
     with_versions: bool = False,
 ) -> list[Line]:
-    """Six lines of `columns` cells, or up to eight, and one or two more with versions. `compiled`: the compiler's time
-    in the step that it slowed most."""
+    """Return six lines of `columns` cells, or up to eight, and one or two more with versions. `compiled`: the
+    compiler's time in the step that it slowed most."""
     agent = _agent(row.view.node, state, clock, columns, glyphs)
     made = [
         _state(row, clock, columns, glyphs),
@@ -53,7 +53,6 @@ def _labelled(label: str, text: str, role: str = "text") -> Line:
 
 
 def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
-    """Its state, since when and why; then what it runs on."""
     view = row.view
     since = f.clock(view.since_at, clock.wall(), clock.zone) if view.since_at > 0 else f.NA
     why = shorten(clean(view.why), columns // 2, glyphs.ellipsis)
@@ -71,7 +70,6 @@ def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
 
 
 def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
-    """Its share of the batch, and how fast it is."""
     view, step = row.view, row.step
     whole = row.global_batch
     part = view.share / whole if whole and view.share is not None else None
@@ -96,7 +94,7 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
 
 
 def _compute(compute: Compute | None, compiled: Compilation | None, step: RankStep | None, columns: int) -> list[Line]:
-    """The precision, the kernels that it computes with, the compiler's time, and how much it computes: at most
+    """Return the precision, the kernels that it computes with, the compiler's time, and how much it computes: at most
     three lines."""
     if compute is None:
         return [_labelled("dtype", f.NA)]
@@ -108,13 +106,12 @@ def _compute(compute: Compute | None, compiled: Compilation | None, step: RankSt
 
 
 def _versions(compute: Compute | None, columns: int) -> list[Line]:
-    """Of the libraries that it computes with: at most two lines."""
     found = run_lines.library_versions(compute) if compute is not None else {}
     return flowed(run_lines.setting_pieces(found), columns)[:MOST_VERSION_LINES]
 
 
 def _flops(values: Mapping[str, float]) -> Line:
-    """`6.2 TFLOP/s, 48% of its matmul peak, MFU 41%`; nothing where the model's sizes aren't known. Without a
+    """Return `6.2 TFLOP/s, 48% of its matmul peak, MFU 41%`; nothing where the model's sizes aren't known. Without a
     calibration of its data type, its peak isn't known."""
     if (rate := values.get("tflops")) is None:
         return ()
@@ -125,7 +122,6 @@ def _flops(values: Mapping[str, float]) -> Line:
 
 
 def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
-    """The line to the node's agent, and which it is."""
     now = clock.monotonic()
     view, quiet, connection, lag = _line_to(node, state, now)
     peer = next((item for item in state.peers if item.node == node), None)
@@ -149,7 +145,8 @@ def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyp
 def _line_to(
     node: str, state: ViewState, now: float
 ) -> tuple[NodeView | None, float | None, Connection | None, float | None]:
-    """Of a node's agent: what it said of itself, seconds of silence (None: the line is good), the line, its lag."""
+    """Return a node's own view, seconds of its agent's silence (None: the line is good), the line to it, and its
+    lag."""
     if state.node is not None and state.node.node == node:
         lag = state.heartbeat.value.loop_lag_seconds if state.heartbeat else None
         return state.node, state.silent_for(now), state.connection, lag
@@ -160,7 +157,7 @@ def _line_to(
 
 
 def connection_word(connection: Connection | None, quiet: float | None, now: float) -> Piece:
-    """How the line to an agent is, in a word or three."""
+    """Return how the line to an agent is, in a word or three."""
     if connection is None:
         return Piece(f.NA, "dim")
     if quiet is None:
@@ -171,7 +168,6 @@ def connection_word(connection: Connection | None, quiet: float | None, now: flo
 
 
 def _machine(row: Row, columns: int) -> Line:
-    """What the machine says of itself: an old reading is dimmed."""
     host, gpu = row.host, row.gpu
     role = "old" if row.host_old else "text"
 
@@ -196,7 +192,6 @@ def _machine(row: Row, columns: int) -> Line:
 
 
 def _limits(gpu: GpuReading) -> str:
-    """What lowers its clock."""
     words = [CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits]
     return f"limited by {' and '.join(words)}" if words else ""
 
@@ -209,7 +204,6 @@ def _disk_free(host: HostReading | None) -> str:
 
 
 def _processes(row: Row, columns: int) -> Line:
-    """The processes of this program on the node, the trainer's first."""
     found = row.host.processes if row.host else ()
     mine = sorted(
         (item for item in found if item.rank in (None, row.view.rank)),

@@ -29,13 +29,13 @@ _LEAST_CHART_CELLS = 28
 RECENT_CHART_STEPS = 240
 """Steps the charts span."""
 ROWS_WITH_VERSIONS = 34
-"""From these on, versions of the rank's libraries are shown: the charts have room beside them."""
+"""Rows from which versions of the rank's libraries are shown: the charts have room beside them."""
 PHASE_ROWS = 8
-"""Of the phases, their rule included."""
+"""Rows of the phases, their rule included."""
 
 
 def layout(rows: int) -> tuple[int, int]:
-    """Of the rows below the facts those of the charts and of the phases, rules included; the log has the rest. Without
+    """Return the rows of the charts and of the phases below the facts, rules included; the log has the rest. Without
     rows for both, charts and phases share one."""
     if rows < 24:
         return 0, min(PHASE_ROWS, max(rows - 4, 0))
@@ -45,7 +45,7 @@ def layout(rows: int) -> tuple[int, int]:
 def lines(
     state: ViewState, row: Row, past: step_phases.RecordedPhases, clock: Clock, columns: int, rows: int, glyphs: Glyphs
 ) -> tuple[list[Line], int]:
-    """Everything but the head and the log, and how many of `rows` are left for that."""
+    """Return everything but the head and the log, and how many of `rows` are left for that."""
     compiled = step_phases.compiled(state, past, row.view.rank)
     tall = rows >= ROWS_WITH_VERSIONS
     facts = node_facts.facts(row, state, clock, columns, glyphs, compiled, with_versions=tall)
@@ -97,8 +97,8 @@ def _phases(
     *,
     with_chart: bool,
 ) -> list[Block]:
-    """The last steps' phases as columns, their means, and memory; on a short screen the speed in place of columns, and
-    on a narrow one only means and memory."""
+    """Return the last steps' phases as columns, their means, and memory; on a short screen the speed in place of
+    columns, and on a narrow one only means and memory."""
     dash = glyphs.horizontal
     newest = state.run.step if state.run else 0
     sizes = [_TABLE_CELLS] + ([min(_MEMORY_CELLS, columns - _TABLE_CELLS - 1)] if columns >= _TWO_CHARTS else [])
@@ -129,7 +129,7 @@ def _span(state: ViewState) -> tuple[int, int]:
 
 
 def busy_panel(state: ViewState, row: Row) -> Plot:
-    """What the rank needs for its part, beside the step that all take."""
+    """Return what the rank needs for its part, beside the step that all take."""
     tracks = (
         Trace(state.lately("step_seconds"), "step", "dim", letter="s"),
         Trace(state.lately("busy_seconds", row.view.rank), "busy", rank_role(row.place), letter="b"),
@@ -138,13 +138,13 @@ def busy_panel(state: ViewState, row: Row) -> Plot:
 
 
 def rate_panel(state: ViewState, row: Row) -> Plot:
-    """The rank's rate alone."""
+    """Return the rank's rate alone."""
     track = Trace(state.lately("own_tokens_per_second", row.view.rank), "", rank_role(row.place))
     return panel("own tok/s", (track,), *_span(state), of_run(state), least_span=0.2)
 
 
 def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPhases]) -> Plot:
-    """The peaks of the trainer's memory, in GB."""
+    """Return the peaks of the trainer's memory, in GB."""
     known = [(lap.step, lap.memory_bytes / 1e9) for lap in found if lap.memory_bytes is not None]
     steps = np.array([step for step, _ in known], np.int64)
     values = np.array([value for _, value in known], np.float64)
@@ -155,7 +155,7 @@ def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPha
 
 
 def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """Each phase's letter, name, mean and part of the step, in exactly `rows` lines."""
+    """Return each phase's letter, name, mean and part of the step, in exactly `rows` lines."""
     mean = means(found)
     whole = sum(mean.values())
     made = []
@@ -184,8 +184,8 @@ def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Gl
 
 
 def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: int) -> list[Line]:
-    """The last steps as columns of phase letters, seconds up, in exactly `rows` lines; a step that isn't known is a
-    gap."""
+    """Return the last steps as columns of phase letters, seconds up, in exactly `rows` lines; a step that isn't known
+    is a gap."""
     plot = rows - 1
     if not found or plot < 2 or columns < 20:
         text = line(Piece("  no step yet", "dim"))
@@ -208,13 +208,12 @@ def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: 
 
 
 def _top(found: Sequence[StepPhases]) -> float:
-    """Seconds at the top: of the longest step, but one far beyond the others runs out of the chart."""
+    """Return seconds at the top: of the longest step, but one far beyond the others runs out of the chart."""
     seconds = sorted(lap.seconds for lap in found)
     return min(seconds[-1], 2 * seconds[len(seconds) // 2]) or 1.0
 
 
 def _bar(lap: StepPhases | None, top: float, rows: int) -> list[tuple[str, str]]:
-    """Cells from below: letters in proportion to the seconds of each phase."""
     if lap is None or lap.seconds <= 0:
         return []
     seconds = [max(getattr(lap.phases, name), 0.0) for name, *_ in BAR_PHASES]

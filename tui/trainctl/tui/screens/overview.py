@@ -35,14 +35,14 @@ class OverviewScreen(TableScreen):
 
     @property
     def wanted(self) -> fleet_table.Arrangement:
-        """The fleet table as it was filtered, sorted and opened."""
+        """Return the fleet table as it was filtered, sorted and opened."""
         owner, bar = self.owner, self.bar
         bar.table = table_schemas.fleet(owner.shown.own_metrics)
         return fleet_table.Arrangement(bar.filter, self.order, self.opened, owner.fleet_metrics, bar.table)
 
     def painting(self) -> Iterator[None]:
-        """Each part of the page by itself, and all of them shown together at the end; given up where the screen is
-        painted meanwhile, which is newer."""
+        """Return each part of the page by itself, and all of them shown together at the end; given up where the screen
+        is painted meanwhile, which is newer."""
         columns, rows = self.size
         if self.is_whole and overview_view.too_small(columns, rows) is None:
             room, number = (columns, self._body_rows()), self.paints
@@ -89,27 +89,27 @@ class OverviewScreen(TableScreen):
         return fleet_table.sortable(self.owner.shown, self.owner.clock, self.size.width, self.owner.fleet_metrics)
 
     def action_choose(self, by: int) -> None:
-        """Moves the choice among the rows; dialogs start from the chosen one."""
+        """Move the choice among the rows; dialogs start from the chosen one."""
         rank = fleet_table.rank_at(fleet_table.arranged(self._rows(), self.wanted), by)
         if rank is not None:
             self.owner.selected = rank
         self.paint()
 
     def action_open_node(self, wide: bool) -> None:
-        """Opens the chosen node into its ranks, or closes it."""
+        """Open the chosen node into its ranks, or closes it."""
         row = self._chosen
         if row is not None:
             self.opened = self.opened | {row.view.node} if wide else self.opened - {row.view.node}
             self.paint()
 
     def action_toggle_node(self, rank: int) -> None:
-        """A click on a node of several ranks."""
+        """Open or close a node of several ranks that was clicked."""
         node = next((row.view.node for row in self._rows() if row.view.rank == rank), "")
         self.opened ^= {node}
         self.paint()
 
     def values(self) -> Values:
-        """What `y` copies of the chosen node, or else of the run."""
+        """Return what `y` copies of the chosen node, or else of the run."""
         row, node = self._chosen, self.owner.shown.node
         if row is None:
             return super().values()

@@ -23,7 +23,7 @@ from trainctl.tui.widgets.theme import rank_role, run_role
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
 MOST_LINES = 6
-"""Of ranks in one chart by node."""
+"""Lines of ranks in one chart by node."""
 _TWO_CHARTS, _THREE_CHARTS = 72, 150
 _EVENTS_PART = 0.34
 
@@ -48,8 +48,8 @@ class ChartCache:
 
 
 def layout(columns: int, rows: int, ranks: int) -> tuple[int, int, int, int]:
-    """The rows of head, fleet, charts and events, rules included. The fleet gets what it needs up to half; charts and
-    events share the rest 2 : 1."""
+    """Return the rows of head, fleet, charts and events, rules included. The fleet gets what it needs up to half;
+    charts and events share the rest 2 : 1."""
     head = 4 if rows >= 36 and columns >= 120 else 3 if rows >= 29 and columns >= 80 else 2
     table = min(1 + max(ranks, 1) + (1 if _with_total(rows, ranks) else 0), max((rows - head) // 2, 2))
     rest = rows - head - table
@@ -65,7 +65,7 @@ def _with_total(rows: int, ranks: int) -> bool:
 
 
 def too_small(columns: int, rows: int) -> str | None:
-    """What to say instead of a screen that can't be read, or None."""
+    """Return what to say instead of a screen that can't be read, or None."""
     if columns >= LEAST_COLUMNS and rows >= LEAST_ROWS:
         return None
     return f"needs {LEAST_COLUMNS}x{LEAST_ROWS}: {columns}x{rows} is too small"
@@ -84,7 +84,7 @@ def parts(
     cache: ChartCache | None = None,
     wanted: Arrangement = UNARRANGED,
 ) -> Iterator[list[Line]]:
-    """Exactly `rows` lines of `columns` cells, each part when it is asked for."""
+    """Return exactly `rows` lines of `columns` cells, each part when it is asked for."""
     head, fleet, charts, events = layout(columns, rows, fleet_table.row_count(state.run, wanted.opened))
     yield header.lines(state, clock, columns, glyphs, rows=head, badge=badge, address=address)
     yield fleet_lines(state, clock, columns, fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
@@ -95,8 +95,8 @@ def parts(
 
 
 def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, selected: int | None) -> Line:
-    """The events' title, and at its right end why the selected rank is out, or else the rank that the others wait for,
-    with the phase that makes them, or else how far a checkpoint is."""
+    """Return the events' title, and at its right end why the selected rank is out, or else the rank that the others
+    wait for, with the phase that makes them, or else how far a checkpoint is."""
     title = f"{glyphs.horizontal} events "
     text, role = _why_out(state, clock, selected) or _straggler(state, glyphs) or _writing(state) or ("", "")
     if not text:
@@ -106,7 +106,7 @@ def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, s
 
 
 def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str, str] | None:
-    """The selected rank's state, since when and why, with its role, where it reports no steps."""
+    """Return the selected rank's state, since when and why, with its role, where it reports no steps."""
     view = next((view for view in (state.run.ranks if state.run else ()) if view.rank == selected), None)
     if view is None or not view.why or view.state not in rank_speed.SILENT_STATES:
         return None
@@ -124,7 +124,6 @@ def _straggler(state: ViewState, glyphs: Glyphs) -> tuple[str, str] | None:
 
 
 def _writing(state: ViewState) -> tuple[str, str] | None:
-    """The first rank that writes a checkpoint, and how far it is."""
     found = (view for view in (state.run.ranks if state.run else ()) if view.why.startswith(WRITING))
     view = next(found, None)
     return (f"{clean(view.node)} is {clean(view.why)}", "dim") if view is not None else None
@@ -141,8 +140,8 @@ def fleet_lines(
     selected: int | None,
     wanted: Arrangement = UNARRANGED,
 ) -> list[Line]:
-    """The table in exactly `room` lines; ranks that don't fit are counted, the selected one is always among those
-    shown."""
+    """Return the table in exactly `room` lines; ranks that don't fit are counted, the selected one is always among
+    those shown."""
     if state.run is None:
         why = clean(state.connection.why) if state.connection.state != "connected" else ""
         nothing = "no run yet: trainctl run RUN.toml starts one" if state.heard_at is not None else "connecting"
@@ -154,7 +153,7 @@ def fleet_lines(
 
 
 def chart_lines(state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None) -> list[Line]:
-    """The charts side by side under one rule, in exactly `room` lines."""
+    """Return the charts side by side under one rule, in exactly `room` lines."""
     return side_by_side(_panels(state, columns, selected), columns, room, glyphs)
 
 
@@ -168,7 +167,7 @@ def _panels(state: ViewState, columns: int, selected: int | None) -> list[Plot]:
 
 
 def loss_panel(state: ViewState) -> Plot:
-    """Loss over the whole run, with the evaluations as points."""
+    """Return loss over the whole run, with the evaluations as points."""
     evaluations = state.window("eval_loss")
     tracks = [Trace(state.window("loss"), "", run_role(0), band="band")]
     if len(evaluations):
@@ -186,13 +185,13 @@ def busy_panel(state: ViewState, selected: int | None = None) -> Plot:
 
 
 def rate_panel(state: ViewState, selected: int | None = None) -> Plot:
-    """Own rates of each rank."""
+    """Return own rates of each rank."""
     return _by_rank(state, "own_tokens_per_second", "own tok/s by node", selected)
 
 
 def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, most_times: float = math.inf) -> Plot:
-    """A line for each rank; of more than can be told apart, their span and mean, and the lines of the one that the
-    others wait for and of the selected one."""
+    """Return a line for each rank; of more than can be told apart, their span and mean, and the lines of the one that
+    the others wait for and of the selected one."""
     views = sorted(state.run.ranks, key=lambda view: view.rank) if state.run else []
     lines_of: set[int | None] = {view.rank for view in views}
     together: tuple[Trace, ...] = ()
@@ -214,5 +213,4 @@ def _track(state: ViewState, metric: str, views: Sequence[RankView], index: int)
 
 
 def _range(state: ViewState) -> tuple[int, int]:
-    """First and last step of every chart: the whole run."""
     return 1, window_end(state.run.step, state.run.steps or 0) if state.run else 2

@@ -23,7 +23,7 @@ _NO_PAIRS = (
 
 @dataclass(frozen=True)
 class ChosenPair:
-    """What is looked at."""
+    """The choice that is looked at."""
 
     index: int | None = None  # of a pair; None: the worst
     step: int | None = None  # of an evaluation; None: the newest
@@ -42,7 +42,7 @@ class PairTable:
 
     @property
     def place(self) -> int:
-        """Of the chosen evaluation; of a step without one that before it."""
+        """Return the place of the chosen evaluation; of a step without one that of the evaluation before it."""
         at = self.chosen.step
         if at is None:
             return len(self.evaluations) - 1
@@ -50,17 +50,17 @@ class PairTable:
 
     @property
     def rows(self) -> list[EvaluatedPair]:
-        """Of the chosen evaluation, the lowest margin first."""
+        """Return the pairs of the chosen evaluation, the lowest margin first."""
         found = self.evaluations[self.place].pairs if self.evaluations else ()
         return sorted(found, key=lambda pair: -math.inf if math.isnan(pair.margin) else pair.margin)
 
     @property
     def row(self) -> int:
-        """Of the chosen pair among `rows`."""
+        """Return the place of the chosen pair among `rows`."""
         return next((row for row, pair in enumerate(self.rows) if pair.index == self.chosen.index), 0)
 
     def at(self, place: int, index: int) -> EvaluatedPair | None:
-        """What an evaluation found of a pair; None if it doesn't say."""
+        """Return what an evaluation found of a pair; None if it doesn't say."""
         return next((pair for pair in self.evaluations[place].pairs if pair.index == index), None)
 
     def to_row(self, row: int) -> ChosenPair:
@@ -68,14 +68,14 @@ class PairTable:
         return replace(self.chosen, index=rows[min(max(row, 0), len(rows) - 1)].index) if rows else self.chosen
 
     def to_place(self, place: int) -> ChosenPair:
-        """The newest is followed."""
+        """Choose another; the newest is followed."""
         at = min(max(place, 0), len(self.evaluations) - 1)
         step = self.evaluations[at].step if 0 <= at < len(self.evaluations) - 1 else None
         return replace(self.chosen, step=step)
 
 
 def title(table: PairTable, glyphs: Glyphs) -> str:
-    """Of the rule above."""
+    """Return the title of the rule above."""
     count, times = len(table.rows), len(table.evaluations)
     when = f"{times} evaluation{'s' if times != 1 else ''}"
     counted = f": margin chosen/rejected, lowest of {count} first, {when}" if count else ""
@@ -83,7 +83,7 @@ def title(table: PairTable, glyphs: Glyphs) -> str:
 
 
 def body(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """Exactly `rows` lines."""
+    """Return exactly `rows` lines."""
     if not table.rows:
         made = [line(Piece(text, role)) for text, role in _NO_PAIRS]
     else:
@@ -93,7 +93,6 @@ def body(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line
 
 
 def _margins(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """A line a pair, with its margin and rewards at the newest evaluations up to the chosen one."""
     left = min(max(columns // 4, 18), 40)
     count = max((columns - left) // _COLUMN_CELLS, 1)
     cells = (columns - left) // count
@@ -124,7 +123,6 @@ def _name(table: PairTable, row: int, pair: EvaluatedPair, left: int, glyphs: Gl
 
 
 def _figures(pair: EvaluatedPair | None, cells: int, *, is_chosen: bool) -> Line:
-    """Such as `+0.521 +0.31/-0.21`."""
     if pair is None:
         return fit(line(Piece("n/a", "dim")), cells)
     role = "bad" if not pair.margin > 0 else "strong" if is_chosen else "text"
@@ -133,7 +131,6 @@ def _figures(pair: EvaluatedPair | None, cells: int, *, is_chosen: bool) -> Line
 
 
 def _in_full(table: PairTable, columns: int, glyphs: Glyphs) -> list[Line]:
-    """The rule that says of which pair, its prompt, and both answers."""
     pair, step = table.rows[table.row], table.evaluations[table.place].step
     label = f"{glyphs.horizontal} pair #{pair.index} @{step:,}  margin {pair.margin:+.3f} "
     parts = (

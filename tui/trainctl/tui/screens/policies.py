@@ -40,7 +40,7 @@ class PoliciesScreen(PolledScreen[PolicyReport, PolicyStatus]):
         return row.name
 
     def depends_on(self, run: RunView) -> tuple[int, str]:
-        """Another step, or another mode, has other figures."""
+        """Return the step and the modes: another of them has other figures."""
         return run.step, str(run.policies)
 
     async def ask(self, client: Source, run: str) -> PolicyReport:
@@ -60,7 +60,7 @@ class PoliciesScreen(PolledScreen[PolicyReport, PolicyStatus]):
     # ------------------------------------------------------------ actions
 
     def action_mode(self) -> None:
-        """The dialog of the policy's mode, which says what the mode may do to the curve."""
+        """Open the dialog of the policy's mode, which says what the mode may do to the curve."""
         if self.chosen is not None:
             self.owner.open_dialog("autopilot", {"name": self.chosen.name})
 
@@ -69,7 +69,7 @@ class PoliciesScreen(PolledScreen[PolicyReport, PolicyStatus]):
             self.owner.send_order(Order("autopilot", {"name": self.chosen.name, "mode": "off"}), UNWATCHED)
 
     def undo(self) -> None:
-        """The dialog of what undoes the chosen policy's last command, or why nothing does."""
+        """Open the dialog of what undoes the chosen policy's last command, or say why nothing does."""
         if self.answer is None or self.chosen is None:
             return
         found = _inverse(self.answer, self.chosen, self.owner.shown.run)
@@ -80,7 +80,6 @@ class PoliciesScreen(PolledScreen[PolicyReport, PolicyStatus]):
 
 
 def _inverse(report: PolicyReport, policy: PolicyStatus, run: RunView | None) -> undo.Inverse | str:
-    """What undoes a policy's last command, or why nothing does."""
     if not policy.actions:
         return f"{policy.name} has sent no command in this run"
     try:

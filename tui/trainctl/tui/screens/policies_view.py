@@ -18,13 +18,13 @@ from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, group
 _NAME_CELLS, _MODE_CELLS, _LABEL_CELLS = 15, 8, 9
 _ROLES = {"on": "good", "advise": "text", "off": "dim"}
 POLICY_WORDS: Final[dict[str, str]] = {name: entry.summary for name, entry in POLICIES.items()}
-"""What each policy does, by name."""
+"""Summaries of the policies by name."""
 _LEAST_DETAIL = 8
 """Rows that the chosen policy gets at least, where there are so many."""
 
 
 def title(report: PolicyReport | None, glyphs: Glyphs) -> str:
-    """What stands in the rule above the table."""
+    """Return what stands in the rule above the table."""
     step = f" @{report.told.step:,}" if report is not None else ""
     return f"{glyphs.horizontal} policies{step} "
 
@@ -32,7 +32,7 @@ def title(report: PolicyReport | None, glyphs: Glyphs) -> str:
 def lines(
     report: PolicyReport, cursor: int, clock: Clock, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line] = ()
 ) -> list[Line]:
-    """Exactly `rows` lines; `keys`: of the last line."""
+    """Return exactly `rows` lines; `keys`: of the last line."""
     policies = report.told.policies
     room = min(len(policies), max(rows - 3 - _LEAST_DETAIL, 1))
     start = min(max(cursor - room + 1, 0), len(policies) - room)
@@ -67,7 +67,8 @@ def _row(policy: PolicyStatus, at: int, columns: int, glyphs: Glyphs, *, chosen:
 
 
 def detail(report: PolicyReport, policy: PolicyStatus, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
-    """One policy in full: figures against thresholds, the next command and why, the last commands with effects."""
+    """Return one policy in full: figures against thresholds, the next command and why, the last commands with
+    effects."""
     made = [
         line(
             Piece(
@@ -92,7 +93,7 @@ def detail(report: PolicyReport, policy: PolicyStatus, clock: Clock, columns: in
 
 
 def figure_words(figure: PolicyFigure, mode: str = "on") -> str:
-    """`gain of the best split: 3.1 %, acts above 5 %`, or `advises above 5 %` by its policy's mode."""
+    """Return `gain of the best split: 3.1 %, acts above 5 %`, or `advises above 5 %` by its policy's mode."""
     value = _in_unit(figure.value, figure.unit) if figure.value is not None else "not known yet"
     does = "advises" if mode == "advise" else "acts"
     acts = f", {does} {figure.acts} {_in_unit(figure.threshold, figure.unit)}" if figure.threshold is not None else ""
@@ -109,7 +110,7 @@ def _in_unit(value: float, unit: str) -> str:
 
 
 def is_beyond(figure: PolicyFigure) -> bool:
-    """Whether the policy acts at the value."""
+    """Return whether the policy acts at the value."""
     if figure.value is None or figure.threshold is None:
         return False
     match figure.acts:
@@ -122,7 +123,7 @@ def is_beyond(figure: PolicyFigure) -> bool:
 
 
 def next_words(policy: PolicyStatus) -> list[tuple[str, str, str]]:
-    """What it would do next and why, as label, words and role."""
+    """Return what it would do next and why, as label, words and role."""
     if policy.mode == "off":
         return [("next", "nothing: it is off and observes nothing", "dim")]
     if not policy.command:
@@ -133,7 +134,7 @@ def next_words(policy: PolicyStatus) -> list[tuple[str, str, str]]:
 
 
 def action_words(report: PolicyReport, event: Event, glyphs: Glyphs) -> str:
-    """A command of a policy: what it changed, how it ended, and the measured effect."""
+    """Return a command of a policy: what it changed, how it ended, and the measured effect."""
     ended = f" ({event.outcome})" if event.outcome not in (None, "applied") else ""
     effect = effects.figures(report.measured.get(event.id), event, glyphs)
     return f"{run_events.event_words(event, glyphs.arrow)}{ended}; effect: {effect}"
@@ -143,7 +144,7 @@ def action_words(report: PolicyReport, event: Event, glyphs: Glyphs) -> str:
 
 
 def text(report: PolicyReport) -> str:
-    """All policies: a paragraph for each."""
+    """Return all policies: a paragraph for each."""
     head = f"run {report.told.run}, step {report.told.step:,}"
     return "\n\n".join([head, *("\n".join(_paragraph(report, policy)) for policy in report.told.policies)])
 
@@ -157,7 +158,8 @@ def _paragraph(report: PolicyReport, policy: PolicyStatus) -> list[str]:
 
 
 def objects(report: PolicyReport) -> list[dict[str, Any]]:
-    """The policies for a script; an action also has its text, and as `effect` the tokens per second around it."""
+    """Return the policies for a script; an action also has its text, and as `effect` the tokens per second around
+    it."""
     return [
         msgspec.to_builtins(policy) | {"actions": [_action(report, event) for event in policy.actions]}
         for policy in report.told.policies

@@ -93,7 +93,7 @@ class RunsScreen(RowsScreen[RunRow]):
         return any(run.cost is not None for run in self.runs or ())
 
     def _low(self, columns: int, rows: int) -> list[Line]:
-        """The chosen run, separate work and the nodes, as far as they leave some rows to the runs."""
+        """Return the chosen run, separate work and the nodes, as far as they leave some rows to the runs."""
         owner = self.owner
         work = runs_view.work(self.works, columns, owner.glyphs)
         room = min(rows // 2 - 3 - len(work), _MOST_NODES)
@@ -170,13 +170,13 @@ class RunsScreen(RowsScreen[RunRow]):
             self.app.push_screen(BranchDialog(self.chosen.run))
 
     def action_mark(self) -> None:
-        """Marks the chosen run, or no longer."""
+        """Mark the chosen run, or no longer."""
         if self.chosen is not None:
             self.marked ^= {self.chosen.run}
             self.action_move(1)
 
     def action_compare(self) -> None:
-        """Opens Charts with the marked runs and the chosen one; without a mark, a branch with its parent."""
+        """Open Charts with the marked runs and the chosen one; without a mark, a branch with its parent."""
         chosen = self.chosen
         wanted = self.marked | ({chosen.run} if chosen is not None else set())
         if not self.marked and chosen is not None and chosen.branch is not None:
@@ -188,7 +188,6 @@ class RunsScreen(RowsScreen[RunRow]):
         self.run_worker(self._compare(runs), group="open", exclusive=True)
 
     async def _compare(self, runs: tuple[str, ...]) -> None:
-        """Charts shows one of them, and lays the others over it."""
         shown = self.owner.shown.run
         if shown is None or shown.run not in runs:
             await self.owner.open_run(runs[0])

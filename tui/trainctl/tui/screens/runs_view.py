@@ -61,11 +61,11 @@ _PRICED_COLUMNS = (
     RunsColumn("lead", "  LEAD", 11, least=120),
     RunsColumn("", "  NODES", 30, least=140),
 )
-"""Where a run has a cost, which then stands before the nodes."""
+"""Columns where a run has a cost, which then stands before the nodes."""
 
 
 def row_of(run: RunSummary, clock: Clock) -> RunRow:
-    """A run with its ages; a run that has ended lasted until its last step."""
+    """Return a run with its ages; a run that has ended lasted until its last step."""
     now = clock.wall()
     end = now if run.state in ACTIVE_RUN_STATES else run.last_step_at
     lasted = max(end - run.started_at, 0.0) if end is not None else None
@@ -73,8 +73,8 @@ def row_of(run: RunSummary, clock: Clock) -> RunRow:
 
 
 def as_tree(rows: Sequence[RunRow]) -> list[RunRow]:
-    """Each branch below the run that it branched off, where that is among the rows. A tree stands where the first of
-    its runs would."""
+    """Return each branch below the run that it branched off, where that is among the rows. A tree stands where the
+    first of its runs would."""
     known = {row.run.run: row for row in rows}
     below: dict[str, list[RunRow]] = {}
     for row in rows:
@@ -102,7 +102,7 @@ def _parent(row: RunRow) -> str:
 
 
 def columns_of(columns: int, *, priced: bool = False) -> list[tuple[RunsColumn, int]]:
-    """The columns that fit, with their sizes: names get what is left, up to what a name may need."""
+    """Return the columns that fit, with their sizes: names get what is left, up to what a name may need."""
     shown = [column for column in (_PRICED_COLUMNS if priced else _COLUMNS) if columns >= column.least]
     left = columns - 3 - sum(column.size + 1 for column in shown)
     name = max(min(left, 48), _LEAST_NAME)
@@ -110,7 +110,7 @@ def columns_of(columns: int, *, priced: bool = False) -> list[tuple[RunsColumn, 
 
 
 def head(columns: int, order: SortOrder, glyphs: Glyphs, *, priced: bool = False) -> Line:
-    """The titles, to be clicked; the one that the table is sorted by carries an arrow."""
+    """Return the titles, to be clicked; the one that the table is sorted by carries an arrow."""
     made = [Piece("   ")]
     for column, size in columns_of(columns, priced=priced):
         title = column_title(column.field, column.title, size, order, glyphs, right=column.right)
@@ -121,7 +121,7 @@ def head(columns: int, order: SortOrder, glyphs: Glyphs, *, priced: bool = False
 def row(
     item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, glyphs: Glyphs, *, priced: bool = False
 ) -> Line:
-    """One run; `marked` for a comparison; `priced`: whether any run has a cost."""
+    """Return one run; `marked` for a comparison; `priced`: whether any run has a cost."""
     run = item.run
     texts = {
         "RUN": f"{'  ' * (item.depth - 1)}{glyphs.child} " * bool(item.depth) + clean(run.name),
@@ -144,14 +144,13 @@ def row(
 
 
 def _state(run: RunSummary) -> str:
-    """In capitals where it must not be overlooked. The colour says how a simulated run ended."""
+    """Return the state, in capitals where it must not be overlooked. The colour says how a simulated run ended."""
     if run.simulated:
         return "SIMULATED"
     return (run.state.upper() if run.state == "failed" else run.state) + ("?" if run.stale else "")
 
 
 def _spent(run: RunSummary, clock: Clock) -> str:
-    """What it has cost; with a > where a node has no price."""
     if run.cost is None:
         return f.NA
     found = cost.figures(run.cost, clock.wall(), None, None)
@@ -159,8 +158,8 @@ def _spent(run: RunSummary, clock: Clock) -> str:
 
 
 def costs(run: RunSummary, state: ViewState, clock: Clock, columns: int) -> list[Line]:
-    """What the chosen run costs; with the energy if it is the live one. No line without a price, a second one on a
-    narrow screen for the nodes that have none."""
+    """Return what the chosen run costs; with the energy if it is the live one. No line without a price, a second one on
+    a narrow screen for the nodes that have none."""
     if run.cost is None:
         return []
     live = state.run if state.run is not None and state.run.run == run.run else None
@@ -188,8 +187,8 @@ def detail(
     policies: Sequence[PolicyView] = (),
     costs: Sequence[Line] = (),
 ) -> list[Line]:
-    """The chosen run's id and directory, its time left, on a wide screen how fast it is, `costs`, its policies if they
-    are known, and what can be done with it; `marked` counts it with those marked."""
+    """Return the chosen run's id and directory, its time left, on a wide screen how fast it is, `costs`, its policies
+    if they are known, and what can be done with it; `marked` counts it with those marked."""
     again = run.state not in ACTIVE_RUN_STATES
     keys = [
         ("enter", "opens it", "open"),
@@ -215,7 +214,6 @@ def detail(
 
 
 def _place(run: RunSummary, columns: int, glyphs: Glyphs) -> Line:
-    """Its directory and, on a narrow screen, its time left."""
     left = time_left(run.rates) if run.rates is not None and columns < 100 else ()
     room = columns - width(left) - 1 if left else columns
     directory = line(Piece(shorten(clean(run.directory), room, glyphs.ellipsis), "dim"))
@@ -223,7 +221,6 @@ def _place(run: RunSummary, columns: int, glyphs: Glyphs) -> Line:
 
 
 def _lineage(run: RunSummary, columns: int, glyphs: Glyphs) -> list[Line]:
-    """The checkpoint that a branch started from."""
     if run.branch is None:
         return []
     words = f"branched off {clean(run.branch.run)} at step {run.branch.step:,}"
@@ -231,7 +228,6 @@ def _lineage(run: RunSummary, columns: int, glyphs: Glyphs) -> list[Line]:
 
 
 def _rates(run: RunSummary, columns: int) -> list[Line]:
-    """On a wide screen the time left and how fast it is."""
     if run.rates is None or columns < 100:
         return []
     told = [time_left(run.rates), *rate_pieces(run.rates)]
@@ -239,14 +235,13 @@ def _rates(run: RunSummary, columns: int) -> list[Line]:
 
 
 def _policies(policies: Sequence[PolicyView], columns: int) -> list[Line]:
-    """What each does by itself."""
     roles = {"on": "good", "advise": "warning", "off": "dim"}
     each = [line(Piece(f"{clean(view.name)} ", "label"), Piece(view.mode, roles[view.mode])) for view in policies]
     return [fit(groups([line(Piece("policies", "strong")), *each], columns), columns)] if each else []
 
 
 def work(works: Sequence[WorkSummary], columns: int, glyphs: Glyphs) -> list[Line]:
-    """Separate work: how far it is, and its nodes; of work that failed why."""
+    """Return separate work: how far it is, and its nodes; of work that failed why."""
     made = []
     for one in works:
         title = shorten(work_title(one), columns - 4, glyphs.ellipsis)
@@ -260,7 +255,7 @@ def work(works: Sequence[WorkSummary], columns: int, glyphs: Glyphs) -> list[Lin
 def nodes(
     state: ViewState, works: Sequence[WorkSummary], clock: Clock, columns: int, room: int, glyphs: Glyphs
 ) -> list[Line]:
-    """The cluster's nodes, idle ones first, in at most `room` lines with their rule; those that don't fit are
+    """Return the cluster's nodes, idle ones first, in at most `room` lines with their rule; those that don't fit are
     counted."""
     names = [*([state.node.node] if state.node else []), *state.agents]
     busy = {view.node: _in_run(view.node, state.run) for view in state.run.ranks} if state.run and state.active else {}
@@ -279,7 +274,6 @@ def nodes(
 
 
 def _node(name: str, task: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
-    """What it does, and how its machine is as far as that was heard lately."""
     own = state.node if state.node is not None and state.node.node == name else None
     quiet = state.silent_for(clock.monotonic()) if own else state.agents[name].silent_for(clock.monotonic())
     seen = state.hosts.get(name)
@@ -315,7 +309,7 @@ def _figure(name: str, value: str, size: int, unit: str = "") -> Line:
 
 
 def nothing(runs: Sequence[RunSummary] | None, hidden: int, problem: str) -> Line:
-    """What stands in the place of rows."""
+    """Return what stands in the place of rows."""
     if problem:
         return line(Piece(clean(problem), "bad"))
     if runs is None:

@@ -1,4 +1,4 @@
-"""What the model answers to prompts, over the steps; of a run on pairs, what it makes of those held out."""
+"""The model's answers to prompts, over the steps; of a run on pairs, what it makes of those held out."""
 
 from typing import ClassVar
 
@@ -44,7 +44,7 @@ class SamplesScreen(BaseScreen):
 
     @property
     def shows_pairs(self) -> bool:
-        """Whether the run is on pairs, and the answers to prompts aren't wanted."""
+        """Return whether the run is on pairs, and the answers to prompts aren't wanted."""
         run = self.owner.shown.run
         return run is not None and run.sample_unit == PAIRS and not self._wants_answers
 
@@ -54,7 +54,7 @@ class SamplesScreen(BaseScreen):
 
     @property
     def answers(self) -> AnswerTable:
-        """Those of the run shown: from its record, and what came since."""
+        """Return the answers of the run shown: from its record, and what came since."""
         state = self.owner.shown
         run = state.run.run if state.run is not None else ""
         return AnswerTable.of((one for one in (*self._recorded, *state.samples) if one.run == run), self._chosen)
@@ -80,7 +80,7 @@ class SamplesScreen(BaseScreen):
         self.paint()
 
     def paint(self) -> None:
-        """Another evaluation has other figures."""
+        """Draw the present state, and ask again after another evaluation."""
         super().paint()
         run = self.owner.shown.run
         if self.shows_pairs and run is not None and self._of_evaluation not in (None, (run.run, run.eval_step)):
@@ -142,21 +142,21 @@ class SamplesScreen(BaseScreen):
         self._choose(answers.to_step(answers.step_index + by))
 
     def action_choose_prompt(self, index: int) -> None:
-        """A click on a prompt or a pair."""
+        """Choose a prompt or a pair that was clicked."""
         if self.shows_pairs:
             self._choose_pair(self.pairs.to_row(index))
             return
         self._choose(self.answers.to_prompt(index))
 
     def action_choose_step(self, index: int) -> None:
-        """A click on an answer or an evaluation."""
+        """Choose an answer or an evaluation that was clicked."""
         if self.shows_pairs:
             self._choose_pair(self.pairs.to_place(index))
             return
         self._choose(self.answers.to_step(index))
 
     def action_scroll_answer(self, pages: int) -> None:
-        """The pane below by most of its rows."""
+        """Scroll the pane below by most of its rows."""
         sample = self.answers.sample
         if sample is not None:
             count = len(samples_view.answer_rows(sample, self.size.width - 2, self.owner.glyphs))

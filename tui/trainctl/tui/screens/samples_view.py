@@ -25,7 +25,7 @@ _NO_SAMPLES = (
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is looked at."""
+    """The choice that is looked at."""
 
     prompt: str | None = None  # None: the first
     sample: tuple[float, int] | None = None  # time and number of an answer; None: the newest
@@ -41,7 +41,7 @@ class AnswerTable:
 
     @classmethod
     def of(cls, samples: Iterable[Sample], chosen: Chosen) -> "AnswerTable":
-        """Some may be given twice."""
+        """Return the table of these answers, some of which may be there twice."""
         known = {key(one): one for one in samples}
         by_prompt: dict[str, list[Sample]] = {}
         for one in sorted(known.values(), key=key):
@@ -55,13 +55,13 @@ class AnswerTable:
 
     @property
     def row(self) -> list[Sample]:
-        """The answers to the chosen prompt."""
+        """Return the answers to the chosen prompt."""
         rows = list(self.by_prompt.values())
         return rows[self.prompt_index] if rows else []
 
     @property
     def step_index(self) -> int:
-        """Of the chosen answer: of another prompt's the one of its step or before."""
+        """Return the place of the chosen answer: of another prompt's the one of its step or before."""
         row = self.row
         at = self.chosen.sample
         if at is None:
@@ -79,7 +79,7 @@ class AnswerTable:
         return replace(self.chosen, prompt=prompts[min(max(index, 0), len(prompts) - 1)], scroll=0)
 
     def to_step(self, index: int) -> Chosen:
-        """The newest is followed."""
+        """Choose another; the newest is followed."""
         row = self.row
         at = min(max(index, 0), len(row) - 1)
         sample = key(row[at]) if row and at < len(row) - 1 else None
@@ -87,12 +87,12 @@ class AnswerTable:
 
 
 def key(sample: Sample) -> tuple[float, int]:
-    """What tells an answer from others."""
+    """Return what tells an answer from others."""
     return sample.at, sample.number
 
 
 def body(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """Exactly `rows` lines."""
+    """Return exactly `rows` lines."""
     if not answers.by_prompt:
         made = [line(Piece(text, role)) for text, role in _NO_SAMPLES]
     else:
@@ -102,7 +102,7 @@ def body(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[
 
 
 def title(answers: AnswerTable, glyphs: Glyphs) -> str:
-    """Of the rule above."""
+    """Return the title of the rule above."""
     count, steps = len(answers.by_prompt), len({one.at for row in answers.by_prompt.values() for one in row})
     counted = f": {_counted(count, 'prompt')}, answered {_counted(steps, 'time')}" if count else ""
     return f"{glyphs.horizontal} samples{counted} "
@@ -113,7 +113,6 @@ def _counted(count: int, what: str) -> str:
 
 
 def _side_by_side(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """The prompts at the left, and the newest answers up to the chosen one, or from it on."""
     left = min(max(columns // 5, 16), 34)
     count = max((columns - left) // _COLUMN_CELLS, 1)
     cells = (columns - left) // count
@@ -129,7 +128,6 @@ def _side_by_side(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs)
 
 
 def _prompt_lines(answers: AnswerTable, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """A line a prompt, those around the chosen one."""
     prompts, at = list(answers.by_prompt), answers.prompt_index
     start = min(max(at - (rows - 1) + 1, 0), max(len(prompts) - (rows - 1), 0))
     made = [line(Piece("  PROMPT", "label"))]
@@ -153,7 +151,6 @@ def _column(answers: AnswerTable, sample: Sample, cells: int, rows: int, glyphs:
 
 
 def _in_full(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """The rule that says of what, and the answer from where it is scrolled to."""
     sample = answers.sample
     assert sample is not None
     texts = answer_rows(sample, columns - 2, glyphs)
@@ -171,7 +168,7 @@ def _indented(texts: Sequence[str]) -> list[Line]:
 
 
 def said(sample: Sample) -> str:
-    """`@1,500  loss 2.310  eval 2.402  57 tokens in 1.20 s on studio by auto`."""
+    """Return `@1,500 loss 2.310 eval 2.402 57 tokens in 1.20 s on studio by auto`."""
     evaluated = f"  eval {f.loss(sample.eval_loss)}" if sample.eval_loss is not None else ""
     how = f"  temperature {sample.temperature:g}" if sample.temperature else ""
     cut = "" if sample.ended else ", cut"
@@ -181,7 +178,7 @@ def said(sample: Sample) -> str:
 
 
 def answer_rows(sample: Sample, cells: int, glyphs: Glyphs) -> list[str]:
-    """The answer as it is, its own lines kept."""
+    """Return the answer as it is, its own lines kept."""
     return wrap_lines(glyphs.text(sample.answer), max(cells, 1))
 
 

@@ -42,7 +42,7 @@ class StepProfileScreen(PolledScreen[Traces, str]):
 
     @property
     def place(self) -> int:
-        """Of the group that is looked at."""
+        """Return the place of the group that is looked at."""
         keys = [group.command for group in self.groups]
         return keys.index(self._command) if self._command in keys else len(keys) - 1
 
@@ -65,7 +65,7 @@ class StepProfileScreen(PolledScreen[Traces, str]):
         return row
 
     def depends_on(self, run: RunView) -> tuple[int, str, float]:
-        """A trace is written while a run may be paused."""
+        """Return the step, state and time: a trace is written while a run may be paused."""
         return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
     async def ask(self, client: Source, run: str) -> Traces:
@@ -86,7 +86,7 @@ class StepProfileScreen(PolledScreen[Traces, str]):
         return step_profile_view.lines(group, phase, self.column, columns, rows, self.owner.glyphs, keys)
 
     def values(self) -> Values:
-        """The folder of the traces on their node, and the name of the chosen rank's."""
+        """Return the folder of the traces on their node, and the name of the chosen rank's."""
         group = self.group
         if group is None or not group.ranks:
             return super().values()
@@ -100,12 +100,12 @@ class StepProfileScreen(PolledScreen[Traces, str]):
             self.paint()
 
     def action_choose_cell(self, row: int, column: int) -> None:
-        """A click on a phase of a rank."""
+        """Choose a phase of a rank that was clicked."""
         self._column = column
         self.action_choose_at(row)
 
     def action_older(self, by: int) -> None:
-        """The newest is followed."""
+        """Choose another; the newest is followed."""
         groups = self.groups
         if groups:
             at = min(max(self.place - by, 0), len(groups) - 1)

@@ -23,28 +23,28 @@ class StepProfile:
 
     @property
     def first_step(self) -> int:
-        """Of any rank; 0 if none has recorded a step."""
+        """Return the first step that any rank has recorded; 0 if none has."""
         return min((rank.first_step for rank in self.ranks), default=0)
 
     @property
     def last_step(self) -> int:
-        """Of any rank: one may have ended early."""
+        """Return the last step that any rank has recorded: one may have ended early."""
         return max((rank.last_step for rank in self.ranks), default=0)
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The phases that a rank has, in their order."""
+        """Return the phases that a rank has, in their order."""
         found = {phase.name for rank in self.ranks for phase in rank.phases}
         return tuple(name for name in PHASES if name in found)
 
     def label(self, rank: Profiled) -> str:
-        """A node, or node:rank where a node has several."""
+        """Return a node, or node:rank where a node has several."""
         alone = sum(other.node == rank.node for other in self.ranks) == 1
         return rank.node if alone else f"{rank.node}:{rank.rank}"
 
 
 def profiles_of(events: Iterable[Event]) -> tuple[StepProfile, ...]:
-    """A group for each command, oldest first: steps may repeat after a rollback."""
+    """Return a group for each command, oldest first: steps may repeat after a rollback."""
     found: dict[str, list[AnyEvent]] = {}
     for event in sorted(events, key=lambda event: event.id):
         found.setdefault(event.command or "", []).append(event.data)
@@ -58,12 +58,12 @@ def _group(command: str, outcomes: Sequence[AnyEvent]) -> StepProfile:
 
 
 def steps_in(rank: Profiled) -> int:
-    """The number of steps that a rank recorded."""
+    """Return the number of steps that a rank recorded."""
     return rank.last_step - rank.first_step + 1
 
 
 def phase_of(rank: Profiled, name: str) -> PhaseProfile | None:
-    """A rank's phase of that name."""
+    """Return a rank's phase of that name."""
     return next((phase for phase in rank.phases if phase.name == name), None)
 
 
@@ -78,7 +78,7 @@ _NO_OPERATORS: Final = "no operators: none ran in this phase, or the library rec
 
 
 def title(profiles: Sequence[StepProfile], at: int, glyphs: Glyphs) -> str:
-    """What stands in the rule above the table."""
+    """Return what stands in the rule above the table."""
     if not profiles:
         return f"{glyphs.horizontal} profile "
     place = f", {at + 1} of {len(profiles)}" if len(profiles) > 1 else ""
@@ -86,7 +86,7 @@ def title(profiles: Sequence[StepProfile], at: int, glyphs: Glyphs) -> str:
 
 
 def steps_words(group: StepProfile) -> str:
-    """`steps 5 to 7`."""
+    """Return `steps 5 to 7`."""
     if not group.ranks:
         return "no steps"
     one = group.first_step == group.last_step
@@ -94,7 +94,7 @@ def steps_words(group: StepProfile) -> str:
 
 
 def nothing(columns: int, rows: int) -> list[Line]:
-    """Exactly `rows` lines of a run without a profile."""
+    """Return exactly `rows` lines of a run without a profile."""
     made = [line(Piece(text, role)) for text, role in _NO_PROFILE]
     return filled(made, columns, rows)
 
@@ -102,7 +102,7 @@ def nothing(columns: int, rows: int) -> list[Line]:
 def lines(
     group: StepProfile, phase: str, column: int, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line] = ()
 ) -> list[Line]:
-    """Exactly `rows` lines; `keys`: of the last line. Of `column` and `phase` the operators are shown."""
+    """Return exactly `rows` lines; `keys`: of the last line. Of `column` and `phase` the operators are shown."""
     if not group.ranks:
         return _only_failures(group, columns, rows, glyphs, keys)
     rank = group.ranks[column]
@@ -115,7 +115,6 @@ def lines(
 
 
 def _only_failures(group: StepProfile, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line]) -> list[Line]:
-    """Of a profile that no rank has recorded."""
     made = [line(Piece("no rank has recorded a profile", "strong")), ()]
     for failure in group.failed:
         made += labelled("  failed".ljust(10), clean(glyphs.text(failure_words(failure))), columns, "warning")
@@ -123,7 +122,6 @@ def _only_failures(group: StepProfile, columns: int, rows: int, glyphs: Glyphs, 
 
 
 def _phases(group: StepProfile, chosen: str, column: int, columns: int, glyphs: Glyphs) -> list[Line]:
-    """A line for each phase, its time per step on each rank; the ranks around the chosen one."""
     room = max((columns - _PHASE_CELLS) // _RANK_CELLS, 1)
     start = min(max(column - room + 1, 0), max(len(group.ranks) - room, 0))
     shown = [*enumerate(group.ranks)][start : start + room]
@@ -152,7 +150,6 @@ def _phase_cell(
 
 
 def _operators(rank: Profiled, name: str, columns: int, glyphs: Glyphs) -> list[Line]:
-    """The heading and the operators, the longest first."""
     phase = phase_of(rank, name)
     if phase is None or not phase.operators:
         return [line(Piece(f"  {_NO_OPERATORS}", "dim"))]
@@ -161,7 +158,7 @@ def _operators(rank: Profiled, name: str, columns: int, glyphs: Glyphs) -> list[
 
 
 def operator_rows(phase: PhaseProfile, columns: int, ellipsis: str) -> list[str]:
-    """The heading and a row for each operator, of at most `columns` cells."""
+    """Return the heading and a row for each operator, of at most `columns` cells."""
     on_device = phase.device_seconds > 0
     figures = _CALLS_CELLS + _TIME_CELLS * (2 if on_device else 1) + _SHARE_CELLS
     room = min(max(columns - figures, 8), 60)
@@ -176,7 +173,6 @@ def operator_rows(phase: PhaseProfile, columns: int, ellipsis: str) -> list[str]
 
 
 def _remarks(group: StepProfile, rank: Profiled, columns: int, glyphs: Glyphs) -> list[Line]:
-    """What the trace lacks, its file, and the ranks without one."""
     said = [("trace", file_words(rank), "dim")]
     said += [("lacks", rank.lacks, "warning")] if rank.lacks else []
     said += [("failed", failure_words(failure), "warning") for failure in group.failed]
@@ -187,13 +183,13 @@ def _remarks(group: StepProfile, rank: Profiled, columns: int, glyphs: Glyphs) -
 
 
 def file_words(rank: Profiled) -> str:
-    """The trace's size and name, and what it cost."""
+    """Return the trace's size and name, and what it cost."""
     cost = f"the loop was paused for {f.seconds(rank.loop_seconds)}"
     return f"{rank.file} on {rank.node}, {rank.size_bytes / 1e6:,.1f} MB; {cost}"
 
 
 def failure_words(failure: ProfileFailed) -> str:
-    """Why a rank recorded nothing."""
+    """Return why a rank recorded nothing."""
     return f"{failure.node}: {failure.reason}"
 
 
@@ -201,7 +197,7 @@ def failure_words(failure: ProfileFailed) -> str:
 
 
 def text(group: StepProfile, columns: int = 80) -> str:
-    """All phases on all ranks, a paragraph for each."""
+    """Return all phases on all ranks, a paragraph for each."""
     made = [f"profile of {steps_words(group)}"]
     for rank in group.ranks:
         made += ["", clean(f"{group.label(rank)}: {file_words(rank)}")]
@@ -217,7 +213,7 @@ def text(group: StepProfile, columns: int = 80) -> str:
 
 
 def objects(group: StepProfile) -> dict[str, Any]:
-    """The same as plain values; operators have names for their fields, as they are an array on the wire."""
+    """Return the same as plain values; operators have names for their fields, as they are an array on the wire."""
     ranks = []
     for rank in group.ranks:
         fields = msgspec.to_builtins(rank)

@@ -1,4 +1,4 @@
-"""What the screens with a table share: `/` filters it, `o` and `O` sort it, esc clears the filter."""
+"""A screen with a table: `/` filters it, `o` and `O` sort it, esc clears the filter."""
 
 import abc
 from collections.abc import Iterable, Sequence
@@ -50,11 +50,11 @@ class TableScreen(BaseScreen):
             self.bar.paint(self.hidden, self.total)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """These keys are text while something is typed."""
+        """Return whether an action may run now: these keys are text while something is typed."""
         return action not in _WHILE_TYPING or not isinstance(self.focused, Input)
 
     def filter_rows(self, every: Sequence[R]) -> list[R]:
-        """Those that the filter keeps, counted."""
+        """Return the rows that the filter keeps, and count them."""
         kept = self.bar.filter.kept(every)
         self.total, self.hidden = len(every), len(every) - len(kept)
         return kept
@@ -75,7 +75,7 @@ class TableScreen(BaseScreen):
 
     @abc.abstractmethod
     def sort_fields(self) -> Sequence[str]:
-        """What `o` goes through."""
+        """Return what `o` goes through."""
 
     def action_sort_next(self) -> None:
         self.order = table_fields.next_order(self.order, self.sort_fields())
@@ -86,7 +86,7 @@ class TableScreen(BaseScreen):
         self.paint()
 
     def action_sort(self, field: str) -> None:
-        """A click on a column's head."""
+        """Sort by a column whose head was clicked."""
         self.order = table_fields.order_by(self.order, field)
         self.paint()
 
@@ -101,22 +101,22 @@ class RowsScreen(TableScreen, Generic[R]):
 
     @abc.abstractmethod
     def row_key(self, row: R) -> object:
-        """What the row is chosen by."""
+        """Return what the row is chosen by."""
 
     def arrange_rows(self, every: Sequence[R]) -> None:
-        """The rows to be shown, filtered and sorted."""
+        """Set the rows to be shown, filtered and sorted."""
         self.rows = table_fields.in_order(self.filter_rows(every), self.order, self.TABLE)
 
     @property
     def cursor(self) -> int:
-        """Where the chosen row is."""
+        """Return where the chosen row is."""
         return next((at for at, row in enumerate(self.rows) if self.row_key(row) == self.chosen_key), 0)
 
     def action_move(self, by: int) -> None:
         self.action_pick(min(max(self.cursor + by, 0), len(self.rows) - 1))
 
     def action_pick(self, index: int) -> None:
-        """A click on a row."""
+        """Choose a row that was clicked."""
         if 0 <= index < len(self.rows):
             self.chosen_key = self.row_key(self.rows[index])
         self.paint()

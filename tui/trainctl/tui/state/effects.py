@@ -1,4 +1,5 @@
-"""What a change did to the fleet's rate, as measured: medians over the steps before and after it.
+"""Effects of changes on the fleet's rate, as measured: medians over the steps before and after, also of what policies
+did.
 
 Only throughput is attributed: shares, micro-batches and members change it at once, while a loss goes on changing by
 itself, so that no difference of it could honestly be laid to a command.
@@ -35,12 +36,13 @@ class Effect:
 
     @property
     def change(self) -> float | None:
-        """Relative: 0.26 is 26 % faster."""
+        """Return relative: 0.26 is 26 % faster."""
         return self.after / self.before - 1 if self.before and self.after else None
 
 
 def measured(rates: series.Window, events: Sequence[Event], event: Event) -> Effect | None:
-    """The effect of an event on a window of tokens/s; None where it changed nothing, or the window is too coarse."""
+    """Return the effect of an event on a window of tokens/s; None where it changed nothing, or the window is too
+    coarse."""
     if event.step is None or rates.bucket_steps > _COARSEST or not run_events.took_effect(event):
         return None
     first, last = _undisturbed(events, event, event.step)
@@ -49,7 +51,7 @@ def measured(rates: series.Window, events: Sequence[Event], event: Event) -> Eff
 
 
 def _undisturbed(events: Sequence[Event], event: Event, step: int) -> tuple[int, int]:
-    """First and last step around the event's up to which it alone changed the plan."""
+    """Return first and last step around the event's up to which it alone changed the plan."""
     others = [
         other.step
         for other in events
@@ -72,7 +74,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def covered(rates: series.Window, step: int) -> bool:
-    """Whether a window reaches back to all that an effect at `step` is measured from, step by step."""
+    """Return whether a window reaches back to all that an effect at `step` is measured from, step by step."""
     return bool(len(rates)) and rates.bucket_steps <= _COARSEST and int(rates.first[0]) <= max(step - EFFECT_STEPS, 1)
 
 
@@ -85,8 +87,8 @@ class HistorySource(Protocol):
 
 
 async def in_record(client: HistorySource, run: str, events: Sequence[Event], event: Event) -> Effect | None:
-    """The effect of an event at a step, measured on the record; None where it changed nothing. `events`: what may have
-    disturbed it. Raises what the client raises."""
+    """Return the effect of an event at a step, measured on the record; None where it changed nothing. `events`: what
+    may have disturbed it. Raises what the client raises."""
     step = event.step or 0
     first, last = max(step - EFFECT_STEPS, 1), step + EFFECT_STEPS - 1
     history = await client.history(run, (_RATE,), first, last, 2 * EFFECT_STEPS)
@@ -95,7 +97,7 @@ async def in_record(client: HistorySource, run: str, events: Sequence[Event], ev
 
 
 def figures(effect: Effect | None, event: Event, glyphs: Glyphs) -> str:
-    """The effect with its figures, or why there are none."""
+    """Return the effect with its figures, or why there are none."""
     if not run_events.changes_speed(event):
         return "not measured: it doesn't change the speed, and a change in loss can't be attributed to one command"
     if effect is None:
@@ -131,8 +133,8 @@ class PolicyReport:
 
 
 async def policy_report(client: PolicySource, run: str | None, before: PolicyReport | None = None) -> PolicyReport:
-    """The report of now; effects that were complete `before` aren't measured again. Raises TrainctlError if the run
-    isn't active."""
+    """Return the report of now; effects that were complete `before` aren't measured again. Raises TrainctlError if the
+    run isn't active."""
     told = await client.policies(run)
     actions = [event for policy in told.policies for event in policy.actions]
     events = (await client.events(told.run, limit=NEWEST_EVENTS, newest=True)).events

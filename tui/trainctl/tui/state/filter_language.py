@@ -19,7 +19,7 @@ _MARKS = frozenset("<>=!:~")
 
 
 class FilterError(InvalidInputError):
-    """What is wrong with a filter, and in which column of it (from 1)."""
+    """A fault of a filter, and in which column of it (from 1)."""
 
     def __init__(self, column: int, problem: str) -> None:
         super().__init__(f"column {column}", problem)
@@ -91,7 +91,7 @@ class Filter(Generic[R]):
 
 
 def parse(text: str, table: Table[R]) -> Filter[R]:
-    """Raises FilterError naming the column and what would be right there."""
+    """Raise FilterError naming the column and what would be right there."""
     return Filter(text.strip(), _Parser(text, table).whole(), table)
 
 
@@ -217,7 +217,7 @@ class _Parser(Generic[R]):
         return lambda value: isinstance(value, str) and pattern.search(value) is not None
 
     def _read_field(self) -> str:
-        """The longest name of a field that an operator follows; nothing where there is none."""
+        """Return the longest name of a field that an operator follows; nothing where there is none."""
         text = self._text[self._at :].lower()
         known = [name for field in self._table.fields for name in (field.name, *field.aliases)]
         found = max((name for name in known if text.startswith(name) and _compared(text, name)), key=len, default="")
@@ -238,7 +238,7 @@ class _Parser(Generic[R]):
         return char.isspace() or char in "()\"'" or char in _MARKS
 
     def _read_value(self, after: str, example: str | Sequence[str] = ()) -> str:
-        """A quoted string, or all up to a blank or a parenthesis that closes another one."""
+        """Return a quoted string, or all up to a blank or a parenthesis that closes another one."""
         if self._left and self._text[self._at] in "\"'":
             return self._string()
         start, depth = self._at, 0
@@ -277,7 +277,7 @@ class _Parser(Generic[R]):
             self._at += 1
 
     def _peek(self) -> str:
-        """The word that comes next in small letters, empty if it is a field's."""
+        """Return the word that comes next in small letters, empty if it is a field's."""
         end = self._at
         while end < len(self._text) and not self._ends_word(self._text[end]):
             end += 1
@@ -285,7 +285,6 @@ class _Parser(Generic[R]):
         return "" if is_field else self._text[self._at : end].lower()
 
     def _keyword(self, word: str) -> bool:
-        """Takes the word if it comes next."""
         if self._peek() != word:
             return False
         self._at += len(word)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 ATTEND_SECONDS = 5.0
-"""How often a viewer says that it is there."""
+"""Seconds between two messages of a viewer that it is there."""
 
 
 async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
-    """What `Client.attach` gives, of the agent that `client` is connected to until another one conducts, then of that
-    one, which a Snapshot begins; not that a line is being made, which says nothing once there was one."""
+    """Return what `Client.attach` gives, of the agent that `client` is connected to until another one conducts, then of
+    that one, which a Snapshot begins; not that a line is being made, which says nothing once there was one."""
     from trainctl.protocol.client.cluster import attach_cluster  # ZeroMQ: not for `--help`
 
     conducts = ""
@@ -36,7 +36,7 @@ async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
 
 
 def client_like(client: "Client", address: str) -> "Client":
-    """One for the agent at `address`, not opened yet, that says and knows what `client` does."""
+    """Return one for the agent at `address`, not opened yet, that says and knows what `client` does."""
     return type(client)(address, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys)
 
 
@@ -49,7 +49,7 @@ class LeadClients:
         self._opened, self._stack = client, contextlib.AsyncExitStack()
 
     async def of(self, node: NodeView) -> "Client":
-        """The client for a node's agent."""
+        """Return the client for a node's agent."""
         if node.node == self._node:
             return self._first
         if self._opened.address != node.address:

@@ -49,18 +49,19 @@ class LiveFeed:
 
     @property
     def live(self) -> ViewState:
-        """The state after all that has come."""
+        """Return the state after all that has come."""
         self._take_waiting()
         return self._live
 
     @property
     def opened(self) -> ViewState | None:
-        """The run that was opened beside the one that is followed: as it stands if it is live, else as recorded."""
+        """Return the run that was opened beside the one that is followed: as it stands if it is live, else as
+        recorded."""
         self._take_waiting()
         return self._opened
 
     async def snapshot_of(self, run: str) -> Snapshot:
-        """Raises TrainctlError."""
+        """Raise TrainctlError."""
         if self.client is None:
             raise UnreachableError("no agent answers yet")
         return await self.client.snapshot(SNAPSHOT_COLUMNS, run)
@@ -94,7 +95,7 @@ class LiveFeed:
             self._opened = reducer.take_all(self._opened, own)
 
     async def keep_up(self) -> None:
-        """Follows the agents, and begins again whenever the client gives up; it ends by being cancelled."""
+        """Follow the agents, and begin again whenever the client gives up; it ends by being cancelled."""
         while True:
             try:
                 async with self._connect() as client, contextlib.aclosing(client.follow(SNAPSHOT_COLUMNS)) as items:
@@ -108,7 +109,7 @@ class LiveFeed:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def attend(self, read_only: Callable[[], bool]) -> None:
-        """Says every few seconds that somebody is here, and learns who else is; it ends by being cancelled."""
+        """Say every few seconds that somebody is here, and learn who else is; it ends by being cancelled."""
         viewer = uuid.uuid4().hex
         while True:
             client = self.client
@@ -119,7 +120,7 @@ class LiveFeed:
             await asyncio.sleep(ATTEND_SECONDS if client is not None else RETRY_SECONDS)
 
     def _take(self, node: str, message: Incoming) -> None:
-        """The screen follows at its own pace."""
+        """Keep a message for the screen, which follows at its own pace."""
         self._waiting.append((node, message, self._clock.monotonic()))
         if isinstance(message, Snapshot):
             self._arrived()
@@ -129,7 +130,7 @@ class LiveFeed:
                 self._take_waiting()
 
     async def refine(self) -> None:
-        """Fetches the last steps one by one where the state has them only in buckets."""
+        """Fetch the last steps one by one where the state has them only in buckets."""
         run = self.live.run
         coarse = any(window.bucket_steps > 1 for (_, rank), window in self.live.recent.items() if rank is not None)
         if run is None or not coarse or self.client is None:
@@ -142,7 +143,6 @@ class LiveFeed:
 
 
 def _concerns(message: Incoming, run: str) -> bool:
-    """Whether a message is about a run, or about none."""
     return getattr(message, "run", "") in ("", run)
 
 
@@ -158,7 +158,7 @@ class LogFeed:
         self.tail = LogTail()
 
     async def keep_up(self, run: str, ranks: Mapping[int, str]) -> None:
-        """Reads the logs of the ranks, given with their nodes, until it is cancelled."""
+        """Read the logs of the ranks, given with their nodes, until it is cancelled."""
         if self.tail.run != run:
             self.tail = LogTail(run)
         async with asyncio.TaskGroup() as readers:
@@ -174,7 +174,7 @@ class LogFeed:
             await asyncio.sleep(pause)
 
     async def _read_once(self, run: str, rank: int, node: str) -> float:
-        """One part; gives the seconds to wait for the next."""
+        """Return one part; gives the seconds to wait for the next."""
         source = self._source()
         if source is None:
             self.tail = failed(self.tail, rank, "no agent answers yet")

@@ -15,7 +15,7 @@ _NEWEST_STEPS = 8
 
 
 def common_parts(state: ViewState) -> dict[int, RankStep]:
-    """The newest step that all ranks which report have reported; empty where there is none."""
+    """Return the newest step that all ranks which report have reported; empty where there is none."""
     parts = {rank: state.parts.get(rank, ()) for rank in reporting(state.run)}
     if not parts or not all(parts.values()):
         return {}
@@ -27,8 +27,8 @@ def common_parts(state: ViewState) -> dict[int, RankStep]:
 
 
 def awaited(state: ViewState, step: int) -> bool:
-    """Whether a rank that has reported before still has to report this step; quickly told, for it is asked at each
-    report, and reports come in the order of the ranks."""
+    """Return whether a rank that has reported before still has to report this step; quickly told, for it is asked at
+    each report, and reports come in the order of the ranks."""
     for view in reversed(state.run.ranks if state.run else ()):
         own = state.parts.get(view.rank)
         if own and own[-1].step < step and view.state not in SILENT_STATES:
@@ -37,7 +37,6 @@ def awaited(state: ViewState, step: int) -> bool:
 
 
 def _common(state: ViewState, first_step: int) -> dict[int, list[RankStep]]:
-    """Each reporting rank's parts of the steps from `first_step` on that all of them reported, oldest first."""
     by_rank = {
         rank: {part.step: part for part in state.parts.get(rank, ()) if part.step >= first_step}
         for rank in reporting(state.run)
@@ -47,7 +46,7 @@ def _common(state: ViewState, first_step: int) -> dict[int, list[RankStep]]:
 
 
 def paces(state: ViewState, views: Iterable[RankView]) -> dict[int, StepModel]:
-    """What a step takes each rank, by its last ones, and by its curve if that is known: then steps of other
+    """Return what a step takes each rank, by its last ones, and by its curve if that is known: then steps of other
     micro-batches count too."""
     views = [*views]
     parts = {
@@ -62,13 +61,14 @@ def paces(state: ViewState, views: Iterable[RankView]) -> dict[int, StepModel]:
 
 
 def named_straggler(state: ViewState) -> Straggler | None:
-    """The one judged at the last common step, while the run goes on and it takes part."""
+    """Return the one judged at the last common step, while the run goes on and it takes part."""
     slow, run = state.slow, state.run
     return slow if slow and run and run.state == "running" and slow.rank in reporting(run) else None
 
 
 def straggler(state: ViewState, was: Straggler | None = None) -> Straggler | None:
-    """The rank that waits least while the others wait for it, by the steps of the present plan that all reported.
+    """Return the rank that waits least while the others wait for it, by the steps of the present plan that all
+    reported.
 
     None if nobody does, or before `FEW_STEPS` of them. The node named by `was` stays so until it is clearly none.
     """
@@ -117,17 +117,17 @@ class Row:
 
     @property
     def out(self) -> bool:
-        """Whether it isn't in the group now, so that its last figures say nothing."""
+        """Return whether it isn't in the group now, so that its last figures say nothing."""
         return self.view.state in SILENT_STATES
 
     @property
     def says_why(self) -> bool:
-        """Whether the why of its state is of more use than where its last step went."""
+        """Return whether the why of its state is of more use than where its last step went."""
         return self.step is None or self.view.state == "late"
 
     @property
     def passes(self) -> tuple[int, int] | None:
-        """Micro-batch and how many of them its share takes; None where it has no share."""
+        """Return micro-batch and how many of them its share takes; None where it has no share."""
         if self.members:
             return self.micro
         count, whole = self.view.micro_batch, self.view.share
@@ -137,23 +137,24 @@ class Row:
 
     @property
     def wait(self) -> float | None:
-        """For slower ranks and for the plan."""
+        """Return the seconds of waiting for slower ranks and for the plan."""
         return self.waited + self.step.phases.wait if self.step and self.waited is not None else None
 
     @property
     def gpu(self) -> GpuReading | None:
-        """The rank's device where the host reads it."""
+        """Return the rank's device where the host reads it."""
         return self.host.gpu_of(self.view.device) if self.host is not None else None
 
     def value_of(self, metric: Metric) -> float | None:
-        """A metric of its last step, or of its machine's newest reading."""
+        """Return a metric of its last step, or of its machine's newest reading."""
         if metric.scope == "host":
             return metric.of_machine(self.host, self.gpu)
         return metric.of(self.step) if self.step is not None else None
 
 
 def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Row]:
-    """One for each rank, in the order of their numbers; their steps are the same one where all have reported one."""
+    """Return one for each rank, in the order of their numbers; their steps are the same one where all have reported
+    one."""
     run = state.run
     if run is None:
         return []
@@ -194,7 +195,6 @@ def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Ro
 
 
 def _link(state: ViewState, node: str, now: float) -> tuple[str, float | None]:
-    """How the line to a node's agent is, and for how long it has been silent."""
     if state.node is not None and state.node.node == node:
         quiet = state.silent_for(now)
     elif node in state.agents:
@@ -205,20 +205,20 @@ def _link(state: ViewState, node: str, now: float) -> tuple[str, float | None]:
 
 
 def own_rate(state: ViewState, rank: int, seen: Seen[RankStep] | None) -> float | None:
-    """Tokens per second the rank would reach alone: the median of its last steps."""
+    """Return the tokens per second that the rank would reach alone: the median of its last steps."""
     if seen is None:
         return None
     return series.typical(state.lately("own_tokens_per_second", rank), RATE_STEPS) or seen.value.own_tokens_per_second
 
 
 def _taking_part(state: ViewState) -> list[RankView]:
-    """The ranks that take part, or did to the run's end."""
     ranks = state.run.ranks if state.run else ()
     return [view for view in ranks if view.state == "done" or view.state not in rank_speed.OUT_STATES]
 
 
 def sum_of_own_rates(state: ViewState) -> float | None:
-    """What the live ranks would do together if none waited; None unless all are known, as that of a hung one isn't."""
+    """Return what the live ranks would do together if none waited; None unless all are known, as that of a hung one
+    isn't."""
     live = _taking_part(state)
     rates = [own_rate(state, view.rank, state.ranks.get(view.rank)) for view in live if view.state != "hung"]
     known = [rate for rate in rates if rate is not None]
@@ -226,14 +226,14 @@ def sum_of_own_rates(state: ViewState) -> float | None:
 
 
 def fleet_rate(state: ViewState) -> float | None:
-    """The run's rate lately, by the present plan as soon as it has done a step; in its `rate_unit`."""
+    """Return the run's rate lately, by the present plan as soon as it has done a step; in its `rate_unit`."""
     rates = state.lately(state.run.rate_metric if state.run is not None else "tokens_per_second")
     return series.typical(series.tail(rates, state.plan_step), RATE_STEPS) or series.typical(rates, RATE_STEPS)
 
 
 def efficiency(state: ViewState) -> float | None:
-    """The fleet's rate over the sum of the live ranks' own, all by steps of the present plan; None before it has done
-    a few, or while one is unknown, as the others' are to a node that doesn't conduct."""
+    """Return the fleet's rate over the sum of the live ranks' own, all by steps of the present plan; None before it has
+    done a few, or while one is unknown, as the others' are to a node that doesn't conduct."""
     ranks = state.run.ranks if state.run else ()
     whole = state.run.global_batch if state.run is not None else None
     if whole is None or sum(view.share or 0 for view in ranks) < whole:

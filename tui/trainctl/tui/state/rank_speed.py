@@ -1,4 +1,4 @@
-"""How fast the ranks are, and who is waited for: figures over each rank's last steps, pure.
+"""The ranks' speed, and who is waited for: figures over each rank's last steps, pure.
 
 A rank is busy with data, forward and backward. In `sync` the faster ranks also wait for the slowest, so what the least
 waiting rank spends there is the transfer itself, and what the others spend above it is their wait. Ranks are compared
@@ -18,7 +18,7 @@ SILENT_STATES = frozenset({"hung", "lost", "rejoining", "failed", "drained"})
 HELD_STATES = frozenset({"drained", "failed"})
 """A rank in one of these stays out until it is admitted; one that is lost joins by itself once it is back."""
 FEW_STEPS = 4
-"""From how many steps on something is said of a plan."""
+"""Steps from which on something is said of a plan."""
 _ON_PART, _OFF_PART = 0.1, 0.05
 """The others wait for a straggler this part of its own time; once named it is one down to the second of them."""
 _ON_SECONDS, _OFF_SECONDS = 0.002, 0.001
@@ -48,18 +48,19 @@ class Typical(NamedTuple):
 
 
 def live_ranks(run: RunView | None) -> tuple[RankView, ...]:
-    """Ranks that take part, by number."""
+    """Return ranks that take part, by number."""
     ranks = run.ranks if run else ()
     return tuple(sorted((view for view in ranks if view.state not in OUT_STATES), key=lambda view: view.rank))
 
 
 def reporting(run: RunView | None) -> list[int]:
-    """Ranks that report their steps, or did to the run's end."""
+    """Return ranks that report their steps, or did to the run's end."""
     return sorted(view.rank for view in (run.ranks if run else ()) if view.state not in SILENT_STATES)
 
 
 def waits(steps: Mapping[int, RankStep]) -> dict[int, float]:
-    """Seconds each rank spent in sync waiting for slower ones; none are known unless all report the same step."""
+    """Return seconds each rank spent in sync waiting for slower ones; none are known unless all report the same
+    step."""
     if len({step.step for step in steps.values()}) != 1:
         return {}
     transfer = min(step.phases.sync for step in steps.values())  # what the one that waits least spends there
@@ -67,14 +68,15 @@ def waits(steps: Mapping[int, RankStep]) -> dict[int, float]:
 
 
 def same_step(ranks: Iterable[RankView], parts: Iterable[RankStep]) -> dict[int, RankStep]:
-    """The last step of each rank that reports, where it is the same one; empty while reports are still to come."""
+    """Return the last step of each rank that reports, where it is the same one; empty while reports are still to
+    come."""
     due = {rank.rank for rank in ranks if rank.state not in SILENT_STATES}
     found = {part.rank: part for part in parts if part.rank in due}
     return found if found.keys() == due and len({part.step for part in found.values()}) == 1 else {}
 
 
 def straggler_of_step(parts: Mapping[int, RankStep]) -> Straggler | None:
-    """The straggler of one step that all these ranks reported; None where they report different ones."""
+    """Return the straggler of one step that all these ranks reported; None where they report different ones."""
     if len(parts) < 2 or len({part.step for part in parts.values()}) != 1:
         return None
     of_step = {rank: typical([part]) for rank, part in parts.items()}
@@ -82,7 +84,8 @@ def straggler_of_step(parts: Mapping[int, RankStep]) -> Straggler | None:
 
 
 def straggler_of(typical: Mapping[int, Typical], node_of: Mapping[int, str], was: Straggler | None) -> Straggler | None:
-    """Of ranks' typical steps: the one named before, else the busiest, where the others wait for it."""
+    """Return the straggler by the ranks' typical steps: the one named before, else the busiest, where the others wait
+    for it."""
     busiest = max(typical, key=lambda rank: typical[rank].own)
     if was is not None and was.rank in typical:
         kept = _judged(was.rank, typical, node_of, _OFF_PART, _OFF_SECONDS, slack=_OFF_PART)
@@ -105,7 +108,7 @@ def _judged(
 
 
 def typical(steps: Iterable[RankStep]) -> Typical:
-    """The medians of a rank's steps."""
+    """Return the medians of a rank's steps."""
     steps = list(steps)
     busy = {name: median(getattr(step.phases, name) for step in steps) for name in BUSY_PHASES}
     return Typical(busy, median(step.phases.sync + step.phases.wait for step in steps))

@@ -48,11 +48,12 @@ MAX_TRIED = 256
 K = TypeVar("K")
 V = TypeVar("V")
 _MAPPINGS = ("ranks", "parts", "laps", "tried", "agents", "hosts", "alerts", "windows", "recent")
-"""Of a state."""
+"""Mappings of a state."""
 
 
 def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
-    """The state after a message. One of another run, or already in it (same boot, seq at or below), changes nothing."""
+    """Return the state after a message. One of another run, or already in it (same boot, seq at or below), changes
+    nothing."""
     if isinstance(message, Connection):
         return replace(state, connection=message)
     if isinstance(message, Snapshot):
@@ -68,14 +69,15 @@ def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
 
 
 def _with(state: ViewState, **changes: object) -> ViewState:
-    """As `dataclasses.replace`, which for each of many messages would go through all fields."""
+    """Return the state with other values: `dataclasses.replace` would go through all fields for each of many
+    messages."""
     made = object.__new__(ViewState)
     made.__dict__.update(state.__dict__, **changes)
     return made
 
 
 def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
-    """The state after a message of `node`'s agent, the one that conducts or another; an empty name is the one
+    """Return the state after a message of `node`'s agent, the one that conducts or another; an empty name is the one
     asked first. A snapshot says who conducts from here on."""
     main = state.node.node if state.node is not None else node
     if isinstance(message, Snapshot) or node in ("", main):
@@ -84,7 +86,8 @@ def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewStat
 
 
 def take_all(state: ViewState, arrived: Iterable[Arrived]) -> ViewState:
-    """As `take` one after another, with each mapping copied once: that would be most of the work for many nodes."""
+    """Return the state after all that arrived, with each mapping copied once: that would be most of the work for many
+    nodes."""
     state = _with(state, **{name: _Draft(getattr(state, name)) for name in _MAPPINGS})
     for node, message, now in arrived:
         state = take(state, node, message, now)
@@ -97,7 +100,7 @@ class _Draft(dict[K, V]):
 
 
 def _set(mapping: Mapping[K, V], changes: Mapping[K, V]) -> Mapping[K, V]:
-    """The mapping with other values of some keys: a draft itself, of any other a changed copy."""
+    """Return the mapping with other values of some keys: a draft itself, of any other a changed copy."""
     if isinstance(mapping, _Draft):
         mapping.update(changes)
         return mapping
@@ -105,7 +108,8 @@ def _set(mapping: Mapping[K, V], changes: Mapping[K, V]) -> Mapping[K, V]:
 
 
 def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
-    """The state after a message of another node's agent: its line and its machine. The run is for the lead to tell."""
+    """Return the state after a message of another node's agent: its line and its machine. The run is for the lead to
+    tell."""
     line = state.agents.get(node)
     if line is None and len(state.agents) >= MAX_AGENTS:
         return state
@@ -129,7 +133,8 @@ def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> V
 
 
 def apply_history(state: ViewState, run: str, history: History) -> ViewState:
-    """The state with the recent windows of `run` taken from a ranged reply, where they are finer than those it has."""
+    """Return the state with the recent windows of `run` taken from a ranged reply, where they are finer than those it
+    has."""
     if state.run is None or state.run.run != run:
         return state
     recent = dict(state.recent)
@@ -143,7 +148,7 @@ def apply_history(state: ViewState, run: str, history: History) -> ViewState:
 
 
 def _with_newer(made: series.Window, had: series.Window | None) -> series.Window:
-    """Steps that came live while the history was on its way go after it."""
+    """Return steps that came live while the history was on its way go after it."""
     if had is None:
         return made
     newer = series.tail(had, made.newest_step + 1)
@@ -153,7 +158,8 @@ def _with_newer(made: series.Window, had: series.Window | None) -> series.Window
 
 
 def _open(state: ViewState, snapshot: Snapshot, now: float) -> ViewState:
-    """A snapshot replaces all but the lines to agents and what others said; ages come from the agent's own clock."""
+    """Return the state after a snapshot, which replaces all but the lines to agents and what others said; ages come
+    from the agent's own clock."""
 
     def seen_at(at: float) -> float:
         return now - max(snapshot.at - at, 0.0)
@@ -198,14 +204,15 @@ def _open(state: ViewState, snapshot: Snapshot, now: float) -> ViewState:
 
 
 def _alerts_after(state: ViewState, snapshot: Snapshot) -> dict[str, Alerts]:
-    """What other agents have raised stays; of the one that reports all there is what it says now."""
+    """Return what other agents have raised stays; of the one that reports all there is what it says now."""
     main = snapshot.node.node
     others = {node: told for node, told in state.alerts.items() if node in state.agents and node != main}
     return {**others, main: snapshot.alerts} if snapshot.alerts is not None else others
 
 
 def _tried_by(state: ViewState, view: RunView) -> Tried:
-    """What was tried on the run's present trainers: one may have been replaced for a micro-batch that took too much."""
+    """Return what was tried on the run's present trainers: one may have been replaced for a micro-batch that took too
+    much."""
     before = state.run
     if before is None or before.run != view.run:
         return _frozen({})
@@ -238,8 +245,8 @@ def _ours(state: ViewState, run: str) -> bool:
 
 
 def _run_changed(state: ViewState, view: RunView) -> ViewState:
-    """Another run that starts takes the screen, a guest only from one that has ended; one that has ended elsewhere
-    doesn't."""
+    """Return the state after another view of a run. A run that starts takes the screen, a guest only from one that has
+    ended; one that has ended elsewhere doesn't."""
     if state.run is None or (view.run != state.run.run and view.takes_over(state.run)):
         return replace(
             state,
@@ -274,8 +281,8 @@ def _run_changed(state: ViewState, view: RunView) -> ViewState:
 
 
 def _without_undone(state: ViewState, step: int) -> ViewState:
-    """The state without evaluations of later steps: the run has gone back, and no other point takes their place until
-    the next evaluation."""
+    """Return the state without evaluations of later steps: the run has gone back, and no other point takes their place
+    until the next evaluation."""
     of_evaluations = {key: key[0] in _OF_EVALUATIONS for key in state.windows}
     windows = {key: series.head(window, step) for key, window in state.windows.items() if of_evaluations[key]}
     recent = {key: series.head(window, step) for key, window in state.recent.items() if of_evaluations.get(key)}
@@ -300,7 +307,7 @@ def _made_by(step: StepCommitted) -> tuple[int, Generation]:
 
 
 def _with_step(run: RunView, step: StepCommitted) -> RunView:
-    """A RunView isn't published at each step, so the step moves it on."""
+    """Return the run moved on by a step: no RunView is published at each one."""
     return msgspec.structs.replace(
         run,
         step=step.step,
@@ -335,7 +342,7 @@ def _rank_step(state: ViewState, step: RankStep, now: float) -> ViewState:
 
 
 def tried_with(tried: Tried, parts: Sequence[RankStep]) -> Tried:
-    """What was tried, and what a rank's last steps, all of one micro-batch, say of that."""
+    """Return what was tried, and what a rank's last steps, all of one micro-batch, say of that."""
     rates = [part.samples / part.phases.busy for part in parts if part.phases.busy > 0 and part.samples]
     last = parts[-1] if parts else None
     if not rates or last is None or last.micro_batch is None:
@@ -358,7 +365,7 @@ def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> V
 
 
 def _keep_recent(window: series.Window) -> series.Window:
-    """Drops the oldest in pages, so that what is drawn from it doesn't scroll with each step."""
+    """Drop the oldest in pages, so that what is drawn from it doesn't scroll with each step."""
     if window.capacity != 2 * RECENT_STEPS:
         window = replace(window, capacity=2 * RECENT_STEPS)
     return series.tail(window, window.newest_step - RECENT_STEPS + 1) if len(window) >= 2 * RECENT_STEPS else window

@@ -20,23 +20,23 @@ _OF_SPEED: frozenset[Knob] = frozenset({"shares", "micro-batch"})
 
 
 def took_effect(event: Event) -> bool:
-    """Whether the event is of something that was applied at a step, and left it other than it was."""
+    """Return whether the event is of something that was applied at a step, and left it other than it was."""
     applied = event.step is not None and event.outcome in (None, "applied")
     return applied and (event.before is None or event.before != event.after)
 
 
 def changes_speed(event: Event) -> bool:
-    """Whether it gave ranks other shares or micro-batches, by a command or by itself."""
+    """Return whether it gave ranks other shares or micro-batches, by a command or by itself."""
     return not _OF_SPEED.isdisjoint(knobs(event.verb)) and took_effect(event)
 
 
 def changed_step(events: Iterable[Event], run: str) -> int:
-    """The step of the run's last such event; 0 where none is known."""
+    """Return the step of the run's last such event; 0 where none is known."""
     return max((event.step or 0 for event in events if event.run == run and changes_speed(event)), default=0)
 
 
 def node_of(event: Event) -> str | None:
-    """The node that a command was for; None: the run, or it isn't known."""
+    """Return the node that a command was for; None: the run, or it isn't known."""
     match event.data:
         case SharesChanged(node=node) | NodeStateChanged(node=node) | CommandApplied(node=node):
             return node or None
@@ -72,13 +72,13 @@ def changes_of_ranks(events: Iterable[Event]) -> list[Change]:
 
 
 def event_words(event: Event, arrow: str = event_prose.ARROW) -> str:
-    """What it says, and at which step unless that is part of it."""
+    """Return what it says, and at which step unless that is part of it."""
     is_said = getattr(event.data, "step", None) is not None
     step = "" if event.step is None or is_said else f" @{event.step:,}"
     return event.text.replace(event_prose.ARROW, arrow) + step
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """The event for a script: its fields, and beside its data the same in words."""
+    """Return the event for a script: its fields, and beside its data the same in words."""
     event_words = {"kind": event.kind, "text": event.text, "before": event.before, "after": event.after}
     return {**msgspec.to_builtins(event), **event_words}

@@ -1,4 +1,4 @@
-"""What the screens follow: every agent of a cluster, with requests and commands to the one that conducts.
+"""The source of the screens: every agent of a cluster, with requests and commands to the one that conducts.
 
 The screens see it as a `Source`, so that a recorded one can stand in for the network.
 """
@@ -89,9 +89,9 @@ def _begun(row: RunSummary) -> float:
 
 Connect = Callable[[], contextlib.AbstractAsyncContextManager[Source]]
 LOG_SECONDS = 3.0
-"""How long a node's agent may take to give a part of a log."""
+"""Seconds that a node's agent may take to give a part of a log."""
 UNREACHED_SECONDS = 60.0
-"""For so long after an agent didn't answer, the one that conducts is asked for what it has."""
+"""Seconds after an agent didn't answer for which the one that conducts is asked for what it has."""
 
 
 class ClusterSource:
@@ -167,7 +167,8 @@ class ClusterSource:
         return self._elsewhere(address, verb, args, **options)
 
     def _raiser(self, verb: str, args: dict[str, Any], node: str | None) -> str:
-        """The node whose agent raised the alert that a command is about; empty for the conducting agent's or none."""
+        """Return the node whose agent raised the alert that a command is about; empty for the conducting agent's or
+        none."""
         kind = args_type(verb)
         about = args.get("id") if kind is Acknowledge else f"{args.get('kind')}:{node}" if kind is Mute else None
         raisers = [at for at, ids in self._raised.items() if about in ids]
@@ -196,7 +197,8 @@ class ClusterSource:
         return row.lead in self._addresses
 
     async def runs(self) -> Runs:
-        """The runs of all agents, each as its lead has it; those of an agent that doesn't answer are left out."""
+        """Return the runs of all agents, each as its lead has it; those of an agent that doesn't answer are left
+        out."""
         own = await self._client.runs()
         others = [address for node, address in self._addresses.items() if node != self._main]
         if not others:
@@ -220,7 +222,7 @@ class ClusterSource:
         return await self._client.samples(run, after_row, limit, newest)
 
     async def profiles(self, node: str) -> Profiles:
-        """Those of a node, from its own agent."""
+        """Return the profiles of a node, from its own agent."""
         address = self._addresses.get(node, self._client.address)
         if node == self._main or address == self._client.address:
             return await self._client.profiles()
@@ -243,7 +245,8 @@ class ClusterSource:
         return await self._client.diagnosis(run)
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> LogPart:
-        """From the node's own agent; where that can't be reached from here, through the one that conducts."""
+        """Return a part of a log from the node's own agent; where that can't be reached from here, through the one that
+        conducts."""
         address = self._addresses.get(node)
         late = time.monotonic() - self._unreached.get(address or "", -UNREACHED_SECONDS) < UNREACHED_SECONDS
         if address is not None and node != self._main and not late:

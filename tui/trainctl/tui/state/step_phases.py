@@ -1,4 +1,4 @@
-"""Where each of a rank's last steps went, by the record and what came since, and when its model was compiled. Pure."""
+"""Phases of each of a rank's last steps, by the record and what came since, and when its model was compiled. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from trainctl.tui.text import formatting as f
 
 COMPILE_METRIC: Final = "compile_seconds"
 COMPILE_BUCKETS: Final = 240
-"""Of the whole run, in the first of two questions to the record; the second is about one of them."""
+"""Buckets of the whole run, in the first of two questions to the record; the second is about one of them."""
 
 
 class Compilation(msgspec.Struct, frozen=True):
@@ -27,13 +27,13 @@ class Compilation(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """`41.0 s at step 1`."""
+        """Return `41.0 s at step 1`."""
         at = f"at step {self.first:,}" if self.first == self.last else f"in steps {self.first:,} to {self.last:,}"
         return f"{f.seconds(self.seconds)} {at}"
 
 
 def compilations(series: Series) -> list[Compilation]:
-    """One for each bucket."""
+    """Return one for each bucket."""
     size = series.bucket_steps
     return [
         Compilation(max(first, 1), first + size - 1, seconds)
@@ -42,7 +42,7 @@ def compilations(series: Series) -> list[Compilation]:
 
 
 def longest_compilation(found: Iterable[Compilation]) -> Compilation | None:
-    """Of those that are alike, one whose step is known exactly; None without any."""
+    """Return the longest; of those that are alike, one whose step is known exactly; None without any."""
     return max(found, key=lambda one: (one.seconds, one.first - one.last), default=None)
 
 
@@ -56,12 +56,12 @@ def compiled_by_rank(histories: Sequence[History]) -> dict[int, Compilation]:
 
 
 def is_compiled(run: RunView) -> bool:
-    """Whether any rank says that it compiles its model."""
+    """Return whether any rank says that it compiles its model."""
     return any(rank.compute is not None and rank.compute.compile != "off" for rank in run.ranks)
 
 
 METRICS = (*(f"{name}_seconds" for name in PHASES), *RANK_COLUMNS)
-"""What of the record this is made from."""
+"""Metrics of the record that this is made from."""
 STEPS = 240
 """Newest steps that are asked for."""
 MOST_BUCKETS = 16_000
@@ -84,7 +84,7 @@ class StepPhases(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedPhases:
-    """What the record had of a run's last steps: rank -> step -> lap; and of the compiler, in all steps."""
+    """A run's last steps in its record: rank -> step -> lap; and the compiler's time in all steps."""
 
     run: str = ""
     laps: Mapping[int, Mapping[int, StepPhases]] = field(default_factory=lambda: MappingProxyType({}))
@@ -92,13 +92,13 @@ class RecordedPhases:
 
 
 def columns_of(ranks: int) -> int:
-    """How many steps to ask the record for."""
+    """Return how many steps to ask the record for."""
     return min(STEPS, MOST_BUCKETS // (len(METRICS) * max(ranks, 1)))
 
 
 def past_of(run: str, history: History, compiled: Sequence[History] = ()) -> RecordedPhases:
-    """The steps of a reply that has them one by one; a bucket of several says nothing of any of them. `compiled`: the
-    replies on the compiler's time."""
+    """Return the steps of a reply that has them one by one; a bucket of several says nothing of any of them.
+    `compiled`: the replies on the compiler's time."""
     values: dict[int, dict[int, dict[str, float]]] = {}
     for series in history.series:
         if series.rank is None or series.bucket_steps != 1:
@@ -110,7 +110,6 @@ def past_of(run: str, history: History, compiled: Sequence[History] = ()) -> Rec
 
 
 def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
-    """Of the steps all of whose phases are known."""
     made = {}
     for step, named in steps.items():
         phases = {name: named.get(f"{name}_seconds", math.nan) for name in PHASES}
@@ -120,7 +119,7 @@ def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
 
 
 def laps(state: ViewState, past: RecordedPhases, rank: int) -> list[StepPhases]:
-    """A rank's known last steps, oldest first."""
+    """Return a rank's known last steps, oldest first."""
     ranks = rank_speed.reporting(state.run) or sorted(state.laps)
     known = {other: _known(state, past, other) for other in {rank, *ranks}}
     return [_split(lap, [known[other].get(step) for other in ranks]) for step, lap in sorted(known[rank].items())]
@@ -136,7 +135,8 @@ def _known(state: ViewState, past: RecordedPhases, rank: int) -> dict[int, StepP
 
 
 def _split(lap: StepPhases, others: Sequence[StepPhases | None]) -> StepPhases:
-    """Of sync, what the least waiting rank didn't spend there is a wait; unknown unless all have reported the step."""
+    """Return a lap with its wait: what the least waiting rank didn't spend in sync; unknown unless all have reported
+    the step."""
     syncs = [other.phases.sync for other in others if other is not None]
     if len(syncs) < 2 or len(syncs) < len(others):
         return lap
@@ -147,7 +147,7 @@ def _split(lap: StepPhases, others: Sequence[StepPhases | None]) -> StepPhases:
 
 
 def compiled(state: ViewState, past: RecordedPhases, rank: int) -> Compilation | None:
-    """The compiler's time in the step of a rank that it slowed most; None if nothing is known to be compiled."""
+    """Return the compiler's time in the step of a rank that it slowed most; None if nothing is known to be compiled."""
     run, window = state.run.run if state.run else "", state.lately(COMPILE_METRIC, rank)
     live = zip(window.first.tolist(), window.last.tolist(), strict=True)
     recorded = [past.compiled[rank]] if past.run == run and rank in past.compiled else []
@@ -155,6 +155,6 @@ def compiled(state: ViewState, past: RecordedPhases, rank: int) -> Compilation |
 
 
 def means(found: Sequence[StepPhases]) -> dict[str, float]:
-    """Mean seconds of each phase over the last steps; empty without one."""
+    """Return mean seconds of each phase over the last steps; empty without one."""
     newest = found[-MEAN_STEPS:]
     return {name: sum(getattr(lap.phases, name) for lap in newest) / len(newest) for name in PHASES if newest}

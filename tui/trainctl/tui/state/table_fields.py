@@ -19,7 +19,7 @@ UNKNOWN = "n/a"
 
 @dataclass(frozen=True)
 class Kind:
-    """What a number counts: the factor of each unit that may stand after it, "" for none, and one that reads well."""
+    """A kind of number: the factor of each unit that may stand after it, "" for none, and one that reads well."""
 
     name: str
     units: Mapping[str, float]
@@ -61,7 +61,7 @@ class Quantity:
 
 
 def quantity_of(text: str, kind: Kind) -> Quantity | None:
-    """The quantity that `text` means, None where it means none. `nan` and `inf` are numbers too."""
+    """Return the quantity that `text` means, None where it means none. `nan` and `inf` are numbers too."""
     if text.lower() in ("nan", "inf", "-inf"):
         return Quantity(float(text), 0.0)
     found = _NUMBER.match(text)
@@ -80,7 +80,6 @@ def _half_digit(digits: str) -> float:
 
 
 def _equal(value: float, wanted: Quantity) -> bool:
-    """Whether the value reads as what was typed; no number equals no number."""
     if math.isnan(value) or math.isnan(wanted.value):
         return math.isnan(value) and math.isnan(wanted.value)
     return value == wanted.value or abs(value - wanted.value) < wanted.half
@@ -95,7 +94,7 @@ _ORDERED: Mapping[str, Callable[[float, Quantity], bool]] = {
     ":": _equal,
     "!=": lambda value, wanted: not _equal(value, wanted),
 }
-"""What each comparison asks of a known value."""
+"""Tests that each comparison makes of a known value."""
 
 
 R = TypeVar("R")
@@ -107,7 +106,7 @@ _LONGEST_PATTERN = 200
 
 
 class ValueProblem(ValueError):  # noqa: N818  it is reported as part of another
-    """Why a field can't be compared as wanted, in words; `at_operator` tells that it isn't for the value."""
+    """A comparison that can't be made of a field, in words; `at_operator` tells that it isn't for the value."""
 
     def __init__(self, problem: str, *, at_operator: bool = False) -> None:
         super().__init__(problem)
@@ -131,7 +130,7 @@ class FilterField(Generic[R]):
     is_metric: bool = False  # one of many, which are not listed one by one
 
     def sort_key(self, row: R) -> tuple[int, float, str]:
-        """Numbers before texts, and what is unknown after both."""
+        """Return numbers before texts, and what is unknown after both."""
         value = self.get(row)
         if value is None or value != value:
             return (2, 0.0, "")
@@ -142,26 +141,27 @@ class FilterField(Generic[R]):
 
 @dataclass(frozen=True)
 class Table(Generic[R]):
-    """What the rows of one table are filtered by; `words` is all the text that a bare word is looked for in."""
+    """The fields that the rows of one table are filtered by; `words` is all the text that a bare word is looked for
+    in."""
 
     name: str
     fields: tuple[FilterField[R], ...]
     words: Callable[[R], str]
 
     def find(self, name: str) -> FilterField[R] | None:
-        """The field of that name or alias, whatever its case."""
+        """Return the field of that name or alias, whatever its case."""
         wanted = name.lower()
         return next((field for field in self.fields if wanted in (field.name, *field.aliases)), None)
 
     @property
     def names(self) -> str:
-        """The fields in a line, metrics as one."""
+        """Return the fields in a line, metrics as one."""
         metrics = "or a metric's name" if any(field.is_metric for field in self.fields) else ""
         return " ".join([*(field.name for field in self.fields if not field.is_metric), metrics]).rstrip()
 
 
 def test_of(field: FilterField[R], operator: str, text: str) -> Test:
-    """What `field operator text` asks of a value. Raises ValueProblem saying what would be right."""
+    """Return what `field operator text` asks of a value. Raises ValueProblem saying what would be right."""
     if text.lower() == UNKNOWN and operator in (":", "=", "!="):
         return (lambda value: value is not None) if operator == "!=" else (lambda value: value is None)
     if operator == "~":
@@ -203,14 +203,14 @@ def _text_test(operator: str, text: str) -> Test:
 
 
 def words_of(value: Value) -> Sequence[str]:
-    """The value as texts, none for what is unknown."""
+    """Return the value as texts, none for what is unknown."""
     if value is None:
         return ()
     return value if isinstance(value, tuple) else (f"{value:g}" if isinstance(value, float | int) else value,)
 
 
 def pattern_of(text: str) -> re.Pattern[str]:
-    """A regular expression, whatever the case of letters. Raises ValueProblem for one that is none."""
+    """Return a regular expression, whatever the case of letters. Raises ValueProblem for one that is none."""
     if len(text) > _LONGEST_PATTERN:
         raise ValueProblem(f"a pattern may have at most {_LONGEST_PATTERN} characters")
     reason = "too large"
@@ -231,12 +231,12 @@ class SortOrder:
     falling: bool = False
 
     def arrow(self, field: str, up: str, down: str) -> str:
-        """What a column's head carries: the way it is sorted, nothing for another column."""
+        """Return what a column's head carries: the way it is sorted, nothing for another column."""
         return "" if not field or field != self.field else down if self.falling else up
 
 
 def next_order(order: SortOrder, fields: Sequence[str]) -> SortOrder:
-    """By the next of `fields`, and after the last one in the table's own order."""
+    """Return the order by the next of `fields`, and after the last one the table's own."""
     at = fields.index(order.field) + 1 if order.field in fields else 0
     return SortOrder(fields[at]) if at < len(fields) else SortOrder()
 
@@ -246,14 +246,15 @@ def reversed_order(order: SortOrder) -> SortOrder:
 
 
 def order_by(order: SortOrder, field: str) -> SortOrder:
-    """By a column's head: first rising, then falling, then the table's own order again."""
+    """Return the order after a click on a column's head: first rising, then falling, then the table's own order
+    again."""
     if order.field != field:
         return SortOrder(field)
     return SortOrder() if order.falling else SortOrder(field, falling=True)
 
 
 def in_order(rows: Sequence[R], order: SortOrder, table: Table[R]) -> list[R]:
-    """The rows in that order; equal ones keep theirs, and what is unknown comes last either way."""
+    """Return the rows in that order; equal ones keep theirs, and what is unknown comes last either way."""
     field = table.find(order.field) if order.field else None
     if field is None:
         return list(reversed(rows)) if order.falling else list(rows)
@@ -264,8 +265,8 @@ def in_order(rows: Sequence[R], order: SortOrder, table: Table[R]) -> list[R]:
 
 
 def column_title(field: str, text: str, size: int, order: SortOrder, glyphs: Glyphs, *, right: bool = False) -> Piece:
-    """A title in `size` cells, flush right or left, with the arrow of the column that is sorted by; `field` is empty
-    for a column that nothing is sorted by."""
+    """Return a title in `size` cells, flush right or left, with the arrow of the column that is sorted by; `field` is
+    empty for a column that nothing is sorted by."""
     arrow = order.arrow(field, glyphs.up, glyphs.down)
     text = f"{arrow}{text}".rjust(size) if right else f"{text[: size - len(arrow)]}{arrow}".ljust(size)
     return Piece(text[:size], "strong" if arrow else "label", f"screen.sort({field!r})" if field else "")

@@ -57,7 +57,6 @@ def _percent_of(part: float | None, whole: float | None) -> float | None:
 
 
 def _states(row: Row) -> tuple[str, ...]:
-    """The rank's own state, and what the table makes of it."""
     more = (("slow", bool(row.slow_phase)), ("stale", row.old), ("out", row.out))
     return (row.view.state, *(name for name, holds in more if holds))
 
@@ -112,12 +111,12 @@ _OF_METRICS = tuple(
     for metric in METRICS.values()
     if metric.scope != "run" and is_by_name(metric.name) and metric.name not in _SHORTER
 )
-"""Of the metrics that have no field by a shorter name."""
+"""Fields of the metrics that have none by a shorter name."""
 
 
 @functools.lru_cache(8)
 def fleet(own: tuple[str, ...]) -> Table[Row]:
-    """The fleet's table with the metrics that the run brings, by name, as fields."""
+    """Return the fleet's table with the metrics that the run brings, by name, as fields."""
     brought = (metric_of(name) for name in own)
     more = [FilterField(one.name, one.help, _of_step(one.of), Kinds.COUNT) for one in brought]
     return replace(FLEET, fields=(*FLEET.fields, *more))

@@ -1,4 +1,4 @@
-"""What the screens show, as one immutable value; `reducer` makes the next one from a message."""
+"""The state that the screens show, as one immutable value; `reducer` makes the next one from a message."""
 
 import datetime
 import time
@@ -43,7 +43,7 @@ class Clock:
 
 
 SILENT_AFTER_SECONDS = 5.0
-"""Without a word for this long a line that claims to be connected counts as silent."""
+"""Seconds without a word after which a line that claims to be connected counts as silent."""
 
 SeriesKey = tuple[str, int | None]
 V = TypeVar("V")
@@ -53,14 +53,14 @@ Arrived = tuple[str, Incoming, float]
 
 
 class Trial(NamedTuple):
-    """What was measured of a rank at a micro-batch."""
+    """The measured speed and memory of a rank at a micro-batch."""
 
     rate: float  # samples a second of data, forward and backward
     peak_bytes: float | None = None  # of a step's memory
 
 
 Tried = Mapping[tuple[int, int], Trial]
-"""By rank and micro-batch."""
+"""Trials by rank and micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class AgentLine:
     lag_seconds: float | None = None  # of its event loop, by its last heartbeat
 
     def silent_for(self, now: float) -> float | None:
-        """Seconds since it was last heard, or since it is being tried; None while the line is good."""
+        """Return seconds since it was last heard, or since it is being tried; None while the line is good."""
         since = self.heard_at if self.heard_at is not None else self.connection.since_monotonic
         return _silent_for(self.connection, since, now)
 
@@ -120,28 +120,29 @@ class ViewState:
     values: object = field(default_factory=object, compare=False, repr=False)  # another where windows are others
 
     def silent_for(self, now: float) -> float | None:
-        """Seconds since the agent was last heard, or None while the line is good."""
+        """Return seconds since the agent was last heard, or None while the line is good."""
         return _silent_for(self.connection, self.heard_at, now) if self.heard_at is not None else None
 
     def silent_agents(self, now: float) -> dict[str, float]:
-        """The other nodes whose agents aren't heard, with the seconds since they were."""
+        """Return the other nodes whose agents aren't heard, with the seconds since they were."""
         quiet = {node: line.silent_for(now) for node, line in self.agents.items()}
         return {node: seconds for node, seconds in quiet.items() if seconds is not None}
 
     @property
     def active(self) -> bool:
-        """Whether there is a run that hasn't ended."""
+        """Return whether there is a run that hasn't ended."""
         return self.run is not None and self.run.state in ACTIVE_RUN_STATES
 
     @property
     def run_events(self) -> tuple[Event, ...]:
-        """Events of the run shown and of the agent itself, oldest first."""
+        """Return events of the run shown and of the agent itself, oldest first."""
         run = self.run.run if self.run else ""
         return tuple(event for event in self.events if event.run in ("", run))
 
     @property
     def open_alerts(self) -> tuple[AlertView, ...]:
-        """Those that call for somebody first, errors first among them, then the newest first."""
+        """Return the open alerts, those that call for somebody first, errors first among them, then the newest
+        first."""
         found = [alert for told in self.alerts.values() for alert in told.alerts]
         return tuple(sorted(found, key=lambda alert: (not calls(alert), alert.severity != "error", -alert.raised_at)))
 
@@ -151,23 +152,23 @@ class ViewState:
         return tuple(alert for alert in self.open_alerts if calls(alert))
 
     def window(self, metric: str, rank: int | None = None) -> series.Window:
-        """The metric over the whole run; empty when it was never reported."""
+        """Return the metric over the whole run; empty when it was never reported."""
         return self.windows.get((metric, rank)) or series.empty()
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
-        """The metrics of ranks that the run brings beside those of the table, by name."""
+        """Return the metrics of ranks that the run brings beside those of the table, by name."""
         brought = {name for seen in self.ranks.values() for name in seen.value.values}
         return tuple(sorted(brought - METRICS.keys()))
 
     @property
     def own_run_metrics(self) -> tuple[str, ...]:
-        """The same of those that it has as a whole."""
+        """Return the same of those that it has as a whole."""
         values = self.last_step.value.values if self.last_step is not None else {}
         return tuple(sorted(values.keys() - METRICS.keys()))
 
     def lately(self, metric: str, rank: int | None = None) -> series.Window:
-        """The metric's last steps at the finest resolution there is."""
+        """Return the metric's last steps at the finest resolution there is."""
         return self.recent.get((metric, rank)) or series.empty()
 
 
@@ -177,7 +178,7 @@ def _silent_for(connection: Connection, heard_at: float, now: float) -> float | 
 
 
 def calls(alert: AlertView) -> bool:
-    """Whether it still calls for somebody."""
+    """Return whether it still calls for somebody."""
     return alert.acknowledged_by is None and not alert.muted
 
 
@@ -189,7 +190,7 @@ class AlertBell:
         self._known: set[tuple[str, float]] | None = None  # None until the agent has first reported
 
     def rings(self, state: ViewState) -> bool:
-        """Whether an alert that calls for somebody is new since the last time this was asked."""
+        """Return whether an alert that calls for somebody is new since the last time this was asked."""
         if state.heard_at is None or not state.boot:
             return False
         calling = {(alert.id, alert.raised_at) for alert in state.calling}

@@ -1,4 +1,4 @@
-"""What is written to the terminal when parts of the screen change: those cells alone, and of their style what differs.
+"""Updates of the terminal when parts of the screen change: those cells alone, and of their style what differs.
 
 Textual writes a changed stretch from the beginning of its widget's line, and each piece's colours in full: some four
 times as much, which a slow line feels.
@@ -53,7 +53,7 @@ def codes_of(style: Style, system: ColorSystem) -> Codes:
 
 @functools.lru_cache(4096)
 def turn(before: Codes, after: Codes) -> str:
-    """The sequence that turns one style into another."""
+    """Return the sequence that turns one style into another."""
     if before == after:
         return ""
     gone = before.attributes - after.attributes
@@ -77,7 +77,7 @@ class SpanUpdate(CompositorUpdate):
         yield from self._update.__rich_console__(console, options)
 
     def render_segments(self, console: Console) -> str:
-        """The terminal's sequences for all spans."""
+        """Return the terminal's sequences for all spans."""
         return write(self._stretches(), console)
 
     def _stretches(self) -> Iterator[tuple[int, int, Strip]]:
@@ -90,12 +90,12 @@ class SpanUpdate(CompositorUpdate):
 
 
 def compact(update: RenderableType | None) -> RenderableType | None:
-    """What Textual is about to write, in fewer bytes where it is parts of the screen."""
+    """Return what Textual is about to write, in fewer bytes where it is parts of the screen."""
     return SpanUpdate(update) if isinstance(update, ChopsUpdate) else update
 
 
 def write(stretches: Iterable[tuple[int, int, Iterable[Segment]]], console: Console) -> str:
-    """The sequences for stretches of the screen, each (row, column, what is there), by rows."""
+    """Return the sequences for stretches of the screen, each (row, column, what is there), by rows."""
     system = COLOR_SYSTEMS[console.color_system or "truecolor"]
     made: list[str] = []
     state = nothing = codes_of(_NOTHING, system)
@@ -109,7 +109,7 @@ def write(stretches: Iterable[tuple[int, int, Iterable[Segment]]], console: Cons
 
 
 def _write(segments: Iterable[Segment], state: Codes, system: ColorSystem, made: list[str]) -> Codes:
-    """Adds segments' text to what is made; gives the style that the terminal is left in."""
+    """Add segments' text to what is made; gives the style that the terminal is left in."""
     for text, style, control in segments:
         if control:
             continue

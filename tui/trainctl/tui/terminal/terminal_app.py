@@ -119,9 +119,9 @@ _METHOD = "get_inner_outer"
 
 
 def let_closed_screens_go() -> None:
-    """Textual's styles cache keeps two colours by the cache that asked for them, and so keeps alive, of the last
-    thousand widgets, every line they showed after their screen was closed (textual#6665). Here they are kept by the
-    colours alone. A Textual that does so itself is left as it is."""
+    """Have Textual's styles cache keep its colours by themselves. It keeps two by the cache that asked for them, and so
+    keeps alive, of the last thousand widgets, every line they showed after their screen was closed (textual#6665). A
+    Textual that does so itself is left as it is."""
     if not guard.allows("styles cache"):
         return
     from textual._styles_cache import StylesCache
@@ -133,8 +133,8 @@ def let_closed_screens_go() -> None:
 
 
 def give_back() -> None:
-    """Drops what is left in cycles, and hands free pages back to the system: after a burst the allocator would keep
-    most of them."""
+    """Drop what is left in cycles, and hand free pages back to the system: after a burst the allocator would keep most
+    of them."""
     gc.collect()
     trim = _trim()
     if trim is not None:
@@ -143,7 +143,7 @@ def give_back() -> None:
 
 @functools.cache
 def _trim() -> Callable[[int], Any] | None:
-    """The C library's `malloc_trim`, where there is one: in glibc."""
+    """Return the C library's `malloc_trim`, where there is one: in glibc."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         found = ctypes.CDLL(None).malloc_trim
         found.argtypes, found.restype = [ctypes.c_size_t], ctypes.c_int

@@ -60,7 +60,7 @@ PROCESS_NAMES = {"keeper": "parent", "standby": "spare"}
 
 
 def rate_pieces(rates: RunRates, of: Figure = LAST_STEP) -> list[Line]:
-    """The most important first: the average, then what is `of` the last step or of recent ones."""
+    """Return the most important first: the average, then what is `of` the last step or of recent ones."""
     average, unit = f.compact(rates.average_per_second), clean(rates.unit)
     samples = samples_of(rates.unit)
     return [
@@ -74,7 +74,7 @@ def rate_pieces(rates: RunRates, of: Figure = LAST_STEP) -> list[Line]:
 
 
 def time_left(rates: RunRates) -> Line:
-    """`left 1h 42m (1h 36m to 1h 55m)`; nothing of a run that has ended, or whose end isn't known."""
+    """Return `left 1h 42m (1h 36m to 1h 55m)`; nothing of a run that has ended, or whose end isn't known."""
     if rates.seconds_left is None:
         return ()
     span = f.span(rates.seconds_left_best, rates.seconds_left_worst)
@@ -87,7 +87,6 @@ def samples_of(unit: str) -> str:
 
 
 def _few(value: float | None) -> str:
-    """Two decimals below ten."""
     return f.figure(value, "{:.2f}") if value is None or value < 9.995 else f.compact(value)
 
 
@@ -108,7 +107,7 @@ def cost_figures(
 
 
 def cost_pieces(found: cost.CostFigures, samples: str, *, active: bool, energy: str) -> list[Line]:
-    """The most important first. `samples`: what they are called; `active`: whether the run has an end to come;
+    """Return the most important first. `samples`: what they are called; `active`: whether the run has an end to come;
     `energy`: what was used, in words, empty if that is not to be said."""
     each = Piece(f" per 1,000 {clean(samples)}", "label")
     return [
@@ -121,7 +120,7 @@ def cost_pieces(found: cost.CostFigures, samples: str, *, active: bool, energy: 
 
 
 def missing_prices(found: cost.CostFigures) -> list[Line]:
-    """`no price: mbp`, where a node that took part has none."""
+    """Return `no price: mbp`, where a node that took part has none."""
     names = [clean(node) for node in found.unpriced]
     more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
     told = ", ".join([*names[:_MOST_NAMES], *more])
@@ -129,12 +128,12 @@ def missing_prices(found: cost.CostFigures) -> list[Line]:
 
 
 def cost_spent(found: cost.CostFigures) -> Line:
-    """`cost 12.40 USD`."""
+    """Return `cost 12.40 USD`."""
     return line(Piece("cost ", "label"), Piece(cost_amount(found, found.spent), "strong"))
 
 
 def cost_amount(found: cost.CostFigures, value: float | None) -> str:
-    """`12.40 USD`, with a > where a node has no price, for what it costs is missing."""
+    """Return `12.40 USD`, with a > where a node has no price, for what it costs is missing."""
     return f"{'>' if found.unpriced and value is not None else ''}{f.money(value, found.currency)}"
 
 
@@ -155,7 +154,7 @@ def work_title(work: WorkSummary) -> str:
 
 
 def work_progress(work: WorkSummary) -> list[Line]:
-    """The most important first."""
+    """Return the most important first."""
     view = work.view
     rows = f"{view.answered:,}/{view.rows:,}"
     made = [
@@ -178,7 +177,7 @@ def _outlook(work: WorkSummary) -> Line:
 
 
 def work_nodes(work: WorkSummary) -> list[Line]:
-    """Each node, with its speed or the reason why it doesn't work."""
+    """Return each node, with its speed or the reason why it doesn't work."""
     return [
         line(
             Piece(f"{clean(node.node)} ", "label"),
@@ -191,7 +190,8 @@ def work_nodes(work: WorkSummary) -> list[Line]:
 
 
 def compute_settings(compute: Compute) -> dict[str, str]:
-    """By name; `weights` is the form of the trained ones. What isn't known, or the device doesn't have, is left out."""
+    """Return the settings by name; `weights` is the form of the trained ones. What isn't known, or the device doesn't
+    have, is left out."""
     found = {
         "dtype": compute.dtype,
         "weights": compute.weights,
@@ -206,7 +206,7 @@ def compute_settings(compute: Compute) -> dict[str, str]:
 
 
 def library_versions(compute: Compute) -> dict[str, str]:
-    """Of the libraries that it computes with, by name."""
+    """Return the versions of the libraries that a rank computes with, by name."""
     return {clean(name): clean(version) for name, version in compute.versions}
 
 
@@ -215,14 +215,14 @@ def _switch(value: bool | None) -> str:
 
 
 def setting_pieces(found: dict[str, str]) -> list[Line]:
-    """A group of words for each setting."""
+    """Return a group of words for each setting."""
     return [line(Piece(f"{name} ", "label"), value) for name, value in found.items()]
 
 
 def compute_rows(
     ranks: Sequence[RankView], columns: int, of: Callable[[Compute], dict[str, str]] = compute_settings
 ) -> list[Line]:
-    """What the ranks resolved, in lines of at most `columns` cells; ranks that differ are named."""
+    """Return what the ranks resolved, in lines of at most `columns` cells; ranks that differ are named."""
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for rank in ranks:
         if rank.compute is not None and (found := of(rank.compute)):
@@ -247,16 +247,15 @@ def _compute_rows(found: dict[str, str], names: Sequence[str], columns: int) -> 
 
 
 def _rank_name(rank: RankView, ranks: Sequence[RankView]) -> str:
-    """Its node, with its number if the node has several."""
     alone = sum(one.node == rank.node for one in ranks) == 1
     return clean(rank.node if alone else f"{rank.node}:{rank.rank}")
 
 
 JOULES_PER_WATT_HOUR = 3600.0
 GAP_PART = 0.01
-"""Of the time; a smaller part without a reading isn't worth a word."""
+"""Part of the time without a reading that is worth a word."""
 BEGINNING_SECONDS = 60.0
-"""How far from the run's beginning a machine's count may begin to be of the whole run."""
+"""Seconds from the run's beginning within which a machine's count must begin to be of the whole run."""
 
 
 class EnergyFigures(msgspec.Struct, frozen=True):
@@ -268,8 +267,8 @@ class EnergyFigures(msgspec.Struct, frozen=True):
 
 
 def energy_text(hosts: Iterable[HostReading], per_1000: float | None = None) -> str:
-    """`61.5 Wh`, `over 61.5 Wh (12 min unread)`, with the joules per 1,000 samples `61.5 Wh (2.1 Wh per 1,000)`; n/a
-    where no power is read."""
+    """Return `61.5 Wh`, `over 61.5 Wh (12 min unread)`, with the joules per 1,000 samples `61.5 Wh (2.1 Wh per 1,000)`;
+    n/a where no power is read."""
     counted = _counted(hosts)
     if not counted:
         return f.NA
@@ -282,13 +281,14 @@ def energy_text(hosts: Iterable[HostReading], per_1000: float | None = None) -> 
 
 
 def readings_of(hosts: Iterable[HostReading], run: RunView) -> list[HostReading]:
-    """The readings of the machines that take part; of a run that has ended only those whose count is surely its own."""
+    """Return the readings of the machines that take part; of a run that has ended only those whose count is surely its
+    own."""
     nodes, active = {view.node for view in run.ranks}, run.state in ACTIVE_RUN_STATES
     return [host for host in hosts if host.node in nodes and (active or _began_with(host, run))]
 
 
 def energy_figures(hosts: Iterable[HostReading], run: RunView, cursor: int | None) -> EnergyFigures:
-    """Of the run's machines; `cursor`: the first position that the run has not come to yet."""
+    """Return the energy of the run's machines; `cursor`: the first position that the run has not come to yet."""
     own, samples = readings_of(hosts, run), run.trained(cursor)
     counted = _counted(own)
     joules = sum(host.energy_joules or 0.0 for host in counted) if counted else None
@@ -302,7 +302,7 @@ def energy_figures(hosts: Iterable[HostReading], run: RunView, cursor: int | Non
 
 
 def run_energy(hosts: Iterable[HostReading], run: RunView, cursor: int | None) -> str:
-    """The run's energy, and per 1,000 samples where that is known."""
+    """Return the run's energy, and per 1,000 samples where that is known."""
     own = readings_of(hosts, run)
     return energy_text(own, energy_figures(own, run, cursor).joules_per_1000)
 
@@ -312,7 +312,6 @@ def _counted(hosts: Iterable[HostReading]) -> list[HostReading]:
 
 
 def _is_read(host: HostReading) -> bool:
-    """Whether hardly any time is without a reading."""
     return host.energy_gap_seconds <= GAP_PART * max(0.0, host.read_at - (host.energy_since_at or 0.0))
 
 

@@ -24,23 +24,23 @@ EMPTY: Line = ()
 
 
 def line(*parts: Piece | str) -> Line:
-    """Pieces and plain strings as one line; empty texts vanish."""
+    """Return pieces and plain strings as one line; empty texts vanish."""
     pieces = [Piece(part) if isinstance(part, str) else part for part in parts]
     return tuple([piece for piece in pieces if piece.text])
 
 
 def key_words(key: str, words: str, action: str = "") -> Line:
-    """A key and what it does; a click on either does it."""
+    """Return a key and what it does; a click on either does it."""
     return line(Piece(key, "key", action), Piece(f" {words}" if words else "", "label", action))
 
 
 def clean(text: str) -> str:
-    """Text from elsewhere made safe to print: control characters, escape sequences' included, become spaces."""
+    """Return text from elsewhere made safe to print: control characters, escape sequences' included, become spaces."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 def plain(pieces: Iterable[Piece]) -> str:
-    """The line's text."""
+    """Return the line's text."""
     return "".join([text for text, _, _ in pieces])
 
 
@@ -51,7 +51,7 @@ _NARROW = re.compile(
 
 
 def is_narrow(text: str) -> bool:
-    """Whether each character is known to take one cell."""
+    """Return whether each character is known to take one cell."""
     return _NARROW(text) is not None
 
 
@@ -67,12 +67,11 @@ def width(pieces: Sequence[Piece]) -> int:
 
 
 def crop(pieces: Sequence[Piece], columns: int) -> Line:
-    """At most `columns` cells; a wide character cut in half becomes a space."""
+    """Return at most `columns` cells; a wide character cut in half becomes a space."""
     return _cut(pieces, columns)[0]
 
 
 def _cut(pieces: Sequence[Piece], columns: int) -> tuple[Line, int]:
-    """At most `columns` cells, and how many of them are left."""
     whole = "".join([piece[0] for piece in pieces])
     if len(whole) <= columns and is_narrow(whole):  # as nearly always: measured in one go
         return tuple(pieces), columns - len(whole)
@@ -91,7 +90,7 @@ def _cut(pieces: Sequence[Piece], columns: int) -> tuple[Line, int]:
 
 
 def shorten(text: str, columns: int, ellipsis: str = "…") -> str:
-    """At most `columns` cells of text, ending in `ellipsis` where something was cut."""
+    """Return at most `columns` cells of text, ending in `ellipsis` where something was cut."""
     if cell_len(text) <= columns:
         return text
     if columns <= len(ellipsis):
@@ -100,12 +99,11 @@ def shorten(text: str, columns: int, ellipsis: str = "…") -> str:
 
 
 def _resized(text: str, columns: int) -> str:
-    """The first `columns` cells of a text that takes more."""
     return text[:columns] if is_narrow(text) else set_cell_size(text, columns)
 
 
 def ellipsized(pieces: Sequence[Piece], columns: int, ellipsis: str = "…") -> Line:
-    """At most `columns` cells of the line, ending in `ellipsis` where something was cut."""
+    """Return at most `columns` cells of the line, ending in `ellipsis` where something was cut."""
     if width(pieces) <= columns or not pieces:
         return tuple(pieces)
     kept = crop(pieces, columns - len(ellipsis))
@@ -113,8 +111,8 @@ def ellipsized(pieces: Sequence[Piece], columns: int, ellipsis: str = "…") -> 
 
 
 def folded(pieces: Sequence[Piece], columns: int, most: int, ellipsis: str = "…") -> list[Line]:
-    """The line over one to `most` rows of at most `columns` cells, broken at spaces where there are such; the last row
-    ends in `ellipsis` where something was cut."""
+    """Return the line over one to `most` rows of at most `columns` cells, broken at spaces where there are such; the
+    last row ends in `ellipsis` where something was cut."""
     rows: list[Line] = []
     rest = tuple(pieces)
     while len(rows) < most - 1 and width(rest) > columns > 0:
@@ -129,7 +127,6 @@ def folded(pieces: Sequence[Piece], columns: int, most: int, ellipsis: str = "�
 
 
 def _split(pieces: Sequence[Piece], count: int) -> tuple[Line, Line]:
-    """The first `count` characters, and the others."""
     before: list[Piece] = []
     after: list[Piece] = []
     for piece in pieces:
@@ -140,7 +137,7 @@ def _split(pieces: Sequence[Piece], count: int) -> tuple[Line, Line]:
 
 
 def fit(pieces: Sequence[Piece], columns: int, role: str = "text") -> Line:
-    """Exactly `columns` cells: cut, or filled with spaces of `role`."""
+    """Return exactly `columns` cells: cut, or filled with spaces of `role`."""
     cut, missing = _cut(pieces, columns)
     return (*cut, Piece(" " * missing, role)) if missing else cut
 
@@ -151,13 +148,14 @@ def filled(lines: Sequence[Line], columns: int, rows: int) -> list[Line]:
 
 
 def pad_left(pieces: Sequence[Piece], columns: int) -> Line:
-    """Exactly `columns` cells, the text at the right end."""
+    """Return exactly `columns` cells, the text at the right end."""
     missing = columns - width(pieces)
     return (Piece(" " * missing), *pieces) if missing > 0 else crop(pieces, columns)
 
 
 def spread(left: Sequence[Piece], right: Sequence[Piece], columns: int) -> Line:
-    """`left` at the start and `right` at the end of `columns` cells; the right side goes first when both don't fit."""
+    """Return `left` at the start and `right` at the end of `columns` cells; the right side goes first when both don't
+    fit."""
     used = width(left) + width(right)
     if used + 1 > columns:
         return fit(left, columns)
@@ -165,7 +163,7 @@ def spread(left: Sequence[Piece], right: Sequence[Piece], columns: int) -> Line:
 
 
 def groups(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> Line:
-    """As many of the groups, in order, as fit whole in `columns` cells, with `gap` between them."""
+    """Return as many of the groups, in order, as fit whole in `columns` cells, with `gap` between them."""
     made: list[Piece] = []
     used = 0
     for part in parts:
@@ -183,8 +181,8 @@ def groups(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> L
 
 
 def flowed(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> list[Line]:
-    """All groups, in order, in lines of at most `columns` cells, with `gap` between those of a line; a group that is
-    longer is cut."""
+    """Return all groups, in order, in lines of at most `columns` cells, with `gap` between those of a line; a group
+    that is longer is cut."""
     rows: list[Line] = []
     for part in parts:
         if not width(part):
@@ -197,7 +195,7 @@ def flowed(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> l
 
 
 def rule(columns: int, glyph: str, *labels: tuple[int, str, str]) -> Line:
-    """A horizontal rule; each label is (first cell, text, role), later labels win where they meet."""
+    """Return a horizontal rule; each label is (first cell, text, role), later labels win where they meet."""
     cells: list[tuple[str, str]] = [(glyph, "rule")] * max(columns, 0)
     for start, text, role in labels:
         for offset, char in enumerate(text):
@@ -207,7 +205,7 @@ def rule(columns: int, glyph: str, *labels: tuple[int, str, str]) -> Line:
 
 
 def from_cells(cells: Iterable[tuple[str, str]]) -> Line:
-    """Single characters with roles, neighbours of one role joined."""
+    """Return single characters with roles, neighbours of one role joined."""
     made: list[Piece] = []
     text, current = "", ""
     for char, role in cells:
@@ -219,7 +217,7 @@ def from_cells(cells: Iterable[tuple[str, str]]) -> Line:
 
 
 def merged(pieces: Iterable[Piece]) -> Line:
-    """The same cells in fewer pieces: neighbours of one look joined, blanks taken into the piece before them."""
+    """Return the same cells in fewer pieces: neighbours of one look joined, blanks taken into the piece before them."""
     made: list[Piece] = []
     texts: list[str] = []
     last_role, last_action = "", ""  # of the piece that `texts` make up
@@ -238,14 +236,14 @@ def merged(pieces: Iterable[Piece]) -> Line:
 
 
 def labelled(name: str, text: str, columns: int, role: str = "text") -> list[Line]:
-    """A text from elsewhere under a name at its left, wrapped to `columns` cells in all."""
+    """Return a text from elsewhere under a name at its left, wrapped to `columns` cells in all."""
     rows = wrap(clean(text), max(columns - len(name), 10))
     return [line(Piece(name if not at else " " * len(name), "label"), Piece(row, role)) for at, row in enumerate(rows)]
 
 
 def wrap_lines(text: str, columns: int) -> list[str]:
-    """A text's own lines in rows of at most `columns` cells. One that fits stays as it is; a longer one is broken at
-    spaces, and what continues it begins where it does."""
+    """Return a text's own lines in rows of at most `columns` cells. One that fits stays as it is; a longer one is
+    broken at spaces, and what continues it begins where it does."""
     rows: list[str] = []
     for line in text.expandtabs(4).splitlines() or [""]:
         shown = clean(line).rstrip()
@@ -258,7 +256,7 @@ def wrap_lines(text: str, columns: int) -> list[str]:
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """Text broken at spaces into rows of at most `columns` cells; a word too long is broken anywhere."""
+    """Return text broken at spaces into rows of at most `columns` cells; a word too long is broken anywhere."""
     rows: list[str] = []
     row = ""
     for word in text.split():

@@ -23,8 +23,8 @@ _MOST_SAID = 4
 
 
 def keys_line(keys: list[KeyHint], columns: int) -> Line:
-    """The keys as one line: what fits of the first ones, and always `:`, `/`, `?` and `q`; where not all fit, the
-    screens share one word. A click presses the key."""
+    """Return the keys as one line: what fits of the first ones, and always `:`, `/`, `?` and `q`; where not all fit,
+    the screens share one word. A click presses the key."""
     parts = {hint.action: _key(hint, hint.words) for hint in keys}
     right = groups([parts[name] for name in _LAST if name in parts], columns, gap=" ")
     room = columns - width(right) - 1
@@ -60,7 +60,7 @@ class CommandBar(Vertical):
 
     @property
     def open(self) -> bool:
-        """Whether the `:` line is there."""
+        """Return whether the `:` line is there."""
         return bool(self.query_one("#command", Input).display)
 
     @property
@@ -77,7 +77,7 @@ class CommandBar(Vertical):
         self.query_one("#command").display = False
 
     def paint(self) -> None:
-        """The keys of the moment; while the `:` line is open, what it says stays."""
+        """Show the keys of the moment; while the `:` line is open, what it says stays."""
         if not self.open:
             owner, columns = self._owner, self.size.width
             bottom = owner.key_hints(), owner.outcome, columns
@@ -87,7 +87,7 @@ class CommandBar(Vertical):
                 self.query_one("#keys", Lines).show([fit(outcome, columns) if outcome else keys_line(hints, columns)])
 
     def start(self) -> None:
-        """Opens the `:` line."""
+        """Open the `:` line."""
         box = self.query_one("#command", Input)
         box.display, box.value, self.progress = True, "", None
         self.screen.set_focus(box)

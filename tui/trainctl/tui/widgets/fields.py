@@ -42,14 +42,14 @@ class InputField(Input):
 
 
 CHOICE_ROWS = 4
-"""Of a choice at most; the rest comes into view as it is turned."""
+"""Rows of a choice at most; the rest comes into view as it is turned."""
 _CHOICE_WORDS = {"true": "yes", "false": "no"}
 _COUNT_CELLS = 10
 """Kept free at the end of a row for how many there are, where not all are in view."""
 
 
 def choice_rows(choices: Sequence[str], columns: int) -> list[range]:
-    """The choices by the rows that they take in so many cells."""
+    """Return the choices by the rows that they take in so many cells."""
     sizes = [cell_len(_CHOICE_WORDS.get(text, text)) + 6 for text in choices]
     for room in (columns + 2, columns + 2 - _COUNT_CELLS):  # a row's last two cells are blanks
         rows, start, used = [], 0, 0
@@ -77,7 +77,7 @@ class Choice(Widget, can_focus=True):
     index = reactive(0)
 
     class Changed(Message):
-        """Another value was chosen."""
+        """The news that another value was chosen."""
 
     def __init__(self, choices: tuple[str, ...], value: str, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(id=id)

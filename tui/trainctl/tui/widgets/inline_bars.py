@@ -19,8 +19,8 @@ BAR_PHASES = (
 
 
 def sparkline(window: series.Window, size: int, glyphs: Glyphs) -> str:
-    """The last steps' values, each cell the mean of its part; the middle is their middle, and a tenth more or less
-    shows."""
+    """Return the last steps' values, each cell the mean of its part; the middle is their middle, and a tenth more or
+    less shows."""
     values = [value for value in window.last[-8 * size :].tolist() if value == value]
     if len(values) < 2:
         return ""
@@ -34,7 +34,7 @@ def sparkline(window: series.Window, size: int, glyphs: Glyphs) -> str:
 
 
 def phase_bar(phases: Phases, size: int, whole_seconds: float, *, waited: float = 0.0, loud: str = "") -> Line:
-    """Letters in proportion to the seconds of each phase; `whole_seconds` fills `size` cells.
+    """Return letters in proportion to the seconds of each phase; `whole_seconds` fills `size` cells.
 
     `waited` seconds of sync were spent waiting for other ranks; the letters of the phase named `loud` are capitals.
     """
@@ -50,7 +50,7 @@ def phase_bar(phases: Phases, size: int, whole_seconds: float, *, waited: float 
 
 
 def in_cells(parts: Sequence[float], cells: int) -> list[int]:
-    """`cells` cells in proportion to `parts`, whose sum is above 0, by largest remainders."""
+    """Return `cells` cells in proportion to `parts`, whose sum is above 0, by largest remainders."""
     whole = sum(parts)
     exact = [cells * part / whole for part in parts]
     counts = [int(part) for part in exact]
@@ -61,6 +61,6 @@ def in_cells(parts: Sequence[float], cells: int) -> list[int]:
 
 
 def share_bar(part: float, cells: int, glyphs: Glyphs) -> Piece:
-    """A part of one in blocks, at least one of them for anything above nothing."""
+    """Return a part of one in blocks, at least one of them for anything above nothing."""
     blocks = max(round(part * cells), 1 if cells and part > 0 else 0)
     return Piece(glyphs.block * min(blocks, max(cells, 0)), "bar")

@@ -41,12 +41,11 @@ def changed_spans(old: Line, new: Line) -> list[tuple[int, int]]:
 
 
 def _alike(one: Line, other: Line) -> int:
-    """How many pieces are the same at the beginning of two lines."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _cells(pieces: Line) -> list[tuple[str, str, str]]:
-    """What is seen in each cell; a blank looks the same in every role."""
+    """Return what is seen in each cell; a blank looks the same in every role."""
     return [(char, role if char != " " else "", action) for text, role, action in pieces for char in text]
 
 
@@ -68,11 +67,11 @@ class Lines(Widget):
 
     @property
     def shown(self) -> list[str]:
-        """The text on each line, for tests and for copying."""
+        """Return the text on each line, for tests and for copying."""
         return [plain(pieces) for pieces in self._lines]
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Replaces the lines. With `grow` the widget is as tall as they are."""
+        """Replace the lines. With `grow` the widget is as tall as they are."""
         old, self._lines = self._lines, [merged(pieces) for pieces in lines]
         if len(old) != len(self._lines):
             if self._grow:
@@ -113,14 +112,14 @@ class Lines(Widget):
 
 
 class Repaintable:
-    """What `paint` of the program brings up to date: screens, and dialogs that show the present state."""
+    """A part that the program's `paint` brings up to date: screens, and dialogs that show the present state."""
 
     @abc.abstractmethod
     def paint(self) -> None:
-        """Shows the present state."""
+        """Show the present state."""
 
     def painting(self) -> Iterator[None]:
-        """As `paint`, in parts, between which others may have a turn."""
+        """Draw the present state in parts, between which others may have a turn."""
         self.paint()
         yield
 
@@ -136,7 +135,7 @@ class ChartArea(Lines):
             self.column, self.row, self.pressed = column, row, pressed
 
         def can_replace(self, message: Message) -> bool:
-            """Only the last of many moves counts."""
+            """Return whether another move replaces this one: only the last of many counts."""
             return isinstance(message, ChartArea.Pointed) and not message.pressed and not self.pressed
 
     class Wheeled(Message):

@@ -1,5 +1,5 @@
-"""Where a node's memory goes: its step's peak and its parts, what was held after it, the cache, the machine, the device
-and the disk. Pure."""
+"""Breakdown of a node's memory: its step's peak and its parts, what was held after it, the cache, the machine, the
+device and the disk. Pure."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -28,7 +28,7 @@ class Used(NamedTuple):
 
     @property
     def part(self) -> float | None:
-        """Of the whole."""
+        """Return the part of the whole."""
         return self.used / self.whole if self.used is not None and self.whole else None
 
 
@@ -40,13 +40,13 @@ class MemoryPart(NamedTuple):
 
     @property
     def letter(self) -> Piece:
-        """Stands for it in a bar, where colour alone must not say it."""
+        """Stand for it in a bar, where colour alone must not say it."""
         return Piece(self.name[0], _ROLES[self.name])
 
 
 def lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """In exactly `rows` lines. Parts stand two to a line if there are few rows; of the lines below them, those that say
-    least are left out."""
+    """Return the breakdown in exactly `rows` lines. Parts stand two to a line if there are few rows; of the lines below
+    them, those that say least are left out."""
     step, cap = row.step, row.step.memory_cap_bytes if row.step else None
     peak, parts, below = step.peak_or_held_bytes if step else None, _parts(step), _below(row, cap)
     made = [_line(Used("step peak", peak, cap), columns, glyphs, parts)]
@@ -59,14 +59,13 @@ def lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
 
 
 def _parts(step: RankStep | None) -> list[MemoryPart]:
-    """What the step's peak consists of, as far as it is known."""
+    """Return what the step's peak consists of, as far as it is known."""
     values = step.values if step is not None else {}
     known = {name: values.get(f"memory_{name}_bytes") for name in MEMORY_PARTS}
     return [MemoryPart(name, used) for name, used in known.items() if used is not None]
 
 
 def _below(row: Row, cap: float | None) -> list[Used]:
-    """What else there is to say of memory, and the disk that holds the runs."""
     step, host, gpu = row.step, row.host, row.gpu
     trees = [item.memory_bytes for item in (host.processes if host else ()) if item.rank == row.view.rank]
     cache = step.values.get("memory_cache_bytes") if step else None
@@ -81,14 +80,14 @@ def _below(row: Row, cap: float | None) -> list[Used]:
 
 
 def disk(host: HostReading | None) -> Used:
-    """What is used of the disk that holds the runs, or only what is free where its size isn't known."""
+    """Return what is used of the disk that holds the runs, or only what is free where its size isn't known."""
     free, total = (host.disk_free_bytes, host.disk_total_bytes) if host else (None, None)
     return Used("disk free", free) if free is None or total is None else Used("disk", total - free, total)
 
 
 def _most_telling(found: Sequence[Used], rows: int) -> list[Used]:
-    """At most `rows` of them, without the process's size, what isn't known and what was held after the step, as far as
-    they must go."""
+    """Return at most `rows` of them, without the process's size, what isn't known and what was held after the step, as
+    far as they must go."""
     kept = list(found)
     for name in ("resident", *(one.name for one in found if one.used is None), "held after"):
         if len(kept) > rows:
@@ -97,7 +96,6 @@ def _most_telling(found: Sequence[Used], rows: int) -> list[Used]:
 
 
 def _line(one: Used, columns: int, glyphs: Glyphs, parts: Sequence[MemoryPart] = ()) -> Line:
-    """With a bar on the scale of the whole, of its parts' letters if it has any."""
     text = f.NA if one.used is None else f"{f.used_of(one.used, one.whole)} GB"
     warned = "warning" if one.part is not None and one.part > FULL_PART else ""
     bar = _bar(one.part, warned or "bar", columns, glyphs)
@@ -119,14 +117,12 @@ def _bar(part: float | None, role: str, columns: int, glyphs: Glyphs) -> Piece:
 
 
 def _letters(parts: Sequence[MemoryPart], cells: int) -> list[Piece]:
-    """A bar of `cells` cells in proportion to the parts."""
     sizes = [part.used for part in parts]
     counts = in_cells(sizes, cells) if sum(sizes) > 0 else []
     return [part.letter._replace(text=part.letter.text * many) for part, many in zip(parts, counts, strict=False)]
 
 
 def _part_line(part: MemoryPart, cap: float | None, columns: int, glyphs: Glyphs) -> Line:
-    """A part on a line of its own, on the scale of the peak."""
     of_cap = Used(part.name, part.used, cap).part
     return line(
         " ",
@@ -139,7 +135,6 @@ def _part_line(part: MemoryPart, cap: float | None, columns: int, glyphs: Glyphs
 
 
 def _pairs(parts: Sequence[MemoryPart], columns: int) -> list[Line]:
-    """Two parts to a line, in GB."""
     size = columns // 2
     cells = [
         line(" ", part.letter, Piece(f" {part.name.ljust(11)}", "label"), Piece(f.gigabytes(part.used).rjust(5)))

@@ -1,4 +1,4 @@
-"""How each role looks: a dark, a light, a high-contrast and a terminal-coloured theme. Colour only repeats what a word
+"""Looks of each role: a dark, a light, a high-contrast and a terminal-coloured theme. Colour only repeats what a word
 or letter says."""
 
 import dataclasses
@@ -35,7 +35,7 @@ LOOKS = {
     "series6": ("#c5e06b", "#5f7300", "#d8ff5c", "bright_green"),
     "series7": ("#ff8ec6", "#b0246f", "#ff9ac8", "bright_magenta"),
 }
-"""Of each role in the themes night, day, contrast and terminal."""
+"""Looks of each role in the themes night, day, contrast and terminal."""
 LOOKS |= {
     "axis": LOOKS["dim"],
     "phase_wait": LOOKS["dim"],
@@ -90,14 +90,14 @@ def run_role(place: int) -> str:
 
 
 def style_of(role: str, theme: str) -> Style:
-    """The look of a role. A theme that isn't ours looks like the terminal's own; an unknown role like text."""
+    """Return the look of a role. A theme that isn't ours looks like the terminal's own; an unknown role like text."""
     table = _STYLES.get(theme, _STYLES[TERMINAL.name])
     return table.get(role) or table["text"]
 
 
 def fitting(environ: Mapping[str, str]) -> str:
-    """The theme for a terminal by what it says of itself: its own colours where it has no more than sixteen or none are
-    wanted, the light one on a light ground."""
+    """Return the theme for a terminal by what it says of itself: its own colours where it has no more than sixteen or
+    none are wanted, the light one on a light ground."""
     if environ.get("NO_COLOR") is not None or _few_colors(environ):
         return TERMINAL.name
     ground = environ.get("COLORFGBG", "").rpartition(";")[2]
