@@ -136,6 +136,6 @@ def test_a_pattern_that_is_none_is_named_and_finds_nothing() -> None:
 def test_a_line_whose_time_no_date_can_say_is_shown_without_one(odd: float) -> None:
     names = lv.names_of(ViewState(run=run_view(4)))
     entry = next(entry for entry in merged().entries if not entry.stray)
-    entries = [entry, entry._replace(key=entry.key._replace(at=odd))]
+    entries = [entry, replace(entry, key=replace(entry.key, at=odd))]
     known, unknown = (plain(line) for line in lv.lines(lt.LogTail(), lv.View(), entries, names, CLOCK, 60, 2, UNICODE))
     assert known[2] == ":" and unknown.startswith("n/a      ") and unknown[8:] == known[8:]

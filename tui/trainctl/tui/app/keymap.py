@@ -5,8 +5,9 @@ import functools
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from textual.binding import Binding, BindingType, InvalidBinding
 from textual.command import DiscoveryHit, Hit, Hits, Provider
@@ -92,7 +93,8 @@ def words_of(binding: Binding, state: ViewState) -> str:
     return verb if found and verb != found[1] else binding.description
 
 
-class KeyRow(NamedTuple):
+@dataclass(frozen=True)
+class KeyRow:
     """One row of the table of keys: the action's name, its keys as they are typed, what it does, and where."""
 
     name: str
@@ -239,7 +241,8 @@ _CHARACTERS = _characters()
 _NAMES = {*_CHARACTERS, "comma", "space", *(key.value.rpartition("+")[2] for key in Keys)}
 
 
-class PaletteEntry(NamedTuple):
+@dataclass(frozen=True)
+class PaletteEntry:
     """An entry of the palette: its name, its explanation, and the function that it runs."""
 
     name: str

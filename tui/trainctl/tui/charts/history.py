@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from trainctl.protocol.messages import METRICS, History, RankStep, Series, StepCommitted, metric_of
 from trainctl.protocol.record.rollups import RANK_SERIES
@@ -26,7 +26,8 @@ _STEPS: Final = ""
 """Stands among the tails for the steps whose parts came, whichever metrics they have."""
 
 
-class Ask(NamedTuple):
+@dataclass(frozen=True)
+class Ask:
     """One view's worth of a run: about as many buckets as `columns` between two steps; `end` is where the view ends,
     which may be to come."""
 
@@ -95,7 +96,8 @@ def _with_broken(window: series.Window, steps: Iterable[int]) -> series.Window:
     return window
 
 
-class _Found(NamedTuple):
+@dataclass(frozen=True)
+class _Found:
     """A window that is whole from step `first` to `last`."""
 
     first: float

@@ -3,7 +3,6 @@ the keys, which is the body of the Charts screen. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from trainctl.tui.charts import readout
 from trainctl.tui.charts.axis import Axis, Kind
@@ -17,7 +16,8 @@ LEAST_CHART_ROWS = 8
 READOUT_ROWS = 3
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """The place of a chart's dots: rows from `first_row` (its rule) up to `end_row`, columns from `left`, `columns`
     wide, and the chart's place in the view."""
 

@@ -2,8 +2,8 @@
 charts begin."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Final
 
 from trainctl.protocol.messages import EVALUATED, METRICS, MetricStyle, RunView, metric_of
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, Pick
@@ -12,7 +12,8 @@ from trainctl.tui.text import formatting as f
 from trainctl.tui.text.styled_line import clean
 
 
-class Style(NamedTuple):
+@dataclass(frozen=True)
+class Style:
     """The look of a metric's values, which are multiplied by `factor` first."""
 
     words: Callable[[float | None], str] = f.loss
@@ -66,7 +67,7 @@ def style_of(name: str) -> Style:
     metric = metric_of(name)
     style = _STYLES[metric.style]
     most_times = 4.0 if name in _SPIKED else style.most_times
-    return style._replace(points=name in _POINTS, most_times=most_times, sparse=metric.scope == "host")
+    return replace(style, points=name in _POINTS, most_times=most_times, sparse=metric.scope == "host")
 
 
 def names(own: Iterable[str] = ()) -> list[str]:
@@ -96,7 +97,7 @@ def charts_of(charts: tuple[Chart, ...], run: RunView | None) -> tuple[Chart, ..
     others = {"tokens_per_second", "weight_per_second"} - {run.rate_metric}
 
     def own(pick: Pick) -> Pick:
-        return pick._replace(metric=run.rate_metric) if pick.metric in others else pick
+        return replace(pick, metric=run.rate_metric) if pick.metric in others else pick
 
     return tuple(replace(chart, picks=tuple(map(own, chart.picks))) for chart in charts)
 

@@ -4,7 +4,6 @@ import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -76,14 +75,16 @@ def panel(
     )
 
 
-class Margins(NamedTuple):
+@dataclass(frozen=True)
+class Margins:
     """Cells left of the dots, for y labels, and right of them, for names."""
 
     left: int
     right: int
 
 
-class Prepared(NamedTuple):
+@dataclass(frozen=True)
+class Prepared:
     """A plot's shapes, the heights at its bottom and top (None: nothing to draw), and its y labels by height."""
 
     shapes: tuple[Shape, ...]

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from trainctl.protocol.messages import Event, event_prose, metric_of
 from trainctl.tui.charts.axis import KINDS, Axis, Kind, tokens
@@ -18,7 +18,8 @@ from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width
 
 
-class Note(NamedTuple):
+@dataclass(frozen=True)
+class Note:
     """An intervention: its step, the number of its mark, and what it changed, by whom."""
 
     step: int

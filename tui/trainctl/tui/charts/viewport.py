@@ -5,7 +5,7 @@ The range is kept in steps whatever stands on the x axis; it zooms and pans even
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from trainctl.tui.charts.axis import KINDS, Axis, Kind
 
@@ -18,7 +18,8 @@ SMOOTHINGS: Final = (0.0, 0.01, 0.04, 0.16)
 _ZOOM, _PAN = 2.0, 0.25
 
 
-class Pick(NamedTuple):
+@dataclass(frozen=True)
+class Pick:
     """A metric to draw: of the run (`rank` None), of one rank, or of each (ALL_RANKS)."""
 
     metric: str

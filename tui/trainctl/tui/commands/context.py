@@ -3,7 +3,8 @@ a command is sent from there and followed to its end."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
 
 from textual.dom import DOMNode
 from textual.geometry import Size
@@ -27,7 +28,8 @@ Values = tuple[tuple[str, str], ...]
 READ_ONLY = "read-only: this screen sends no commands"
 
 
-class KeyHint(NamedTuple):
+@dataclass(frozen=True)
+class KeyHint:
     """A key as it is printed, what it does in a word, its action, and the key's name."""
 
     display: str

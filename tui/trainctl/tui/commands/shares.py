@@ -11,7 +11,7 @@ most in proportion.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainctl.protocol.batch import share_changes
 from trainctl.protocol.batch.pass_curve import PassCurve
@@ -97,7 +97,8 @@ def group_seconds(seats: Sequence[Seat], shares: Sequence[int]) -> float | None:
     return max(known) if known and len(known) == len(found) else None
 
 
-class Fastest(NamedTuple):
+@dataclass(frozen=True)
+class Fastest:
     """The split with the shortest step."""
 
     shares: tuple[int, ...]

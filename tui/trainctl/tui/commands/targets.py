@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trainctl.protocol.config import data_files, names, run_tables
 from trainctl.protocol.config import run_file as runfile
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from trainctl.protocol.config.cluster_file import Cluster
 
 
-class ClusterFile(NamedTuple):
+@dataclass(frozen=True)
+class ClusterFile:
     """A cluster file that was read."""
 
     path: Path
@@ -36,7 +38,8 @@ class ClusterFile(NamedTuple):
         return self.cluster.nodes[node].address
 
 
-class Where(NamedTuple):
+@dataclass(frozen=True)
+class Where:
     """Agents that can be talked to: one address, or those of a cluster in their order."""
 
     addresses: tuple[str, ...]
@@ -83,7 +86,8 @@ def forget_keys() -> None:
         keyring.install(None)
 
 
-class RunFile(NamedTuple):
+@dataclass(frozen=True)
+class RunFile:
     """A run file that was read and checked."""
 
     config: dict[str, Any]  # resolved, as plain values

@@ -209,7 +209,7 @@ class ChartsScreen(BaseScreen):
                 if view is None:
                     continue
                 if run not in self.data and run != self._run:
-                    ask = ask._replace(last=max(view.step, 1), end=max(view.step, 1))
+                    ask = replace(ask, last=max(view.step, 1), end=max(view.step, 1))
                 parts = history.parts(ask, len(view.ranks))
                 replies = [await client.history(run, part, ask.first, ask.last, ask.columns) for part in parts]
             except TrainctlError as error:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import NamedTuple
 
 from trainctl.protocol.messages import LogPart
 from trainctl.protocol.record import log_format
@@ -31,7 +30,8 @@ _BAD = re.compile(
 _DOUBTFUL = re.compile(r"warn", re.IGNORECASE)
 
 
-class LogKey(NamedTuple):
+@dataclass(frozen=True, order=True)
+class LogKey:
     """The place of an entry among all."""
 
     at: float  # Unix seconds
@@ -39,7 +39,8 @@ class LogKey(NamedTuple):
     number: int  # in its file, as read
 
 
-class LogEntry(NamedTuple):
+@dataclass(frozen=True)
+class LogEntry:
     """One line; `stray` is one without a time of its own."""
 
     key: LogKey

@@ -6,8 +6,8 @@ over steps that all of them reported, for reports of one step don't come all at 
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
 from trainctl.protocol.messages import BUSY_PHASES, RankStep, RankView, RunView
 
@@ -26,7 +26,8 @@ _LEVEL_PART = 0.02
 """Waits that differ by less than this part of a rank's own time count as equal."""
 
 
-class Straggler(NamedTuple):
+@dataclass(frozen=True)
+class Straggler:
     """The rank that the others wait for, the phase that makes it so, and by how much it is over the others there."""
 
     rank: int
@@ -36,7 +37,8 @@ class Straggler(NamedTuple):
     waited_seconds: float  # that the others' median waits a step
 
 
-class Typical(NamedTuple):
+@dataclass(frozen=True)
+class Typical:
     """Medians of one rank's last steps, in seconds."""
 
     busy: Mapping[str, float]  # by phase

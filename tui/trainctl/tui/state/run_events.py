@@ -1,7 +1,8 @@
 """Events of a run: one in words, and the changes that they made. Pure."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -46,7 +47,8 @@ def node_of(event: Event) -> str | None:
             return None
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True)
+class Change:
     """A generation whose ranks are not those before it, and the first step it makes."""
 
     step: int

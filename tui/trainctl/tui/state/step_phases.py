@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -70,7 +70,8 @@ MEAN_STEPS = 16
 """Steps that the means in the table are of."""
 
 
-class StepPhases(NamedTuple):
+@dataclass(frozen=True)
+class StepPhases:
     """One rank's step; in `phases` the wait for slower ranks is taken from the sum itself where that is known."""
 
     step: int
@@ -141,8 +142,8 @@ def _split(lap: StepPhases, others: Sequence[StepPhases | None]) -> StepPhases:
     if len(syncs) < 2 or len(syncs) < len(others):
         return lap
     own, waited = lap.phases, max(lap.phases.sync - min(syncs), 0.0)
-    return lap._replace(
-        phases=Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
+    return replace(
+        lap, phases=Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
     )
 
 

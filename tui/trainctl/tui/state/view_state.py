@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import (
@@ -52,7 +52,8 @@ Arrived = tuple[str, Incoming, float]
 """The node whose agent said it, what, and when it came, by the monotonic clock."""
 
 
-class Trial(NamedTuple):
+@dataclass(frozen=True)
+class Trial:
     """The measured speed and memory of a rank at a micro-batch."""
 
     rate: float  # samples a second of data, forward and backward

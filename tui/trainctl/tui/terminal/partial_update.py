@@ -6,7 +6,7 @@ times as much, which a slow line feels.
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from rich.color import ColorSystem
 from rich.console import COLOR_SYSTEMS, Console, ConsoleOptions, RenderableType, RenderResult
@@ -30,7 +30,8 @@ _ATTRIBUTES = {
 _NOTHING = Style()
 
 
-class Codes(NamedTuple):
+@dataclass(frozen=True)
+class Codes:
     """A style as a terminal is given it."""
 
     attributes: frozenset[str]

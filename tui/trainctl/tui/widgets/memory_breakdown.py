@@ -2,8 +2,9 @@
 device and the disk. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final, NamedTuple
+from typing import Final
 
 from trainctl.protocol.messages import MEMORY_PARTS, HostReading, RankStep
 from trainctl.tui.state.rank_rows import Row
@@ -19,7 +20,8 @@ _BEFORE_BAR = 33
 """Cells."""
 
 
-class Used(NamedTuple):
+@dataclass(frozen=True)
+class Used:
     """A line of the breakdown, in bytes; None: not known."""
 
     name: str
@@ -32,7 +34,8 @@ class Used(NamedTuple):
         return self.used / self.whole if self.used is not None and self.whole else None
 
 
-class MemoryPart(NamedTuple):
+@dataclass(frozen=True)
+class MemoryPart:
     """A part of a step's peak."""
 
     name: str
