@@ -29,7 +29,7 @@ from trainctl.tui.screens import base
 from trainctl.tui.screens.base import BaseScreen, StatusBar
 from trainctl.tui.state.live_feed import LiveFeed, LogFeed
 from trainctl.tui.state.source import Connect, Source
-from trainctl.tui.state.view_state import AlertBell, Clock, Incoming, ViewState
+from trainctl.tui.state.view_state import AlertBell, Clock, ViewState
 from trainctl.tui.terminal import terminal_app
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
 from trainctl.tui.terminal.terminal_app import AsciiFilter, TerminalApp, TypeAhead
@@ -88,7 +88,7 @@ class TrainctlApp(TerminalApp):
         self.set_keymap(dict(config.settings.keys) if config is not None else {})
         self.address = address
         self.clock, self.read_only, self._started_read_only = clock or Clock(), read_only, read_only
-        self.feed = LiveFeed(connect, self.clock, self._arrived, self._told)
+        self.feed = LiveFeed(connect, self.clock, self._arrived, lambda message: self._repainting.told(message))
         self.glyphs, self._in_ascii = glyphs or for_locale(), AsciiFilter()
         if no_color:
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
@@ -259,9 +259,6 @@ class TrainctlApp(TerminalApp):
         with contextlib.suppress(TrainctlError):
             await self.feed.reopen()
         self.paint()
-
-    def _told(self, message: Incoming) -> None:
-        self._repainting.told(message)
 
     def paint(self) -> None:
         """Bring the screen up to date, also the one under a dialog, and ring for a new alert."""

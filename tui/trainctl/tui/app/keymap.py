@@ -233,11 +233,8 @@ def _clash(keymap: Mapping[str, str], tables: Tables) -> tuple[str, str] | None:
     return None
 
 
-def _characters() -> dict[str, str]:
-    return {_normal(char)[0]: char for char in string.printable if char.isprintable() and char not in ", "}
-
-
-_CHARACTERS = _characters()
+_CHARACTERS = {_normal(char)[0]: char for char in string.printable if char.isprintable() and char not in ", "}
+"""Printable characters by Textual's names for them."""
 _NAMES = {*_CHARACTERS, "comma", "space", *(key.value.rpartition("+")[2] for key in Keys)}
 
 

@@ -75,13 +75,6 @@ def _leave_after_hangup(hung_up: threading.Event) -> None:
     os._exit(128 + signal.SIGHUP)
 
 
-def _spare_collector() -> None:
-    """Have the collector search less often: what is loaded by now stays, and a repaint makes thousands of values that
-    go with the next."""
-    gc.freeze()
-    gc.set_threshold(*COLLECTOR_THRESHOLDS)
-
-
 def run_app(
     address: str,
     *,
@@ -121,7 +114,8 @@ def run(app: TrainctlApp, found: settings.Found, say: Callable[[], str]) -> int:
     """Run the program until it is left; return the exit status. `say` makes the line that is printed then."""
     for name in ("COLUMNS", "LINES"):  # exported by a shell, they would stand for the terminal's size for ever
         os.environ.pop(name, None)
-    _spare_collector()
+    gc.freeze()  # what is loaded by now stays, and a repaint makes thousands of values that go with the next
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
     threading.Thread(target=_leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
     app.run(mouse=found.settings.mouse)
     if app.return_code == 0:

@@ -167,10 +167,8 @@ class Canvas:
         self._dots |= _between(first, last, drawn, height).any(axis=0)
         passed = _between(first // self._down, last // self._down, drawn, self.frame.rows)
         passed = np.logical_or.reduce([passed[:, :, at :: self._across] for at in range(self._across)])
-        self._sign(passed, [self._drawer(curve.role) for curve in curves])
-
-    def _sign(self, passed: NDArray[np.bool_], drawers: Sequence[int]) -> None:
-        """Sign each cell by the last curve that passes through it; `passed` is by curve, row and column."""
+        drawers = [self._drawer(curve.role) for curve in curves]
+        # The last curve that passes through a cell is the one that drew it.
         newest = np.max(passed * np.arange(1, len(drawers) + 1)[:, None, None], axis=0)
         self._drawn_by = np.where(newest, np.array([0, *drawers])[newest], self._drawn_by)
 

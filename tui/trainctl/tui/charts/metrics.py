@@ -24,10 +24,6 @@ class Style:
     sparse: bool = False  # it comes by time, so that not every step has a value
 
 
-def _gigabytes(value: float | None) -> str:
-    return f.figure(value, "{:.2f} GB")
-
-
 def _percent(value: float | None) -> str:
     return f.figure(value, "{:.0f}%")
 
@@ -38,7 +34,7 @@ _STYLES: Final[dict[MetricStyle, Style]] = {
     "scientific": Style(f.scientific),
     "seconds": Style(f.seconds, least_span=0.2),
     "rate": Style(f.rate, least_span=0.2),
-    "bytes": Style(_gigabytes, 1e-9, 0.05),
+    "bytes": Style(lambda value: f.figure(value, "{:.2f} GB"), 1e-9, 0.05),
     "megabytes": Style(lambda value: f.figure(value, "{:,.1f} MB"), 1e-6, 0.2),
     "megabytes_per_second": Style(lambda value: f.figure(value, "{:,.1f} MB/s"), 1e-6, 0.2),
     "ratio": Style(_percent, 100.0, 5.0),

@@ -67,12 +67,9 @@ class Sources:
         own, branch = axis_for(kind, known.coarse, known.fine, live, elapsed=elapsed), known.run.branch
         if not elapsed or branch is None or not own.known:
             return own
-        parent = replace(self, data=self._without(run)).axis(branch.run, kind, elapsed=True)
+        others = {name: data for name, data in self.data.items() if name != run}  # no run is its own ancestor
+        parent = replace(self, data=others).axis(branch.run, kind, elapsed=True)
         return continued(own, parent, branch.step) if parent.kind == kind and parent.known else own
-
-    def _without(self, run: str) -> Mapping[str, RunData]:
-        """Return the data of the other runs: no run is its own ancestor, whatever an agent says."""
-        return {name: data for name, data in self.data.items() if name != run}
 
 
 def extent(view: ChartView, sources: Sources, columns: int) -> Extent:

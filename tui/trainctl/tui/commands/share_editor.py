@@ -69,7 +69,7 @@ def choose(split: Split, by: int) -> Split:
 
 
 def move(split: Split, by: int) -> Split:
-    """Return `by` samples to (or, below 0, from) the chosen node, one by one: from the node that is slowest then, or to
+    """Move `by` samples to (or, below 0, from) the chosen node, one by one: from the node that is slowest then, or to
     the fastest one, as far as that goes. Moving back takes the same way."""
     moves = () if split.typed else split.moves
     split, step = _settled(split), 1 if by > 0 else -1

@@ -246,7 +246,7 @@ class SplitDialog(OrderDialog, Repaintable):
         form, cells, table = self.form, self.cells, self._table()
         rows = self.app.size.height - 2 - len(table)
         made = [line(Piece(text, role)) for said, role in self._remarks() for text in wrap(clean(said), cells)]
-        last = self._last_lines(cells)
+        last = [line(Piece(self.blocked, "warning"))] if self.blocked else split_keys(self._glyphs, cells)
         against = f"based on plan v{form.if_plan}; refused if the plan changes first"
         extra: list[list[Line]] = [
             labelled("changes  ", form.changes, cells),
@@ -274,11 +274,6 @@ class SplitDialog(OrderDialog, Repaintable):
         said += [(text, "warning") for text in self.form.remarks]
         return [(text, role) for text, role in said if text]
 
-    def _last_lines(self, cells: int) -> list[Line]:
-        if self.blocked:
-            return [line(Piece(self.blocked, "warning"))]
-        return split_keys(self._glyphs, cells)
-
     def telling(self, progress: forms.Progress) -> list[Line]:
         made = [*self._table(), (), *followed(progress, self.owner.clock, self._glyphs, self.cells)]
         again = key_words("u", f"{_AGAIN}  ", "screen.undo") if progress.ended else ()
@@ -286,12 +281,9 @@ class SplitDialog(OrderDialog, Repaintable):
 
 
 def dialog_of(form: Form, state: ViewState, rank: int | None, shares: Mapping[str, int] | None = None) -> OrderDialog:
-    """Return `rank`: the selected one; `shares`: those to propose, by node."""
+    """Return the dialog of a form. `rank`: the selected one; `shares`: those to propose, by node."""
     if verb_registry.of(form.verb).dialog == "form":
         return CommandDialog(form)
-    return SplitDialog(form, _proposing(share_editor.opened(state, rank), shares or {}))
-
-
-def _proposing(opened: Split, wanted: Mapping[str, int]) -> Split:
-    shares = tuple(wanted.get(seat.node, seat.share) for seat in opened.seats)
-    return replace(opened, shares=shares) if wanted and sum(shares) == opened.total else opened
+    split = share_editor.opened(state, rank)
+    wanted = tuple((shares or {}).get(seat.node, seat.share) for seat in split.seats)
+    return SplitDialog(form, replace(split, shares=wanted) if shares and sum(wanted) == split.total else split)

@@ -145,7 +145,8 @@ def panel_lines(
         cursor = min(max(cursor, 0), len(alerts) - 1)
         room = min(len(alerts), max(rows - 2 - _LEAST_DETAIL, 1))
         start = min(max(cursor - room + 1, 0), len(alerts) - room)
-        made = [_head(columns)]
+        head = f"  {'':<6}{'SINCE':<13}{'NODE':<{_node_cells(columns)}}{'KIND':<12}WHAT"
+        made = [line(Piece(head, "label"))]
         for index, alert in enumerate(alerts[start : start + room], start):
             made.append(_row(alert, index, clock, columns, glyphs, chosen=index == cursor))
         label = f"{glyphs.horizontal} {alert_title(alerts[cursor])} "
@@ -159,10 +160,6 @@ def panel_lines(
 
 def _node_cells(columns: int) -> int:
     return 9 if columns < 100 else 14
-
-
-def _head(columns: int) -> Line:
-    return line(Piece(f"  {'':<6}{'SINCE':<13}{'NODE':<{_node_cells(columns)}}{'KIND':<12}WHAT", "label"))
 
 
 def _row(alert: AlertView, index: int, clock: Clock, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:

@@ -190,9 +190,8 @@ def _kind(name: str) -> Any:
     return getattr(importlib.import_module(f"trainctl.tui.screens.{name}"), KINDS[name])
 
 
-def _made(name: str) -> Screen[Any]:
-    screen: Screen[Any] = _kind(name)(name=name)
-    return screen
+def _made(name: str) -> Any:
+    return _kind(name)(name=name)
 
 
 def makers() -> dict[str, Callable[[], Screen[Any]]]:

@@ -68,7 +68,9 @@ def lines(
     made = [line(Piece(text, role)) for text in wrap(clean(glyphs.text(verdict(found))), columns)]
     if found.findings:
         room = max(rows - len(made) - 2 - _LEAST_DETAIL, 1)
-        made += [(), *_list(found.findings, cursor, columns, room, glyphs)]
+        start = min(max(cursor - room + 1, 0), max(len(found.findings) - room, 0))
+        shown = enumerate(found.findings[start : start + room], start)
+        made += [(), *(_row(finding, at, columns, glyphs, chosen=at == cursor) for at, finding in shown)]
         chosen = found.findings[cursor]
         name = shorten(f"{glyphs.horizontal} {clean(chosen.title)} ", columns - 2, glyphs.ellipsis)
         made.append(rule(columns, glyphs.horizontal, (0, name, "title")))
@@ -76,14 +78,6 @@ def lines(
     else:
         made += [(), *_checked(found, columns, glyphs)]
     return [*filled(made, columns, rows - 1), fit(groups(keys, columns), columns)]
-
-
-def _list(findings: Sequence[Finding], cursor: int, columns: int, room: int, glyphs: Glyphs) -> list[Line]:
-    start = min(max(cursor - room + 1, 0), max(len(findings) - room, 0))
-    return [
-        _row(finding, at, columns, glyphs, chosen=at == cursor)
-        for at, finding in enumerate(findings[start : start + room], start)
-    ]
 
 
 def _row(finding: Finding, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:

@@ -64,7 +64,7 @@ def first_shown(view: View, entries: Sequence[LogEntry], rows: int) -> int:
 
 
 def scrolled(view: View, entries: Sequence[LogEntry], rows: int, by: int) -> View:
-    """Return `by` lines further down; at the end it is followed again."""
+    """Return the view `by` lines further down; at the end it is followed again."""
     first = max(first_shown(view, entries, rows) + by, 0)
     return replace(view, top=None if first + rows >= len(entries) else entries[first].key)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from trainctl.protocol.client.client import Connection
-from trainctl.protocol.messages import CLOCK_LIMITED_BY, Compute, GpuReading, HostReading, NodeView, RankStep
+from trainctl.protocol.messages import CLOCK_LIMITED_BY, Compute, HostReading, NodeView, RankStep
 from trainctl.tui.screens import fleet_cells
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.step_phases import Compilation
@@ -35,12 +35,14 @@ def facts(
 ) -> list[Line]:
     """Return six lines of `columns` cells, or up to eight, and one or two more with versions. `compiled`: the
     compiler's time in the step that it slowed most."""
-    agent = _agent(row.view.node, state, clock, columns, glyphs)
+    agent, compute = _agent(row.view.node, state, clock, columns, glyphs), row.view.compute
+    libraries = run_lines.library_versions(compute) if compute is not None and with_versions else {}
+    versions = flowed(run_lines.setting_pieces(libraries), columns)
     made = [
         _state(row, clock, columns, glyphs),
         _part(row, columns, glyphs),
         *_compute(row.view.compute, compiled, row.step, columns),
-        *(_versions(row.view.compute, columns) if with_versions else ()),
+        *versions[:MOST_VERSION_LINES],
         agent,
         _machine(row, columns),
         _processes(row, columns),
@@ -103,11 +105,6 @@ def _compute(compute: Compute | None, compiled: Compilation | None, step: RankSt
     return flowed([*run_lines.setting_pieces(run_lines.compute_settings(compute)), took, flops], columns)[
         :MOST_COMPUTE_LINES
     ]
-
-
-def _versions(compute: Compute | None, columns: int) -> list[Line]:
-    found = run_lines.library_versions(compute) if compute is not None else {}
-    return flowed(run_lines.setting_pieces(found), columns)[:MOST_VERSION_LINES]
 
 
 def _flops(values: Mapping[str, float]) -> Line:
@@ -180,20 +177,16 @@ def _machine(row: Row, columns: int) -> Line:
         of("load", f.figure(host.load_1min if host else None, "{:.1f}")),
     ]
     if gpu is not None:
+        limits = " and ".join(CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits)
         made += [
             of("gpu", f.figure(gpu.utilization_percent, "{:.0f}%")),
             of("clock", f.figure(gpu.clock_mhz and gpu.clock_mhz / 1000, "{:.2f} GHz")),
-            line(Piece(_limits(gpu), "warning")),
+            line(Piece(f"limited by {limits}" if limits else "", "warning")),
             of("power", f.figure(gpu.power_watts, "{:.0f} W")),
             of("energy", run_lines.energy_text([host] if host else [])),
         ]
     made += [of("temperature", f.figure(celsius, "{:.0f} °C")), of("disk free", _disk_free(host))]
     return groups(made, columns)
-
-
-def _limits(gpu: GpuReading) -> str:
-    words = [CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits]
-    return f"limited by {' and '.join(words)}" if words else ""
 
 
 def _disk_free(host: HostReading | None) -> str:

@@ -190,7 +190,8 @@ def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: 
     if not found or plot < 2 or columns < 20:
         text = line(Piece("  no step yet", "dim"))
         return [fit(text if row == rows // 2 and not found else (), columns) for row in range(rows)]
-    top = _top(found)
+    seconds = sorted(lap.seconds for lap in found)
+    top = min(seconds[-1], 2 * seconds[len(seconds) // 2]) or 1.0  # one far beyond the others runs out of the chart
     labels = {0: f.seconds(top).replace(" ", ""), plot // 2: f.seconds(top * (1 - (plot // 2) / plot)).replace(" ", "")}
     gutter = max(len(text) for text in labels.values()) + 1
     first, last = page(newest, columns - gutter)
@@ -205,12 +206,6 @@ def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: 
     axis = f"{first:,}".ljust(max(len(bars) - len(right), 0)) + right
     made.append(fit(line(Piece(" " * gutter + axis, "axis")), columns))
     return made
-
-
-def _top(found: Sequence[StepPhases]) -> float:
-    """Return seconds at the top: of the longest step, but one far beyond the others runs out of the chart."""
-    seconds = sorted(lap.seconds for lap in found)
-    return min(seconds[-1], 2 * seconds[len(seconds) // 2]) or 1.0
 
 
 def _bar(lap: StepPhases | None, top: float, rows: int) -> list[tuple[str, str]]:

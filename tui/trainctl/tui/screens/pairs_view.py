@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from trainctl.protocol.messages import WORST_PAIRS, EvaluatedPair, HeldOutPairs
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, rule, shorten, wrap_lines
+from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line, one_line, rule, shorten, wrap_lines
 
 _COLUMN_CELLS = 23
 """Cells of an evaluation's column at least, with the gap before it."""
@@ -115,7 +115,7 @@ def _head(table: PairTable, place: int, cells: int) -> Line:
 
 
 def _name(table: PairTable, row: int, pair: EvaluatedPair, left: int, glyphs: Glyphs) -> Line:
-    text = shorten(glyphs.text(f"#{pair.index} {_flat(pair.prompt)}"), left - 3, glyphs.ellipsis)
+    text = shorten(glyphs.text(f"#{pair.index} {one_line(pair.prompt)}"), left - 3, glyphs.ellipsis)
     is_chosen = row == table.row
     mark = Piece(glyphs.cursor if is_chosen else " ", "key")
     role = "cursor" if is_chosen else "text" if row < WORST_PAIRS else "dim"
@@ -143,7 +143,3 @@ def _in_full(table: PairTable, columns: int, glyphs: Glyphs) -> list[Line]:
         made.append(line(Piece(f"  {name}", "label")))
         made += [line(Piece(f"    {row}")) for row in wrap_lines(glyphs.text(text), max(columns - 4, 1))]
     return made
-
-
-def _flat(text: str) -> str:
-    return " ".join(clean(text).split())

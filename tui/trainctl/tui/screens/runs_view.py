@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol.batch import cost
-from trainctl.protocol.messages import ACTIVE_RUN_STATES, PolicyView, RunSummary, RunView, WorkSummary
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, PolicyView, RunSummary, WorkSummary
 from trainctl.tui.screens.header import STATE_ROLES
 from trainctl.tui.state.table_fields import SortOrder, column_title
 from trainctl.tui.state.table_schemas import RunRow
@@ -258,7 +258,9 @@ def nodes(
     """Return the cluster's nodes, idle ones first, in at most `room` lines with their rule; those that don't fit are
     counted."""
     names = [*([state.node.node] if state.node else []), *state.agents]
-    busy = {view.node: _in_run(view.node, state.run) for view in state.run.ranks} if state.run and state.active else {}
+    run, busy = state.run, {}
+    if run is not None and state.active:
+        busy = {view.node: f"{'leads' if run.lead == view.node else 'in'} {clean(run.name)}" for view in run.ranks}
     busy |= {node.node: work_task(one) for one in works if one.is_active for node in one.view.nodes}
     names.sort(key=lambda name: name in busy)
     if room < 2 or not names:
@@ -296,10 +298,6 @@ def _node(name: str, task: str, state: ViewState, clock: Clock, columns: int, gl
         line(Piece(f"{clean(own.address)}  trainctl {clean(own.version)}" if own else "", "dim")),
     ]
     return fit(groups(parts, columns), columns)
-
-
-def _in_run(name: str, run: RunView) -> str:
-    return f"{'leads' if run.lead == name else 'in'} {clean(run.name)}"
 
 
 def _figure(name: str, value: str, size: int, unit: str = "") -> Line:

@@ -1,13 +1,13 @@
 """The model's answers as lines: prompts, the answers to one of them side by side over the steps, and one in full."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from trainctl.protocol.messages import Sample
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, rule, shorten, wrap_lines
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, one_line, rule, shorten, wrap_lines
 
 _COLUMN_CELLS = 27
 """Cells of an answer's column at least, with the gap before it."""
@@ -133,7 +133,7 @@ def _prompt_lines(answers: AnswerTable, cells: int, rows: int, glyphs: Glyphs) -
     made = [line(Piece("  PROMPT", "label"))]
     for index, prompt in enumerate(prompts[start : start + rows - 1], start):
         role = "cursor" if index == at else "text"
-        text = shorten(glyphs.text(_flat(prompt)), cells, glyphs.ellipsis)
+        text = shorten(glyphs.text(one_line(prompt)), cells, glyphs.ellipsis)
         mark = Piece(glyphs.cursor if index == at else " ", "key")
         made.append(line(mark, Piece(" "), Piece(text, role, f"screen.choose_prompt({index})")))
     return made
@@ -160,11 +160,10 @@ def _in_full(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> l
     tail = f" {more:,} more {'rows' if more != 1 else 'row'}: pagedown " if more > 0 else ""
     place = columns - len(tail)
     labels = [(0, label, "title"), *([(place, tail, "dim")] if tail and place > len(label) else [])]
-    return [rule(columns, glyphs.horizontal, *labels), *_indented(texts[start : start + rows - 1])]
-
-
-def _indented(texts: Sequence[str]) -> list[Line]:
-    return [line(Piece(f"  {text}")) for text in texts]
+    return [
+        rule(columns, glyphs.horizontal, *labels),
+        *(line(Piece(f"  {text}")) for text in texts[start : start + rows - 1]),
+    ]
 
 
 def said(sample: Sample) -> str:
@@ -180,7 +179,3 @@ def said(sample: Sample) -> str:
 def answer_rows(sample: Sample, cells: int, glyphs: Glyphs) -> list[str]:
     """Return the answer as it is, its own lines kept."""
     return wrap_lines(glyphs.text(sample.answer), max(cells, 1))
-
-
-def _flat(text: str) -> str:
-    return " ".join(clean(text).split())

@@ -220,7 +220,8 @@ class _Parser(Generic[R]):
         """Return the longest name of a field that an operator follows; nothing where there is none."""
         text = self._text[self._at :].lower()
         known = [name for field in self._table.fields for name in (field.name, *field.aliases)]
-        found = max((name for name in known if text.startswith(name) and _compared(text, name)), key=len, default="")
+        compared = (name for name in known if text.startswith(name) and text.startswith(OPERATORS, len(name)))
+        found = max(compared, key=len, default="")
         whole = next((name for name in known if _MARKS & set(name) and text.split(None, 1)[:1] == [name]), "")
         if whole and not found:
             raise FilterError(self._at + len(whole) + 1, f"a comparison is missing after {whole}, such as {whole}<100")
@@ -293,10 +294,6 @@ class _Parser(Generic[R]):
 
     def _wrong(self, problem: str) -> FilterError:
         return FilterError(self._at + 1, problem)
-
-
-def _compared(text: str, name: str) -> bool:
-    return text.startswith(OPERATORS, len(name))
 
 
 def _flat(terms: Sequence[Term], kind: type[And] | type[Or]) -> tuple[Term, ...]:

@@ -91,7 +91,8 @@ class LiveFeed:
         self._live = reducer.take_all(self._live, waiting)
         if self._opened is not None and self._opened.active:
             run = self._opened.run.run if self._opened.run is not None else ""
-            own = [item for item in waiting if not isinstance(item[1], Snapshot) and _concerns(item[1], run)]
+            news = [item for item in waiting if not isinstance(item[1], Snapshot)]
+            own = [item for item in news if getattr(item[1], "run", "") in ("", run)]  # about it, or about no run
             self._opened = reducer.take_all(self._opened, own)
 
     async def keep_up(self) -> None:
@@ -140,10 +141,6 @@ class LiveFeed:
             metrics = tuple(dict.fromkeys((*_HISTORY_METRICS, run.rate_metric)))
             history = await self.client.history(run.run, metrics, first_step=first, columns=_HISTORY_STEPS)
             self._live = reducer.apply_history(self.live, run.run, history)
-
-
-def _concerns(message: Incoming, run: str) -> bool:
-    return getattr(message, "run", "") in ("", run)
 
 
 LOG_POLL_SECONDS = 1.0

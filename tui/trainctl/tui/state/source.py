@@ -83,10 +83,6 @@ class Source(Protocol):
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> Viewers: ...
 
 
-def _begun(row: RunSummary) -> float:
-    return row.started_at
-
-
 Connect = Callable[[], contextlib.AbstractAsyncContextManager[Source]]
 LOG_SECONDS = 3.0
 """Seconds that a node's agent may take to give a part of a log."""
@@ -208,7 +204,8 @@ class ClusterSource:
             elsewhere = await all_runs(others)
         rows = {row.run: row for row in own.runs}
         rows |= {row.run: row for row in elsewhere if row.run not in rows or rows[row.run].lead != self._main}
-        return msgspec.structs.replace(own, runs=tuple(sorted(rows.values(), key=_begun, reverse=True)))
+        newest_first = sorted(rows.values(), key=lambda row: row.started_at, reverse=True)
+        return msgspec.structs.replace(own, runs=tuple(newest_first))
 
     async def works(self) -> Works:
         return await self._client.works()

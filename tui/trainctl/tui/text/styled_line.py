@@ -39,6 +39,11 @@ def clean(text: str) -> str:
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
+def one_line(text: str) -> str:
+    """Return text from elsewhere on one line, safe to print."""
+    return " ".join(clean(text).split())
+
+
 def plain(pieces: Iterable[Piece]) -> str:
     """Return the line's text."""
     return "".join([text for text, _, _ in pieces])

@@ -1,7 +1,6 @@
 """Verbs that divide a batch, and never change the loss: shares, and micro-batches. Pure."""
 
 import math
-from collections.abc import Sequence
 
 from trainctl.protocol.messages import Event, RankView, RunView
 from trainctl.protocol.messages.events import MicroBatchChanged, SharesChanged
@@ -160,19 +159,15 @@ def _resize_batch_undo(event: Event, run: RunView) -> Order:
     if len(before) == 1:
         node, size = next(iter(before.items()))
         known = node or (live[0] if len(set(live)) == 1 else None)
-        return Order(RESIZE_BATCH.name, {"micro": size}, _resize_batch_taking_part(known, live))
+        if known is None:
+            raise NoInverse("the record doesn't name its node")
+        if known not in live:
+            raise NoInverse(f"{known} isn't in the group now")
+        return Order(RESIZE_BATCH.name, {"micro": size}, known)
     if len(set(before.values())) > 1 or set(before) != set(live):
         each = ", ".join(f"{name} {size}" for name, size in before.items())
         raise NoInverse(f"it takes several commands to restore the nodes' sizes: {each}")
     return Order(RESIZE_BATCH.name, {"micro": next(iter(before.values()))})
-
-
-def _resize_batch_taking_part(node: str | None, live: Sequence[str]) -> str:
-    if node is None:
-        raise NoInverse("the record doesn't name its node")
-    if node not in live:
-        raise NoInverse(f"{node} isn't in the group now")
-    return node
 
 
 RESIZE_BATCH = VerbDescription(
