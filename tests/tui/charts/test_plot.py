@@ -251,7 +251,7 @@ def test_asks_are_cut_to_the_protocol_s_limits() -> None:
     ask = history.ask_of("r", metrics, (0.5, 2000.7), 1500, 240)
     assert (ask.first, ask.last, ask.columns, ask.end) == (1, 1500, 240, 2001)
     assert history.parts(ask, 2) == [metrics]
-    many = history.parts(ask._replace(columns=2000), 16)
+    many = history.parts(dataclasses.replace(ask, columns=2000), 16)
     assert sum(many, ()) == metrics
     assert len(many) > 1
 

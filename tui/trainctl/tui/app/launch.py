@@ -16,7 +16,7 @@ from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state.source import ClusterSource
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import count
 from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.text.styled_line import clean
 from trainctl.tui.widgets.theme import THEMES
@@ -65,7 +65,7 @@ def farewell(state: ViewState, address: str) -> str:
     if not state.active or state.run is None:
         return f"detached; {again}"
     run = state.run
-    return f"detached: {run.name} ({run.state}) continues at step {run.step:,} of {f.count(run.steps)}; {again}"
+    return f"detached: {run.name} ({run.state}) continues at step {run.step:,} of {count(run.steps)}; {again}"
 
 
 def _leave_after_hangup(hung_up: threading.Event) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.messages import Series
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import NA, duration, moment
 
 Floats = NDArray[np.float64]
 _LEAST_DECADES = 0.02
@@ -231,7 +231,7 @@ def _time_step(low: float, high: float, columns: int) -> float:
 
 def _offset(at: float, zone: datetime.tzinfo | None) -> float:
     """Return seconds by which the zone's clock is ahead of UTC, so that round times are round there."""
-    when = f.moment(at, zone)
+    when = moment(at, zone)
     ahead = when.utcoffset() if when is not None else None
     return ahead.total_seconds() if ahead is not None else 0.0
 
@@ -244,9 +244,9 @@ def text(axis: Axis, x: float, span: float, zone: datetime.tzinfo | None) -> str
         return tokens(x, span)
     if axis.origin_seconds:
         return elapsed(x, span)
-    when = f.moment(x, zone)
+    when = moment(x, zone)
     if when is None:
-        return f.NA
+        return NA
     if span > 6 * 86400:
         return f"{when.day} {when:%b}"
     if span > 86400:
@@ -266,4 +266,4 @@ def tokens(value: float, span: float) -> str:
 
 def elapsed(seconds: float, span: float) -> str:
     """Return a time since the start: 45s, 12m 30s, 3h 05m, 2d 4h."""
-    return f"{seconds:.1f}s" if abs(seconds) < 60 and span < 30 else f.duration(seconds)
+    return f"{seconds:.1f}s" if abs(seconds) < 60 and span < 30 else duration(seconds)

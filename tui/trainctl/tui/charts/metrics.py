@@ -8,7 +8,7 @@ from typing import Final
 from trainctl.protocol.messages import EVALUATED, METRICS, MetricStyle, RunView, metric_of
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, Pick
 from trainctl.tui.state.series import Window
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import figure, loss, rate, scientific, seconds
 from trainctl.tui.text.styled_line import clean
 
 
@@ -16,7 +16,7 @@ from trainctl.tui.text.styled_line import clean
 class Style:
     """The look of a metric's values, which are multiplied by `factor` first."""
 
-    words: Callable[[float | None], str] = f.loss
+    words: Callable[[float | None], str] = loss
     factor: float = 1.0
     least_span: float = 0.02
     points: bool = False
@@ -25,23 +25,23 @@ class Style:
 
 
 def _percent(value: float | None) -> str:
-    return f.figure(value, "{:.0f}%")
+    return figure(value, "{:.0f}%")
 
 
 _STYLES: Final[dict[MetricStyle, Style]] = {
     "number": Style(least_span=0.2),
     "loss": Style(),
-    "scientific": Style(f.scientific),
-    "seconds": Style(f.seconds, least_span=0.2),
-    "rate": Style(f.rate, least_span=0.2),
-    "bytes": Style(lambda value: f.figure(value, "{:.2f} GB"), 1e-9, 0.05),
-    "megabytes": Style(lambda value: f.figure(value, "{:,.1f} MB"), 1e-6, 0.2),
-    "megabytes_per_second": Style(lambda value: f.figure(value, "{:,.1f} MB/s"), 1e-6, 0.2),
+    "scientific": Style(scientific),
+    "seconds": Style(seconds, least_span=0.2),
+    "rate": Style(rate, least_span=0.2),
+    "bytes": Style(lambda value: figure(value, "{:.2f} GB"), 1e-9, 0.05),
+    "megabytes": Style(lambda value: figure(value, "{:,.1f} MB"), 1e-6, 0.2),
+    "megabytes_per_second": Style(lambda value: figure(value, "{:,.1f} MB/s"), 1e-6, 0.2),
     "ratio": Style(_percent, 100.0, 5.0),
     "percent": Style(_percent, least_span=5.0),
-    "watts": Style(lambda value: f.figure(value, "{:.0f} W"), least_span=5.0),
-    "celsius": Style(lambda value: f.figure(value, "{:.0f}°C"), least_span=5.0),
-    "megahertz": Style(lambda value: f.figure(value, "{:.2f} GHz"), 1e-3, 0.05),
+    "watts": Style(lambda value: figure(value, "{:.0f} W"), least_span=5.0),
+    "celsius": Style(lambda value: figure(value, "{:.0f}°C"), least_span=5.0),
+    "megahertz": Style(lambda value: figure(value, "{:.2f} GHz"), 1e-3, 0.05),
 }
 _POINTS: Final = frozenset({"eval_loss", "perplexity", "drift"}) | EVALUATED
 """Metrics with a value at few steps."""

@@ -13,7 +13,7 @@ from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.traces import Reading, Trace, reading
 from trainctl.tui.state import run_events
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import duration
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width
 
@@ -89,7 +89,7 @@ def _where(plot: Plot, step: float, axes: Mapping[Kind, Axis]) -> Line:
 
 def _moment(axis: Axis, x: float, zone: datetime.tzinfo | None) -> str:
     if axis.origin_seconds:
-        return f"{f.duration(x)} in"
+        return f"{duration(x)} in"
     day, time = axis_text(axis, x, 2 * 86400, zone).split(" ")[0], axis_text(axis, x, 1.0, zone)
     return f"{day} {time}"
 

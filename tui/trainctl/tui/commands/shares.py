@@ -23,7 +23,8 @@ from trainctl.tui.state.rank_rows import paces
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 from trainctl.tui.state.run_events import took_effect
 from trainctl.tui.state.view_state import Tried, ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text import formatting
+from trainctl.tui.text.formatting import gigabytes
 from trainctl.tui.text.styled_line import clean
 
 
@@ -211,8 +212,8 @@ class Memory:
 
     def __str__(self) -> str:
         bound = "at most " if self.at_most else ""
-        cap = f" of {f.gigabytes(self.cap_bytes)}" if self.cap_bytes is not None else ""
-        return f"{bound}{f.gigabytes(self.bytes)}{cap} GB"
+        cap = f" of {gigabytes(self.cap_bytes)}" if self.cap_bytes is not None else ""
+        return f"{bound}{gigabytes(self.bytes)}{cap} GB"
 
 
 def memory_at(seat: Seat, share: int, micro: int) -> Memory | None:
@@ -263,6 +264,6 @@ def seconds_change(now: float | None, then: float | None, arrow: str) -> str:
     """Return `predicted 3.06 → 2.99 s`; nothing where one of them isn't known."""
     if now is None or then is None:
         return ""
-    before, after = f.seconds(now), f.seconds(then)
+    before, after = formatting.seconds(now), formatting.seconds(then)
     same = before.rpartition(" ")[2] == after.rpartition(" ")[2]
     return f"predicted {before.partition(' ')[0] if same else before} {arrow} {after}"

@@ -10,7 +10,7 @@ from trainctl.tui.commands.command import Order
 from trainctl.tui.state import series
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import seconds
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean
 
@@ -118,7 +118,7 @@ def within(state: ViewState) -> str:
     """Return how long the step in progress may take yet."""
     usual = series.typical(state.lately("step_seconds"))
     active = state.run is not None and state.run.state == "running"
-    return f", within about {f.seconds(usual)}" if active and usual is not None else ""
+    return f", within about {seconds(usual)}" if active and usual is not None else ""
 
 
 def joined(*parts: str) -> str:

@@ -12,7 +12,7 @@ from trainctl.protocol.messages import RunSummary, RunView, metric_of
 from trainctl.tui.charts import metrics
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Pick, with_chart
 from trainctl.tui.dialogs.popup import Dialog
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import count, loss
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import LAST_LOSS
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, key_words, line, shorten
@@ -73,7 +73,7 @@ def choices_of(
             made += [PickerEntry(Pick(name, rank), title, where) for rank, where in ranks.items()]
     for item in runs:
         if run is None or item.run != run.run:
-            words = f"{item.state} {item.step:,}/{f.count(item.steps)}, {LAST_LOSS.label} {f.loss(item.last_loss)}"
+            words = f"{item.state} {item.step:,}/{count(item.steps)}, {LAST_LOSS.label} {loss(item.last_loss)}"
             made.append(PickerEntry(item.run, clean(item.run), words))
     return tuple(made)
 

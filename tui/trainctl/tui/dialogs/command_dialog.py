@@ -22,7 +22,6 @@ from trainctl.tui.commands.forms import changes_nothing, preview
 from trainctl.tui.commands.targets import is_local, run_file
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog
 from trainctl.tui.state.view_state import Clock
-from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, folded, key_words, labelled, line, plain, wrap
 from trainctl.tui.widgets.fields import Choice, InputField
@@ -229,7 +228,7 @@ def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: in
     """Return a command that was sent: what it says, when, and how far it has come, in lines of at most `columns`
     cells."""
     made: list[Line] = [line(Piece(text, "strong")) for text in wrap(arguments.spoken(progress.order), columns)]
-    made.append(line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim")))
+    made.append(line(Piece(f"{clock.time_of(progress.sent_at)} ", "dim")))
     role = "bad" if progress.ended else "accent"
     return made + [line(Piece(row, role)) for row in wrap(plain(forms.progress_line(progress, glyphs)), columns)]
 

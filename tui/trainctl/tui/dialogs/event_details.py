@@ -10,7 +10,7 @@ from trainctl.tui.commands import arguments, undo
 from trainctl.tui.dialogs.popup import CLOSES, Popup
 from trainctl.tui.state import effects
 from trainctl.tui.state.view_state import Clock
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import moment
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, key_words, labelled
 
@@ -27,7 +27,7 @@ def lines(
     undid: Event | None = None,
 ) -> list[Line]:
     """Return every field that is set, wrapped; `undoing` is the inverse command or why there is none."""
-    at = f.moment(event.at, clock.zone)
+    at = moment(event.at, clock.zone)
     fields = [
         ("when", f"{at:%A %d %B %Y, %H:%M:%S}" if at is not None else ""),
         ("who", event.by),

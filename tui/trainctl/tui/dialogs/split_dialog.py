@@ -15,7 +15,7 @@ from trainctl.tui.commands.shares import Seat, group_seconds, memory_at
 from trainctl.tui.dialogs.command_dialog import CommandDialog, OrderDialog, followed
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, SIDES
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import NA, percent, seconds, used_of
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import (
     Line,
@@ -74,7 +74,7 @@ def _split_row(split: Split, index: int, glyphs: Glyphs, cells: int) -> Line:
         Piece(" - ", "key", f"screen.give({index}, -1)"),
         *pad_left((Piece(number, role),), 5),
         Piece(" + ", "key", f"screen.give({index}, 1)"),
-        Piece(f" {f.percent(part):>5} ", "label"),
+        Piece(f" {percent(part):>5} ", "label"),
         *fit((share_bar(part, bar - 1, glyphs),), bar),
         Piece(f"{_rate(seat):>7}", "text"),
         *pad_left(_seconds(split, index), 9),
@@ -85,13 +85,13 @@ def _split_row(split: Split, index: int, glyphs: Glyphs, cells: int) -> Line:
 
 def _rate(seat: Seat) -> str:
     rate = seat.samples_per_second
-    return f.NA if rate is None else f"{rate:.2f}" if rate < 9.95 else f"{rate:.1f}" if rate < 99.5 else f"{rate:.0f}"
+    return NA if rate is None else f"{rate:.2f}" if rate < 9.95 else f"{rate:.1f}" if rate < 99.5 else f"{rate:.0f}"
 
 
 def _seconds(split: Split, index: int) -> Line:
-    seconds = split.after[index].seconds(split.shares[index])
-    slowest = seconds is not None and seconds == group_seconds(split.after, split.shares)
-    return line(Piece(f.seconds(seconds), "dim" if seconds is None else "strong" if slowest else "text"))
+    took = split.after[index].seconds(split.shares[index])
+    slowest = took is not None and took == group_seconds(split.after, split.shares)
+    return line(Piece(seconds(took), "dim" if took is None else "strong" if slowest else "text"))
 
 
 def _memory(seat: Seat, share: int, glyphs: Glyphs) -> Line:
@@ -99,17 +99,18 @@ def _memory(seat: Seat, share: int, glyphs: Glyphs) -> Line:
     so much."""
     found = memory_at(seat, share, seat.micro_batch)
     if found is None:
-        return line(Piece(f.NA, "dim"))
-    used = f.used_of(found.bytes, found.cap_bytes)
+        return line(Piece(NA, "dim"))
+    used = used_of(found.bytes, found.cap_bytes)
     return line(Piece(glyphs.text(f"≤{used}") if found.at_most else used))
 
 
 def _sum_row(split: Split, glyphs: Glyphs, cells: int) -> Line:
     plan = tuple(seat.share for seat in split.seats)
     now, then = group_seconds(split.seats, plan), group_seconds(split.after, split.shares)
-    text = f"step {f.seconds(now)}" if now is not None else "step n/a until each node has measured a step"
+    text = f"step {seconds(now)}" if now is not None else "step n/a until each node has measured a step"
     if split.changed and now and then:
-        text = f"step {f.seconds(now)} {glyphs.arrow} {f.seconds(then)}, {100 * (now / then - 1):+.0f}% {split.unit}/s"
+        faster = f"{100 * (now / then - 1):+.0f}% {split.unit}/s"
+        text = f"step {seconds(now)} {glyphs.arrow} {seconds(then)}, {faster}"
     total = f"{sum(split.shares)} of {split.total}"
     head = f"{'':2}{shorten('together', _widths(cells)[0], ''):{_widths(cells)[0]}}{total:>11}"
     return fit(line(Piece(head, "label"), "   ", Piece(text, "strong")), cells)

@@ -9,7 +9,6 @@ from trainctl.tui.dialogs.popup import Chooser
 from trainctl.tui.dialogs.split_dialog import dialog_of
 from trainctl.tui.state import run_events
 from trainctl.tui.state.view_state import Clock, ViewState
-from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean, shorten
 
@@ -45,7 +44,7 @@ def _form(inverse: undo.Inverse, state: ViewState) -> forms.Form:
 
 def _line_of(inverse: undo.Inverse, clock: Clock, glyphs: Glyphs) -> str:
     event = inverse.event
-    at = f.clock(event.at, clock.wall(), clock.zone)
+    at = clock.time_of(event.at)
     changed = clean(run_events.event_words(event, glyphs.arrow))
     return f"{at} {clean(event.by)} {changed}; sends {clean(_sent(inverse))}"
 

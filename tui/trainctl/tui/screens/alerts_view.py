@@ -6,7 +6,7 @@ from trainctl.protocol.config.alert_rules import KINDS
 from trainctl.protocol.messages import BUSY_PHASES, AlertView, Event, HostReading
 from trainctl.protocol.messages.events import AlertRaised
 from trainctl.tui.state.view_state import Clock, ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import age, duration, seconds, used_of
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import (
     Line,
@@ -55,11 +55,11 @@ def detail_lines(alert: AlertView, state: ViewState, clock: Clock, columns: int)
 
 
 def _when(alert: AlertView, clock: Clock) -> str:
-    at = f.clock(alert.raised_at, clock.wall(), clock.zone)
+    at = clock.time_of(alert.raised_at)
     step = f" after step {alert.step:,}" if alert.step is not None else ""
-    age = f.duration(max(clock.wall() - alert.raised_at, 0.0))
+    ago = duration(max(clock.wall() - alert.raised_at, 0.0))
     held = held_words(alert)
-    return f"raised {at}{step}, {age} ago: {KINDS[alert.kind].summary}{f'; {held}' if held else ''}"
+    return f"raised {at}{step}, {ago} ago: {KINDS[alert.kind].summary}{f'; {held}' if held else ''}"
 
 
 def facts_now(alert: AlertView, state: ViewState) -> list[str]:
@@ -68,11 +68,11 @@ def facts_now(alert: AlertView, state: ViewState) -> list[str]:
     seen = state.ranks.get(alert.rank) if alert.rank is not None else None
     if seen is not None:
         phases = seen.value.phases
-        parts = [f"{name} {f.seconds(getattr(phases, name))}" for name in (*BUSY_PHASES, "sync")]
+        parts = [f"{name} {seconds(getattr(phases, name))}" for name in (*BUSY_PHASES, "sync")]
         own = seen.value.own_tokens_per_second
         made.append(f"step {seen.value.step:,}: {', '.join(parts)}" + (f"; own rate {own:,.0f} tok/s" if own else ""))
         if seen.value.peak_or_held_bytes is not None:
-            used = f.used_of(seen.value.peak_or_held_bytes, seen.value.memory_cap_bytes)
+            used = used_of(seen.value.peak_or_held_bytes, seen.value.memory_cap_bytes)
             made.append(f"memory {used} GB, micro-batch {seen.value.micro_batch} of {seen.value.samples} samples")
     host = state.hosts.get(alert.node)
     return made + (_machine(host.value) if host is not None else [])
@@ -81,7 +81,7 @@ def facts_now(alert: AlertView, state: ViewState) -> list[str]:
 def _machine(host: HostReading) -> list[str]:
     parts = [f"cpu {host.cpu_percent:.0f} %"] if host.cpu_percent is not None else []
     parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
-    disk = f.used_of(host.disk_free_bytes, host.disk_total_bytes)
+    disk = used_of(host.disk_free_bytes, host.disk_total_bytes)
     parts += [f"disk free {disk} GB"] if host.disk_free_bytes is not None else []
     made = [", ".join(parts)] if parts else []
     for gpu in host.gpus:
@@ -115,7 +115,7 @@ def overview_line(alert: AlertView, clock: Clock, columns: int, glyphs: Glyphs, 
     """Return `14:31 ALERT mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz w why`; a click asks why."""
     word, role = ALERT_WORDS[alert.severity]
     why = f"app.why({alert.id!r})"
-    at = f.clock(alert.raised_at, clock.wall(), clock.zone)
+    at = clock.time_of(alert.raised_at)
     head = line(Piece(f"{at} ", "dim", why), Piece(f"{word} ", role, why))
     tail = line(Piece(f"  {key}", "key", why), Piece("why", "label", why))
     room = max(columns - width(head) - width(tail) - 1, 1)
@@ -167,10 +167,10 @@ def _row(alert: AlertView, index: int, clock: Clock, columns: int, glyphs: Glyph
     node_cells = _node_cells(columns)
     held = held_words(alert, short=columns < 100)
     quiet = "dim" if held else "text"
-    since = f.clock(alert.raised_at, clock.wall(), clock.zone)
-    age = f.age(max(clock.wall() - alert.raised_at, 0.0))
+    since = clock.time_of(alert.raised_at)
+    ago = age(max(clock.wall() - alert.raised_at, 0.0))
     node = shorten(clean(alert.node or "run"), node_cells - 1, glyphs.ellipsis)
-    head = f"{since} {age}"
+    head = f"{since} {ago}"
     left = (
         Piece(glyphs.cursor if chosen else " ", "key"),
         Piece(" "),
@@ -213,6 +213,6 @@ def _foot(state: ViewState, clock: Clock, *, bell: bool, any_open: bool, columns
     parts = [key_words(*each) for each in keys]
     for mute in (mute for told in state.alerts.values() for mute in told.mutes):
         where = f" on {clean(mute.node)}" if mute.node else ""
-        until = f.clock(mute.until_at, clock.wall(), clock.zone)
+        until = clock.time_of(mute.until_at)
         parts.append(line(Piece(f"{mute.kind}{where} muted until {until} by {clean(mute.by)}", "dim")))
     return groups(parts, columns)

@@ -16,7 +16,7 @@ from trainctl.tui.screens import calibration_lines
 from trainctl.tui.screens.calibration_lines import number
 from trainctl.tui.screens.node import ChosenRankScreen
 from trainctl.tui.state.series import Window
-from trainctl.tui.text import formatting as fmt
+from trainctl.tui.text.formatting import gigabytes
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line, rule
 from trainctl.tui.widgets.theme import rank_role
@@ -57,7 +57,7 @@ class CalibrationScreen(ChosenRankScreen):
         profiles = self._profiles.get(node, ())
         if row is None or not profiles:
             return [self.head(columns), *no_profile(node or "NODE", columns, rows - 1)][:rows]
-        when = fmt.clock(profiles[0].created_at, owner.clock.wall(), owner.clock.zone)
+        when = owner.clock.time_of(profiles[0].created_at)
         role = rank_role(row.place)
         body = profile_lines(node, profiles, columns, rows - 1, owner.glyphs, role, when)
         return [self.head(columns), *body][:rows]
@@ -136,7 +136,7 @@ def _facts(profile: DeviceProfile) -> list[Line]:
     rows = [
         (
             f"{calibration_lines.PEAK_WORD} at {best.micro:,}",
-            f"{number(best.rate)} samples/s, {fmt.gigabytes(best.peak_bytes)} GB"
+            f"{number(best.rate)} samples/s, {gigabytes(best.peak_bytes)} GB"
             + (f"; out of memory at {out:,}" if out is not None else ""),
         ),
         *calibration_lines.part_lines(profile),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from trainctl.protocol.calibration.peak import peak, slower
 from trainctl.protocol.calibration.profile import DeviceProfile
-from trainctl.tui.text import formatting as fmt
+from trainctl.tui.text.formatting import NA, compact, gigabytes, percent, seconds
 
 PEAK_WORD = "peak"
 """Beside the micro-batch that `micro = "auto"` takes."""
@@ -30,14 +30,14 @@ def curve_rows(profile: DeviceProfile) -> list[tuple[str, str, str, str, str]]:
         (
             f"{one.micro:,}",
             number(one.rate),
-            fmt.percent(one.rate / best),
-            fmt.gigabytes(one.peak_bytes),
+            percent(one.rate / best),
+            gigabytes(one.peak_bytes),
             PEAK_WORD if one == chosen else "",
         )
         for one in profile.passes
     ]
     if profile.out_of_memory_micro is not None:
-        rows.append((f"{profile.out_of_memory_micro:,}", fmt.NA, fmt.NA, fmt.NA, "out of memory"))
+        rows.append((f"{profile.out_of_memory_micro:,}", NA, NA, NA, "out of memory"))
     return rows
 
 
@@ -48,9 +48,9 @@ def part_lines(profile: DeviceProfile) -> list[tuple[str, str]]:
 
 def _parts(profile: DeviceProfile) -> Iterator[tuple[str, str]]:
     samples = min((point.micro * point.accumulation for point in profile.grid), default=0)
-    cuts = (f"{one.micro}x{one.accumulation} {fmt.seconds(one.seconds)}" for one in profile.grid)
+    cuts = (f"{one.micro}x{one.accumulation} {seconds(one.seconds)}" for one in profile.grid)
     yield f"step of {samples:,}", ", ".join(cuts)
-    yield "update", fmt.seconds(profile.optimizer_seconds) if profile.optimizer_seconds is not None else ""
+    yield "update", seconds(profile.optimizer_seconds) if profile.optimizer_seconds is not None else ""
     if profile.forward:
         best = max(profile.forward, key=lambda one: one.rate)
         yield "forward only", f"{number(best.rate)} samples/s, micro-batch {best.micro:,}"
@@ -67,11 +67,11 @@ def _parts(profile: DeviceProfile) -> Iterator[tuple[str, str]]:
         )
     if profile.data is not None:
         cold = profile.data.cold_samples_per_second
-        warm = f"{fmt.compact(profile.data.warm_samples_per_second)} samples/s from memory"
-        yield "data", warm + (f", {fmt.compact(cold)} from the disk" if cold is not None else "")
+        warm = f"{compact(profile.data.warm_samples_per_second)} samples/s from memory"
+        yield "data", warm + (f", {compact(cold)} from the disk" if cold is not None else "")
     yield "measured beside", ", ".join(profile.beside)
     for link in profile.links:
-        trip = f", round trip {fmt.seconds(link.latency_seconds)}" if link.latency_seconds is not None else ""
+        trip = f", round trip {seconds(link.latency_seconds)}" if link.latency_seconds is not None else ""
         both = f"{_bytes(link.sent_bytes_per_second)} sent, {_bytes(link.received_bytes_per_second)} received at once"
         yield f"link to {link.peer}", both + trip
 

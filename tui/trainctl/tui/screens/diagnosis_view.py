@@ -7,7 +7,7 @@ import msgspec
 
 from trainctl.protocol.messages import CheckedCause, Diagnosis, DiagnosisReply, Finding, Remedy
 from trainctl.tui.commands import verb_registry
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import percent
 from trainctl.tui.text.glyphs import UNICODE, Glyphs
 from trainctl.tui.text.styled_line import (
     Line,
@@ -82,7 +82,7 @@ def lines(
 
 def _row(finding: Finding, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
     saved = finding.what_if
-    cost = f"{f.percent(saved.part)} of a step" if saved is not None and saved.saved > 0 else ""
+    cost = f"{percent(saved.part)} of a step" if saved is not None and saved.saved > 0 else ""
     room = max(columns - 3 - _SEVERITY_CELLS - len(cost), 10)
     text = shorten(clean(glyphs.text(finding.title)), room - 1, glyphs.ellipsis)
     cells: Line = (

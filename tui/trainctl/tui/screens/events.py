@@ -16,7 +16,6 @@ from trainctl.tui.screens import events_table
 from trainctl.tui.screens.table_screen import RowsScreen
 from trainctl.tui.state import effects, run_events
 from trainctl.tui.state.table_schemas import EVENTS, EventRow
-from trainctl.tui.text import formatting as f
 from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line, rule
 
 EVENTS_PAGE = 500
@@ -204,7 +203,7 @@ class EventsScreen(RowsScreen[EventRow]):
         event = self.chosen
         if event is None:
             return ()
-        at = f.clock(event.at, self.owner.clock.wall(), self.owner.clock.zone)
+        at = self.owner.clock.time_of(event.at)
         texts = (
             ("step", str(event.step) if event.step is not None else ""),
             ("before", event.before),

@@ -16,7 +16,7 @@ from trainctl.tui.state.run_events import event_words
 from trainctl.tui.state.table_fields import column_title
 from trainctl.tui.state.table_schemas import EventRow
 from trainctl.tui.state.view_state import Clock, ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import count
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, plain, shorten, spread, width
 
@@ -51,7 +51,7 @@ def event_line(event: Event, state: ViewState, clock: Clock, columns: int, glyph
     """Return one event in `columns` cells; its end carries the measured effect and the number of its mark."""
     alert, role = alert_label(event)
     head = line(
-        Piece(f"{f.clock(event.at, clock.wall(), clock.zone)} ", "dim"),
+        Piece(f"{clock.time_of(event.at)} ", "dim"),
         Piece(
             shorten(clean(event.by or "-"), _RECENT_WHO_CELLS, glyphs.ellipsis).ljust(_RECENT_WHO_CELLS) + " ", "label"
         ),
@@ -151,11 +151,11 @@ def _when_cells(rows: Sequence[EventRow], context: Context) -> int:
 
 
 def _step_cells(rows: Sequence[EventRow]) -> int:
-    return max([4, *(len(f.count(row.event.step)) for row in rows if row.event.step is not None)])
+    return max([4, *(len(count(row.event.step)) for row in rows if row.event.step is not None)])
 
 
 def _when(row: EventRow, context: Context) -> str:
-    return f.clock(row.event.at, context.clock.wall(), context.clock.zone)
+    return context.clock.time_of(row.event.at)
 
 
 def _ends(row: EventRow, context: Context) -> Line:
@@ -189,7 +189,7 @@ def _wide(row: EventRow, columns: int, when: int, step: int, context: Context) -
         Piece(f"{_when(row, context):<{when}} ", "dim"),
         _who(event, glyphs),
         Piece(what.ljust(_WHAT), "strong" if event.kind == "command" else "text"),
-        Piece(f"{f.count(event.step) if event.step is not None else '-':>{step}}  ", "label"),
+        Piece(f"{count(event.step) if event.step is not None else '-':>{step}}  ", "label"),
         *fit(line(Piece(told, "dim" if row.undone else role)), room),
         Piece(f"{outcome:<{_OUTCOME}} ", _outcome_role(event, row.undone)),
         *_ends(row, context),

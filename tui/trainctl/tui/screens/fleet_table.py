@@ -20,7 +20,7 @@ from trainctl.tui.state.rank_rows import BAD_STATES, Row, fleet_rate, rows, sum_
 from trainctl.tui.state.table_fields import SortOrder, Table, column_title
 from trainctl.tui.state.table_schemas import FLEET
 from trainctl.tui.state.view_state import Clock, ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import NA, compact, gigabytes, rate, seconds
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width
 
@@ -176,7 +176,7 @@ def lines(
     Where that is more than `room` lines, those around the selected one are shown and the others counted.
     """
     table, last = rows(state, clock, selected), state.last_step
-    title = f"STEP {f.seconds(last.value.step_seconds)}" if last else "STEP"
+    title = f"STEP {seconds(last.value.step_seconds)}" if last else "STEP"
     shown = layout(columns, any(row.gpu for row in table), title, clock, wanted.metrics)
     body = arranged(table, wanted)
     low = [fit((Piece("the filter hides all ranks; esc clears it", "dim"),), columns)] if table and not body else []
@@ -204,7 +204,7 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock, metrics: S
 
     def since(row: Row) -> str:
         at = row.view.since_at
-        return f.clock(at, clock.wall(), clock.zone) if at > 0 else f.NA
+        return clock.time_of(at) if at > 0 else NA
 
     chosen = [
         FleetColumn("NODE", 7, fleet_cells.node, gap=0, field="node"),
@@ -288,7 +288,7 @@ def _with_room_for_why(row: Row, shown: list[FleetColumn], glyphs: Glyphs) -> li
     at = next(place for place, column in enumerate(shown) if column.cell is fleet_cells.bar)
     needed = width((Piece(clean(row.view.why)),))
     size, end = shown[at].size, at + 1
-    while size < needed and end < len(shown) - 1 and plain(shown[end].cell(row, glyphs, shown[end].size)) == f.NA:
+    while size < needed and end < len(shown) - 1 and plain(shown[end].cell(row, glyphs, shown[end].size)) == NA:
         size, end = size + shown[end].gap + shown[end].size, end + 1
     return [*shown[:at], replace(shown[at], size=size), *shown[end:]]
 
@@ -303,16 +303,16 @@ def _total(state: ViewState, table: list[Row], shown: list[FleetColumn]) -> Line
     texts = {
         "NODE": "FLEET",
         "STATE": f"{live}/{len(ranks)}",
-        "SHARE": str(sum(shares)) if len(shares) == len(ranks) else f.NA,
-        "OWN T/S": f.rate(sum_of_own_rates(state)),
-        "MEM GB": f.gigabytes(sum(known)) if known and len(known) == len(memory) else f.NA,
+        "SHARE": str(sum(shares)) if len(shares) == len(ranks) else NA,
+        "OWN T/S": rate(sum_of_own_rates(state)),
+        "MEM GB": gigabytes(sum(known)) if known and len(known) == len(memory) else NA,
     }
-    rate = fleet_rate(state)
+    together = fleet_rate(state)
     parts = []
     for column in shown:
         text = texts.get(column.title, "")
         if column.title.startswith("STEP"):
-            text = f"{f.compact(rate)} together"
+            text = f"{compact(together)} together"
         text = text.rjust(column.size) if column.right else text.ljust(column.size)
         parts.append(" " * column.gap + text[: column.size])
     return line(Piece("".join(parts), "label"))

@@ -10,7 +10,22 @@ from trainctl.protocol.messages import ACTIVE_RUN_STATES, HostReading, RunRates,
 from trainctl.tui.state import series
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate
 from trainctl.tui.state.view_state import Clock, ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import (
+    NA,
+    compact,
+    count,
+    duration,
+    eta,
+    figure,
+    gigabytes,
+    learning_rate,
+    loss,
+    percent,
+    seconds,
+    short_unit,
+    span,
+    used_of,
+)
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import (
     AVERAGE_LOSS,
@@ -63,19 +78,19 @@ def connection_piece(state: ViewState, clock: Clock) -> Line:
     now = clock.monotonic()
     quiet = state.silent_for(now)
     if quiet is not None:
-        return line(Piece(f"agent silent {f.duration(quiet)}", "bad"))
+        return line(Piece(f"agent silent {duration(quiet)}", "bad"))
     if state.heard_at is not None:
         return _others_piece(state.silent_agents(now))
     since = max(now - state.connection.since_monotonic, 0.0)
     words = "no agent yet" if state.connection.state == "silent" else "connecting"
-    return line(Piece(f"{words} {f.duration(since)}", "warning"))
+    return line(Piece(f"{words} {duration(since)}", "warning"))
 
 
 def _others_piece(silent: Mapping[str, float]) -> Line:
     if not silent:
         return ()
     who = clean(next(iter(silent))) if len(silent) == 1 else f"{len(silent)} agents"
-    return line(Piece(f"{who} silent {f.duration(max(silent.values()))}", "warning"))
+    return line(Piece(f"{who} silent {duration(max(silent.values()))}", "warning"))
 
 
 def _without_run(state: ViewState, clock: Clock, columns: int, badge: str) -> Line:
@@ -113,12 +128,12 @@ def _progress(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs
     made = [
         line(Piece(shorten(clean(run.name), max(columns // 4, 12), glyphs.ellipsis), "strong")),
         line(_state(state, run, clock)),
-        line(Piece(f"{run.step:,}/{f.count(run.steps)}", "strong")),
-        line(Piece(f.percent(done), "text")),
+        line(Piece(f"{run.step:,}/{count(run.steps)}", "strong")),
+        line(Piece(percent(done), "text")),
         _outlook(state, run, clock, columns, brief=brief),
     ]
     if columns >= 100:
-        epoch = f"{run.cursor / run.samples:.2f}" if run.samples and run.cursor is not None else f.NA
+        epoch = f"{run.cursor / run.samples:.2f}" if run.samples and run.cursor is not None else NA
         made.append(line(Piece("epoch ", "label"), epoch))
         made += [line(Piece("plan ", "label"), f"v{run.plan_version}")] if run.kind == "hosted" else []
     if columns >= 150:
@@ -131,8 +146,8 @@ def _state(state: ViewState, run: RunView, clock: Clock) -> Piece:
     silent = _lead_silent(state, run, clock)
     if silent is None:
         return Piece(run.state.upper(), STATE_ROLES.get(run.state, "text"))
-    seconds = f"{silent:.0f} s" if silent < 60 else f.duration(silent)
-    return Piece(f"WAITING FOR {clean(run.lead)}'s AGENT {seconds}", "warning")
+    quiet = f"{silent:.0f} s" if silent < 60 else duration(silent)
+    return Piece(f"WAITING FOR {clean(run.lead)}'s AGENT {quiet}", "warning")
 
 
 def _lead_silent(state: ViewState, run: RunView, clock: Clock) -> float | None:
@@ -174,12 +189,12 @@ def _outlook(state: ViewState, run: RunView, clock: Clock, columns: int, *, brie
     if run.state in ("starting", "running"):
         rates = _rates(state, run)
         if brief:
-            return line(Piece("ETA ", "label"), f.duration(rates.seconds_left))
-        span = f.span(rates.seconds_left_best, rates.seconds_left_worst) if columns >= SPAN_COLUMNS else ""
-        text = f.eta(rates.seconds_left, clock.wall(), clock.zone)
-        return line(Piece("ETA ", "label"), text, Piece(f" ({span})" if span else "", "dim"))
+            return line(Piece("ETA ", "label"), duration(rates.seconds_left))
+        reach = span(rates.seconds_left_best, rates.seconds_left_worst) if columns >= SPAN_COLUMNS else ""
+        text = eta(rates.seconds_left, clock.wall(), clock.zone)
+        return line(Piece("ETA ", "label"), text, Piece(f" ({reach})" if reach else "", "dim"))
     if run.state in ACTIVE_RUN_STATES:
-        return line(Piece("ETA ", "label"), Piece(f.NA, "dim"))
+        return line(Piece("ETA ", "label"), Piece(NA, "dim"))
     reason = f": {clean(run.reason)}" if run.reason else ""
     return line(Piece(f"{_ended(state, clock)}{reason}", "bad" if run.state == "failed" else "label"))
 
@@ -189,8 +204,8 @@ def _ended(state: ViewState, clock: Clock) -> str:
     last = state.last_step.value.committed_at if state.last_step else 0.0
     at = next((event.at for event in reversed(state.run_events) if event.kind == "run"), None)
     if at is not None and at >= last:
-        return f"ended {f.clock(at, clock.wall(), clock.zone)}"
-    return f"last step {f.clock(last, clock.wall(), clock.zone)}" if last else "ended"
+        return f"ended {clock.time_of(at)}"
+    return f"last step {clock.time_of(last)}" if last else "ended"
 
 
 def _rates(state: ViewState, run: RunView) -> RunRates:
@@ -209,23 +224,23 @@ def _learning(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: G
     step = last.value if last else None
     evaluated = f" @{run.eval_step:,}" if columns >= 100 and run.eval_step is not None else ""
     is_shown = columns >= 120 and run.perplexity is not None
-    perplexity = line(Piece(" ppl ", "label"), f.loss(run.perplexity)) if is_shown else ()
+    perplexity = line(Piece(" ppl ", "label"), loss(run.perplexity)) if is_shown else ()
     gradient = line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None))
     spent = _cost(state, run, clock) if rows < 3 else None  # a head of more lines has one for it
-    unit, recent = clean(f.short_unit(run.rate_unit)), Piece(f"{RECENT_RATE.label} " * (columns >= 100), "label")
+    unit, recent = clean(short_unit(run.rate_unit)), Piece(f"{RECENT_RATE.label} " * (columns >= 100), "label")
     parts = [
-        line(Piece(f"{AVERAGE_LOSS.label} ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)),
-        line(Piece("eval ", "label"), f.loss(run.eval_loss), *perplexity, Piece(evaluated, "dim")),
-        line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
+        line(Piece(f"{AVERAGE_LOSS.label} ", "label"), Piece(loss(_loss(state)), "strong"), _trend(state, glyphs)),
+        line(Piece("eval ", "label"), loss(run.eval_loss), *perplexity, Piece(evaluated, "dim")),
+        line(Piece("lr ", "label"), learning_rate(run.learning_rate)),
         gradient if spent is None else cost_spent(spent),
-        line(recent, Piece(f.compact(fleet_rate(state)), "strong"), Piece(f" {unit}", "label")),
-        line(Piece(f"{EFFICIENCY.label} ", "label"), f.percent(efficiency(state))),
+        line(recent, Piece(compact(fleet_rate(state)), "strong"), Piece(f" {unit}", "label")),
+        line(Piece(f"{EFFICIENCY.label} ", "label"), percent(efficiency(state))),
     ]
     if step is not None and step.skipped:
         parts.insert(1, line(Piece(f"SKIPPED {step.skipped}", "bad")))
     if columns >= 100:
-        tokens = f.compact(step.tokens_total if step else None)
-        parts += [line(Piece("G ", "label"), f.count(run.global_batch)), line(Piece("tokens ", "label"), tokens)]
+        tokens = compact(step.tokens_total if step else None)
+        parts += [line(Piece("G ", "label"), count(run.global_batch)), line(Piece("tokens ", "label"), tokens)]
     return groups(parts, columns)
 
 
@@ -239,7 +254,7 @@ def _loss(state: ViewState) -> float | None:
 
 
 def _norm(value: float | None) -> str:
-    return f.NA if value is None else f"{value:.2f}" if abs(value) < 100 else f.compact(value)
+    return NA if value is None else f"{value:.2f}" if abs(value) < 100 else compact(value)
 
 
 def _trend(state: ViewState, glyphs: Glyphs) -> Piece:
@@ -257,19 +272,19 @@ def _trend(state: ViewState, glyphs: Glyphs) -> Piece:
 def _resources(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     seen = state.hosts.get(run.lead) or next(iter(state.hosts.values()), None)
     host, now = seen.value if seen else None, clock.wall()
-    lag = f.seconds(state.heartbeat.value.loop_lag_seconds if state.heartbeat else None)
+    lag = seconds(state.heartbeat.value.loop_lag_seconds if state.heartbeat else None)
     cpu = f"{clean(run.lead)} cpu " if len(run.ranks) > 1 else "cpu "
-    free = f"{f.gigabytes(host.disk_free_bytes)} GB" if host and host.disk_free_bytes is not None else f.NA
+    free = f"{gigabytes(host.disk_free_bytes)} GB" if host and host.disk_free_bytes is not None else NA
     taking_part = {view.node for view in run.ranks}
     readings = [item.value for node, item in state.hosts.items() if node in taking_part]
     ended, spent = run.state not in ACTIVE_RUN_STATES, _cost(state, run, clock)
     used = line(Piece("energy ", "label"), energy_text(readings))
     parts = [
-        line(Piece("started ", "label"), f.clock(run.started_at, now, clock.zone)),
-        line(Piece("" if ended else "up ", "label"), "" if ended else f.duration(now - run.started_at)),
-        line(Piece(f"{run.sample_unit} ", "label"), f.count(run.samples)),
-        line(Piece(cpu, "label"), f.figure(host.cpu_percent if host else None, "{:.0f}%")),
-        line(Piece("load ", "label"), f.figure(host.load_1min if host else None, "{:.1f}")),
+        line(Piece("started ", "label"), clock.time_of(run.started_at)),
+        line(Piece("" if ended else "up ", "label"), "" if ended else duration(now - run.started_at)),
+        line(Piece(f"{run.sample_unit} ", "label"), count(run.samples)),
+        line(Piece(cpu, "label"), figure(host.cpu_percent if host else None, "{:.0f}%")),
+        line(Piece("load ", "label"), figure(host.load_1min if host else None, "{:.1f}")),
         line(Piece("ram ", "label"), _ram(host)),
         line(Piece("disk free ", "label"), free),
         _power(state),
@@ -287,11 +302,11 @@ def _resources(state: ViewState, run: RunView, clock: Clock, columns: int, glyph
 
 def _power(state: ViewState) -> Line:
     read = [gpu for item in state.hosts.values() for gpu in item.value.gpus if gpu.power_watts is not None]
-    total = f"{sum(gpu.power_watts or 0.0 for gpu in read):.0f} W" if read else f.NA
+    total = f"{sum(gpu.power_watts or 0.0 for gpu in read):.0f} W" if read else NA
     return line(Piece("power ", "label"), total)
 
 
 def _ram(host: HostReading | None) -> str:
     if host is None or host.memory_used_bytes is None:
-        return f.NA
-    return f"{f.used_of(host.memory_used_bytes, host.memory_total_bytes)} GB"
+        return NA
+    return f"{used_of(host.memory_used_bytes, host.memory_total_bytes)} GB"

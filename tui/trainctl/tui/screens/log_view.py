@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trainctl.tui.charts.metrics import rank_names
 from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail, Query
 from trainctl.tui.state.view_state import Clock, ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import NA, moment
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, filled, fit, line, shorten, width
 from trainctl.tui.widgets.theme import rank_role
@@ -114,8 +114,8 @@ def lines(
     first = first_shown(view, entries, rows)
     shown = entries[first : first + rows]
     size = min(max((len(item.label) for item in names.values()), default=0), _NODE_CELLS) if len(names) > 1 else 0
-    now = f.moment(clock.wall(), clock.zone)
-    times = [f.moment(entry.key.at, clock.zone) for entry in shown]
+    now = moment(clock.wall(), clock.zone)
+    times = [moment(entry.key.at, clock.zone) for entry in shown]
     today = all(when is None or now is None or when.date() == now.date() for when in times)
     made = [_line(entry, view, names, clock, columns, glyphs, size, with_day=not today) for entry in shown]
     if not made and rows:
@@ -145,8 +145,8 @@ def _line(
     with_day: bool,
 ) -> Line:
     name = names.get(entry.key.rank, Named(entry.node, entry.node, "label", "?"))
-    layout, moment = "%d %b %H:%M:%S" if with_day else "%H:%M:%S", f.moment(entry.key.at, clock.zone)
-    when = f"{moment:{layout}}" if moment is not None else f.NA.ljust(15 if with_day else 8)
+    layout, entered = "%d %b %H:%M:%S" if with_day else "%H:%M:%S", moment(entry.key.at, clock.zone)
+    when = f"{entered:{layout}}" if entered is not None else NA.ljust(15 if with_day else 8)
     parts = [Piece(" " * len(when) if entry.stray else when, "dim"), Piece(" ")]
     if size:
         letter = f"{name.letter} " if glyphs.letters else ""

@@ -8,8 +8,8 @@ from trainctl.tui.screens import fleet_cells
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.step_phases import Compilation
 from trainctl.tui.state.view_state import Clock, ViewState
-from trainctl.tui.text import formatting as f
 from trainctl.tui.text import run_lines
+from trainctl.tui.text.formatting import NA, age, count, duration, figure, gigabytes, percent, rate, seconds
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import PROCESS_NAMES
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, flowed, groups, line, plain, shorten
@@ -51,21 +51,21 @@ def facts(
 
 
 def _labelled(label: str, text: str, role: str = "text") -> Line:
-    return line(Piece(f"{label} ", "label"), Piece(text, "dim" if text == f.NA else role))
+    return line(Piece(f"{label} ", "label"), Piece(text, "dim" if text == NA else role))
 
 
 def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     view = row.view
-    since = f.clock(view.since_at, clock.wall(), clock.zone) if view.since_at > 0 else f.NA
+    since = clock.time_of(view.since_at) if view.since_at > 0 else NA
     why = shorten(clean(view.why), columns // 2, glyphs.ellipsis)
-    reported = f.NA if row.age is None else f"{f.age(row.age)} ago"
+    reported = NA if row.age is None else f"{age(row.age)} ago"
     slow = f"the others wait for its {row.slow_phase}" if row.slow_phase and view.state == "run" else ""
     made = [
         line(*fleet_cells.state(row, glyphs, 9), Piece(" since ", "label"), since),
         line(Piece(why or slow, "warning")),
         _labelled("rank", str(view.rank)),
-        _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or f.NA),
-        _labelled("pid", f.figure(view.pid, "{}")),
+        _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or NA),
+        _labelled("pid", figure(view.pid, "{}")),
         () if row.out else _labelled("reported", reported, "warning" if row.old else "text"),
     ]
     return groups(made, columns)
@@ -77,20 +77,20 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
     part = view.share / whole if whole and view.share is not None else None
     share = line(
         Piece("share ", "label"),
-        Piece(f.figure(view.share, "{}"), "strong"),
-        f" of {f.figure(whole, '{}')} ",
-        f"{f.percent(part)} " if part is not None else "",
+        Piece(figure(view.share, "{}"), "strong"),
+        f" of {figure(whole, '{}')} ",
+        f"{percent(part)} " if part is not None else "",
         share_bar(part or 0.0, 12, glyphs),
     )
     micro = fleet_cells.micro(row, glyphs, 6)
     made = [
         share,
         line(Piece("micro ", "label"), Piece(plain(micro).strip())),
-        _labelled("own", f"{f.rate(row.own_rate)} tok/s" if row.own_rate else f.NA, "strong"),
-        _labelled("wait", f.NA if row.wait is None else f.seconds(row.wait)),
-        _labelled("last step", f.NA if step is None else f"{step.step:,}"),
-        _labelled("tokens", f.NA if step is None else f.count(step.tokens)),
-        _labelled("replays", f.NA if step is None else str(step.replays)),
+        _labelled("own", f"{rate(row.own_rate)} tok/s" if row.own_rate else NA, "strong"),
+        _labelled("wait", NA if row.wait is None else seconds(row.wait)),
+        _labelled("last step", NA if step is None else f"{step.step:,}"),
+        _labelled("tokens", NA if step is None else count(step.tokens)),
+        _labelled("replays", NA if step is None else str(step.replays)),
     ]
     return groups(made, columns)
 
@@ -99,7 +99,7 @@ def _compute(compute: Compute | None, compiled: Compilation | None, step: RankSt
     """Return the precision, the kernels that it computes with, the compiler's time, and how much it computes: at most
     three lines."""
     if compute is None:
-        return [_labelled("dtype", f.NA)]
+        return [_labelled("dtype", NA)]
     flops = _flops(step.values if step is not None else {})
     took = _labelled("compiled", compiled.text) if compiled is not None else ()
     return flowed([*run_lines.setting_pieces(run_lines.compute_settings(compute)), took, flops], columns)[
@@ -110,12 +110,12 @@ def _compute(compute: Compute | None, compiled: Compilation | None, step: RankSt
 def _flops(values: Mapping[str, float]) -> Line:
     """Return `6.2 TFLOP/s, 48% of its matmul peak, MFU 41%`; nothing where the model's sizes aren't known. Without a
     calibration of its data type, its peak isn't known."""
-    if (rate := values.get("tflops")) is None:
+    if (tflops := values.get("tflops")) is None:
         return ()
     use, mfu = values.get("matmul_use"), values.get("mfu")
-    part = f"{f.percent(use)} of its matmul peak" if use is not None else "peak unknown: trainctl calibrate"
-    stated = f", MFU {f.percent(mfu)}" if mfu is not None else ""
-    return line(Piece(f"{rate:.3g} TFLOP/s", "strong"), f", {part}{stated}")
+    part = f"{percent(use)} of its matmul peak" if use is not None else "peak unknown: trainctl calibrate"
+    stated = f", MFU {percent(mfu)}" if mfu is not None else ""
+    return line(Piece(f"{tflops:.3g} TFLOP/s", "strong"), f", {part}{stated}")
 
 
 def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
@@ -131,10 +131,10 @@ def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyp
         line(Piece("agent ", "label"), connection_word(connection, quiet, now)),
         line(Piece(shorten(why, columns // 2, glyphs.ellipsis), "warning")),
         line(Piece("leads" if leads else "", "accent")),
-        _labelled("at", clean(address) if address else f.NA),
-        _labelled("lag", f.seconds(lag)),
-        _labelled("version", clean(view.version) if view else f.NA),
-        _labelled("boot", clean(boot)[:8] or f.NA),
+        _labelled("at", clean(address) if address else NA),
+        _labelled("lag", seconds(lag)),
+        _labelled("version", clean(view.version) if view else NA),
+        _labelled("boot", clean(boot)[:8] or NA),
     ]
     return groups(made, columns)
 
@@ -156,12 +156,12 @@ def _line_to(
 def connection_word(connection: Connection | None, quiet: float | None, now: float) -> Piece:
     """Return how the line to an agent is, in a word or three."""
     if connection is None:
-        return Piece(f.NA, "dim")
+        return Piece(NA, "dim")
     if quiet is None:
         return Piece("connected", "good")
     if connection.state == "connecting":
-        return Piece(f"connecting {f.duration(now - connection.since_monotonic)}", "warning")
-    return Piece(f"silent {f.duration(quiet)}", "bad")
+        return Piece(f"connecting {duration(now - connection.since_monotonic)}", "warning")
+    return Piece(f"silent {duration(quiet)}", "bad")
 
 
 def _machine(row: Row, columns: int) -> Line:
@@ -173,25 +173,25 @@ def _machine(row: Row, columns: int) -> Line:
 
     celsius = (gpu.temperature_celsius if gpu else None) or (host.temperature_celsius if host else None)
     made = [
-        of("cpu", f.figure(host.cpu_percent if host else None, "{:.0f}%")),
-        of("load", f.figure(host.load_1min if host else None, "{:.1f}")),
+        of("cpu", figure(host.cpu_percent if host else None, "{:.0f}%")),
+        of("load", figure(host.load_1min if host else None, "{:.1f}")),
     ]
     if gpu is not None:
         limits = " and ".join(CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits)
         made += [
-            of("gpu", f.figure(gpu.utilization_percent, "{:.0f}%")),
-            of("clock", f.figure(gpu.clock_mhz and gpu.clock_mhz / 1000, "{:.2f} GHz")),
+            of("gpu", figure(gpu.utilization_percent, "{:.0f}%")),
+            of("clock", figure(gpu.clock_mhz and gpu.clock_mhz / 1000, "{:.2f} GHz")),
             line(Piece(f"limited by {limits}" if limits else "", "warning")),
-            of("power", f.figure(gpu.power_watts, "{:.0f} W")),
+            of("power", figure(gpu.power_watts, "{:.0f} W")),
             of("energy", run_lines.energy_text([host] if host else [])),
         ]
-    made += [of("temperature", f.figure(celsius, "{:.0f} °C")), of("disk free", _disk_free(host))]
+    made += [of("temperature", figure(celsius, "{:.0f} °C")), of("disk free", _disk_free(host))]
     return groups(made, columns)
 
 
 def _disk_free(host: HostReading | None) -> str:
     if host is None or host.disk_free_bytes is None:
-        return f.NA
+        return NA
     of = f" of {_size(host.disk_total_bytes)}" if host.disk_total_bytes else ""
     return f"{_size(host.disk_free_bytes)}{of}"
 
@@ -203,16 +203,16 @@ def _processes(row: Row, columns: int) -> Line:
         key=lambda item: _ROLES.index(item.role) if item.role in _ROLES else len(_ROLES),
     )
     if not mine:
-        return _labelled("processes", f.NA)
+        return _labelled("processes", NA)
     role = "old" if row.host_old else "text"
     parts = []
     for item in mine:
-        figures = f"{item.pid} {f.figure(item.cpu_percent, '{:.0f}%')} {_size(item.memory_bytes)}"
+        figures = f"{item.pid} {figure(item.cpu_percent, '{:.0f}%')} {_size(item.memory_bytes)}"
         parts.append(line(Piece(f"{clean(PROCESS_NAMES.get(item.role, item.role))} ", "label"), Piece(figures, role)))
     return groups(parts, columns)
 
 
 def _size(value: float | None) -> str:
     if value is None:
-        return f.NA
-    return f"{value / 1e6:.0f} MB" if value < 0.995e9 else f"{f.gigabytes(value)} GB"
+        return NA
+    return f"{value / 1e6:.0f} MB" if value < 0.995e9 else f"{gigabytes(value)} GB"

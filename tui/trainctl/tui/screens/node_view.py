@@ -15,7 +15,7 @@ from trainctl.tui.state import series, step_phases
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.step_phases import MEAN_STEPS, StepPhases, means
 from trainctl.tui.state.view_state import Clock, ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import percent, seconds
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, from_cells, line, rule, shorten
 from trainctl.tui.widgets import memory_breakdown
@@ -166,8 +166,8 @@ def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Gl
             line(
                 Piece(f" {letter} ", role),
                 Piece(name.ljust(10), "label"),
-                Piece(f.seconds(mean.get(name)).rjust(7), "text" if mean else "dim"),
-                Piece(f.percent(part).rjust(6) + "  ", "strong" if mean else "dim"),
+                Piece(seconds(mean.get(name)).rjust(7), "text" if mean else "dim"),
+                Piece(percent(part).rjust(6) + "  ", "strong" if mean else "dim"),
                 Piece(glyphs.block * round(size * (part or 0.0)), role),
             )
         )
@@ -176,7 +176,7 @@ def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Gl
     made.append(
         line(
             Piece("   step      ", "label"),
-            Piece(f.seconds(whole if mean else None).rjust(7), "strong"),
+            Piece(seconds(whole if mean else None).rjust(7), "strong"),
             Piece(f"  {words}", "dim"),
         )
     )
@@ -190,9 +190,12 @@ def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: 
     if not found or plot < 2 or columns < 20:
         text = line(Piece("  no step yet", "dim"))
         return [fit(text if row == rows // 2 and not found else (), columns) for row in range(rows)]
-    seconds = sorted(lap.seconds for lap in found)
-    top = min(seconds[-1], 2 * seconds[len(seconds) // 2]) or 1.0  # one far beyond the others runs out of the chart
-    labels = {0: f.seconds(top).replace(" ", ""), plot // 2: f.seconds(top * (1 - (plot // 2) / plot)).replace(" ", "")}
+    lengths = sorted(lap.seconds for lap in found)
+    top = min(lengths[-1], 2 * lengths[len(lengths) // 2]) or 1.0  # one far beyond the others runs out of the chart
+    labels = {
+        0: seconds(top).replace(" ", ""),
+        plot // 2: seconds(top * (1 - (plot // 2) / plot)).replace(" ", ""),
+    }
     gutter = max(len(text) for text in labels.values()) + 1
     first, last = page(newest, columns - gutter)
     by_step = {lap.step: lap for lap in found}
@@ -211,6 +214,6 @@ def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: 
 def _bar(lap: StepPhases | None, top: float, rows: int) -> list[tuple[str, str]]:
     if lap is None or lap.seconds <= 0:
         return []
-    seconds = [max(getattr(lap.phases, name), 0.0) for name, *_ in BAR_PHASES]
-    counts = in_cells(seconds, max(min(round(rows * lap.seconds / top), rows), 1))
+    lengths = [max(getattr(lap.phases, name), 0.0) for name, *_ in BAR_PHASES]
+    counts = in_cells(lengths, max(min(round(rows * lap.seconds / top), rows), 1))
     return [(letter, role) for (_, letter, role), many in zip(BAR_PHASES, counts, strict=True) for _ in range(many)]

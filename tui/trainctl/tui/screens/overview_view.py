@@ -16,7 +16,7 @@ from trainctl.tui.screens.fleet_table import UNARRANGED, Arrangement
 from trainctl.tui.state import rank_rows, rank_speed, series
 from trainctl.tui.state.rank_rows import BAD_STATES
 from trainctl.tui.state.view_state import Clock, ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import seconds
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, rule, shorten
 from trainctl.tui.widgets.theme import rank_role, run_role
@@ -110,7 +110,7 @@ def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str,
     view = next((view for view in (state.run.ranks if state.run else ()) if view.rank == selected), None)
     if view is None or not view.why or view.state not in rank_speed.SILENT_STATES:
         return None
-    since = f.clock(view.since_at, clock.wall(), clock.zone)
+    since = clock.time_of(view.since_at)
     role = "bad" if view.state in BAD_STATES else "warning"
     return f"{clean(view.node)} {view.state} since {since}: {clean(view.why)}", role
 
@@ -120,7 +120,7 @@ def _straggler(state: ViewState, glyphs: Glyphs) -> tuple[str, str] | None:
     if slow is None:
         return None
     node = shorten(clean(slow.node), 20, glyphs.ellipsis)
-    return f"straggler {node}: +{f.seconds(slow.excess_seconds)} in {slow.phase}", "warning"
+    return f"straggler {node}: +{seconds(slow.excess_seconds)} in {slow.phase}", "warning"
 
 
 def _writing(state: ViewState) -> tuple[str, str] | None:

@@ -11,7 +11,6 @@ from trainctl.protocol.messages import Event, PolicyFigure, PolicyStatus
 from trainctl.tui.state import effects, run_events
 from trainctl.tui.state.effects import PolicyReport
 from trainctl.tui.state.view_state import Clock
-from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import UNICODE, Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, labelled, line, rule, shorten
 
@@ -81,7 +80,7 @@ def detail(report: PolicyReport, policy: PolicyStatus, clock: Clock, columns: in
     for label, words, role in next_words(policy):
         made += labelled(f"  {label}".ljust(_LABEL_CELLS), glyphs.text(words), columns, role)
     for event in reversed(policy.actions):
-        at = f.clock(event.at, clock.wall(), clock.zone)
+        at = clock.time_of(event.at)
         text = f"{at} {action_words(report, event, glyphs)}"
         made += labelled("  did".ljust(_LABEL_CELLS), glyphs.text(text), columns)
     if not policy.actions:

@@ -14,7 +14,7 @@ from trainctl.tui.dialogs.command_dialog import BranchDialog, StartDialog
 from trainctl.tui.screens import runs_view
 from trainctl.tui.screens.table_screen import RowsScreen
 from trainctl.tui.state.table_schemas import RUNS, RunRow
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import loss
 from trainctl.tui.text.run_lines import LAST_LOSS
 from trainctl.tui.text.styled_line import EMPTY, Line, fit, rule
 
@@ -122,8 +122,8 @@ class RunsScreen(RowsScreen[RunRow]):
         run = self.chosen
         if run is None:
             return ()
-        loss = ((LAST_LOSS.label, f.loss(run.last_loss)),) if run.last_loss is not None else ()
-        return (("run", run.run), ("directory", run.directory), ("name", run.name), *loss)
+        last = ((LAST_LOSS.label, loss(run.last_loss)),) if run.last_loss is not None else ()
+        return (("run", run.run), ("directory", run.directory), ("name", run.name), *last)
 
     def arrived(self) -> None:
         self.action_reload()

@@ -10,8 +10,8 @@ from trainctl.tui.screens.header import STATE_ROLES
 from trainctl.tui.state.table_fields import SortOrder, column_title
 from trainctl.tui.state.table_schemas import RunRow
 from trainctl.tui.state.view_state import Clock, ViewState
-from trainctl.tui.text import formatting as f
 from trainctl.tui.text import run_lines
+from trainctl.tui.text.formatting import NA, count, duration, figure, gigabytes, loss, used_of
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import (
     LAST_LOSS,
@@ -126,19 +126,19 @@ def row(
     texts = {
         "RUN": f"{'  ' * (item.depth - 1)}{glyphs.child} " * bool(item.depth) + clean(run.name),
         "STATE": _state(run),
-        "STEPS": f"{run.step:,}/{f.count(run.steps)}",
-        _LOSS: f.loss(run.last_loss),
-        "STARTED": f.clock(run.started_at, clock.wall(), clock.zone),
-        "LASTED": f.duration(item.duration_seconds),
-        "  LEAD": f"  {clean(run.lead) or f.NA}",
-        "  NODES": "  " + (" ".join(map(clean, run.nodes)) or f.NA),
+        "STEPS": f"{run.step:,}/{count(run.steps)}",
+        _LOSS: loss(run.last_loss),
+        "STARTED": clock.time_of(run.started_at),
+        "LASTED": duration(item.duration_seconds),
+        "  LEAD": f"  {clean(run.lead) or NA}",
+        "  NODES": "  " + (" ".join(map(clean, run.nodes)) or NA),
         "COST": _spent(run, clock),
     }
     mark = f"{glyphs.cursor if chosen else ' '}{'*' if marked else ' '} "
     made = [Piece(mark, "mark")]
     for column, size in columns_of(columns, priced=priced):
         text = shorten(texts[column.title], size, glyphs.ellipsis)
-        role = STATE_ROLES[run.state] if column.title == "STATE" else "dim" if f.NA in text else "text"
+        role = STATE_ROLES[run.state] if column.title == "STATE" else "dim" if NA in text else "text"
         made += [Piece(text.rjust(size) if column.right else text.ljust(size), role), Piece(" ")]
     return tuple(piece._replace(role="cursor") for piece in fit(made, columns)) if chosen else fit(made, columns)
 
@@ -152,7 +152,7 @@ def _state(run: RunSummary) -> str:
 
 def _spent(run: RunSummary, clock: Clock) -> str:
     if run.cost is None:
-        return f.NA
+        return NA
     found = cost.figures(run.cost, clock.wall(), None, None)
     return cost_amount(found, found.spent)
 
@@ -281,19 +281,15 @@ def _node(name: str, task: str, state: ViewState, clock: Clock, columns: int, gl
     seen = state.hosts.get(name)
     host = seen.value if seen is not None and quiet is None else None
     doing = (
-        (f"silent {f.duration(quiet)}", "warning")
-        if quiet is not None
-        else (task, "text")
-        if task
-        else ("idle", "good")
+        (f"silent {duration(quiet)}", "warning") if quiet is not None else (task, "text") if task else ("idle", "good")
     )
     gpus = host.gpus if host else ()
     parts = [
         fit((Piece(shorten(clean(name), 14, glyphs.ellipsis), "strong"),), 14),
         fit((Piece(shorten(doing[0], 20, glyphs.ellipsis), doing[1]),), 20),
-        _figure("cpu", f.figure(host.cpu_percent if host else None, "{:.0f}%"), 4),
-        _figure("ram", f.used_of(host.memory_used_bytes, host.memory_total_bytes) if host else f.NA, 7, " GB"),
-        _figure("disk free", f.gigabytes(host.disk_free_bytes) if host else f.NA, 4, " GB"),
+        _figure("cpu", figure(host.cpu_percent if host else None, "{:.0f}%"), 4),
+        _figure("ram", used_of(host.memory_used_bytes, host.memory_total_bytes) if host else NA, 7, " GB"),
+        _figure("disk free", gigabytes(host.disk_free_bytes) if host else NA, 4, " GB"),
         line(Piece(f"{len(gpus)}{glyphs.times}{clean(gpus[0].name)}" if gpus else "", "label")),
         line(Piece(f"{clean(own.address)}  trainctl {clean(own.version)}" if own else "", "dim")),
     ]
@@ -301,7 +297,7 @@ def _node(name: str, task: str, state: ViewState, clock: Clock, columns: int, gl
 
 
 def _figure(name: str, value: str, size: int, unit: str = "") -> Line:
-    known = value != f.NA
+    known = value != NA
     text = f"{value}{unit if known else ''}".ljust(size + len(unit))
     return line(Piece(f"{name} ", "label"), Piece(text, "text" if known else "dim"))
 

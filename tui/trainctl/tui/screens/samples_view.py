@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from trainctl.protocol.messages import Sample
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import loss, seconds
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, one_line, rule, shorten, wrap_lines
 
@@ -142,7 +142,7 @@ def _prompt_lines(answers: AnswerTable, cells: int, rows: int, glyphs: Glyphs) -
 def _column(answers: AnswerTable, sample: Sample, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
     chosen = answers.sample is not None and key(sample) == key(answers.sample)
     action = f"screen.choose_step({answers.row.index(sample)})"
-    head = f"@{sample.step:,} loss {f.loss(sample.loss)}"
+    head = f"@{sample.step:,} loss {loss(sample.loss)}"
     made = [line(Piece(shorten(head, cells), "cursor" if chosen else "label", action))]
     texts = answer_rows(sample, cells, glyphs)
     if len(texts) > rows - 1:
@@ -168,12 +168,12 @@ def _in_full(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> l
 
 def said(sample: Sample) -> str:
     """Return `@1,500 loss 2.310 eval 2.402 57 tokens in 1.20 s on studio by auto`."""
-    evaluated = f"  eval {f.loss(sample.eval_loss)}" if sample.eval_loss is not None else ""
+    evaluated = f"  eval {loss(sample.eval_loss)}" if sample.eval_loss is not None else ""
     how = f"  temperature {sample.temperature:g}" if sample.temperature else ""
     cut = "" if sample.ended else ", cut"
-    made = f"{_counted(sample.tokens, 'token')} in {f.seconds(sample.seconds)}{cut}"
+    made = f"{_counted(sample.tokens, 'token')} in {seconds(sample.seconds)}{cut}"
     who = clean(f"{sample.node} {sample.by}")
-    return f"@{sample.step:,}  loss {f.loss(sample.loss)}{evaluated}{how}  {made}  {who}"
+    return f"@{sample.step:,}  loss {loss(sample.loss)}{evaluated}{how}  {made}  {who}"
 
 
 def answer_rows(sample: Sample, cells: int, glyphs: Glyphs) -> list[str]:

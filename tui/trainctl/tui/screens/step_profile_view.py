@@ -8,7 +8,7 @@ import msgspec
 
 from trainctl.protocol.messages import PHASES, Event, PhaseProfile
 from trainctl.protocol.messages.events import AnyEvent, Profiled, ProfileFailed
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import NA, percent, seconds
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, labelled, line, rule, shorten
 
@@ -142,9 +142,9 @@ def _phase_cell(
     group: StepProfile, rank: Profiled, name: str, place: int, row: int, chosen: tuple[str, int], glyphs: Glyphs
 ) -> Piece:
     found, whole = phase_of(rank, name), sum(phase.seconds for phase in rank.phases)
-    text = f.NA
+    text = NA
     if found is not None and whole > 0:
-        text = f"{f.seconds(found.seconds / steps_in(rank))} {f.percent(found.seconds / whole):>4}"
+        text = f"{seconds(found.seconds / steps_in(rank))} {percent(found.seconds / whole):>4}"
     role = "cursor" if (name, place) == chosen else "text"
     return Piece(f"{glyphs.text(text):>{_RANK_CELLS - 1}} ", role, f"screen.choose_cell({row}, {place})")
 
@@ -165,10 +165,10 @@ def operator_rows(phase: PhaseProfile, columns: int, ellipsis: str) -> list[str]
     device = f"{'DEVICE':>{_TIME_CELLS}}" if on_device else ""
     made = [f"{'OPERATOR':<{room}}{'CALLS':>{_CALLS_CELLS}}{'SELF':>{_TIME_CELLS}}{device}{'SHARE':>{_SHARE_CELLS}}"]
     for one in phase.operators:
-        device = f"{f.seconds(one.device_seconds):>{_TIME_CELLS}}" if on_device else ""
+        device = f"{seconds(one.device_seconds):>{_TIME_CELLS}}" if on_device else ""
         name = shorten(clean(one.name), room - 1, ellipsis)
-        share = f"{f.percent(phase.share(one)):>{_SHARE_CELLS}}"
-        made.append(f"{name:<{room}}{one.calls:>{_CALLS_CELLS},}{f.seconds(one.seconds):>{_TIME_CELLS}}{device}{share}")
+        share = f"{percent(phase.share(one)):>{_SHARE_CELLS}}"
+        made.append(f"{name:<{room}}{one.calls:>{_CALLS_CELLS},}{seconds(one.seconds):>{_TIME_CELLS}}{device}{share}")
     return made
 
 
@@ -184,7 +184,7 @@ def _remarks(group: StepProfile, rank: Profiled, columns: int, glyphs: Glyphs) -
 
 def file_words(rank: Profiled) -> str:
     """Return the trace's size and name, and what it cost."""
-    cost = f"the loop was paused for {f.seconds(rank.loop_seconds)}"
+    cost = f"the loop was paused for {seconds(rank.loop_seconds)}"
     return f"{rank.file} on {rank.node}, {rank.size_bytes / 1e6:,.1f} MB; {cost}"
 
 
@@ -204,8 +204,8 @@ def text(group: StepProfile, columns: int = 80) -> str:
         made += [clean(f"  lacks: {rank.lacks}")] if rank.lacks else []
         for phase in rank.phases:
             whole = sum(other.seconds for other in rank.phases)
-            part = f"{f.percent(phase.seconds / whole)} of the phases" if whole > 0 else ""
-            made.append(f"  {phase.name}: {f.seconds(phase.seconds / steps_in(rank))} per step, {part}")
+            part = f"{percent(phase.seconds / whole)} of the phases" if whole > 0 else ""
+            made.append(f"  {phase.name}: {seconds(phase.seconds / steps_in(rank))} per step, {part}")
             if phase.operators:
                 made += [f"    {row}" for row in operator_rows(phase, columns - 4, "…")]
     made += [clean(f"no profile from {failure_words(failure)}") for failure in group.failed]

@@ -14,7 +14,7 @@ import numpy as np
 
 from trainctl.protocol.messages import Event, Events, History, Policies
 from trainctl.tui.state import run_events, series
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import rate
 from trainctl.tui.text.glyphs import Glyphs
 
 EFFECT_STEPS = 20
@@ -105,7 +105,7 @@ def figures(effect: Effect | None, event: Event, glyphs: Glyphs) -> str:
     if effect.change is None:
         side, steps = ("before", effect.steps_before) if effect.before is None else ("after", effect.steps_after)
         return f"not measured: it needs {LEAST_STEPS} undisturbed steps {side} the change, and there are only {steps}"
-    values = f"{f.rate(effect.before)} {glyphs.arrow} {f.rate(effect.after)} tokens/s"
+    values = f"{rate(effect.before)} {glyphs.arrow} {rate(effect.after)} tokens/s"
     return f"{values}, {100 * effect.change:+.1f} % (medians of {effect.steps_before} and {effect.steps_after} steps)"
 
 

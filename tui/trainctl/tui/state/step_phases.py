@@ -11,7 +11,7 @@ import msgspec
 from trainctl.protocol.messages import PHASES, RANK_COLUMNS, History, Phases, RunView, Series, peak_or_held
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text import formatting
 
 COMPILE_METRIC: Final = "compile_seconds"
 COMPILE_BUCKETS: Final = 240
@@ -29,7 +29,7 @@ class Compilation(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """Return `41.0 s at step 1`."""
         at = f"at step {self.first:,}" if self.first == self.last else f"in steps {self.first:,} to {self.last:,}"
-        return f"{f.seconds(self.seconds)} {at}"
+        return f"{formatting.seconds(self.seconds)} {at}"
 
 
 def compilations(series: Series) -> list[Compilation]:

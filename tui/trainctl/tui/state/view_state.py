@@ -27,6 +27,7 @@ from trainctl.protocol.messages import (
     Viewer,
 )
 from trainctl.tui.state import rank_speed, series
+from trainctl.tui.text import formatting
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Clock:
 
     def wall(self) -> float:
         return time.time()
+
+    def time_of(self, at: float) -> str:
+        """Return the time of day of Unix second `at` as it is said now: 14:31, Sat 02:02, 12 Mar 02:02."""
+        return formatting.clock(at, self.wall(), self.zone)
 
 
 SILENT_AFTER_SECONDS = 5.0

@@ -17,7 +17,7 @@ from trainctl.protocol.messages import (
     StepCommitted,
     WorkSummary,
 )
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import NA, compact, duration, figure, money, percent, seconds, span
 from trainctl.tui.text.styled_line import Line, Piece, clean, flowed, line, width
 
 LOSS_STEPS = 16
@@ -61,15 +61,15 @@ PROCESS_NAMES = {"keeper": "parent", "standby": "spare"}
 
 def rate_pieces(rates: RunRates, of: Figure = LAST_STEP) -> list[Line]:
     """Return the most important first: the average, then what is `of` the last step or of recent ones."""
-    average, unit = f.compact(rates.average_per_second), clean(rates.unit)
+    average, unit = compact(rates.average_per_second), clean(rates.unit)
     samples = samples_of(rates.unit)
     return [
         line(Piece(f"{AVERAGE_RATE.label} ", "label"), Piece(average, "strong"), Piece(f" {unit}", "label")),
         line(Piece(f"{of.label} ", "label"), _few(rates.steps_per_second), Piece(" steps/s", "label")),
         line(_few(rates.samples_per_second), Piece(f" {samples}/s", "label")),
-        line(f.seconds(rates.seconds_per_sample), Piece(f" per {samples.removesuffix('s')}", "label")),
-        line(f.duration(rates.seconds_per_epoch), Piece(" per epoch", "label")),
-        line(f.figure(rates.epochs_left, "{:.2f}"), Piece(" epochs left", "label")),
+        line(seconds(rates.seconds_per_sample), Piece(f" per {samples.removesuffix('s')}", "label")),
+        line(duration(rates.seconds_per_epoch), Piece(" per epoch", "label")),
+        line(figure(rates.epochs_left, "{:.2f}"), Piece(" epochs left", "label")),
     ]
 
 
@@ -77,8 +77,8 @@ def time_left(rates: RunRates) -> Line:
     """Return `left 1h 42m (1h 36m to 1h 55m)`; nothing of a run that has ended, or whose end isn't known."""
     if rates.seconds_left is None:
         return ()
-    span = f.span(rates.seconds_left_best, rates.seconds_left_worst)
-    return line(Piece("left ", "label"), f.duration(rates.seconds_left), Piece(f" ({span})" if span else "", "dim"))
+    reach = span(rates.seconds_left_best, rates.seconds_left_worst)
+    return line(Piece("left ", "label"), duration(rates.seconds_left), Piece(f" ({reach})" if reach else "", "dim"))
 
 
 def samples_of(unit: str) -> str:
@@ -87,7 +87,7 @@ def samples_of(unit: str) -> str:
 
 
 def _few(value: float | None) -> str:
-    return f.figure(value, "{:.2f}") if value is None or value < 9.995 else f.compact(value)
+    return figure(value, "{:.2f}") if value is None or value < 9.995 else compact(value)
 
 
 # ---------------------------------------------------------------- cost
@@ -134,7 +134,7 @@ def cost_spent(found: cost.CostFigures) -> Line:
 
 def cost_amount(found: cost.CostFigures, value: float | None) -> str:
     """Return `12.40 USD`, with a > where a node has no price, for what it costs is missing."""
-    return f"{'>' if found.unpriced and value is not None else ''}{f.money(value, found.currency)}"
+    return f"{'>' if found.unpriced and value is not None else ''}{money(value, found.currency)}"
 
 
 # ---------------------------------------------------------------- separate work
@@ -158,9 +158,9 @@ def work_progress(work: WorkSummary) -> list[Line]:
     view = work.view
     rows = f"{view.answered:,}/{view.rows:,}"
     made = [
-        line(rows, Piece(" rows", "label"), f" {f.percent(view.answered / view.rows)}"),
+        line(rows, Piece(" rows", "label"), f" {percent(view.answered / view.rows)}"),
         _outlook(work),
-        line(f"{f.compact(work.rows_per_second)}", Piece(" rows/s", "label")),
+        line(f"{compact(work.rows_per_second)}", Piece(" rows/s", "label")),
         line(Piece("slices ", "label"), f"{work.slices_answered:,} of {work.slices:,} dealt"),
     ]
     return made if work.is_active else made[:2]
@@ -171,7 +171,7 @@ def _outlook(work: WorkSummary) -> Line:
     if view.state == "receiving":
         return line(Piece(f"receiving rows: {view.received_bytes:,} bytes", "accent"))
     if work.is_active:
-        return line(Piece("ETA ", "label"), f.duration(work.seconds_left))
+        return line(Piece("ETA ", "label"), duration(work.seconds_left))
     reason = f": {clean(view.reason)}" if view.reason else ""
     return line(Piece(f"{view.state.upper()}{reason}", "bad" if view.state == "failed" else "label"))
 
@@ -181,7 +181,7 @@ def work_nodes(work: WorkSummary) -> list[Line]:
     return [
         line(
             Piece(f"{clean(node.node)} ", "label"),
-            f"{f.compact(node.rows_per_second)} rows/s"
+            f"{compact(node.rows_per_second)} rows/s"
             if node.state == "working"
             else Piece(f"{node.state}{f': {clean(node.why)}' if node.why else ''}", _ROLES[node.state]),
         )
@@ -271,11 +271,11 @@ def energy_text(hosts: Iterable[HostReading], per_1000: float | None = None) -> 
     n/a where no power is read."""
     counted = _counted(hosts)
     if not counted:
-        return f.NA
+        return NA
     watt_hours = sum(host.energy_joules or 0.0 for host in counted) / JOULES_PER_WATT_HOUR
     missing = max(counted, key=lambda host: host.energy_gap_seconds)
     if not _is_read(missing):
-        return f"over {_watt_hours(watt_hours)} ({f.duration(missing.energy_gap_seconds)} unread)"
+        return f"over {_watt_hours(watt_hours)} ({duration(missing.energy_gap_seconds)} unread)"
     each = f" ({per_1000 / JOULES_PER_WATT_HOUR:.3g} Wh per 1,000)" if per_1000 is not None else ""
     return f"{_watt_hours(watt_hours)}{each}"
 

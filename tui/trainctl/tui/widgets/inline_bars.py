@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from trainctl.protocol.messages import BUSY_PHASES, Phases
 from trainctl.tui.state import series
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import NA
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, line
 
@@ -43,7 +43,7 @@ def phase_bar(phases: Phases, size: int, whole_seconds: float, *, waited: float 
     seconds[3], seconds[4] = seconds[3] + moved, seconds[4] - moved
     total = sum(seconds)
     if total <= 0 or whole_seconds <= 0:
-        return line(Piece(f.NA, "dim"))
+        return line(Piece(NA, "dim"))
     counts = in_cells(seconds, min(round(size * total / max(whole_seconds, total)), size))
     letters = [(letter.upper() if name == loud else letter, role) for name, letter, role in BAR_PHASES]
     return line(*(Piece(letter * many, role) for (letter, role), many in zip(letters, counts, strict=True)))

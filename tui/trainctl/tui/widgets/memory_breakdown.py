@@ -8,7 +8,7 @@ from typing import Final
 
 from trainctl.protocol.messages import MEMORY_PARTS, HostReading, RankStep
 from trainctl.tui.state.rank_rows import Row
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import NA, gigabytes, percent, used_of
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line
 from trainctl.tui.widgets.inline_bars import in_cells, share_bar
@@ -99,7 +99,7 @@ def _most_telling(found: Sequence[Used], rows: int) -> list[Used]:
 
 
 def _line(one: Used, columns: int, glyphs: Glyphs, parts: Sequence[MemoryPart] = ()) -> Line:
-    text = f.NA if one.used is None else f"{f.used_of(one.used, one.whole)} GB"
+    text = NA if one.used is None else f"{used_of(one.used, one.whole)} GB"
     warned = "warning" if one.part is not None and one.part > FULL_PART else ""
     bar = _bar(one.part, warned or "bar", columns, glyphs)
     cells = len(bar.text) if one.part is not None else max(columns - _BEFORE_BAR, 0)
@@ -112,7 +112,7 @@ def _line(one: Used, columns: int, glyphs: Glyphs, parts: Sequence[MemoryPart] =
 
 
 def _percent(part: float | None) -> str:
-    return (f.percent(part) if part is not None else "").rjust(6) + "  "
+    return (percent(part) if part is not None else "").rjust(6) + "  "
 
 
 def _bar(part: float | None, role: str, columns: int, glyphs: Glyphs) -> Piece:
@@ -131,7 +131,7 @@ def _part_line(part: MemoryPart, cap: float | None, columns: int, glyphs: Glyphs
         " ",
         part.letter,
         Piece(f" {part.name.ljust(11)}", "label"),
-        Piece(f"{f.gigabytes(part.used)} GB".rjust(10)),
+        Piece(f"{gigabytes(part.used)} GB".rjust(10)),
         Piece(_percent(of_cap), "strong"),
         _bar(of_cap, part.letter.role, columns, glyphs),
     )
@@ -140,7 +140,7 @@ def _part_line(part: MemoryPart, cap: float | None, columns: int, glyphs: Glyphs
 def _pairs(parts: Sequence[MemoryPart], columns: int) -> list[Line]:
     size = columns // 2
     cells = [
-        line(" ", part.letter, Piece(f" {part.name.ljust(11)}", "label"), Piece(f.gigabytes(part.used).rjust(5)))
+        line(" ", part.letter, Piece(f" {part.name.ljust(11)}", "label"), Piece(gigabytes(part.used).rjust(5)))
         for part in parts
     ]
     return [(*fit(left, size), *right) for left, right in zip_longest(cells[::2], cells[1::2], fillvalue=())]

@@ -4,7 +4,7 @@ from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.events import CheckpointWritten, Evaluated
 from trainctl.tui.commands.verb_description import FormField, Proposal, VerbDescription, VerbKey, not_live
 from trainctl.tui.state.rank_speed import live_ranks
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import loss, seconds
 from trainctl.tui.text.styled_line import clean
 
 
@@ -31,9 +31,9 @@ def _evaluate_preview(proposal: Proposal) -> str:
     if run.eval_loss is None or run.eval_step is None:
         return "no earlier evaluation to predict its duration from; curve unchanged"
     made = (event.data for event in reversed(proposal.state.run_events) if isinstance(event.data, Evaluated))
-    seconds = next((data.seconds for data in made if data.seconds is not None), None)
-    took = f", took {f.seconds(seconds)}" if seconds is not None else ""
-    return f"the last one: {f.loss(run.eval_loss)} @{run.eval_step:,}{took}; curve unchanged"
+    length = next((data.seconds for data in made if data.seconds is not None), None)
+    took = f", took {seconds(length)}" if length is not None else ""
+    return f"the last one: {loss(run.eval_loss)} @{run.eval_step:,}{took}; curve unchanged"
 
 
 EVALUATE = VerbDescription(

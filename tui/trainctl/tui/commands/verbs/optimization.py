@@ -17,19 +17,19 @@ from trainctl.tui.commands.verb_description import (
 )
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import figure, scientific
 
 
 def _set_lr_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     rate = state.run.learning_rate if state.run else None
-    value = FormField("value", "learning rate", f.scientific(rate) if rate is not None else "")
+    value = FormField("value", "learning rate", scientific(rate) if rate is not None else "")
     return value, FormField("schedule", "schedule", "scale", ("scale", "set"))
 
 
 def _set_lr_preview(proposal: Proposal) -> str:
     args, rate, glyphs = proposal.order.args, proposal.run.learning_rate, proposal.glyphs
     value = float(args["value"])
-    change = f"lr {f.scientific(rate)} {glyphs.arrow} {f.scientific(value)}"
+    change = f"lr {scientific(rate)} {glyphs.arrow} {scientific(value)}"
     if args.get("schedule", "scale") == "set":
         return f"{change}, constant from then on: changes the curve"
     times = f", the rest of the schedule {glyphs.times}{value / rate:.3g}" if rate else ""
@@ -39,7 +39,7 @@ def _set_lr_preview(proposal: Proposal) -> str:
 def _set_lr_changes_nothing(order: Order, run: RunView) -> bool:
     if run.learning_rate is None:
         return False
-    as_shown = float(f.scientific(run.learning_rate))
+    as_shown = float(scientific(run.learning_rate))
     is_same = order.args.get("value") in (run.learning_rate, as_shown)
     return is_same and order.args.get("schedule", "scale") == "scale"
 
@@ -95,7 +95,7 @@ def _set_global_batch_preview(proposal: Proposal) -> str:
     seats = shares.seats_of(proposal.state)
     wanted = apportion(value, {index: float(seat.share) for index, seat in enumerate(seats)}) if seats else {}
     made = outcome(seats, seats, tuple(wanted.values()), glyphs) if seats else ()
-    return joined(f"G {f.figure(now, '{}')} {glyphs.arrow} {value}, {lr}: changes the curve", *made)
+    return joined(f"G {figure(now, '{}')} {glyphs.arrow} {value}, {lr}: changes the curve", *made)
 
 
 def _set_global_batch_undo(event: Event, run: RunView) -> Order:
