@@ -154,14 +154,14 @@ def beside(blocks: Sequence[Block], columns: int, rows: int, glyphs: Glyphs) -> 
         labels += [(start - 1, glyphs.tee, "rule")] if index else []
         labels += [(start + at, text, role) for at, text, role in own]
         start += size + 1
-    made = [rule(columns, glyphs.horizontal, *labels)]
+    lines = [rule(columns, glyphs.horizontal, *labels)]
     for place in range(rows):
         pieces: list[Piece] = []
         for index, (body, _, size) in enumerate(blocks):
             pieces += [Piece(glyphs.vertical, "rule")] if index else []
             pieces += fit(body[place], size)
-        made.append(fit(pieces, columns))
-    return made
+        lines.append(fit(pieces, columns))
+    return lines
 
 
 def widths(columns: int, count: int) -> list[int]:

@@ -102,15 +102,15 @@ def name_changes(canvas: Canvas, changes: Mapping[int, str], titled: int, number
 
     Under the title's words one stands in the chart's first row, if nothing is drawn there.
     """
-    mark_columns, made = set(numbered), []
+    mark_columns, placed = set(numbered), []
     for column, text in sorted(changes.items(), reverse=True):
         start = _room(column, len(text), mark_columns, range(max(titled, 0), canvas.frame.columns), column in numbered)
         if start is not None:
             mark_columns |= set(range(start, start + len(text)))
-            made.append((start, text))
+            placed.append((start, text))
         elif column < titled and canvas.is_blank(range(column + 1, column + 2 + len(text)), 0):
             canvas.put(column + 1, 0, text, "label")
-    return made
+    return placed
 
 
 def _room(column: int, size: int, mark_columns: Collection[int], within: range, beside: bool) -> int | None:

@@ -115,11 +115,11 @@ def plots_of(view: ChartView, sources: Sources, place: Extent, wanted: Collectio
     """Return the view's charts of these indices as plots, in order."""
     first, last = shown(view, place)
     marks = of_run(sources.state)
-    made = []
+    plots = []
     for index in wanted:
         chart = view.charts[index]
         styles = [style_of(pick.metric) for pick in chart.picks]
-        made.append(
+        plots.append(
             Plot(
                 _titled(chart, view, sources, place),
                 traces(chart, view, sources, place),
@@ -137,7 +137,7 @@ def plots_of(view: ChartView, sources: Sources, place: Extent, wanted: Collectio
                 most_times=max((style.most_times for style in styles), default=float("inf")),
             )
         )
-    return made
+    return plots
 
 
 def _titled(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> str:

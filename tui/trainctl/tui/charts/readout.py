@@ -50,15 +50,15 @@ def lines(
     at = plot.crosshair if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1 else None
     head = _where(plot, at, axes) if at is not None else line(Piece("newest in view", "label"))
     x = float(plot.axis.to_x(at)) if at is not None else None
-    made = [spread(head, _nearest(plot, found, at, columns - width(head) - 2, glyphs), columns)]
+    drawn = [spread(head, _nearest(plot, found, at, columns - width(head) - 2, glyphs), columns)]
     values = [_value(trace, x, plot, glyphs) for trace in plot.traces]
     for row in range(1, rows):
         taken = _fitting(values, columns - (2 if row == rows - 1 else 0))
-        made.append(groups(values[:taken], columns))
+        drawn.append(groups(values[:taken], columns))
         values = values[taken:]
     if values and rows > 1:
-        made[-1] = (*made[-1], Piece(f"  +{len(values)}", "dim"))
-    return [fit(pieces, columns) for pieces in made[:rows]]
+        drawn[-1] = (*drawn[-1], Piece(f"  +{len(values)}", "dim"))
+    return [fit(pieces, columns) for pieces in drawn[:rows]]
 
 
 def _fitting(values: Sequence[Line], columns: int) -> int:

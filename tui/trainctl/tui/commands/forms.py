@@ -116,12 +116,12 @@ _OUT_WORDS = {
 
 def way_back(state: ViewState) -> list[str]:
     """Return for each node that is out how it comes back."""
-    made = {}
+    texts = {}
     for view in state.run.ranks if state.run else ():
         gone = view.state == "failed" and view.pid is None
         if view.state in _OUT_WORDS:
-            made[clean(view.node)] = "failed, and its trainer is gone" if gone else _OUT_WORDS[view.state]
-    return [f"{node} {words.format(node=node)}" for node, words in made.items()]
+            texts[clean(view.node)] = "failed, and its trainer is gone" if gone else _OUT_WORDS[view.state]
+    return [f"{node} {words.format(node=node)}" for node, words in texts.items()]
 
 
 def order_of(asked: Form, values: Mapping[str, str]) -> Order:

@@ -65,15 +65,15 @@ def of(event: Event, run: RunView | None, events: Sequence[Event]) -> Inverse:
 
 def newest(run: RunView | None, events: Sequence[Event], most: int = 9) -> list[Inverse]:
     """Return the newest events that can be undone, newest first."""
-    made: list[Inverse] = []
+    inverses: list[Inverse] = []
     for event in reversed(events):
         try:
-            made.append(of(event, run, events))
+            inverses.append(of(event, run, events))
         except NoInverse:
             continue
-        if len(made) == most:
+        if len(inverses) == most:
             break
-    return made
+    return inverses
 
 
 # ---------------------------------------------------------------- which command undid which

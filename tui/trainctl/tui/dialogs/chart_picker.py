@@ -104,10 +104,10 @@ def picker_lines(picker: Picker, view: ChartView, columns: int, rows: int, glyph
     cursor = min(picker.cursor, max(len(left) - 1, 0))
     start = min(max(cursor - rows // 2, 0), max(len(left) - rows, 0))
     shown = range(start, len(left))[:rows]
-    made = [_row(left[index], index, index == cursor, view, columns, glyphs) for index in shown]
+    lines = [_row(left[index], index, index == cursor, view, columns, glyphs) for index in shown]
     if not left:
-        made = [line(Piece("no match", "dim"))]
-    return filled(made, columns, rows)
+        lines = [line(Piece("no match", "dim"))]
+    return filled(lines, columns, rows)
 
 
 def _row(choice: PickerEntry, index: int, here: bool, view: ChartView, columns: int, glyphs: Glyphs) -> Line:

@@ -179,12 +179,12 @@ class CommandDialog(OrderDialog):
     def asking(self) -> list[Line]:
         form, cells = self.form, self.cells
         said = [(self._finding.text, self._finding.role), *((text, "warning") for text in form.remarks)]
-        made: list[Line] = [(), *(line(Piece(row, role)) for text, role in said for row in wrap(text, cells))]
-        made += labelled("changes  ", form.changes, cells) + labelled("leaves   ", form.keeps, cells)
+        lines: list[Line] = [(), *(line(Piece(row, role)) for text, role in said for row in wrap(text, cells))]
+        lines += labelled("changes  ", form.changes, cells) + labelled("leaves   ", form.keeps, cells)
         if form.if_plan is not None:
             against = f"based on plan v{form.if_plan}; refused if the plan changes first"
-            made += [line(Piece(row, "dim")) for row in wrap(against, cells)]
-        return [*made, (), *folded(self._last_line(), cells, _LAST_ROWS, self._glyphs.ellipsis)]
+            lines += [line(Piece(row, "dim")) for row in wrap(against, cells)]
+        return [*lines, (), *folded(self._last_line(), cells, _LAST_ROWS, self._glyphs.ellipsis)]
 
     def _last_line(self) -> Line:
         if self.blocked:
@@ -227,10 +227,10 @@ class CommandDialog(OrderDialog):
 def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: int) -> list[Line]:
     """Return a command that was sent: what it says, when, and how far it has come, in lines of at most `columns`
     cells."""
-    made: list[Line] = [line(Piece(text, "strong")) for text in wrap(arguments.spoken(progress.order), columns)]
-    made.append(line(Piece(f"{clock.time_of(progress.sent_at)} ", "dim")))
+    lines: list[Line] = [line(Piece(text, "strong")) for text in wrap(arguments.spoken(progress.order), columns)]
+    lines.append(line(Piece(f"{clock.time_of(progress.sent_at)} ", "dim")))
     role = "bad" if progress.ended else "accent"
-    return made + [line(Piece(row, role)) for row in wrap(plain(forms.progress_line(progress, glyphs)), columns)]
+    return lines + [line(Piece(row, role)) for row in wrap(plain(forms.progress_line(progress, glyphs)), columns)]
 
 
 class StartDialog(CommandDialog):

@@ -44,21 +44,21 @@ def lines(
         ("alert id", getattr(event.data, "id", "")),
         ("command id", event.command or ""),
     ]
-    made: list[Line] = [()]
+    drawn: list[Line] = [()]
     for name, value in fields:
-        made += labelled(name.ljust(_NAME_CELLS), value, columns) if value else []
+        drawn += labelled(name.ljust(_NAME_CELLS), value, columns) if value else []
     undoes = key_words("u", "undoes it  ", "screen.undo") if isinstance(undoing, undo.Inverse) else ()
     keys = (*undoes, *key_words("y", "copies  ", "screen.copy"), *CLOSES)
-    return [*made, (), *_undo_lines(undoing, columns), (), keys]
+    return [*drawn, (), *_undo_lines(undoing, columns), (), keys]
 
 
 def _undo_lines(undoing: undo.Inverse | str, columns: int) -> list[Line]:
     if isinstance(undoing, str):
         return labelled("undo".ljust(_NAME_CELLS), f"none: {undoing}", columns, "dim")
-    made = labelled("undo".ljust(_NAME_CELLS), arguments.spoken(undoing.order), columns, "strong")
+    lines = labelled("undo".ljust(_NAME_CELLS), arguments.spoken(undoing.order), columns, "strong")
     for remark in undoing.remarks:
-        made += labelled(" " * _NAME_CELLS, remark, columns, "warning")
-    return made
+        lines += labelled(" " * _NAME_CELLS, remark, columns, "warning")
+    return lines
 
 
 class EventDetails(Popup[str]):

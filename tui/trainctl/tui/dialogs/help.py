@@ -53,10 +53,10 @@ class HelpScreen(Popup[None]):
 
     def text(self) -> list[Line]:
         columns = min(_TEXT_CELLS, self.app.size.width - _AROUND_CELLS)
-        made = key_rows(self._keys, columns)
+        lines = key_rows(self._keys, columns)
         words = "trainctl send VERB ... --connect " if "://" in self._address else "trainctl replay "
-        made += [(), *(row for meaning in _LEGEND for row in folded(meaning, columns, 2)), ()]
-        return made + labelled(_SHELL, words + self._address, columns)
+        lines += [(), *(row for meaning in _LEGEND for row in folded(meaning, columns, 2)), ()]
+        return lines + labelled(_SHELL, words + self._address, columns)
 
 
 _LEGEND: tuple[Line, ...] = (

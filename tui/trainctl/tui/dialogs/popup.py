@@ -138,8 +138,8 @@ class Chooser(Popup[int]):
         self._keys = tuple(keys)
 
     def text(self) -> list[Line]:
-        made = [row for index in range(len(self.choices)) for row in self._rows_of(index)]
-        return [(), *made, (), (*key_words("enter", f"or a number {self._verb}  "), *key_words("esc", "closes"))]
+        lines = [row for index in range(len(self.choices)) for row in self._rows_of(index)]
+        return [(), *lines, (), (*key_words("enter", f"or a number {self._verb}  "), *key_words("esc", "closes"))]
 
     def hints(self) -> list[KeyHint]:
         """Return what its keys do, for the bottom line."""

@@ -54,9 +54,9 @@ def split_rows(split: Split, room: int, glyphs: Glyphs, cells: int = SPLIT_CELLS
     first = min(max(split.chosen - room + 1, 0), max(len(split.seats) - room, 0))
     name, bar = _widths(cells)
     head = f"{'':2}{'NODE':{name}}{'SAMPLES':>11} {'PART':>5} {'':{bar}}{'OWN/S':>7}{'STEP':>9}{'MEM GB':>10}"
-    made = [fit(line(Piece(head, "label")), cells)]
-    made += [_split_row(split, index, glyphs, cells) for index in range(first, min(first + room, len(split.seats)))]
-    return [*made, _sum_row(split, glyphs, cells)]
+    lines = [fit(line(Piece(head, "label")), cells)]
+    lines += [_split_row(split, index, glyphs, cells) for index in range(first, min(first + room, len(split.seats)))]
+    return [*lines, _sum_row(split, glyphs, cells)]
 
 
 def _split_row(split: Split, index: int, glyphs: Glyphs, cells: int) -> Line:
@@ -246,7 +246,7 @@ class SplitDialog(OrderDialog, Repaintable):
         say."""
         form, cells, table = self.form, self.cells, self._table()
         rows = self.app.size.height - 2 - len(table)
-        made = [line(Piece(text, role)) for said, role in self._remarks() for text in wrap(clean(said), cells)]
+        drawn = [line(Piece(text, role)) for said, role in self._remarks() for text in wrap(clean(said), cells)]
         last = [line(Piece(self.blocked, "warning"))] if self.blocked else split_keys(self._glyphs, cells)
         against = f"based on plan v{form.if_plan}; refused if the plan changes first"
         extra: list[list[Line]] = [
@@ -255,12 +255,12 @@ class SplitDialog(OrderDialog, Repaintable):
             [line(Piece(against, "dim"))] if form.if_plan is not None and not self._outdated else [],
             *([line(Piece(text, "dim"))] for text in forms.way_back(self.owner.shown)),
         ]
-        blanks = 2 if rows >= len(made) + len(last) + 3 else 0
+        blanks = 2 if rows >= len(drawn) + len(last) + 3 else 0
         for lines in extra:
-            if len(made) + len(lines) + len(last) + blanks <= rows:
-                made += lines
+            if len(drawn) + len(lines) + len(last) + blanks <= rows:
+                drawn += lines
         gap: list[Line] = [()] * (blanks // 2)
-        return [*table, *gap, *made, *gap, *last]
+        return [*table, *gap, *drawn, *gap, *last]
 
     def _remarks(self) -> list[tuple[str, str]]:
         """(text, role) of what stands in the way, and of an Enter that had nothing to send."""
@@ -276,9 +276,9 @@ class SplitDialog(OrderDialog, Repaintable):
         return [(text, role) for text, role in said if text]
 
     def telling(self, progress: forms.Progress) -> list[Line]:
-        made = [*self._table(), (), *followed(progress, self.owner.clock, self._glyphs, self.cells)]
+        lines = [*self._table(), (), *followed(progress, self.owner.clock, self._glyphs, self.cells)]
         again = key_words("u", f"{_AGAIN}  ", "screen.undo") if progress.ended else ()
-        return [*made, (), (*again, *CLOSES)]
+        return [*lines, (), (*again, *CLOSES)]
 
 
 def dialog_of(form: Form, state: ViewState, rank: int | None, shares: Mapping[str, int] | None = None) -> OrderDialog:

@@ -46,12 +46,12 @@ def held_words(alert: AlertView, *, short: bool = False) -> str:
 def detail_lines(alert: AlertView, state: ViewState, clock: Clock, columns: int) -> list[Line]:
     """Return all that is known of an alert: what it says, what was at hand when it was raised, and what is so now."""
     _, role = ALERT_WORDS[alert.severity]
-    made = [line(Piece(text, role)) for text in wrap(clean(f"{alert.node} {alert.text}".strip()), columns)]
-    made += [line(Piece(text, "label")) for text in wrap(_when(alert, clock), columns)]
+    lines = [line(Piece(text, role)) for text in wrap(clean(f"{alert.node} {alert.text}".strip()), columns)]
+    lines += [line(Piece(text, "label")) for text in wrap(_when(alert, clock), columns)]
     for name, facts, role in (("then", alert.facts, "label"), ("now", facts_now(alert, state), "text")):
         for index, fact in enumerate(facts):
-            made += labelled(f"{name if not index else '':<6}", fact, columns, role)
-    return made
+            lines += labelled(f"{name if not index else '':<6}", fact, columns, role)
+    return lines
 
 
 def _when(alert: AlertView, clock: Clock) -> str:
@@ -64,18 +64,18 @@ def _when(alert: AlertView, clock: Clock) -> str:
 
 def facts_now(alert: AlertView, state: ViewState) -> list[str]:
     """Return the phases of the rank's last step and the machine's newest reading."""
-    made = []
+    words = []
     seen = state.ranks.get(alert.rank) if alert.rank is not None else None
     if seen is not None:
         phases = seen.value.phases
         parts = [f"{name} {seconds(getattr(phases, name))}" for name in (*BUSY_PHASES, "sync")]
         own = seen.value.own_tokens_per_second
-        made.append(f"step {seen.value.step:,}: {', '.join(parts)}" + (f"; own rate {own:,.0f} tok/s" if own else ""))
+        words.append(f"step {seen.value.step:,}: {', '.join(parts)}" + (f"; own rate {own:,.0f} tok/s" if own else ""))
         if seen.value.peak_or_held_bytes is not None:
             used = used_of(seen.value.peak_or_held_bytes, seen.value.memory_cap_bytes)
-            made.append(f"memory {used} GB, micro-batch {seen.value.micro_batch} of {seen.value.samples} samples")
+            words.append(f"memory {used} GB, micro-batch {seen.value.micro_batch} of {seen.value.samples} samples")
     host = state.hosts.get(alert.node)
-    return made + (_machine(host.value) if host is not None else [])
+    return words + (_machine(host.value) if host is not None else [])
 
 
 def _machine(host: HostReading) -> list[str]:
@@ -83,14 +83,14 @@ def _machine(host: HostReading) -> list[str]:
     parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
     disk = used_of(host.disk_free_bytes, host.disk_total_bytes)
     parts += [f"disk free {disk} GB"] if host.disk_free_bytes is not None else []
-    made = [", ".join(parts)] if parts else []
+    texts = [", ".join(parts)] if parts else []
     for gpu in host.gpus:
         words = [f"{gpu.utilization_percent:.0f} %"] if gpu.utilization_percent is not None else []
         words += [f"{gpu.clock_mhz / 1000:.2f} GHz"] if gpu.clock_mhz is not None else []
         words += [f"{gpu.power_watts:.0f} W"] if gpu.power_watts is not None else []
         words += [f"{gpu.temperature_celsius:.0f} °C"] if gpu.temperature_celsius is not None else []
-        made.append(f"{gpu.name}: {', '.join(words)}")
-    return made
+        texts.append(f"{gpu.name}: {', '.join(words)}")
+    return texts
 
 
 _LEAST_DETAIL = 9
@@ -102,13 +102,13 @@ def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyp
     rest."""
     calling = state.calling
     shown = calling if len(calling) <= rows else calling[: rows - 1]
-    made = [
+    lines = [
         overview_line(alert, clock, columns, glyphs, key="w " if not index else "") for index, alert in enumerate(shown)
     ]
     if len(shown) < len(calling) and rows:
         text = f"{glyphs.ellipsis} {len(calling) - len(shown)} more alerts: a shows them"
-        made.append(fit(line(Piece(text, "warning", "app.show('alerts')")), columns))
-    return made
+        lines.append(fit(line(Piece(text, "warning", "app.show('alerts')")), columns))
+    return lines
 
 
 def overview_line(alert: AlertView, clock: Clock, columns: int, glyphs: Glyphs, *, key: str = "") -> Line:
@@ -140,20 +140,20 @@ def panel_lines(
     """Return exactly `rows` lines: the open alerts, and below them what is known of the one at the cursor."""
     alerts = state.open_alerts
     if not alerts:
-        made = _nothing(state)
+        lines = _nothing(state)
     else:
         cursor = min(max(cursor, 0), len(alerts) - 1)
         room = min(len(alerts), max(rows - 2 - _LEAST_DETAIL, 1))
         start = min(max(cursor - room + 1, 0), len(alerts) - room)
         head = f"  {'':<6}{'SINCE':<13}{'NODE':<{_node_cells(columns)}}{'KIND':<12}WHAT"
-        made = [line(Piece(head, "label"))]
+        lines = [line(Piece(head, "label"))]
         for index, alert in enumerate(alerts[start : start + room], start):
-            made.append(_row(alert, index, clock, columns, glyphs, chosen=index == cursor))
+            lines.append(_row(alert, index, clock, columns, glyphs, chosen=index == cursor))
         label = f"{glyphs.horizontal} {alert_title(alerts[cursor])} "
-        made.append(rule(columns, glyphs.horizontal, (0, label, "title")))
-        made += [(Piece("  "), *pieces) for pieces in detail_lines(alerts[cursor], state, clock, columns - 2)]
+        lines.append(rule(columns, glyphs.horizontal, (0, label, "title")))
+        lines += [(Piece("  "), *pieces) for pieces in detail_lines(alerts[cursor], state, clock, columns - 2)]
     return [
-        *filled(made, columns, rows - 1),
+        *filled(lines, columns, rows - 1),
         fit(_foot(state, clock, bell=bell, any_open=bool(alerts), columns=columns), columns),
     ]
 
@@ -182,21 +182,21 @@ def _row(alert: AlertView, index: int, clock: Clock, columns: int, glyphs: Glyph
     right = line(Piece(f"  {held}" if held else "", "dim"))
     room = max(columns - width(left) - width(right) - bool(held), 1)
     body = Piece(shorten(glyphs.text(clean(alert.text)), room, glyphs.ellipsis), quiet if held else role)
-    made = fit(spread((*left, body), right, columns) if held else (*left, body), columns)
-    made = tuple(piece._replace(action=f"screen.choose_at({index})") for piece in made)
+    pieces = fit(spread((*left, body), right, columns) if held else (*left, body), columns)
+    pieces = tuple(piece._replace(action=f"screen.choose_at({index})") for piece in pieces)
     if not chosen:
-        return made
+        return pieces
     # How bad it is keeps its colour; the rest is marked as the chosen line.
-    return tuple(piece if place in (0, 2) else piece._replace(role="cursor") for place, piece in enumerate(made))
+    return tuple(piece if place in (0, 2) else piece._replace(role="cursor") for place, piece in enumerate(pieces))
 
 
 def _nothing(state: ViewState) -> list[Line]:
     head = line(Piece("no open alerts", "good"))
     if state.run is None or not state.active:
         return [head, line(Piece("no active run: only each machine's disk is monitored", "dim"))]
-    made = [head, line(Piece("watched", "label"))]
-    made += [line(Piece(f"  {name:<13}", "text"), Piece(kind.summary, "dim")) for name, kind in KINDS.items()]
-    return made
+    lines = [head, line(Piece("watched", "label"))]
+    lines += [line(Piece(f"  {name:<13}", "text"), Piece(kind.summary, "dim")) for name, kind in KINDS.items()]
+    return lines
 
 
 def _foot(state: ViewState, clock: Clock, *, bell: bool, any_open: bool, columns: int) -> Line:

@@ -81,10 +81,10 @@ def profile_lines(
     title.append((16 + len(node), f"{when} ", "label"))
     below = [*_facts(newest), *_slower(profiles, glyphs)]
     charts = max(LEAST_CHART_ROWS, min(rows - 1 - len(below), rows * 2 // 3))
-    made = [rule(columns, glyphs.horizontal, *title)]
-    made += beside(_charts(profiles, columns, charts - 1, glyphs, role), columns, charts - 1, glyphs)
-    made += [fit(one, columns) for one in below]
-    return filled(made, columns, rows)
+    lines = [rule(columns, glyphs.horizontal, *title)]
+    lines += beside(_charts(profiles, columns, charts - 1, glyphs, role), columns, charts - 1, glyphs)
+    lines += [fit(one, columns) for one in below]
+    return filled(lines, columns, rows)
 
 
 def no_profile(node: str, columns: int, rows: int) -> list[Line]:
@@ -94,7 +94,7 @@ def no_profile(node: str, columns: int, rows: int) -> list[Line]:
 
 
 def _charts(profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str) -> list[Block]:
-    made = []
+    blocks = []
     kinds: tuple[tuple[str, Callable[[Pass], float | None]], ...] = (
         ("samples/s by micro-batch", lambda one: one.rate),
         ("peak memory by micro-batch, GB", lambda one: None if one.peak_bytes is None else one.peak_bytes / 1e9),
@@ -102,15 +102,15 @@ def _charts(profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: 
     for (title, value), width in zip(kinds, widths(columns, 2), strict=True):
         item = _plot(title, profiles, value, role)
         body, labels = draw_plot(item, width, rows, glyphs)
-        made.append((body, labels, width))
-    return made
+        blocks.append((body, labels, width))
+    return blocks
 
 
 def _plot(title: str, profiles: Sequence[DeviceProfile], value: Callable[[Pass], float | None], role: str) -> Plot:
     shown = profiles[: EARLIER + 1]
     traces = [Trace(_window(one, value), "", "dim", sparse=True) for one in reversed(shown[1:])]
     traces.append(Trace(_window(shown[0], value), "", role, sparse=True))
-    last = max(one.micro for profile in shown for one in profile.passes)
+    last = max(point.micro for profile in shown for point in profile.passes)
     return Plot(
         title,
         tuple(traces),
@@ -124,7 +124,7 @@ def _plot(title: str, profiles: Sequence[DeviceProfile], value: Callable[[Pass],
 
 
 def _window(profile: DeviceProfile, value: Callable[[Pass], float | None]) -> Window:
-    known = [(one.micro, found) for one in profile.passes if (found := value(one)) is not None]
+    known = [(point.micro, found) for point in profile.passes if (found := value(point)) is not None]
     sizes = np.array([micro for micro, _ in known], np.int64)
     values = np.array([found for _, found in known], np.float64)
     return Window(1, sizes, values, values, values, np.ones(len(known)), values, np.zeros(len(known), np.int64))

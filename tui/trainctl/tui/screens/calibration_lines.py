@@ -28,13 +28,13 @@ def curve_rows(profile: DeviceProfile) -> list[tuple[str, str, str, str, str]]:
     best, chosen = max(one.rate for one in profile.passes), peak(profile.passes)
     rows = [
         (
-            f"{one.micro:,}",
-            number(one.rate),
-            percent(one.rate / best),
-            gigabytes(one.peak_bytes),
-            PEAK_WORD if one == chosen else "",
+            f"{point.micro:,}",
+            number(point.rate),
+            percent(point.rate / best),
+            gigabytes(point.peak_bytes),
+            PEAK_WORD if point == chosen else "",
         )
-        for one in profile.passes
+        for point in profile.passes
     ]
     if profile.out_of_memory_micro is not None:
         rows.append((f"{profile.out_of_memory_micro:,}", NA, NA, NA, "out of memory"))

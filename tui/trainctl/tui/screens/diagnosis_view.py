@@ -49,7 +49,7 @@ def verdict(found: Diagnosis) -> str:
         more = len(found.findings) - 1
         return found.findings[0].title + (f"; {more} more finding{'s' if more > 1 else ''}" if more else "")
     unknown = len(_unknown(found))
-    looked = len({one.cause for one in found.checked}) - unknown
+    looked = len({cause.cause for cause in found.checked}) - unknown
     missing = f"; too little is known about {unknown}" if unknown else ""
     return f"nothing found: {looked} causes were checked{missing}"
 
@@ -65,19 +65,19 @@ def lines(
     """Return exactly `rows` lines; `keys`: of the last line."""
     found = told.diagnosis
     role = _ROLES[found.findings[0].severity] if found.findings else "good"
-    made = [line(Piece(text, role)) for text in wrap(clean(glyphs.text(verdict(found))), columns)]
+    drawn = [line(Piece(text, role)) for text in wrap(clean(glyphs.text(verdict(found))), columns)]
     if found.findings:
-        room = max(rows - len(made) - 2 - _LEAST_DETAIL, 1)
+        room = max(rows - len(drawn) - 2 - _LEAST_DETAIL, 1)
         start = min(max(cursor - room + 1, 0), max(len(found.findings) - room, 0))
         shown = enumerate(found.findings[start : start + room], start)
-        made += [(), *(_row(finding, at, columns, glyphs, chosen=at == cursor) for at, finding in shown)]
+        drawn += [(), *(_row(finding, at, columns, glyphs, chosen=at == cursor) for at, finding in shown)]
         chosen = found.findings[cursor]
         name = shorten(f"{glyphs.horizontal} {clean(chosen.title)} ", columns - 2, glyphs.ellipsis)
-        made.append(rule(columns, glyphs.horizontal, (0, name, "title")))
-        made += detail(chosen, columns, glyphs)
+        drawn.append(rule(columns, glyphs.horizontal, (0, name, "title")))
+        drawn += detail(chosen, columns, glyphs)
     else:
-        made += [(), *_checked(found, columns, glyphs)]
-    return [*filled(made, columns, rows - 1), fit(groups(keys, columns), columns)]
+        drawn += [(), *_checked(found, columns, glyphs)]
+    return [*filled(drawn, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
 def _row(finding: Finding, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
@@ -92,8 +92,8 @@ def _row(finding: Finding, at: int, columns: int, glyphs: Glyphs, *, chosen: boo
         Piece(text.ljust(room), "strong"),
         Piece(cost, "label"),
     )
-    made = tuple(piece._replace(action=f"screen.choose_at({at})") for piece in fit(cells, columns))
-    return tuple(piece._replace(role="cursor") if chosen and place else piece for place, piece in enumerate(made))
+    pieces = tuple(piece._replace(action=f"screen.choose_at({at})") for piece in fit(cells, columns))
+    return tuple(piece._replace(role="cursor") if chosen and place else piece for place, piece in enumerate(pieces))
 
 
 def detail(finding: Finding, columns: int, glyphs: Glyphs = UNICODE) -> list[Line]:

@@ -133,18 +133,18 @@ class EventsScreen(RowsScreen[EventRow]):
         title = (0, f"{owner.glyphs.horizontal} events: {part} ", "title")
         events = self.events()
         context = events_table.Context(owner.clock, owner.glyphs, numbered(owner.shown), undo.undid(events))
-        made = [self.head(columns), rule(columns, owner.glyphs.horizontal, title)]
-        made.append(events_table.head(columns, self.rows, self.order, context))
+        drawn = [self.head(columns), rule(columns, owner.glyphs.horizontal, title)]
+        drawn.append(events_table.head(columns, self.rows, self.order, context))
         table = events_table.lines(self.rows, shown, self.cursor, columns, context)
         self.undoable = self.chosen is not None and isinstance(self.undoing(self.chosen), undo.Inverse)
         if self.undoable and (key := owner.key_of("undo")):
             at = self.cursor - self.first
             table[at] = events_table.with_key(table[at], f"{key} undo", "app.undo")
-        made += table
+        drawn += table
         if not self.rows:
             words = "the filter hides all events; esc clears it" if self.hidden else "nothing has happened yet"
-            made.append(fit(line(Piece(words, "dim")), columns))
-        return filled(made, columns, rows)
+            drawn.append(fit(line(Piece(words, "dim")), columns))
+        return filled(drawn, columns, rows)
 
     def sort_fields(self) -> Sequence[str]:
         return events_table.SORTED_BY

@@ -39,12 +39,12 @@ def recent_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs
     """Return the alerts that call for somebody, and after them the newest events, newest first, in exactly `rows`
     lines."""
     numbers = numbered(state)
-    made = alerts_view.overview_lines(state, clock, columns, max(rows - 1, 1), glyphs)[:rows]
-    newest = list(reversed(alerts_view.without_open(state)))[: rows - len(made)]
-    made += [event_line(event, state, clock, columns, glyphs, numbers.get(event.id, "")) for event in newest]
-    if not made and rows:
-        made = [fit(line(Piece("nothing has happened yet", "dim")), columns)]
-    return filled(made, columns, rows)
+    lines = alerts_view.overview_lines(state, clock, columns, max(rows - 1, 1), glyphs)[:rows]
+    newest = list(reversed(alerts_view.without_open(state)))[: rows - len(lines)]
+    lines += [event_line(event, state, clock, columns, glyphs, numbers.get(event.id, "")) for event in newest]
+    if not lines and rows:
+        lines = [fit(line(Piece("nothing has happened yet", "dim")), columns)]
+    return filled(lines, columns, rows)
 
 
 def event_line(event: Event, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, number: str = "") -> Line:
@@ -125,14 +125,14 @@ def head(columns: int, rows: Sequence[EventRow], order: table_fields.SortOrder, 
 def lines(rows: Sequence[EventRow], shown: range, cursor: int, columns: int, context: Context) -> list[Line]:
     """Return the rows of `shown`, the one at `cursor` marked; widths are those that all `rows` need."""
     when, step = _when_cells(rows, context), _step_cells(rows)
-    made = []
+    rows_drawn = []
     for index in shown:
         row = rows[index]
         is_wide = columns >= WIDE_COLUMNS
         drawn = _wide(row, columns, when, step, context) if is_wide else _narrow(row, columns, when, context)
         role = "cursor" if index == cursor else ""
-        made.append(tuple(Piece(p.text, role or p.role, f"screen.pick({index})") for p in fit(drawn, columns)))
-    return made
+        rows_drawn.append(tuple(Piece(p.text, role or p.role, f"screen.pick({index})") for p in fit(drawn, columns)))
+    return rows_drawn
 
 
 def with_key(row: Line, key: str, action: str) -> Line:

@@ -63,13 +63,13 @@ def lines(
     run = state.run
     if run is None:
         return [fit(_without_run(state, clock, columns, badge), columns)] + [fit((), columns)] * (rows - 1)
-    made = [_identity(state, run, clock, columns, glyphs, badge), _learning(state, clock, columns, rows, glyphs)]
+    drawn = [_identity(state, run, clock, columns, glyphs, badge), _learning(state, clock, columns, rows, glyphs)]
     if rows >= 4:
-        made.append(groups(rate_pieces(_rates(state, run), RECENT_RATE), columns))
+        drawn.append(groups(rate_pieces(_rates(state, run), RECENT_RATE), columns))
     if rows >= 3:
         at = line(Piece("at ", "label"), clean(address)) if address and columns >= 120 else ()
-        made.append(spread(_resources(state, run, clock, columns - width(at) - 1, glyphs), at, columns))
-    return [fit(pieces, columns) for pieces in made]
+        drawn.append(spread(_resources(state, run, clock, columns - width(at) - 1, glyphs), at, columns))
+    return [fit(pieces, columns) for pieces in drawn]
 
 
 def connection_piece(state: ViewState, clock: Clock) -> Line:
@@ -125,7 +125,7 @@ def _attached(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
 def _progress(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs, *, brief: bool) -> list[Line]:
     """Return what stands at the left of the first line, the most important first; `brief` leaves the clock time out."""
     done = run.step / run.steps if run.steps else None
-    made = [
+    lines = [
         line(Piece(shorten(clean(run.name), max(columns // 4, 12), glyphs.ellipsis), "strong")),
         line(_state(state, run, clock)),
         line(Piece(f"{run.step:,}/{count(run.steps)}", "strong")),
@@ -134,11 +134,11 @@ def _progress(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs
     ]
     if columns >= 100:
         epoch = f"{run.cursor / run.samples:.2f}" if run.samples and run.cursor is not None else NA
-        made.append(line(Piece("epoch ", "label"), epoch))
-        made += [line(Piece("plan ", "label"), f"v{run.plan_version}")] if run.kind == "hosted" else []
+        lines.append(line(Piece("epoch ", "label"), epoch))
+        lines += [line(Piece("plan ", "label"), f"v{run.plan_version}")] if run.kind == "hosted" else []
     if columns >= 150:
-        made.append(line(Piece("run ", "label"), Piece(clean(run.run), "dim")))
-    return made
+        lines.append(line(Piece("run ", "label"), Piece(clean(run.run), "dim")))
+    return lines
 
 
 def _state(state: ViewState, run: RunView, clock: Clock) -> Piece:

@@ -117,10 +117,10 @@ def lines(
     now = moment(clock.wall(), clock.zone)
     times = [moment(entry.key.at, clock.zone) for entry in shown]
     today = all(when is None or now is None or when.date() == now.date() for when in times)
-    made = [_line(entry, view, names, clock, columns, glyphs, size, with_day=not today) for entry in shown]
-    if not made and rows:
-        made = [fit(line(Piece(_why_empty(tail, names), "dim")), columns)]
-    return filled(made, columns, rows)
+    drawn = [_line(entry, view, names, clock, columns, glyphs, size, with_day=not today) for entry in shown]
+    if not drawn and rows:
+        drawn = [fit(line(Piece(_why_empty(tail, names), "dim")), columns)]
+    return filled(drawn, columns, rows)
 
 
 def _why_empty(tail: LogTail, names: Mapping[int, Named]) -> str:

@@ -91,12 +91,12 @@ class NodeScreen(ChosenRankScreen, LogScreen):
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner, row = self.owner, self.row
-        made = [self.head(columns)]
+        drawn = [self.head(columns)]
         if row is None:
-            made.append(fit(line(Piece("no run yet, so no nodes: trainctl run RUN.toml starts one", "dim")), columns))
-            return filled(made, columns, rows)
+            drawn.append(fit(line(Piece("no run yet, so no nodes: trainctl run RUN.toml starts one", "dim")), columns))
+            return filled(drawn, columns, rows)
         body, left = node_view.lines(owner.shown, row, self.past, owner.clock, columns, rows - 1, owner.glyphs)
-        return [*made, *body, *(self.log_lines(columns, left) if left else [])][:rows]
+        return [*drawn, *body, *(self.log_lines(columns, left) if left else [])][:rows]
 
     # ------------------------------------------------------------ keys
 

@@ -38,7 +38,7 @@ def facts(
     agent, compute = _agent(row.view.node, state, clock, columns, glyphs), row.view.compute
     libraries = run_lines.library_versions(compute) if compute is not None and with_versions else {}
     versions = flowed(run_lines.setting_pieces(libraries), columns)
-    made = [
+    lines = [
         _state(row, clock, columns, glyphs),
         _part(row, columns, glyphs),
         *_compute(row.view.compute, compiled, row.step, columns),
@@ -47,7 +47,7 @@ def facts(
         _machine(row, columns),
         _processes(row, columns),
     ]
-    return [fit(pieces, columns) for pieces in made]
+    return [fit(pieces, columns) for pieces in lines]
 
 
 def _labelled(label: str, text: str, role: str = "text") -> Line:
@@ -60,7 +60,7 @@ def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     why = shorten(clean(view.why), columns // 2, glyphs.ellipsis)
     reported = NA if row.age is None else f"{age(row.age)} ago"
     slow = f"the others wait for its {row.slow_phase}" if row.slow_phase and view.state == "run" else ""
-    made = [
+    pieces = [
         line(*fleet_cells.state(row, glyphs, 9), Piece(" since ", "label"), since),
         line(Piece(why or slow, "warning")),
         _labelled("rank", str(view.rank)),
@@ -68,7 +68,7 @@ def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
         _labelled("pid", figure(view.pid, "{}")),
         () if row.out else _labelled("reported", reported, "warning" if row.old else "text"),
     ]
-    return groups(made, columns)
+    return groups(pieces, columns)
 
 
 def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
@@ -83,7 +83,7 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
         share_bar(part or 0.0, 12, glyphs),
     )
     micro = fleet_cells.micro(row, glyphs, 6)
-    made = [
+    pieces = [
         share,
         line(Piece("micro ", "label"), Piece(plain(micro).strip())),
         _labelled("own", f"{rate(row.own_rate)} tok/s" if row.own_rate else NA, "strong"),
@@ -92,7 +92,7 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
         _labelled("tokens", NA if step is None else count(step.tokens)),
         _labelled("replays", NA if step is None else str(step.replays)),
     ]
-    return groups(made, columns)
+    return groups(pieces, columns)
 
 
 def _compute(compute: Compute | None, compiled: Compilation | None, step: RankStep | None, columns: int) -> list[Line]:
@@ -127,7 +127,7 @@ def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyp
     boot = view.boot if view else reading.value.boot if reading else ""
     why = clean(connection.why) if connection and quiet is not None else ""
     leads = state.run is not None and state.run.lead == node
-    made = [
+    pieces = [
         line(Piece("agent ", "label"), connection_word(connection, quiet, now)),
         line(Piece(shorten(why, columns // 2, glyphs.ellipsis), "warning")),
         line(Piece("leads" if leads else "", "accent")),
@@ -136,7 +136,7 @@ def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyp
         _labelled("version", clean(view.version) if view else NA),
         _labelled("boot", clean(boot)[:8] or NA),
     ]
-    return groups(made, columns)
+    return groups(pieces, columns)
 
 
 def _line_to(
@@ -172,21 +172,21 @@ def _machine(row: Row, columns: int) -> Line:
         return _labelled(label, text, role)
 
     celsius = (gpu.temperature_celsius if gpu else None) or (host.temperature_celsius if host else None)
-    made = [
+    pieces = [
         of("cpu", figure(host.cpu_percent if host else None, "{:.0f}%")),
         of("load", figure(host.load_1min if host else None, "{:.1f}")),
     ]
     if gpu is not None:
         limits = " and ".join(CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits)
-        made += [
+        pieces += [
             of("gpu", figure(gpu.utilization_percent, "{:.0f}%")),
             of("clock", figure(gpu.clock_mhz and gpu.clock_mhz / 1000, "{:.2f} GHz")),
             line(Piece(f"limited by {limits}" if limits else "", "warning")),
             of("power", figure(gpu.power_watts, "{:.0f} W")),
             of("energy", run_lines.energy_text([host] if host else [])),
         ]
-    made += [of("temperature", figure(celsius, "{:.0f} °C")), of("disk free", _disk_free(host))]
-    return groups(made, columns)
+    pieces += [of("temperature", figure(celsius, "{:.0f} °C")), of("disk free", _disk_free(host))]
+    return groups(pieces, columns)
 
 
 def _disk_free(host: HostReading | None) -> str:

@@ -113,11 +113,11 @@ def _phases(
         first = [(shown, [(0, f"{dash} phases by step, seconds ", "title")], room)]
     sizes[-1] = columns - sum(sizes[:-1]) - (room + 1 if first else 0) - (len(sizes) - 1)
     table = phase_table(found, sizes[0], rows, glyphs)
-    made = [*first, (table, [(0, f"{dash} where a step's time goes ", "title")], sizes[0])]
+    blocks = [*first, (table, [(0, f"{dash} where a step's time goes ", "title")], sizes[0])]
     if len(sizes) > 1:
         memory = memory_breakdown.lines(row, sizes[1], rows, glyphs)
-        made.append((memory, [(0, f"{dash} memory and disk, GB ", "title")], sizes[1]))
-    return made
+        blocks.append((memory, [(0, f"{dash} memory and disk, GB ", "title")], sizes[1]))
+    return blocks
 
 
 # ---------------------------------------------------------------- the charts
@@ -158,11 +158,11 @@ def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Gl
     """Return each phase's letter, name, mean and part of the step, in exactly `rows` lines."""
     mean = means(found)
     whole = sum(mean.values())
-    made = []
+    lines = []
     for name, letter, role in BAR_PHASES:
         part = mean[name] / whole if mean and whole > 0 else None
         size = max(columns - 29, 0)
-        made.append(
+        lines.append(
             line(
                 Piece(f" {letter} ", role),
                 Piece(name.ljust(10), "label"),
@@ -173,14 +173,14 @@ def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Gl
         )
     steps = min(len(found), MEAN_STEPS)
     words = f"mean of {steps} steps" if steps > 1 else "of one step" if steps else "no step yet"
-    made.append(
+    lines.append(
         line(
             Piece("   step      ", "label"),
             Piece(seconds(whole if mean else None).rjust(7), "strong"),
             Piece(f"  {words}", "dim"),
         )
     )
-    return filled(made, columns, rows)
+    return filled(lines, columns, rows)
 
 
 def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: int) -> list[Line]:
@@ -200,15 +200,15 @@ def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: 
     first, last = page(newest, columns - gutter)
     by_step = {lap.step: lap for lap in found}
     bars = [_bar(by_step.get(step), top, plot) for step in range(first, last + 1)]
-    made: list[Line] = []
+    lines: list[Line] = []
     for row in range(plot):
         cells = [bar[plot - 1 - row] if plot - 1 - row < len(bar) else (" ", "text") for bar in bars]
         label = Piece(labels.get(row, "").rjust(gutter - 1) + " ", "axis")
-        made.append(fit((label, *from_cells(cells)), columns))
+        lines.append(fit((label, *from_cells(cells)), columns))
     right = f"{last:,}"
     axis = f"{first:,}".ljust(max(len(bars) - len(right), 0)) + right
-    made.append(fit(line(Piece(" " * gutter + axis, "axis")), columns))
-    return made
+    lines.append(fit(line(Piece(" " * gutter + axis, "axis")), columns))
+    return lines
 
 
 def _bar(lap: StepPhases | None, top: float, rows: int) -> list[tuple[str, str]]:

@@ -57,10 +57,10 @@ class OverviewScreen(TableScreen):
         yield
 
     def lines(self, columns: int, rows: int) -> list[Line]:
-        (room, made), self._ready = self._ready, _NOTHING
+        (room, drawn), self._ready = self._ready, _NOTHING
         if room != (columns, rows):
-            made = [pieces for part in self._parts(columns, rows) for pieces in part]
-        return made
+            drawn = [pieces for part in self._parts(columns, rows) for pieces in part]
+        return drawn
 
     def _parts(self, columns: int, rows: int) -> Iterator[list[Line]]:
         owner = self.owner

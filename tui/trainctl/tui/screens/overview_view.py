@@ -158,12 +158,12 @@ def chart_lines(state: ViewState, columns: int, room: int, glyphs: Glyphs, selec
 
 
 def _panels(state: ViewState, columns: int, selected: int | None) -> list[Plot]:
-    made = [loss_panel(state)]
+    plots = [loss_panel(state)]
     if columns >= _TWO_CHARTS:
-        made.append(busy_panel(state, selected))
+        plots.append(busy_panel(state, selected))
     if columns >= _THREE_CHARTS:
-        made.append(rate_panel(state, selected))
-    return made
+        plots.append(rate_panel(state, selected))
+    return plots
 
 
 def loss_panel(state: ViewState) -> Plot:
@@ -178,10 +178,10 @@ def loss_panel(state: ViewState) -> Plot:
 def busy_panel(state: ViewState, selected: int | None = None) -> Plot:
     """Data, forward and backward of each rank, as means of as many steps as a bucket has, which tell who is slow, and
     the group's step, which is the same for all; the first ones of a run, which warm up, don't set the scale."""
-    made = _by_rank(state, "busy_seconds", "busy seconds by node", selected, most_times=4.0)
+    plot = _by_rank(state, "busy_seconds", "busy seconds by node", selected, most_times=4.0)
     if state.run is None or len(state.run.ranks) < 2:
-        return made
-    return replace(made, traces=(Trace(series.means(state.window("step_seconds")), "step", "dim"), *made.traces))
+        return plot
+    return replace(plot, traces=(Trace(series.means(state.window("step_seconds")), "step", "dim"), *plot.traces))
 
 
 def rate_panel(state: ViewState, selected: int | None = None) -> Plot:

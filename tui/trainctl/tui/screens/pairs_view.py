@@ -85,11 +85,11 @@ def title(table: PairTable, glyphs: Glyphs) -> str:
 def body(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """Return exactly `rows` lines."""
     if not table.rows:
-        made = [line(Piece(text, role)) for text, role in _NO_PAIRS]
+        lines = [line(Piece(text, role)) for text, role in _NO_PAIRS]
     else:
         above = max(4, rows * 3 // 5)
-        made = _margins(table, columns, above, glyphs) + _in_full(table, columns, glyphs)
-    return filled(made, columns, rows)
+        lines = _margins(table, columns, above, glyphs) + _in_full(table, columns, glyphs)
+    return filled(lines, columns, rows)
 
 
 def _margins(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
@@ -101,12 +101,12 @@ def _margins(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[
     heads = [_head(table, place, cells) for place in places]
     start = min(max(table.row - (rows - 2), 0), max(len(table.rows) - (rows - 1), 0))
     label = fit(line(Piece("  PAIR", "label")), left)
-    made: list[Line] = [(*label, *(piece for head in heads for piece in head))]
+    lines: list[Line] = [(*label, *(piece for head in heads for piece in head))]
     for row, pair in enumerate(table.rows[start : start + rows - 1], start):
         name = _name(table, row, pair, left, glyphs)
         figures = [_figures(table.at(place, pair.index), cells, is_chosen=row == table.row) for place in places]
-        made.append((*name, *(piece for found in figures for piece in found)))
-    return made + [()] * (rows - len(made))
+        lines.append((*name, *(piece for found in figures for piece in found)))
+    return lines + [()] * (rows - len(lines))
 
 
 def _head(table: PairTable, place: int, cells: int) -> Line:
@@ -138,8 +138,8 @@ def _in_full(table: PairTable, columns: int, glyphs: Glyphs) -> list[Line]:
         (f"chosen {pair.chosen:+.3f}", pair.chosen_text),
         (f"rejected {pair.rejected:+.3f}", pair.rejected_text),
     )
-    made = [rule(columns, glyphs.horizontal, (0, shorten(label, columns, glyphs.ellipsis), "title"))]
+    lines = [rule(columns, glyphs.horizontal, (0, shorten(label, columns, glyphs.ellipsis), "title"))]
     for name, text in parts:
-        made.append(line(Piece(f"  {name}", "label")))
-        made += [line(Piece(f"    {row}")) for row in wrap_lines(glyphs.text(text), max(columns - 4, 1))]
-    return made
+        lines.append(line(Piece(f"  {name}", "label")))
+        lines += [line(Piece(f"    {row}")) for row in wrap_lines(glyphs.text(text), max(columns - 4, 1))]
+    return lines

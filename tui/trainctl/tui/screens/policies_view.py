@@ -35,14 +35,14 @@ def lines(
     policies = report.told.policies
     room = min(len(policies), max(rows - 3 - _LEAST_DETAIL, 1))
     start = min(max(cursor - room + 1, 0), len(policies) - room)
-    made = [line(Piece(f"  {'POLICY':<{_NAME_CELLS}}{'MODE':<{_MODE_CELLS}}SEES, OR WOULD DO", "label"))]
+    drawn = [line(Piece(f"  {'POLICY':<{_NAME_CELLS}}{'MODE':<{_MODE_CELLS}}SEES, OR WOULD DO", "label"))]
     shown = policies[start : start + room]
-    made += [_row(policy, at, columns, glyphs, chosen=at == cursor) for at, policy in enumerate(shown, start)]
+    drawn += [_row(policy, at, columns, glyphs, chosen=at == cursor) for at, policy in enumerate(shown, start)]
     chosen = policies[cursor]
     name = f"{glyphs.horizontal} {chosen.name}: {POLICY_WORDS.get(chosen.name, '')} "
-    made.append(rule(columns, glyphs.horizontal, (0, shorten(name, columns - 2, glyphs.ellipsis), "title")))
-    made += detail(report, chosen, clock, columns, glyphs)
-    return [*filled(made, columns, rows - 1), fit(groups(keys, columns), columns)]
+    drawn.append(rule(columns, glyphs.horizontal, (0, shorten(name, columns - 2, glyphs.ellipsis), "title")))
+    drawn += detail(report, chosen, clock, columns, glyphs)
+    return [*filled(drawn, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
 def _row(policy: PolicyStatus, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
@@ -61,14 +61,14 @@ def _row(policy: PolicyStatus, at: int, columns: int, glyphs: Glyphs, *, chosen:
         Piece(f"{policy.mode:<{_MODE_CELLS}}", _ROLES[policy.mode]),
         Piece(shorten(clean(glyphs.text(said)), room, glyphs.ellipsis), role),
     )
-    made = tuple(piece._replace(action=f"screen.choose_at({at})") for piece in fit(cells, columns))
-    return tuple(piece._replace(role="cursor") if chosen and place else piece for place, piece in enumerate(made))
+    pieces = tuple(piece._replace(action=f"screen.choose_at({at})") for piece in fit(cells, columns))
+    return tuple(piece._replace(role="cursor") if chosen and place else piece for place, piece in enumerate(pieces))
 
 
 def detail(report: PolicyReport, policy: PolicyStatus, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
     """Return one policy in full: figures against thresholds, the next command and why, the last commands with
     effects."""
-    made = [
+    lines = [
         line(
             Piece(
                 f"  {clean(glyphs.text(figure_words(figure, policy.mode)))}",
@@ -78,14 +78,14 @@ def detail(report: PolicyReport, policy: PolicyStatus, clock: Clock, columns: in
         for figure in policy.figures
     ]
     for label, words, role in next_words(policy):
-        made += labelled(f"  {label}".ljust(_LABEL_CELLS), glyphs.text(words), columns, role)
+        lines += labelled(f"  {label}".ljust(_LABEL_CELLS), glyphs.text(words), columns, role)
     for event in reversed(policy.actions):
         at = clock.time_of(event.at)
         text = f"{at} {action_words(report, event, glyphs)}"
-        made += labelled("  did".ljust(_LABEL_CELLS), glyphs.text(text), columns)
+        lines += labelled("  did".ljust(_LABEL_CELLS), glyphs.text(text), columns)
     if not policy.actions:
-        made += labelled("  did".ljust(_LABEL_CELLS), "nothing in this run yet", columns, "dim")
-    return made
+        lines += labelled("  did".ljust(_LABEL_CELLS), "nothing in this run yet", columns, "dim")
+    return lines
 
 
 # ---------------------------------------------------------------- words, for the command line too

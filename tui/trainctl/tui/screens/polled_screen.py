@@ -114,12 +114,12 @@ class PolledScreen(BaseScreen, Generic[Answer, Row]):
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner, answer = self.owner, self.answer
-        made = [self.head(columns), rule(columns, owner.glyphs.horizontal, (0, self.heading(answer), "title"))]
+        drawn = [self.head(columns), rule(columns, owner.glyphs.horizontal, (0, self.heading(answer), "title"))]
         if answer is not None:
-            return [*made, *self.table(answer, columns, rows - 2)]
+            return [*drawn, *self.table(answer, columns, rows - 2)]
         words = self._problem or "asking the agent" if owner.shown.run is not None else "no run"
         body = [line(Piece(text, "dim")) for text in wrap(clean(words), columns)]
-        return filled([*made, *body], columns, rows)
+        return filled([*drawn, *body], columns, rows)
 
     # ------------------------------------------------------------ actions
 

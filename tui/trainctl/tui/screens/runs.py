@@ -68,25 +68,25 @@ class RunsScreen(RowsScreen[RunRow]):
         if not self.order.field:
             self.rows = runs_view.as_tree(self.rows)
         title = f"{owner.glyphs.horizontal} runs: {len(self.rows)} " if self.runs is not None else ""
-        made = [self.head(columns, owner.live), rule(columns, owner.glyphs.horizontal, (0, title, "title"))]
-        made.append(runs_view.head(columns, self.order, owner.glyphs, priced=self._priced))
+        drawn = [self.head(columns, owner.live), rule(columns, owner.glyphs.horizontal, (0, title, "title"))]
+        drawn.append(runs_view.head(columns, self.order, owner.glyphs, priced=self._priced))
         low = self._low(columns, rows)
-        room = max(rows - len(made) - len(low), 1)
+        room = max(rows - len(drawn) - len(low), 1)
         body = self._body(columns, room)
-        return [fit(line, columns) for line in [*made, *body, *([EMPTY] * (room - len(body))), *low][:rows]]
+        return [fit(line, columns) for line in [*drawn, *body, *([EMPTY] * (room - len(body))), *low][:rows]]
 
     def _body(self, columns: int, room: int) -> list[Line]:
         if self.problem or not self.rows:
             return [runs_view.nothing(self.runs, self.hidden, self.problem)]
         start = min(max(self.cursor - room + 1, 0), max(len(self.rows) - room, 0))
-        made = []
+        lines = []
         for index, item in enumerate(self.rows[start : start + room], start):
             here, marked = index == self.cursor, item.run.run in self.marked
             pieces = runs_view.row(
                 item, here, marked, self.owner.clock, columns, self.owner.glyphs, priced=self._priced
             )
-            made.append(tuple(piece._replace(action=f"screen.pick({index})") for piece in pieces))
-        return made
+            lines.append(tuple(piece._replace(action=f"screen.pick({index})") for piece in pieces))
+        return lines
 
     @property
     def _priced(self) -> bool:

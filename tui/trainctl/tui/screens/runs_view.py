@@ -111,11 +111,11 @@ def columns_of(columns: int, *, priced: bool = False) -> list[tuple[RunsColumn, 
 
 def head(columns: int, order: SortOrder, glyphs: Glyphs, *, priced: bool = False) -> Line:
     """Return the titles, to be clicked; the one that the table is sorted by carries an arrow."""
-    made = [Piece("   ")]
+    pieces = [Piece("   ")]
     for column, size in columns_of(columns, priced=priced):
         title = column_title(column.field, column.title, size, order, glyphs, right=column.right)
-        made += [title, Piece(" ")]
-    return fit(made, columns)
+        pieces += [title, Piece(" ")]
+    return fit(pieces, columns)
 
 
 def row(
@@ -135,12 +135,12 @@ def row(
         "COST": _spent(run, clock),
     }
     mark = f"{glyphs.cursor if chosen else ' '}{'*' if marked else ' '} "
-    made = [Piece(mark, "mark")]
+    pieces = [Piece(mark, "mark")]
     for column, size in columns_of(columns, priced=priced):
         text = shorten(texts[column.title], size, glyphs.ellipsis)
         role = STATE_ROLES[run.state] if column.title == "STATE" else "dim" if NA in text else "text"
-        made += [Piece(text.rjust(size) if column.right else text.ljust(size), role), Piece(" ")]
-    return tuple(piece._replace(role="cursor") for piece in fit(made, columns)) if chosen else fit(made, columns)
+        pieces += [Piece(text.rjust(size) if column.right else text.ljust(size), role), Piece(" ")]
+    return tuple(piece._replace(role="cursor") for piece in fit(pieces, columns)) if chosen else fit(pieces, columns)
 
 
 def _state(run: RunSummary) -> str:
@@ -242,14 +242,14 @@ def _policies(policies: Sequence[PolicyView], columns: int) -> list[Line]:
 
 def work(works: Sequence[WorkSummary], columns: int, glyphs: Glyphs) -> list[Line]:
     """Return separate work: how far it is, and its nodes; of work that failed why."""
-    made = []
+    lines = []
     for one in works:
         title = shorten(work_title(one), columns - 4, glyphs.ellipsis)
-        made.append(rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} {title} ", "title")))
-        made.append(fit(groups(work_progress(one), columns), columns))
+        lines.append(rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} {title} ", "title")))
+        lines.append(fit(groups(work_progress(one), columns), columns))
         if one.is_active:
-            made.append(fit(groups(work_nodes(one), columns), columns))
-    return made
+            lines.append(fit(groups(work_nodes(one), columns), columns))
+    return lines
 
 
 def nodes(
@@ -261,18 +261,18 @@ def nodes(
     run, busy = state.run, {}
     if run is not None and state.active:
         busy = {view.node: f"{'leads' if run.lead == view.node else 'in'} {clean(run.name)}" for view in run.ranks}
-    busy |= {node.node: work_task(one) for one in works if one.is_active for node in one.view.nodes}
+    busy |= {node.node: work_task(work) for work in works if work.is_active for node in work.view.nodes}
     names.sort(key=lambda name: name in busy)
     if room < 2 or not names:
         return []
     idle = sum(1 for name in names if name not in busy)
     title = f"{glyphs.horizontal} nodes: {idle} idle of {len(names)} "
-    made = [rule(columns, glyphs.horizontal, (0, title, "title"))]
+    lines = [rule(columns, glyphs.horizontal, (0, title, "title"))]
     fits = len(names) if len(names) < room else room - 2
-    made += [_node(name, busy.get(name, ""), state, clock, columns, glyphs) for name in names[:fits]]
+    lines += [_node(name, busy.get(name, ""), state, clock, columns, glyphs) for name in names[:fits]]
     if fits < len(names):
-        made.append(fit((Piece(f"{glyphs.ellipsis} {len(names) - fits} more", "dim"),), columns))
-    return made
+        lines.append(fit((Piece(f"{glyphs.ellipsis} {len(names) - fits} more", "dim"),), columns))
+    return lines
 
 
 def _node(name: str, task: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:

@@ -42,7 +42,7 @@ class AnswerTable:
     @classmethod
     def of(cls, samples: Iterable[Sample], chosen: Chosen) -> "AnswerTable":
         """Return the table of these answers, some of which may be there twice."""
-        known = {key(one): one for one in samples}
+        known = {key(sample): sample for sample in samples}
         by_prompt: dict[str, list[Sample]] = {}
         for one in sorted(known.values(), key=key):
             by_prompt.setdefault(one.prompt, []).append(one)
@@ -94,11 +94,11 @@ def key(sample: Sample) -> tuple[float, int]:
 def body(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """Return exactly `rows` lines."""
     if not answers.by_prompt:
-        made = [line(Piece(text, role)) for text, role in _NO_SAMPLES]
+        lines = [line(Piece(text, role)) for text, role in _NO_SAMPLES]
     else:
         above = max(4, rows * 3 // 5)
-        made = _side_by_side(answers, columns, above, glyphs) + _in_full(answers, columns, rows - above, glyphs)
-    return filled(made, columns, rows)
+        lines = _side_by_side(answers, columns, above, glyphs) + _in_full(answers, columns, rows - above, glyphs)
+    return filled(lines, columns, rows)
 
 
 def title(answers: AnswerTable, glyphs: Glyphs) -> str:
@@ -130,24 +130,24 @@ def _side_by_side(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs)
 def _prompt_lines(answers: AnswerTable, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
     prompts, at = list(answers.by_prompt), answers.prompt_index
     start = min(max(at - (rows - 1) + 1, 0), max(len(prompts) - (rows - 1), 0))
-    made = [line(Piece("  PROMPT", "label"))]
+    lines = [line(Piece("  PROMPT", "label"))]
     for index, prompt in enumerate(prompts[start : start + rows - 1], start):
         role = "cursor" if index == at else "text"
         text = shorten(glyphs.text(one_line(prompt)), cells, glyphs.ellipsis)
         mark = Piece(glyphs.cursor if index == at else " ", "key")
-        made.append(line(mark, Piece(" "), Piece(text, role, f"screen.choose_prompt({index})")))
-    return made
+        lines.append(line(mark, Piece(" "), Piece(text, role, f"screen.choose_prompt({index})")))
+    return lines
 
 
 def _column(answers: AnswerTable, sample: Sample, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
     chosen = answers.sample is not None and key(sample) == key(answers.sample)
     action = f"screen.choose_step({answers.row.index(sample)})"
     head = f"@{sample.step:,} loss {loss(sample.loss)}"
-    made = [line(Piece(shorten(head, cells), "cursor" if chosen else "label", action))]
+    lines = [line(Piece(shorten(head, cells), "cursor" if chosen else "label", action))]
     texts = answer_rows(sample, cells, glyphs)
     if len(texts) > rows - 1:
         texts = [*texts[: rows - 2], shorten(f"{texts[rows - 2]} {glyphs.ellipsis}", cells, glyphs.ellipsis)]
-    return [*made, *(line(Piece(text, "text" if chosen else "dim", action)) for text in texts)]
+    return [*lines, *(line(Piece(text, "text" if chosen else "dim", action)) for text in texts)]
 
 
 def _in_full(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:

@@ -52,7 +52,7 @@ def profiles_of(events: Iterable[Event]) -> tuple[StepProfile, ...]:
 
 
 def _group(command: str, outcomes: Sequence[AnyEvent]) -> StepProfile:
-    ranks = [one for one in outcomes if isinstance(one, Profiled)]
+    ranks = [outcome for outcome in outcomes if isinstance(outcome, Profiled)]
     failed = tuple(one for one in outcomes if isinstance(one, ProfileFailed))
     return StepProfile(command, tuple(sorted(ranks, key=lambda one: one.rank)), failed)
 
@@ -95,8 +95,8 @@ def steps_words(group: StepProfile) -> str:
 
 def nothing(columns: int, rows: int) -> list[Line]:
     """Return exactly `rows` lines of a run without a profile."""
-    made = [line(Piece(text, role)) for text, role in _NO_PROFILE]
-    return filled(made, columns, rows)
+    lines = [line(Piece(text, role)) for text, role in _NO_PROFILE]
+    return filled(lines, columns, rows)
 
 
 def lines(
@@ -110,15 +110,15 @@ def lines(
     name = f"{glyphs.horizontal} {phase} on {clean(glyphs.text(group.label(rank)))} {over} "
     remarks = _remarks(group, rank, columns, glyphs)
     head = rule(columns, glyphs.horizontal, (0, shorten(name, columns - 2, glyphs.ellipsis), "title"))
-    made = [*_phases(group, phase, column, columns, glyphs), head, *_operators(rank, phase, columns, glyphs), *remarks]
-    return [*filled(made, columns, rows - 1), fit(groups(keys, columns), columns)]
+    drawn = [*_phases(group, phase, column, columns, glyphs), head, *_operators(rank, phase, columns, glyphs), *remarks]
+    return [*filled(drawn, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
 def _only_failures(group: StepProfile, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line]) -> list[Line]:
-    made = [line(Piece("no rank has recorded a profile", "strong")), ()]
+    lines = [line(Piece("no rank has recorded a profile", "strong")), ()]
     for failure in group.failed:
-        made += labelled("  failed".ljust(10), clean(glyphs.text(failure_words(failure))), columns, "warning")
-    return [*filled(made, columns, rows - 1), fit(groups(keys, columns), columns)]
+        lines += labelled("  failed".ljust(10), clean(glyphs.text(failure_words(failure))), columns, "warning")
+    return [*filled(lines, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
 def _phases(group: StepProfile, chosen: str, column: int, columns: int, glyphs: Glyphs) -> list[Line]:
@@ -126,12 +126,12 @@ def _phases(group: StepProfile, chosen: str, column: int, columns: int, glyphs: 
     start = min(max(column - room + 1, 0), max(len(group.ranks) - room, 0))
     shown = [*enumerate(group.ranks)][start : start + room]
     heads = [Piece(_name(group.label(rank), glyphs), "key" if at == column else "label") for at, rank in shown]
-    made = [line(Piece(f"  {'PER STEP':<{_PHASE_CELLS - 2}}", "label"), *heads)]
+    lines = [line(Piece(f"  {'PER STEP':<{_PHASE_CELLS - 2}}", "label"), *heads)]
     for at, phase in enumerate(group.phases):
         cells = [_phase_cell(group, rank, phase, place, at, (chosen, column), glyphs) for place, rank in shown]
         mark = glyphs.cursor if phase == chosen else " "
-        made.append(line(Piece(mark, "key"), Piece(f" {phase:<{_PHASE_CELLS - 2}}"), *cells))
-    return made
+        lines.append(line(Piece(mark, "key"), Piece(f" {phase:<{_PHASE_CELLS - 2}}"), *cells))
+    return lines
 
 
 def _name(label: str, glyphs: Glyphs) -> str:
@@ -163,23 +163,23 @@ def operator_rows(phase: PhaseProfile, columns: int, ellipsis: str) -> list[str]
     figures = _CALLS_CELLS + _TIME_CELLS * (2 if on_device else 1) + _SHARE_CELLS
     room = min(max(columns - figures, 8), 60)
     device = f"{'DEVICE':>{_TIME_CELLS}}" if on_device else ""
-    made = [f"{'OPERATOR':<{room}}{'CALLS':>{_CALLS_CELLS}}{'SELF':>{_TIME_CELLS}}{device}{'SHARE':>{_SHARE_CELLS}}"]
+    words = [f"{'OPERATOR':<{room}}{'CALLS':>{_CALLS_CELLS}}{'SELF':>{_TIME_CELLS}}{device}{'SHARE':>{_SHARE_CELLS}}"]
     for one in phase.operators:
         device = f"{seconds(one.device_seconds):>{_TIME_CELLS}}" if on_device else ""
         name = shorten(clean(one.name), room - 1, ellipsis)
         share = f"{percent(phase.share(one)):>{_SHARE_CELLS}}"
-        made.append(f"{name:<{room}}{one.calls:>{_CALLS_CELLS},}{seconds(one.seconds):>{_TIME_CELLS}}{device}{share}")
-    return made
+        words.append(f"{name:<{room}}{one.calls:>{_CALLS_CELLS},}{seconds(one.seconds):>{_TIME_CELLS}}{device}{share}")
+    return words
 
 
 def _remarks(group: StepProfile, rank: Profiled, columns: int, glyphs: Glyphs) -> list[Line]:
     said = [("trace", file_words(rank), "dim")]
     said += [("lacks", rank.lacks, "warning")] if rank.lacks else []
     said += [("failed", failure_words(failure), "warning") for failure in group.failed]
-    made: list[Line] = []
+    lines: list[Line] = []
     for label, words, role in said:
-        made += labelled(f"  {label}".ljust(10), clean(glyphs.text(words)), columns, role)
-    return made
+        lines += labelled(f"  {label}".ljust(10), clean(glyphs.text(words)), columns, role)
+    return lines
 
 
 def file_words(rank: Profiled) -> str:
@@ -223,8 +223,11 @@ def objects(group: StepProfile) -> dict[str, Any]:
                 "seconds": phase.seconds,
                 "device_seconds": phase.device_seconds,
                 "operators": [
-                    {**{name: getattr(one, name) for name in one.__struct_fields__}, "share": phase.share(one)}
-                    for one in phase.operators
+                    {
+                        **{name: getattr(operator, name) for name in operator.__struct_fields__},
+                        "share": phase.share(operator),
+                    }
+                    for operator in phase.operators
                 ],
             }
             for phase in rank.phases

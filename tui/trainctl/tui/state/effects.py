@@ -92,7 +92,7 @@ async def in_record(client: HistorySource, run: str, events: Sequence[Event], ev
     step = event.step or 0
     first, last = max(step - EFFECT_STEPS, 1), step + EFFECT_STEPS - 1
     history = await client.history(run, (_RATE,), first, last, 2 * EFFECT_STEPS)
-    window = next((series.from_series(one, last) for one in history.series if one.metric == _RATE), None)
+    window = next((series.from_series(sery, last) for sery in history.series if sery.metric == _RATE), None)
     return measured(window, events, event) if window is not None else None
 
 

@@ -221,12 +221,12 @@ class _Parser(Generic[R]):
         text = self._text[self._at :].lower()
         known = [name for field in self._table.fields for name in (field.name, *field.aliases)]
         compared = (name for name in known if text.startswith(name) and text.startswith(OPERATORS, len(name)))
-        found = max(compared, key=len, default="")
+        words = max(compared, key=len, default="")
         whole = next((name for name in known if _MARKS & set(name) and text.split(None, 1)[:1] == [name]), "")
-        if whole and not found:
+        if whole and not words:
             raise FilterError(self._at + len(whole) + 1, f"a comparison is missing after {whole}, such as {whole}<100")
-        self._at += len(found)
-        return found
+        self._at += len(words)
+        return words
 
     def _read_word(self) -> str:
         start = self._at

@@ -124,12 +124,12 @@ def _entries(texts: list[str], file: LogProgress, node: str, rank: int, now: flo
     at = file.at
     if at is None:
         at = next((line.at for line in read if line.at is not None), now)
-    made = []
+    entries = []
     for number, line in enumerate(read, file.lines):
         at = line.at if line.at is not None else at
         level = line.level or grade(line.text)
-        made.append(LogEntry(LogKey(at, rank, number), node, level, line.text[:MAX_CHARACTERS], line.at is None))
-    return made
+        entries.append(LogEntry(LogKey(at, rank, number), node, level, line.text[:MAX_CHARACTERS], line.at is None))
+    return entries
 
 
 def _visible(text: str) -> str:

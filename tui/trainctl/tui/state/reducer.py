@@ -71,9 +71,9 @@ def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
 def _with(state: ViewState, **changes: object) -> ViewState:
     """Return the state with other values: `dataclasses.replace` would go through all fields for each of many
     messages."""
-    made = object.__new__(ViewState)
-    made.__dict__.update(state.__dict__, **changes)
-    return made
+    view_state = object.__new__(ViewState)
+    view_state.__dict__.update(state.__dict__, **changes)
+    return view_state
 
 
 def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
@@ -147,14 +147,14 @@ def apply_history(state: ViewState, run: str, history: History) -> ViewState:
     return replace(state, recent=_frozen(recent), values=object())
 
 
-def _with_newer(made: series.Window, had: series.Window | None) -> series.Window:
+def _with_newer(window: series.Window, had: series.Window | None) -> series.Window:
     """Return steps that came live while the history was on its way go after it."""
     if had is None:
-        return made
-    newer = series.tail(had, made.newest_step + 1)
+        return window
+    newer = series.tail(had, window.newest_step + 1)
     for step, value in zip(newer.first.tolist(), newer.last.tolist(), strict=True):
-        made = series.add(made, step, value)
-    return made
+        window = series.add(window, step, value)
+    return window
 
 
 def _open(state: ViewState, snapshot: Snapshot, now: float) -> ViewState:

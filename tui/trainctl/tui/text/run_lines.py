@@ -157,13 +157,13 @@ def work_progress(work: WorkSummary) -> list[Line]:
     """Return the most important first."""
     view = work.view
     rows = f"{view.answered:,}/{view.rows:,}"
-    made = [
+    lines = [
         line(rows, Piece(" rows", "label"), f" {percent(view.answered / view.rows)}"),
         _outlook(work),
         line(f"{compact(work.rows_per_second)}", Piece(" rows/s", "label")),
         line(Piece("slices ", "label"), f"{work.slices_answered:,} of {work.slices:,} dealt"),
     ]
-    return made if work.is_active else made[:2]
+    return lines if work.is_active else lines[:2]
 
 
 def _outlook(work: WorkSummary) -> Line:

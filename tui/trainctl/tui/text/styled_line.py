@@ -169,20 +169,20 @@ def spread(left: Sequence[Piece], right: Sequence[Piece], columns: int) -> Line:
 
 def groups(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> Line:
     """Return as many of the groups, in order, as fit whole in `columns` cells, with `gap` between them."""
-    made: list[Piece] = []
+    pieces: list[Piece] = []
     used = 0
     for part in parts:
         size = width(part)
         if not size:
             continue
-        lead = gap if made else ""
+        lead = gap if pieces else ""
         if used + len(lead) + size > columns:
             break
         if lead:
-            made.append(Piece(lead))
-        made.extend(part)
+            pieces.append(Piece(lead))
+        pieces.extend(part)
         used += len(lead) + size
-    return tuple(made)
+    return tuple(pieces)
 
 
 def flowed(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> list[Line]:
@@ -211,19 +211,19 @@ def rule(columns: int, glyph: str, *labels: tuple[int, str, str]) -> Line:
 
 def from_cells(cells: Iterable[tuple[str, str]]) -> Line:
     """Return single characters with roles, neighbours of one role joined."""
-    made: list[Piece] = []
+    pieces: list[Piece] = []
     text, current = "", ""
     for char, role in cells:
         if role != current and text:
-            made.append(Piece(text, current))
+            pieces.append(Piece(text, current))
             text = ""
         text, current = text + char, role
-    return (*made, Piece(text, current)) if text else tuple(made)
+    return (*pieces, Piece(text, current)) if text else tuple(pieces)
 
 
 def merged(pieces: Iterable[Piece]) -> Line:
     """Return the same cells in fewer pieces: neighbours of one look joined, blanks taken into the piece before them."""
-    made: list[Piece] = []
+    cells: list[Piece] = []
     texts: list[str] = []
     last_role, last_action = "", ""  # of the piece that `texts` make up
     for text, role, action in pieces:
@@ -235,9 +235,9 @@ def merged(pieces: Iterable[Piece]) -> Line:
             texts.append(text)
         elif text:
             if texts:
-                made.append(Piece("".join(texts), last_role, last_action))
+                cells.append(Piece("".join(texts), last_role, last_action))
             texts, last_role, last_action = [text], role, action
-    return (*made, Piece("".join(texts), last_role, last_action)) if texts else ()
+    return (*cells, Piece("".join(texts), last_role, last_action)) if texts else ()
 
 
 def labelled(name: str, text: str, columns: int, role: str = "text") -> list[Line]:

@@ -52,13 +52,13 @@ def lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     them, those that say least are left out."""
     step, cap = row.step, row.step.memory_cap_bytes if row.step else None
     peak, parts, below = step.peak_or_held_bytes if step else None, _parts(step), _below(row, cap)
-    made = [_line(Used("step peak", peak, cap), columns, glyphs, parts)]
-    if len(made) + len(parts) + len(below) <= rows:
-        made += [_part_line(part, cap, columns, glyphs) for part in parts]
+    drawn = [_line(Used("step peak", peak, cap), columns, glyphs, parts)]
+    if len(drawn) + len(parts) + len(below) <= rows:
+        drawn += [_part_line(part, cap, columns, glyphs) for part in parts]
     else:
-        made += _pairs(parts, columns)
-    made += [_line(one, columns, glyphs) for one in _most_telling(below, rows - len(made))]
-    return filled(made, columns, rows)
+        drawn += _pairs(parts, columns)
+    drawn += [_line(one, columns, glyphs) for one in _most_telling(below, rows - len(drawn))]
+    return filled(drawn, columns, rows)
 
 
 def _parts(step: RankStep | None) -> list[MemoryPart]:
@@ -94,7 +94,7 @@ def _most_telling(found: Sequence[Used], rows: int) -> list[Used]:
     kept = list(found)
     for name in ("resident", *(one.name for one in found if one.used is None), "held after"):
         if len(kept) > rows:
-            kept = [one for one in kept if one.name != name]
+            kept = [entry for entry in kept if entry.name != name]
     return kept
 
 
