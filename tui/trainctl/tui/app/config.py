@@ -96,9 +96,9 @@ def parse(text: str, path: Path, themes: tuple[str, ...], check_keys: Check) -> 
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = _AT_LINE.search(str(error))
+        match = _AT_LINE.search(str(error))
         words = str(error).partition(" (at")[0].lower()
-        return Found(path, True, Settings(), (Problem(path, int(found[1]) if found else None, f"not TOML: {words}"),))
+        return Found(path, True, Settings(), (Problem(path, int(match[1]) if match else None, f"not TOML: {words}"),))
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, value in raw.items():
@@ -135,5 +135,5 @@ def _checked(name: str, value: Any, themes: tuple[str, ...]) -> Any:
 def _line_of(text: str, name: str, table: str = "") -> int | None:
     """Return the line on which a setting is, where it is written plainly."""
     before, header, after = text.partition(f"[{table}]") if table else ("", "", text)
-    found = re.search(rf"^[ \t]*[\"']?{re.escape(name)}[\"']?[ \t]*=", after, re.MULTILINE)
-    return f"{before}{header}{after[: found.start()]}".count("\n") + 1 if found else None
+    match = re.search(rf"^[ \t]*[\"']?{re.escape(name)}[\"']?[ \t]*=", after, re.MULTILINE)
+    return f"{before}{header}{after[: match.start()]}".count("\n") + 1 if match else None

@@ -88,9 +88,9 @@ def verb_of(verb: str, state: ViewState) -> str:
 
 def words_of(binding: Binding, state: ViewState) -> str:
     """Return what a key does now, in a word: that of its binding, or the verb that it stands for."""
-    found = re.fullmatch(r"dialog\('([a-z-]+)'\)", binding.action)
-    verb = verb_of(found[1], state) if found else ""
-    return verb if found and verb != found[1] else binding.description
+    match = re.fullmatch(r"dialog\('([a-z-]+)'\)", binding.action)
+    verb = verb_of(match[1], state) if match else ""
+    return verb if match and verb != match[1] else binding.description
 
 
 @dataclass(frozen=True)

@@ -102,30 +102,30 @@ def name_changes(canvas: Canvas, changes: Mapping[int, str], titled: int, number
 
     Under the title's words one stands in the chart's first row, if nothing is drawn there.
     """
-    mark_columns, placed = set(numbered), []
+    taken, placed = set(numbered), []
     for column, text in sorted(changes.items(), reverse=True):
-        start = _room(column, len(text), mark_columns, range(max(titled, 0), canvas.frame.columns), column in numbered)
+        start = _room(column, len(text), taken, range(max(titled, 0), canvas.frame.columns), column in numbered)
         if start is not None:
-            mark_columns |= set(range(start, start + len(text)))
+            taken |= set(range(start, start + len(text)))
             placed.append((start, text))
         elif column < titled and canvas.is_blank(range(column + 1, column + 2 + len(text)), 0):
             canvas.put(column + 1, 0, text, "label")
     return placed
 
 
-def _room(column: int, size: int, mark_columns: Collection[int], within: range, beside: bool) -> int | None:
+def _room(column: int, size: int, taken: Collection[int], within: range, beside: bool) -> int | None:
     """Return where `size` cells begin that are over `column`, or else `beside` it, and neither hold nor touch one
     taken."""
     starts = (column + 2, column - size - 1) if beside else range(column, column - size, -1)
     for start in starts:
         inside = start in within and start + size - 1 in within
-        if inside and not any(cell in mark_columns for cell in range(start - 1, start + size + 1)):
+        if inside and not any(cell in taken for cell in range(start - 1, start + size + 1)):
             return start
     return None
 
 
 def overrun(
-    canvas: Canvas, highs: Sequence[tuple[Floats, Floats]], glyphs: Glyphs, mark_columns: Collection[int] | None = None
+    canvas: Canvas, highs: Sequence[tuple[Floats, Floats]], glyphs: Glyphs, taken: Collection[int] | None = None
 ) -> None:
     """Write the number of the highest value that has no room at the top, after an arrow so that it isn't taken for a
     mark's; `highs` are lines as arrays of x and of heights.
@@ -139,16 +139,16 @@ def overrun(
     if over.any():
         place = int(np.argmax(np.where(over, heights, -np.inf)))
         text = f"{'^' if glyphs.ascii_only else glyphs.up}{heights[place]:.3g}"
-        start = _free_cells(canvas, frame.column_of(float(columns[place])), len(text), mark_columns)
+        start = _free_cells(canvas, frame.column_of(float(columns[place])), len(text), taken)
         if start is not None:
             canvas.put(start, 0, text, "axis")
 
 
-def _free_cells(canvas: Canvas, column: int, size: int, mark_columns: Collection[int] | None) -> int | None:
-    if mark_columns is None:
+def _free_cells(canvas: Canvas, column: int, size: int, taken: Collection[int] | None) -> int | None:
+    if taken is None:
         beside = (start for start in (column + 2, column - 1 - size) if start >= 0)
         return next((start for start in beside if canvas.is_blank(range(start, start + size), 0)), None)
     starts = [start for start in range(canvas.frame.columns - size + 1) if not start <= column < start + size]
-    free = [start for start in starts if not any(start - 1 <= cell <= start + size for cell in mark_columns)]
+    free = [start for start in starts if not any(start - 1 <= cell <= start + size for cell in taken)]
     apart = {start: start - column - 1 if start > column else column - start - size for start in free}
     return min(free, key=lambda start: (apart[start], -start), default=None)

@@ -100,17 +100,17 @@ class WhyScreen(Popup[None]):
     def text(self) -> list[Line]:
         """Return the alert as it is by now."""
         state, clock = self.owner.shown, self.owner.clock
-        found = next((alert for alert in state.open_alerts if alert.id == self._alert.id), None)
-        self._alert = found or self._alert
+        alert = next((alert for alert in state.open_alerts if alert.id == self._alert.id), None)
+        self._alert = alert or self._alert
         lines: list[Line] = [(), *alerts_view.detail_lines(self._alert, state, clock, self.CELLS), ()]
-        if found is None:
+        if alert is None:
             lines.append(line(Piece("this alert has cleared", "good")))
         acts = key_words("A", "acknowledges  ", "screen.acknowledge") + key_words(
             "m", "mute for an hour  ", "screen.mute"
         )
         if self.progress is not None:
             lines += [*followed(self.progress, clock, self._glyphs, self.CELLS), ()]
-        return [*lines, (*(acts if found else ()), *key_words("esc", "closes  ", "screen.close"))]
+        return [*lines, (*(acts if alert else ()), *key_words("esc", "closes  ", "screen.close"))]
 
     def action_acknowledge(self) -> None:
         acknowledge(self.owner, self._alert, self)

@@ -30,9 +30,9 @@ _BY_ARGUMENT = re.compile(r"(?:show|dialog)\('([a-z0-9-]+)'\)")
 def name_of(binding: Binding) -> str:
     """Return `events` of show('events'), `set-lr` of dialog('set-lr'), `filter` of filter, and of choose(1) its
     words."""
-    found = _BY_ARGUMENT.fullmatch(binding.action)
-    if found:
-        return found[1]
+    match = _BY_ARGUMENT.fullmatch(binding.action)
+    if match:
+        return match[1]
     text = binding.description if "(" in binding.action else binding.action.removeprefix("app.")
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 

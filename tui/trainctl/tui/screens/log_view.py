@@ -88,8 +88,8 @@ def jumped(view: View, entries: Sequence[LogEntry], rows: int, *, back: bool) ->
         start = min(first_shown(view, entries, rows) + rows, len(entries)) if back else -1
     count = len(entries)
     places = ((start - step if back else start + step) % count for step in range(1, count + 1))
-    found = next((place for place in places if pattern.search(entries[place].text)), None)
-    return view if found is None else _showing(replace(view, at=entries[found].key), entries, rows, found)
+    place = next((place for place in places if pattern.search(entries[place].text)), None)
+    return view if place is None else _showing(replace(view, at=entries[place].key), entries, rows, place)
 
 
 def _showing(view: View, entries: Sequence[LogEntry], rows: int, place: int) -> View:

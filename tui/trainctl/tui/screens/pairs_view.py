@@ -38,7 +38,7 @@ class PairTable:
 
     @classmethod
     def of(cls, evaluations: Iterable[HeldOutPairs], chosen: ChosenPair) -> "PairTable":
-        return cls(tuple(sorted(evaluations, key=lambda one: one.step)), chosen)
+        return cls(tuple(sorted(evaluations, key=lambda evaluation: evaluation.step)), chosen)
 
     @property
     def place(self) -> int:

@@ -54,7 +54,7 @@ def profiles_of(events: Iterable[Event]) -> tuple[StepProfile, ...]:
 def _group(command: str, outcomes: Sequence[AnyEvent]) -> StepProfile:
     ranks = [outcome for outcome in outcomes if isinstance(outcome, Profiled)]
     failed = tuple(one for one in outcomes if isinstance(one, ProfileFailed))
-    return StepProfile(command, tuple(sorted(ranks, key=lambda one: one.rank)), failed)
+    return StepProfile(command, tuple(sorted(ranks, key=lambda view: view.rank)), failed)
 
 
 def steps_in(rank: Profiled) -> int:
@@ -164,11 +164,13 @@ def operator_rows(phase: PhaseProfile, columns: int, ellipsis: str) -> list[str]
     room = min(max(columns - figures, 8), 60)
     device = f"{'DEVICE':>{_TIME_CELLS}}" if on_device else ""
     words = [f"{'OPERATOR':<{room}}{'CALLS':>{_CALLS_CELLS}}{'SELF':>{_TIME_CELLS}}{device}{'SHARE':>{_SHARE_CELLS}}"]
-    for one in phase.operators:
-        device = f"{seconds(one.device_seconds):>{_TIME_CELLS}}" if on_device else ""
-        name = shorten(clean(one.name), room - 1, ellipsis)
-        share = f"{percent(phase.share(one)):>{_SHARE_CELLS}}"
-        words.append(f"{name:<{room}}{one.calls:>{_CALLS_CELLS},}{seconds(one.seconds):>{_TIME_CELLS}}{device}{share}")
+    for operator in phase.operators:
+        device = f"{seconds(operator.device_seconds):>{_TIME_CELLS}}" if on_device else ""
+        name = shorten(clean(operator.name), room - 1, ellipsis)
+        share = f"{percent(phase.share(operator)):>{_SHARE_CELLS}}"
+        words.append(
+            f"{name:<{room}}{operator.calls:>{_CALLS_CELLS},}{seconds(operator.seconds):>{_TIME_CELLS}}{device}{share}"
+        )
     return words
 
 

@@ -64,12 +64,12 @@ def quantity_of(text: str, kind: Kind) -> Quantity | None:
     """Return the quantity that `text` means, None where it means none. `nan` and `inf` are numbers too."""
     if text.lower() in ("nan", "inf", "-inf"):
         return Quantity(float(text), 0.0)
-    found = _NUMBER.match(text)
-    factor = kind.units.get(found[2]) if found else None
-    if found is None or factor is None:
+    match = _NUMBER.match(text)
+    factor = kind.units.get(match[2]) if match else None
+    if match is None or factor is None:
         return None
-    value = float(found[1])
-    return Quantity(value * factor, _half_digit(found[1]) * factor) if math.isfinite(value) else None
+    value = float(match[1])
+    return Quantity(value * factor, _half_digit(match[1]) * factor) if math.isfinite(value) else None
 
 
 def _half_digit(digits: str) -> float:
