@@ -115,7 +115,7 @@ def lines(
     shown = entries[first : first + rows]
     size = min(max((len(item.label) for item in names.values()), default=0), _NODE_CELLS) if len(names) > 1 else 0
     now = moment(clock.wall(), clock.zone)
-    times = [moment(entry.key.at, clock.zone) for entry in shown]
+    times = [moment(entry.at, clock.zone) for entry in shown]
     today = all(when is None or now is None or when.date() == now.date() for when in times)
     drawn = [_line(entry, view, names, clock, columns, glyphs, size, with_day=not today) for entry in shown]
     if not drawn and rows:
@@ -126,7 +126,7 @@ def lines(
 def _why_empty(tail: LogTail, names: Mapping[int, Named]) -> str:
     if not names:
         return "no run yet, so no logs"
-    if any(entry.key.rank in names for entry in tail.entries):
+    if any(entry.rank in names for entry in tail.entries):
         return "no matching lines"
     if all(rank in tail.problems and rank not in tail.files for rank in names):
         return "no log could be read"
@@ -144,8 +144,8 @@ def _line(
     *,
     with_day: bool,
 ) -> Line:
-    name = names.get(entry.key.rank, Named(entry.node, entry.node, "label", "?"))
-    layout, entered = "%d %b %H:%M:%S" if with_day else "%H:%M:%S", moment(entry.key.at, clock.zone)
+    name = names.get(entry.rank, Named(entry.node, entry.node, "label", "?"))
+    layout, entered = "%d %b %H:%M:%S" if with_day else "%H:%M:%S", moment(entry.at, clock.zone)
     when = f"{entered:{layout}}" if entered is not None else NA.ljust(15 if with_day else 8)
     parts = [Piece(" " * len(when) if entry.stray else when, "dim"), Piece(" ")]
     if size:

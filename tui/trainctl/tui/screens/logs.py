@@ -93,7 +93,7 @@ class LogScreen(BaseScreen):
         tail, names = self.owner.logs.tail, self.names()
         key = (tail.entries, self.view.query, self.view.only, tuple(names))
         if not self._kept[0] or key[0] is not self._kept[0][0] or key[1:] != self._kept[0][1:]:
-            mine = [entry for entry in tail.entries if entry.key.rank in names]
+            mine = [entry for entry in tail.entries if entry.rank in names]
             kept = filtered(mine, self.view.query, only=self.view.only)
             self._kept = (key, kept, count_matches(kept, self.view.query))
         return self._kept[1]

@@ -102,9 +102,8 @@ def _compute(compute: Compute | None, compiled: Compilation | None, step: RankSt
         return [_labelled("dtype", NA)]
     flops = _flops(step.values if step is not None else {})
     took = _labelled("compiled", compiled.text) if compiled is not None else ()
-    return flowed([*run_lines.setting_pieces(run_lines.compute_settings(compute)), took, flops], columns)[
-        :MOST_COMPUTE_LINES
-    ]
+    settings = run_lines.setting_pieces(run_lines.compute_settings(compute))
+    return flowed([*settings, took, flops], columns)[:MOST_COMPUTE_LINES]
 
 
 def _flops(values: Mapping[str, float]) -> Line:

@@ -41,7 +41,7 @@ class PairTable:
         return cls(tuple(sorted(evaluations, key=lambda evaluation: evaluation.step)), chosen)
 
     @property
-    def place(self) -> int:
+    def step_index(self) -> int:
         """Return the place of the chosen evaluation; of a step without one that of the evaluation before it."""
         at = self.chosen.step
         if at is None:
@@ -51,11 +51,11 @@ class PairTable:
     @property
     def rows(self) -> list[EvaluatedPair]:
         """Return the pairs of the chosen evaluation, the lowest margin first."""
-        found = self.evaluations[self.place].pairs if self.evaluations else ()
+        found = self.evaluations[self.step_index].pairs if self.evaluations else ()
         return sorted(found, key=lambda pair: -math.inf if math.isnan(pair.margin) else pair.margin)
 
     @property
-    def row(self) -> int:
+    def prompt_index(self) -> int:
         """Return the place of the chosen pair among `rows`."""
         return next((row for row, pair in enumerate(self.rows) if pair.index == self.chosen.index), 0)
 
@@ -63,11 +63,11 @@ class PairTable:
         """Return what an evaluation found of a pair; None if it doesn't say."""
         return next((pair for pair in self.evaluations[place].pairs if pair.index == index), None)
 
-    def to_row(self, row: int) -> ChosenPair:
+    def to_prompt(self, row: int) -> ChosenPair:
         rows = self.rows
         return replace(self.chosen, index=rows[min(max(row, 0), len(rows) - 1)].index) if rows else self.chosen
 
-    def to_place(self, place: int) -> ChosenPair:
+    def to_step(self, place: int) -> ChosenPair:
         """Choose another; the newest is followed."""
         at = min(max(place, 0), len(self.evaluations) - 1)
         step = self.evaluations[at].step if 0 <= at < len(self.evaluations) - 1 else None
@@ -96,27 +96,29 @@ def _margins(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[
     left = min(max(columns // 4, 18), 40)
     count = max((columns - left) // _COLUMN_CELLS, 1)
     cells = (columns - left) // count
-    last = max(table.place + 1, min(count, len(table.evaluations)))
+    last = max(table.step_index + 1, min(count, len(table.evaluations)))
     places = range(max(0, last - count), last)
     heads = [_head(table, place, cells) for place in places]
-    start = min(max(table.row - (rows - 2), 0), max(len(table.rows) - (rows - 1), 0))
+    start = min(max(table.prompt_index - (rows - 2), 0), max(len(table.rows) - (rows - 1), 0))
     label = fit(line(Piece("  PAIR", "label")), left)
     lines: list[Line] = [(*label, *(piece for head in heads for piece in head))]
     for row, pair in enumerate(table.rows[start : start + rows - 1], start):
         name = _name(table, row, pair, left, glyphs)
-        figures = [_figures(table.at(place, pair.index), cells, is_chosen=row == table.row) for place in places]
+        figures = [
+            _figures(table.at(place, pair.index), cells, is_chosen=row == table.prompt_index) for place in places
+        ]
         lines.append((*name, *(piece for found in figures for piece in found)))
     return lines + [()] * (rows - len(lines))
 
 
 def _head(table: PairTable, place: int, cells: int) -> Line:
-    role = "cursor" if place == table.place else "label"
+    role = "cursor" if place == table.step_index else "label"
     return fit(line(Piece(f"@{table.evaluations[place].step:,}", role, f"screen.choose_step({place})")), cells)
 
 
 def _name(table: PairTable, row: int, pair: EvaluatedPair, left: int, glyphs: Glyphs) -> Line:
     text = shorten(glyphs.text(f"#{pair.index} {one_line(pair.prompt)}"), left - 3, glyphs.ellipsis)
-    is_chosen = row == table.row
+    is_chosen = row == table.prompt_index
     mark = Piece(glyphs.cursor if is_chosen else " ", "key")
     role = "cursor" if is_chosen else "text" if row < WORST_PAIRS else "dim"
     return fit(line(mark, " ", Piece(text, role, f"screen.choose_prompt({row})")), left)
@@ -131,7 +133,7 @@ def _figures(pair: EvaluatedPair | None, cells: int, *, is_chosen: bool) -> Line
 
 
 def _in_full(table: PairTable, columns: int, glyphs: Glyphs) -> list[Line]:
-    pair, step = table.rows[table.row], table.evaluations[table.place].step
+    pair, step = table.rows[table.prompt_index], table.evaluations[table.step_index].step
     label = f"{glyphs.horizontal} pair #{pair.index} @{step:,}  margin {pair.margin:+.3f} "
     parts = (
         ("prompt", pair.prompt),

@@ -59,6 +59,10 @@ class SamplesScreen(BaseScreen):
         run = state.run.run if state.run is not None else ""
         return AnswerTable.of((one for one in (*self._recorded, *state.samples) if one.run == run), self._chosen)
 
+    @property
+    def table(self) -> AnswerTable | PairTable:
+        return self.pairs if self.shows_pairs else self.answers
+
     def on_screen_resume(self) -> None:
         super().on_screen_resume()
         self.arrived()
@@ -88,39 +92,29 @@ class SamplesScreen(BaseScreen):
             self.arrived()
 
     def lines(self, columns: int, rows: int) -> list[Line]:
+        glyphs = self.owner.glyphs
         if self.shows_pairs:
-            pairs, glyphs = self.pairs, self.owner.glyphs
-            head = rule(columns, glyphs.horizontal, (0, pairs_view.title(pairs, glyphs), "title"))
-            return [self.head(columns), head, *pairs_view.body(pairs, columns, rows - 2, glyphs)]
-        answers, glyphs = self.answers, self.owner.glyphs
-        title = samples_view.title(answers, glyphs)
-        body = samples_view.body(answers, columns, rows - 2, glyphs)
+            title, body = pairs_view.title(self.pairs, glyphs), pairs_view.body(self.pairs, columns, rows - 2, glyphs)
+        else:
+            answers = self.answers
+            title, body = samples_view.title(answers, glyphs), samples_view.body(answers, columns, rows - 2, glyphs)
         return [self.head(columns), rule(columns, glyphs.horizontal, (0, title, "title")), *body]
 
     def values(self) -> Values:
-        if self.shows_pairs:
-            rows = self.pairs.rows
-            pair = rows[self.pairs.row] if rows else None
-            texts = (
-                (
-                    ("the prompt", pair.prompt),
-                    ("the chosen answer", pair.chosen_text),
-                    ("the rejected answer", pair.rejected_text),
-                )
-                if pair is not None
-                else ()
-            )
-            return (*texts, *super().values())
-        sample = self.answers.sample
-        found = (("the answer", sample.answer), ("the prompt", sample.prompt)) if sample is not None else ()
-        return (*found, *super().values())
+        texts: Values = ()
+        if self.shows_pairs and self.pairs.rows:
+            pair = self.pairs.rows[self.pairs.prompt_index]
+            rejected = ("the rejected answer", pair.rejected_text)
+            texts = ("the prompt", pair.prompt), ("the chosen answer", pair.chosen_text), rejected
+        elif not self.shows_pairs and (sample := self.answers.sample) is not None:
+            texts = ("the answer", sample.answer), ("the prompt", sample.prompt)
+        return (*texts, *super().values())
 
-    def _choose(self, chosen: Chosen) -> None:
-        self._chosen = chosen
-        self.paint()
-
-    def _choose_pair(self, chosen: ChosenPair) -> None:
-        self._chosen_pair = chosen
+    def _choose(self, chosen: Chosen | ChosenPair) -> None:
+        if isinstance(chosen, ChosenPair):
+            self._chosen_pair = chosen
+        else:
+            self._chosen = chosen
         self.paint()
 
     def action_switch(self) -> None:
@@ -128,32 +122,18 @@ class SamplesScreen(BaseScreen):
         self.paint()
 
     def action_prompt(self, by: int) -> None:
-        if self.shows_pairs:
-            self._choose_pair(self.pairs.to_row(self.pairs.row + by))
-            return
-        answers = self.answers
-        self._choose(answers.to_prompt(answers.prompt_index + by))
+        self._choose(self.table.to_prompt(self.table.prompt_index + by))
 
     def action_step(self, by: int) -> None:
-        if self.shows_pairs:
-            self._choose_pair(self.pairs.to_place(self.pairs.place + by))
-            return
-        answers = self.answers
-        self._choose(answers.to_step(answers.step_index + by))
+        self._choose(self.table.to_step(self.table.step_index + by))
 
     def action_choose_prompt(self, index: int) -> None:
         """Choose a prompt or a pair that was clicked."""
-        if self.shows_pairs:
-            self._choose_pair(self.pairs.to_row(index))
-            return
-        self._choose(self.answers.to_prompt(index))
+        self._choose(self.table.to_prompt(index))
 
     def action_choose_step(self, index: int) -> None:
         """Choose an answer or an evaluation that was clicked."""
-        if self.shows_pairs:
-            self._choose_pair(self.pairs.to_place(index))
-            return
-        self._choose(self.answers.to_step(index))
+        self._choose(self.table.to_step(index))
 
     def action_scroll_answer(self, pages: int) -> None:
         """Scroll the pane below by most of its rows."""

@@ -30,24 +30,25 @@ _BAD = re.compile(
 _DOUBTFUL = re.compile(r"warn", re.IGNORECASE)
 
 
-@dataclass(frozen=True, order=True)
-class LogKey:
-    """The place of an entry among all."""
-
-    at: float  # Unix seconds
-    rank: int
-    number: int  # in its file, as read
+LogKey = tuple[float, int, int]
+"""The place of an entry among all: its time in Unix seconds, its rank, and its number in its file, as read."""
 
 
 @dataclass(frozen=True)
 class LogEntry:
     """One line; `stray` is one without a time of its own."""
 
-    key: LogKey
+    at: float
+    rank: int
+    number: int
     node: str
     level: str  # "INFO", "WARNING", "ERROR", or empty
     text: str
     stray: bool = False
+
+    @property
+    def key(self) -> LogKey:
+        return self.at, self.rank, self.number
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _entries(texts: list[str], file: LogProgress, node: str, rank: int, now: flo
     for number, line in enumerate(read, file.lines):
         at = line.at if line.at is not None else at
         level = line.level or grade(line.text)
-        entries.append(LogEntry(LogKey(at, rank, number), node, level, line.text[:MAX_CHARACTERS], line.at is None))
+        entries.append(LogEntry(at, rank, number, node, level, line.text[:MAX_CHARACTERS], line.at is None))
     return entries
 
 
@@ -138,7 +139,7 @@ def _visible(text: str) -> str:
 
 
 def _kept(tail: LogTail, rank: int, file: LogProgress, made: list[LogEntry]) -> LogTail:
-    newest = next((entry.key.at for entry in reversed(made) if not entry.stray), file.at)
+    newest = next((entry.at for entry in reversed(made) if not entry.stray), file.at)
     file = replace(file, at=newest, lines=file.lines + len(made))
     made = [entry for entry in made if entry.text]
     problems = MappingProxyType({other: why for other, why in tail.problems.items() if other != rank})
