@@ -62,7 +62,7 @@ class BaseScreen(Screen[Any], Repaintable):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "back", "overview", show=False, tooltip="back to the Overview, step by step"),
+        Binding("escape", "back", "overview", show=False, tooltip="back to the Overview, step by step")
     ]
     AUTO_FOCUS = ""
     BODY: ClassVar[type[Lines]] = Lines

@@ -133,10 +133,7 @@ def _checked(found: Diagnosis, columns: int, glyphs: Glyphs) -> list[Line]:
         row
         for is_unknown, cause, text in sorted(said, key=lambda one: one[0])
         for row in labelled(
-            f"  {cause}".ljust(2 * _LABEL_CELLS),
-            glyphs.text(text),
-            columns,
-            "dim" if is_unknown else "text",
+            f"  {cause}".ljust(2 * _LABEL_CELLS), glyphs.text(text), columns, "dim" if is_unknown else "text"
         )
     ]
 

@@ -192,10 +192,7 @@ def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: 
         return [fit(text if row == rows // 2 and not found else (), columns) for row in range(rows)]
     lengths = sorted(lap.seconds for lap in found)
     top = min(lengths[-1], 2 * lengths[len(lengths) // 2]) or 1.0  # one far beyond the others runs out of the chart
-    labels = {
-        0: seconds(top).replace(" ", ""),
-        plot // 2: seconds(top * (1 - (plot // 2) / plot)).replace(" ", ""),
-    }
+    labels = {0: seconds(top).replace(" ", ""), plot // 2: seconds(top * (1 - (plot // 2) / plot)).replace(" ", "")}
     gutter = max(len(text) for text in labels.values()) + 1
     first, last = page(newest, columns - gutter)
     by_step = {lap.step: lap for lap in found}

@@ -71,8 +71,7 @@ def detail(report: PolicyReport, policy: PolicyStatus, clock: Clock, columns: in
     lines = [
         line(
             Piece(
-                f"  {clean(glyphs.text(figure_words(figure, policy.mode)))}",
-                "warning" if is_beyond(figure) else "text",
+                f"  {clean(glyphs.text(figure_words(figure, policy.mode)))}", "warning" if is_beyond(figure) else "text"
             )
         )
         for figure in policy.figures

@@ -137,10 +137,7 @@ FLEET: Table[Row] = Table(
         FilterField("backend", "torch or mlx", lambda row: row.view.backend),
         FilterField("share", "samples in the global batch", lambda row: row.view.share, Kinds.COUNT),
         FilterField(
-            "share%",
-            "share as a percentage",
-            lambda row: _percent_of(row.view.share, row.global_batch),
-            Kinds.PERCENT,
+            "share%", "share as a percentage", lambda row: _percent_of(row.view.share, row.global_batch), Kinds.PERCENT
         ),
         FilterField("micro", "micro-batch in samples", lambda row: row.view.micro_batch, Kinds.COUNT),
         FilterField("tok/s", "own rate, tokens per second", lambda row: row.own_rate, Kinds.COUNT, aliases=("own",)),
@@ -182,10 +179,7 @@ FLEET: Table[Row] = Table(
         FilterField("disk", "the machine's free disk space", _of_host(lambda host: host.disk_free_bytes), Kinds.BYTES),
         FilterField("age", "time since the last report, or since the rank left", lambda row: row.age, Kinds.SECONDS),
         FilterField(
-            "link",
-            "connection to the node's agent",
-            lambda row: (row.link,) if row.link else None,
-            states=_LINK_STATES,
+            "link", "connection to the node's agent", lambda row: (row.link,) if row.link else None, states=_LINK_STATES
         ),
         *_OF_METRICS,
         FilterField("why", "reason for a state other than run", lambda row: row.view.why or None),
