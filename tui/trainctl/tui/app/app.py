@@ -419,7 +419,7 @@ class TrainctlApp(TerminalApp):
 
         at = datetime.datetime.fromtimestamp(self.clock.wall(), self.clock.zone or datetime.UTC)
         try:
-            path = screenshot.save(self, self._pictures / screenshot.file_name(at))
+            path = screenshot.save(self, self._pictures / f"trainctl-{at:%Y%m%d-%H%M%S}.svg")
         except InvalidInputError as error:
             self.notify(str(error), severity="error", markup=False)
         else:

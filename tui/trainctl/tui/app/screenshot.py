@@ -1,6 +1,5 @@
 """The screen as a picture: an SVG file that any browser shows."""
 
-import datetime
 import re
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,6 @@ def _trimmed(found: re.Match[str]) -> str:
         for start, run in ((start, chars[start : start + _RUN]) for start in range(0, len(chars), _RUN))
         if any(char != _SPACE for char in run)
     )
-
-
-def file_name(at: datetime.datetime) -> str:
-    """Return a name that sorts by time: trainctl-20261120-143105.svg."""
-    return f"trainctl-{at:%Y%m%d-%H%M%S}.svg"
 
 
 def save(app: App[Any], path: Path, title: str = "trainctl") -> Path:

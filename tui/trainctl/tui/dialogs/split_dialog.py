@@ -40,11 +40,6 @@ _NODE, _BAR = 12, 12
 _OTHERS = SPLIT_CELLS - _NODE - _BAR
 
 
-def split_cells(columns: int) -> int:
-    """Return width of every line in so many columns."""
-    return min(SPLIT_CELLS, max(columns, _OTHERS + 6))
-
-
 def _widths(cells: int) -> tuple[int, int]:
     return (_NODE, _BAR) if cells >= SPLIT_CELLS else (min(cells - _OTHERS, _NODE), 0)
 
@@ -234,7 +229,7 @@ class SplitDialog(OrderDialog, Repaintable):
 
     @property
     def cells(self) -> int:
-        return split_cells(self.app.size.width - SIDES)
+        return min(SPLIT_CELLS, max(self.app.size.width - SIDES, _OTHERS + 6))
 
     def _table(self) -> list[Line]:
         height, seats = self.app.size.height, len(self.split.seats)

@@ -1,7 +1,6 @@
 """Diagnosis: what makes the run slow or stuck, the evidence, what a step would take without it, and the remedy."""
 
 import shlex
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import ClassVar
 
@@ -69,18 +68,13 @@ class DiagnosisScreen(PolledScreen[DiagnosisReply, Finding]):
         has ended or is played from its record."""
         if self.answer is None or self.chosen is None or not self.chosen.remedies:
             return
-        remedy = first_command(self.chosen.remedies)
+        remedy = next((remedy for remedy in self.chosen.remedies if remedy.verb), None)
         if remedy is not None and self.answer.live:
             self.owner.open_dialog(remedy.verb, values_of(remedy))
         else:
             first = self.chosen.remedies[0]
             words = f"{first.text}: {first.command}" if first.command else first.text
             self.owner.notify(clean(words), severity="information", markup=False)
-
-
-def first_command(remedies: Iterable[Remedy]) -> Remedy | None:
-    """Return the first remedy that is a command to a run; None if none is."""
-    return next((remedy for remedy in remedies if remedy.verb), None)
 
 
 def values_of(remedy: Remedy) -> dict[str, str]:

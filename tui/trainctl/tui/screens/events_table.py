@@ -180,7 +180,8 @@ def _wide(row: EventRow, columns: int, when: int, step: int, context: Context) -
     event, glyphs = row.event, context.glyphs
     alert, role = alert_label(event)
     room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
-    told = shorten(alert + change_text(event, glyphs) + _undoes(event, context), room - 1, glyphs.ellipsis)
+    changed = clean(event_prose.brief(event.data).replace(event_prose.ARROW, glyphs.arrow))
+    told = shorten(alert + changed + _undoes(event, context), room - 1, glyphs.ellipsis)
     outcome = "undone" if row.undone else event.outcome or ""
     what = shorten(
         clean(event.verb if event.kind == "command" and event.verb else event.kind), _WHAT - 1, glyphs.ellipsis
@@ -209,11 +210,6 @@ def _who(event: Event, glyphs: Glyphs) -> Piece:
 def _undoes(event: Event, context: Context) -> str:
     undone = context.undid.get(event.id)
     return f", undoes @{undone.step or 0:,}" if undone is not None else ""
-
-
-def change_text(event: Event, glyphs: Glyphs) -> str:
-    """Return the event's text without the verb and the outcome, which have columns of their own."""
-    return clean(event_prose.brief(event.data).replace(event_prose.ARROW, glyphs.arrow))
 
 
 def rows_of(

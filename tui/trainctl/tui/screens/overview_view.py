@@ -154,16 +154,10 @@ def fleet_lines(
 
 def chart_lines(state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None) -> list[Line]:
     """Return the charts side by side under one rule, in exactly `room` lines."""
-    return side_by_side(_panels(state, columns, selected), columns, room, glyphs)
-
-
-def _panels(state: ViewState, columns: int, selected: int | None) -> list[Plot]:
     plots = [loss_panel(state)]
-    if columns >= _TWO_CHARTS:
-        plots.append(busy_panel(state, selected))
-    if columns >= _THREE_CHARTS:
-        plots.append(rate_panel(state, selected))
-    return plots
+    plots += [busy_panel(state, selected)] if columns >= _TWO_CHARTS else []
+    plots += [rate_panel(state, selected)] if columns >= _THREE_CHARTS else []
+    return side_by_side(plots, columns, room, glyphs)
 
 
 def loss_panel(state: ViewState) -> Plot:

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from textual.binding import Binding, BindingType
@@ -82,7 +83,7 @@ class TableScreen(BaseScreen):
         self.paint()
 
     def action_sort_reverse(self) -> None:
-        self.order = table_fields.reversed_order(self.order)
+        self.order = replace(self.order, falling=not self.order.falling)
         self.paint()
 
     def action_sort(self, field: str) -> None:

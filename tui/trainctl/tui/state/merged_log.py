@@ -115,11 +115,6 @@ def failed(tail: LogTail, rank: int, why: str) -> LogTail:
     return replace(tail, problems=MappingProxyType({**tail.problems, rank: why}))
 
 
-def grade(text: str) -> str:
-    """Return how grave a line without a level sounds."""
-    return "ERROR" if _BAD.search(text) else "WARNING" if _DOUBTFUL.search(text) else ""
-
-
 def _entries(texts: list[str], file: LogProgress, node: str, rank: int, now: float) -> list[LogEntry]:
     read = [log_format.read(_visible(text)) for text in texts]
     at = file.at
@@ -128,7 +123,8 @@ def _entries(texts: list[str], file: LogProgress, node: str, rank: int, now: flo
     entries = []
     for number, line in enumerate(read, file.lines):
         at = line.at if line.at is not None else at
-        level = line.level or grade(line.text)
+        sounds = "ERROR" if _BAD.search(line.text) else "WARNING" if _DOUBTFUL.search(line.text) else ""
+        level = line.level or sounds
         entries.append(LogEntry(at, rank, number, node, level, line.text[:MAX_CHARACTERS], line.at is None))
     return entries
 

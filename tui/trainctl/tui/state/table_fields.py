@@ -241,10 +241,6 @@ def next_order(order: SortOrder, fields: Sequence[str]) -> SortOrder:
     return SortOrder(fields[at]) if at < len(fields) else SortOrder()
 
 
-def reversed_order(order: SortOrder) -> SortOrder:
-    return SortOrder(order.field, not order.falling)
-
-
 def order_by(order: SortOrder, field: str) -> SortOrder:
     """Return the order after a click on a column's head: first rising, then falling, then the table's own order
     again."""
