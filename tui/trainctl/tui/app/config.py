@@ -67,7 +67,7 @@ Check = Callable[[Mapping[str, str]], tuple[dict[str, str], dict[str, str]]]
 
 
 def default_path() -> Path:
-    """config.toml in the platform's configuration folder, $XDG_CONFIG_HOME/trainctl where that is set."""
+    """Return config.toml in the platform's configuration folder, $XDG_CONFIG_HOME/trainctl where that is set."""
     return config_folder() / "config.toml"
 
 

@@ -128,7 +128,8 @@ MARK = ".first-start"
 
 
 def claim_first_start() -> bool:
-    """True once: the first call makes the file. False if it can't be made, so that nothing is shown again and again."""
+    """Return True once: the first call makes the file; False if it can't be made, so that nothing is shown again and
+    again."""
     file = state_root() / MARK
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ class Scale:
 
 
 def _decimal(value: float) -> str:
-    """1e-5, 0.001, 0.02, 5, 300, 1e6: one digit that counts."""
+    """Return a value with one digit that counts: 1e-5, 0.001, 0.02, 5, 300, 1e6."""
     if 1e-3 * 0.999 <= value < 99999:
         return f"{value:.{max(0, -math.floor(math.log10(value) + 1e-9))}f}"
     digit, _, exponent = f"{value:.0e}".partition("e")

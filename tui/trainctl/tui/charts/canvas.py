@@ -52,23 +52,23 @@ class Frame:
 
     @property
     def dots(self) -> tuple[int, int]:
-        """(columns, rows) of dots."""
+        """Return the columns and rows of dots."""
         across, down = (1, 2) if self.ascii_only else (2, 4)
         return self.columns * across, self.rows * down
 
     def column_of(self, x: float) -> int:
-        """Terminal column of an x value; may lie outside."""
+        """Return the terminal column of an x value, which may lie outside."""
         return int((x - self.x0) / (self.x1 - self.x0) * self.columns)
 
     def row_of(self, y: float) -> int:
-        """Terminal row of a y value, clamped to the frame, 0 at the top."""
+        """Return the terminal row of a y value, clamped to the frame, 0 at the top."""
         across = (self.y1 - y) / (self.y1 - self.y0)
         return min(max(int(across * self.rows), 0), self.rows - 1)
 
 
 def extents(curves: Sequence[Curve], frame: Frame) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Per curve and dot column: the lowest and the highest value (NaN where there is none), and whether a line joins it
-    to the next.
+    """Return per curve and dot column the lowest and the highest value (NaN where there is none), and whether a line
+    joins it to the next.
 
     Between buckets wider than a column the line is interpolated; it breaks where a bucket is missing.
     """

@@ -46,7 +46,7 @@ class Plot:
 
     @property
     def edges(self) -> tuple[float, float]:
-        """x at the left and at the right edge."""
+        """Return x at the left and at the right edge."""
         return float(self.axis.to_x(self.first)), float(self.axis.to_x(self.last + 1))
 
 
@@ -163,8 +163,8 @@ def draw_plot(
 
 
 def _strokes(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
-    """Raw lines first, as bands of their extremes, then what runs through them: the means of a line that is by itself
-    or has a band, or the smoothed lines."""
+    """Draw raw lines first, as bands of their extremes, then what runs through them: the means of a line that is by
+    itself or has a band, or the smoothed lines."""
     single = sum(not trace.points for trace in plot.traces) == 1
     behind: list[Curve] = []
     over: list[Curve] = []
@@ -219,8 +219,8 @@ def _name(trace: Trace, plot: Plot, glyphs: Glyphs) -> str:
 
 
 def _ends(plot: Plot, made: Prepared, frame: Frame, glyphs: Glyphs) -> dict[int, tuple[str, str]]:
-    """Row -> (name, role): each at its line's last value in view, or the nearest free row; what finds none is left
-    out."""
+    """Return each line's name and role by the row of its last value in view, or the nearest free one; what finds none
+    is left out."""
     wanted = []
     for trace, item in zip(plot.traces, made.shapes, strict=True):
         heights = item.last if plot.small else item.smoothed if len(item.smoothed) else item.mean

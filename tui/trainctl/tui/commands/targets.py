@@ -159,7 +159,7 @@ def _is_there(path: Path, kind: run_tables.DataKind) -> bool:
 
 
 def _check_paths(config: run_tables.RunFile, nodes: Sequence[str], where: str) -> None:
-    """Model, data and token caches as each of these nodes has them, once where several have the same."""
+    """Check model, data and token caches as each of these nodes has them, once where several have the same."""
     seen: set[tuple[str, ...]] = set()
     wrong = Collected()
     for node in nodes:

@@ -204,7 +204,7 @@ class CommandDialog(OrderDialog):
             self.action_close()
 
     def action_send(self) -> None:
-        """Enter: means no where only `y` sends."""
+        """Send; enter means no where only `y` sends."""
         if self.progress is not None:
             return
         self._judge()

@@ -258,7 +258,7 @@ class SplitDialog(OrderDialog, Repaintable):
         return [*table, *gap, *drawn, *gap, *last]
 
     def _remarks(self) -> list[tuple[str, str]]:
-        """(text, role) of what stands in the way, and of an Enter that had nothing to send."""
+        """Return text and role of what stands in the way, and of an Enter that had nothing to send."""
         chosen = verb_description.micros_changed(self.split.seats, self.split.after, self.split.shares, self._glyphs)
         said = [(self.split.problem, "bad"), (self._remark, "warning"), (chosen, "text")]
         if self._outdated:

@@ -174,7 +174,8 @@ def alerts_piece(state: ViewState) -> Line:
 
 
 def _place(run: RunView, columns: int, glyphs: Glyphs) -> Line:
-    """Who leads, by which engine, whether of unlike backends, in which generation; of a guest, that it is one."""
+    """Return who leads, by which engine, whether of unlike backends, in which generation; of a guest, that it is
+    one."""
     engine = run.kind if run.kind != "hosted" else f"{run.engine} mixed" if run.mixed else run.engine
     words = [clean(run.lead), engine, str(run.generation)]
     if engine == "none" and columns < 100:

@@ -170,8 +170,9 @@ def loss_panel(state: ViewState) -> Plot:
 
 
 def busy_panel(state: ViewState, selected: int | None = None) -> Plot:
-    """Data, forward and backward of each rank, as means of as many steps as a bucket has, which tell who is slow, and
-    the group's step, which is the same for all; the first ones of a run, which warm up, don't set the scale."""
+    """Return data, forward and backward of each rank, as means of as many steps as a bucket has, which tell who is
+    slow, and the group's step, which is the same for all; the first ones of a run, which warm up, don't set the
+    scale."""
     plot = _by_rank(state, "busy_seconds", "busy seconds by node", selected, most_times=4.0)
     if state.run is None or len(state.run.ranks) < 2:
         return plot

@@ -170,7 +170,7 @@ class RunsScreen(RowsScreen[RunRow]):
             self.app.push_screen(BranchDialog(self.chosen.run))
 
     def action_mark(self) -> None:
-        """Mark the chosen run, or no longer."""
+        """Mark the chosen run, or unmark it."""
         if self.chosen is not None:
             self.marked ^= {self.chosen.run}
             self.action_move(1)

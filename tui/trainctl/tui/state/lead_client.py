@@ -44,7 +44,7 @@ class LeadClients:
     """Clients by the node that conducts; as a context, it closes those that it has opened."""
 
     def __init__(self, client: "Client", node: str) -> None:
-        """`client` stays the one for `node`, and its owner's."""
+        """Take the client for `node`, which stays its owner's."""
         self._first, self._node = client, node
         self._opened, self._stack = client, contextlib.AsyncExitStack()
 

@@ -235,7 +235,7 @@ def head(window: Window, last_step: int) -> Window:
 
 
 def _like(window: Window, arrays: Iterable[Any], store: Store | None = None) -> Window:
-    """Other buckets of the same size, with the same capacity; `arrays` in the order of the fields."""
+    """Return other buckets of the same size, with the same capacity; `arrays` in the order of the fields."""
     columns = dict(zip(_ARRAYS, arrays, strict=True))
     return Window(window.bucket_steps, **columns, capacity=window.capacity, store=store)
 
@@ -276,7 +276,7 @@ def _mean_of(window: Window, first_step: int, last_step: int) -> float | None:
 
 
 def _rebucket(window: Window, bucket_steps: int) -> Window:
-    """Buckets of another size, a multiple of the present one; those that fall together are merged."""
+    """Return buckets of another size, a multiple of the present one; those that fall together are merged."""
     starts, place = np.unique(window.first // bucket_steps * bucket_steps, return_inverse=True)
     heads = np.searchsorted(place, np.arange(len(starts)))
     if not len(starts):

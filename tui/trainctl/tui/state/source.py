@@ -95,7 +95,7 @@ class ClusterSource:
     follows what it followed last."""
 
     def __init__(self, address: str, *, by: str, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> None:
-        """`timeout_seconds`: how long an agent may take to answer."""
+        """Take any agent's address; `timeout_seconds`: how long an agent may take to answer."""
         self.address, self._by, self._timeout_seconds = address, by, timeout_seconds
         self._clients = contextlib.AsyncExitStack()
         self._client = self._client_of(address)
@@ -117,7 +117,7 @@ class ClusterSource:
         return Client(address, by=self._by, timeout_seconds=self._timeout_seconds)
 
     async def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]:
-        """(node, message) as `attach_cluster` gives them; requests go to the agent whose snapshot came last."""
+        """Yield node and message as `attach_cluster` gives them; requests go to the agent whose snapshot came last."""
         while True:
             async with contextlib.aclosing(self._follow_from(self.address, columns)) as items:
                 async for node, item in items:

@@ -35,7 +35,7 @@ class TypeAhead:
     """
 
     def __init__(self, app: App[Any], press: Callable[[events.Key], Awaitable[None]]) -> None:
-        """`press` is what handles a key."""
+        """Take keys for an app; `press` handles one."""
         self._app, self._press = app, press
         self._held: list[events.Key] | None = None
 

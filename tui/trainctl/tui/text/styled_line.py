@@ -61,12 +61,12 @@ def is_narrow(text: str) -> bool:
 
 
 def cell_len(text: str) -> int:
-    """Terminal cells the text takes; measured often, and nearly all of it is narrow."""
+    """Return the terminal cells that the text takes; measured often, and nearly all of it is narrow."""
     return len(text) if text.isascii() or _NARROW(text) else _cell_len(text)
 
 
 def width(pieces: Sequence[Piece]) -> int:
-    """Terminal cells the line takes."""
+    """Return the terminal cells that the line takes."""
     whole = plain(pieces)
     return len(whole) if is_narrow(whole) else sum([_cell_len(text) for text, _, _ in pieces])
 

@@ -124,7 +124,7 @@ class CommandBar(Vertical):
         self._say(self._judge(event.value))
 
     def _begin_again(self, box: Input) -> None:
-        """`:` typed into the line that is open, as after a command that has ended: a new command begins."""
+        """Begin a new command: `:` was typed into the line that is open, as after a command that has ended."""
         text = box.value.lstrip(":")
         box.value, box.cursor_position, self.progress = text, len(text), None
         if not text:

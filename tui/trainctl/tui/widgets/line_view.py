@@ -20,7 +20,7 @@ _APART = 12
 
 
 def changed_spans(old: Line, new: Line) -> list[tuple[int, int]]:
-    """(first cell, number of cells) of each stretch where two lines differ; all of it with wide characters."""
+    """Return first cell and number of cells of each stretch where two lines differ; all of it with wide characters."""
     if old == new:
         return []
     was, text = plain(old), plain(new)

@@ -43,7 +43,7 @@ class MemoryPart:
 
     @property
     def letter(self) -> Piece:
-        """Stand for it in a bar, where colour alone must not say it."""
+        """Return the letter that stands for it in a bar, where colour alone must not say it."""
         return Piece(self.name[0], _ROLES[self.name])
 
 
