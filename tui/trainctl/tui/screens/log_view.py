@@ -4,13 +4,14 @@ import bisect
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from trainctl.tui.charts.metrics import rank_names
 from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail, Query
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text.formatting import NA, moment
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, filled, fit, line, shorten, width
+from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, filled, fit, line, shorten, split, width
 from trainctl.tui.widgets.theme import rank_role
 
 LEVELS = {
@@ -114,13 +115,26 @@ def lines(
     first = first_shown(view, entries, rows)
     shown = entries[first : first + rows]
     size = min(max((len(item.label) for item in names.values()), default=0), _NODE_CELLS) if len(names) > 1 else 0
-    now = moment(clock.wall(), clock.zone)
-    times = [moment(entry.at, clock.zone) for entry in shown]
-    today = all(when is None or now is None or when.date() == now.date() for when in times)
-    drawn = [_line(entry, view, names, clock, columns, glyphs, size, with_day=not today) for entry in shown]
-    if not drawn and rows:
-        drawn = [fit(line(Piece(_why_empty(tail, names), "dim")), columns)]
-    return filled(drawn, columns, rows)
+    now, times = moment(clock.wall(), clock.zone), [moment(entry.at, clock.zone) for entry in shown]
+    is_today = all(at is None or now is None or at.date() == now.date() for at in times)
+    layout = "%H:%M:%S" if is_today else "%d %b %H:%M:%S"
+
+    def drawn(entry: LogEntry, at: datetime | None) -> Line:
+        name = names.get(entry.rank, Named(entry.node, entry.node, "label", "?"))
+        when = f"{at:{layout}}" if at is not None else NA.ljust(8 if is_today else 15)
+        parts = [Piece(" " * len(when) if entry.stray else when, "dim"), Piece(" ")]
+        if size:
+            letter = f"{name.letter} " if glyphs.letters else ""
+            label = shorten(clean(name.label), size, glyphs.ellipsis)
+            parts.append(Piece(f"{letter}{label}".ljust(size + len(letter)) + " ", name.role))
+        word, role = LEVELS.get(entry.level, ("", "dim")) if not entry.stray else ("", "dim")
+        parts.append(Piece(word.ljust(5) + " ", role))
+        body = split(_marked(entry, view), view.shift)[1]
+        return fit((*parts, *ellipsized(body, columns - width(parts), glyphs.ellipsis)), columns)
+
+    if not shown:
+        return filled([line(Piece(_why_empty(tail, names), "dim"))], columns, rows)
+    return filled([drawn(entry, at) for entry, at in zip(shown, times, strict=True)], columns, rows)
 
 
 def _why_empty(tail: LogTail, names: Mapping[int, Named]) -> str:
@@ -131,34 +145,6 @@ def _why_empty(tail: LogTail, names: Mapping[int, Named]) -> str:
     if all(rank in tail.problems and rank not in tail.files for rank in names):
         return "no log could be read"
     return "nothing has been written yet" if any(rank in tail.files for rank in names) else "reading the logs"
-
-
-def _line(
-    entry: LogEntry,
-    view: View,
-    names: Mapping[int, Named],
-    clock: Clock,
-    columns: int,
-    glyphs: Glyphs,
-    size: int,
-    *,
-    with_day: bool,
-) -> Line:
-    name = names.get(entry.rank, Named(entry.node, entry.node, "label", "?"))
-    layout, entered = "%d %b %H:%M:%S" if with_day else "%H:%M:%S", moment(entry.at, clock.zone)
-    when = f"{entered:{layout}}" if entered is not None else NA.ljust(15 if with_day else 8)
-    parts = [Piece(" " * len(when) if entry.stray else when, "dim"), Piece(" ")]
-    if size:
-        letter = f"{name.letter} " if glyphs.letters else ""
-        label = shorten(clean(name.label), size, glyphs.ellipsis)
-        parts.append(Piece(f"{letter}{label}".ljust(size + len(letter)) + " ", name.role))
-    word, role = LEVELS.get(entry.level, ("", "dim")) if not entry.stray else ("", "dim")
-    parts.append(Piece(word.ljust(5) + " ", role))
-    room = columns - width(parts)
-    body = _marked(entry, view)
-    if view.shift:
-        body = _from(body, view.shift)
-    return fit((*parts, *ellipsized(body, room, glyphs.ellipsis)), columns)
 
 
 def _marked(entry: LogEntry, view: View) -> Line:
@@ -172,14 +158,6 @@ def _marked(entry: LogEntry, view: View) -> Line:
             parts += [Piece(text[at : found.start()], role), Piece(found.group(), found_role)]
             at = found.end()
     return line(*parts, Piece(text[at:], role))
-
-
-def _from(pieces: Line, cells: int) -> Line:
-    made = []
-    for piece in pieces:
-        made.append(piece._replace(text=piece.text[cells:]))
-        cells = max(cells - len(piece.text), 0)
-    return line(*made)
 
 
 def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, names: Mapping[int, Named]) -> str:

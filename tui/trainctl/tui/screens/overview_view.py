@@ -18,7 +18,7 @@ from trainctl.tui.state.rank_rows import BAD_STATES
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text.formatting import seconds
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, rule, shorten
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, line, rule, shorten
 from trainctl.tui.widgets.theme import rank_role, run_role
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
@@ -87,7 +87,16 @@ def parts(
     """Return exactly `rows` lines of `columns` cells, each part when it is asked for."""
     head, fleet, charts, events = layout(columns, rows, fleet_table.row_count(state.run, wanted.opened))
     yield header.lines(state, clock, columns, glyphs, rows=head, badge=badge, address=address)
-    yield fleet_lines(state, clock, columns, fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
+    if state.run is None:
+        why = clean(state.connection.why) if state.connection.state != "connected" else ""
+        nothing = "no run yet: trainctl run RUN.toml starts one" if state.heard_at is not None else "connecting"
+        table = [line(Piece(why, "warning") if why else Piece(nothing, "dim"))]
+    else:
+        total = _with_total(rows, len(state.run.ranks))
+        table = fleet_table.lines(
+            state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted, room=fleet
+        )
+    yield filled(table, columns, fleet)
     yield (cache or ChartCache()).lines(state, columns, charts, glyphs, selected)
     if events:
         title = _events_rule(state, clock, columns, glyphs, selected)
@@ -127,29 +136,6 @@ def _writing(state: ViewState) -> tuple[str, str] | None:
     found = (view for view in (state.run.ranks if state.run else ()) if view.why.startswith(WRITING))
     view = next(found, None)
     return (f"{clean(view.node)} is {clean(view.why)}", "dim") if view is not None else None
-
-
-def fleet_lines(
-    state: ViewState,
-    clock: Clock,
-    columns: int,
-    room: int,
-    glyphs: Glyphs,
-    *,
-    rows: int,
-    selected: int | None,
-    wanted: Arrangement = UNARRANGED,
-) -> list[Line]:
-    """Return the table in exactly `room` lines; ranks that don't fit are counted, the selected one is always among
-    those shown."""
-    if state.run is None:
-        why = clean(state.connection.why) if state.connection.state != "connected" else ""
-        nothing = "no run yet: trainctl run RUN.toml starts one" if state.heard_at is not None else "connecting"
-        waiting = line(Piece(why, "warning") if why else Piece(nothing, "dim"))
-        return [fit(waiting if row == 0 else (), columns) for row in range(room)]
-    total = _with_total(rows, len(state.run.ranks))
-    table = fleet_table.lines(state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted, room=room)
-    return filled(table, columns, room)
 
 
 def chart_lines(state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None) -> list[Line]:

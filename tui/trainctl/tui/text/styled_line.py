@@ -124,14 +124,15 @@ def folded(pieces: Sequence[Piece], columns: int, most: int, ellipsis: str = "â€
         text = plain(rest)
         whole = len(chop_cells(text, columns)[0])
         space = text.rfind(" ", 0, whole + 1)
-        row, rest = _split(rest, space if space > 0 else whole)
+        row, rest = split(rest, space if space > 0 else whole)
         rows.append(row)
         text = plain(rest)
-        rest = _split(rest, len(text) - len(text.lstrip(" ")))[1]
+        rest = split(rest, len(text) - len(text.lstrip(" ")))[1]
     return [*rows, ellipsized(rest, columns, ellipsis)]
 
 
-def _split(pieces: Sequence[Piece], count: int) -> tuple[Line, Line]:
+def split(pieces: Sequence[Piece], count: int) -> tuple[Line, Line]:
+    """Return the first `count` characters of a line, and the others."""
     before: list[Piece] = []
     after: list[Piece] = []
     for piece in pieces:
