@@ -13,7 +13,7 @@ from trainctl.tui.charts.marks import Mark, draw_marks, mark_columns, name_chang
 from trainctl.tui.charts.traces import Shape, Trace, shape
 from trainctl.tui.state.run_events import Change
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import EMPTY, Line, Piece, fit, from_cells
+from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells
 
 LEAST_COLUMNS = 24
 _LETTER_CELLS = 12
@@ -137,7 +137,7 @@ def draw_plot(
     inner = columns - room.left - room.right
     if rows < 1 or inner < 4 or made.span is None:
         words = Piece(f"  {plot.empty_text}", "dim")
-        return [fit((words,) if row == rows // 2 else EMPTY, columns) for row in range(max(rows, 0))], title
+        return [fit((words,) if row == rows // 2 else (), columns) for row in range(max(rows, 0))], title
     x0, x1 = plot.edges
     frame = Frame(x0, x1, *made.span, inner, plot_rows(plot, rows), glyphs.ascii_only)
     canvas = Canvas(frame)

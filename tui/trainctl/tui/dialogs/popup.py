@@ -120,22 +120,18 @@ class Popup(Dialog[T]):
 
 
 class Chooser(Popup[int]):
-    """One of up to nine lines, by its key, by up, down and enter, or a click; gives its index, None for none.
-
-    `keys` are digits, the lines' own numbers by default; one may be empty.
-    """
+    """One of up to nine lines, by its number, by up, down and enter, or a click; gives its index, None for none."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "next", show=False, priority=True),
         Binding("up,k", "move(-1)", "previous", show=False, priority=True),
         Binding("enter", "take", "take", priority=True),
-        *(Binding(digit, f"press({digit!r})", digit, show=False, priority=True) for digit in "123456789"),
+        *(Binding(digit, f"pick({int(digit) - 1})", digit, show=False, priority=True) for digit in "123456789"),
     ]
 
-    def __init__(self, title: str, choices: Sequence[str], verb: str, keys: Sequence[str] = "123456789") -> None:
+    def __init__(self, title: str, choices: Sequence[str], verb: str) -> None:
         super().__init__(title)
         self.choices, self._verb, self.cursor = tuple(choices[:9]), verb, 0
-        self._keys = tuple(keys)
 
     def text(self) -> list[Line]:
         lines = [row for index in range(len(self.choices)) for row in self._rows_of(index)]
@@ -148,7 +144,7 @@ class Chooser(Popup[int]):
     def _rows_of(self, index: int) -> list[Line]:
         press, role = f"screen.pick({index})", "cursor" if index == self.cursor else "text"
         texts = folded(line(Piece(self.choices[index], role, press)), self.cells - 3, 2, self._glyphs.ellipsis)
-        heads = (f" {self._keys[index]:1} ", "   ")
+        heads = (f" {index + 1} ", "   ")
         rows = [
             fit((Piece(head, "key", press), *text), self.cells, role) for head, text in zip(heads, texts, strict=False)
         ]
@@ -157,10 +153,6 @@ class Chooser(Popup[int]):
     def action_move(self, by: int) -> None:
         self.cursor = min(max(self.cursor + by, 0), len(self.choices) - 1)
         self.refresh_text()
-
-    def action_press(self, digit: str) -> None:
-        if digit in self._keys:
-            self.action_pick(self._keys.index(digit))
 
     def action_pick(self, index: int) -> None:
         if index < len(self.choices):

@@ -44,7 +44,7 @@ def _widths(cells: int) -> tuple[int, int]:
     return (_NODE, _BAR) if cells >= SPLIT_CELLS else (min(cells - _OTHERS, _NODE), 0)
 
 
-def split_rows(split: Split, room: int, glyphs: Glyphs, cells: int = SPLIT_CELLS) -> list[Line]:
+def split_rows(split: Split, room: int, glyphs: Glyphs, cells: int) -> list[Line]:
     """Return the table with its sum; of more nodes than `room` those around the chosen one."""
     first = min(max(split.chosen - room + 1, 0), max(len(split.seats) - room, 0))
     name, bar = _widths(cells)
@@ -111,7 +111,7 @@ def _sum_row(split: Split, glyphs: Glyphs, cells: int) -> Line:
     return fit(line(Piece(head, "label"), "   ", Piece(text, "strong")), cells)
 
 
-def split_keys(glyphs: Glyphs, cells: int = SPLIT_CELLS) -> list[Line]:
+def split_keys(glyphs: Glyphs, cells: int) -> list[Line]:
     """Return what the keys do, in one line or two; a click on one does it."""
     hints = (
         (f"{glyphs.up}{glyphs.down}" if not glyphs.ascii_only else "j k", " node", ""),

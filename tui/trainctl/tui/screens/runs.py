@@ -16,7 +16,7 @@ from trainctl.tui.screens.table_screen import RowsScreen
 from trainctl.tui.state.table_schemas import RUNS, RunRow
 from trainctl.tui.text.formatting import loss
 from trainctl.tui.text.run_lines import LAST_LOSS
-from trainctl.tui.text.styled_line import EMPTY, Line, fit, rule
+from trainctl.tui.text.styled_line import Line, filled, rule
 
 RUNS_REFRESH_SECONDS = 5.0
 WORK_REFRESH_SECONDS = 1.0
@@ -73,7 +73,7 @@ class RunsScreen(RowsScreen[RunRow]):
         low = self._low(columns, rows)
         room = max(rows - len(drawn) - len(low), 1)
         body = self._body(columns, room)
-        return [fit(line, columns) for line in [*drawn, *body, *([EMPTY] * (room - len(body))), *low][:rows]]
+        return filled([*drawn, *body, *([()] * (room - len(body))), *low], columns, rows)
 
     def _body(self, columns: int, room: int) -> list[Line]:
         if self.problem or not self.rows:

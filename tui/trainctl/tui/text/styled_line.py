@@ -20,7 +20,6 @@ class Piece(NamedTuple):
 
 
 Line = tuple[Piece, ...]
-EMPTY: Line = ()
 
 
 def line(*parts: Piece | str) -> Line:
