@@ -517,6 +517,10 @@ class Recorded:
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
         return m.Viewers(rid="r", viewers=self.viewers)
 
+    @property
+    def lead(self) -> "Recorded":
+        return self
+
     async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
         if run == RUNS[1].run:
             return snapshot(run_view(4, "stopped", 18_240, 60_000, run=run, reason="stopped by anna"))

@@ -39,7 +39,7 @@ class DiagnosisScreen(PolledScreen[DiagnosisReply, Finding]):
         return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
     async def ask(self, client: Source, run: str) -> DiagnosisReply:
-        return await client.diagnosis(run)
+        return await client.lead.diagnosis(run)
 
     def heading(self, answer: DiagnosisReply | None) -> str:
         return diagnosis_view.title(answer, self.owner.glyphs)

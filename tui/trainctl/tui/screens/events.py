@@ -55,7 +55,7 @@ class EventsScreen(RowsScreen[EventRow]):
         if client is None or run is None:
             return
         try:
-            self.older = (await client.events(run=run.run, limit=EVENTS_PAGE, newest=True)).events
+            self.older = (await client.lead.events(run=run.run, limit=EVENTS_PAGE, newest=True)).events
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
         self.paint()
@@ -76,7 +76,7 @@ class EventsScreen(RowsScreen[EventRow]):
             if client is None or run is None:
                 return
             try:
-                found = await effects.in_record(client, run.run, events, event)
+                found = await effects.in_record(client.lead, run.run, events, event)
             except TrainctlError:
                 return  # the events stand without it
             if found is not None:

@@ -44,7 +44,7 @@ class PoliciesScreen(PolledScreen[PolicyReport, PolicyStatus]):
         return run.step, str(run.policies)
 
     async def ask(self, client: Source, run: str) -> PolicyReport:
-        return await effects.policy_report(client, run, self.answer)
+        return await effects.policy_report(client.lead, run, self.answer)
 
     def heading(self, answer: PolicyReport | None) -> str:
         return policies_view.title(answer, self.owner.glyphs)

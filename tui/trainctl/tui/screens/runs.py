@@ -149,7 +149,7 @@ class RunsScreen(RowsScreen[RunRow]):
     async def _load_works(self) -> None:
         client = self.owner.client
         with contextlib.suppress(TrainctlError):  # the runs say what is wrong
-            self.works = (await client.works()).works if client is not None else ()
+            self.works = (await client.lead.works()).works if client is not None else ()
         self.paint()
 
     # ------------------------------------------------------------ actions

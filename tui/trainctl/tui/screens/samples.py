@@ -75,10 +75,10 @@ class SamplesScreen(BaseScreen):
         if client is None or run is None:
             return
         try:
-            self._recorded = (await client.samples(run.run, limit=SAMPLES_PAGE, newest=True)).samples
+            self._recorded = (await client.lead.samples(run.run, limit=SAMPLES_PAGE, newest=True)).samples
             if run.sample_unit == PAIRS:
                 self._of_evaluation = (run.run, run.eval_step)
-                self._pairs = (await client.pairs(run.run)).evaluations
+                self._pairs = (await client.lead.pairs(run.run)).evaluations
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
         self.paint()

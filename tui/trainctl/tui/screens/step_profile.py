@@ -69,7 +69,7 @@ class StepProfileScreen(PolledScreen[Traces, str]):
         return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
     async def ask(self, client: Source, run: str) -> Traces:
-        return await client.traces(run)
+        return await client.lead.traces(run)
 
     def heading(self, answer: Traces | None) -> str:
         return step_profile_view.title(self.groups, self.place, self.owner.glyphs)
@@ -128,7 +128,7 @@ class StepProfileScreen(PolledScreen[Traces, str]):
         self.app.notify(f"copying {len(group.ranks)} traces to {folder}", markup=False)
         for rank in group.ranks:
             try:
-                path = await download(client, run, rank, folder)
+                path = await download(client.lead, run, rank, folder)
             except (TrainctlError, OSError) as error:
                 self.app.notify(f"no trace of {group.label(rank)}: {error}", severity="error", markup=False)
             else:

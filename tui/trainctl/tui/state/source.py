@@ -38,23 +38,14 @@ from trainctl.protocol.messages import (
 from trainctl.protocol.messages.verbs import VERBS, Acknowledge, Mute, args_type
 
 
-class Source(Protocol):
-    """The part of an agent's client that the full-screen program uses; errors are that client's."""
-
-    def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]: ...
-
-    def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[CommandReply]: ...
+class LeadAgent(Protocol):
+    """The part of the conducting agent's client that the screens ask; errors are that client's."""
 
     async def snapshot(self, columns: int = 120, run: str | None = None) -> Snapshot: ...
 
     async def history(
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
     ) -> History: ...
-
-    async def follow_run(self, run: str) -> bool:
-        """Follow the lead of another active run from here on; False, and nothing has changed, if none leads it."""
-
-    async def runs(self) -> Runs: ...
 
     async def works(self) -> Works: ...
 
@@ -76,11 +67,27 @@ class Source(Protocol):
 
     async def diagnosis(self, run: str | None = None) -> DiagnosisReply: ...
 
+    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> Viewers: ...
+
+
+class Source(Protocol):
+    """The agents that the screens follow; `lead` is the one that conducts."""
+
+    @property
+    def lead(self) -> LeadAgent: ...
+
+    def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]: ...
+
+    def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[CommandReply]: ...
+
+    async def follow_run(self, run: str) -> bool:
+        """Follow the lead of another active run from here on; False, and nothing has changed, if none leads it."""
+
+    async def runs(self) -> Runs: ...
+
     async def profiles(self, node: str) -> Profiles: ...
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> LogPart: ...
-
-    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> Viewers: ...
 
 
 Connect = Callable[[], contextlib.AbstractAsyncContextManager[Source]]
@@ -98,7 +105,7 @@ class ClusterSource:
         """Take any agent's address; `timeout_seconds`: how long an agent may take to answer."""
         self.address, self._by, self._timeout_seconds = address, by, timeout_seconds
         self._clients = contextlib.AsyncExitStack()
-        self._client = self._client_of(address)
+        self.lead = self._client_of(address)  # of the agent that conducts
         self._addresses: dict[str, str] = {}  # of the other nodes' agents
         self._main = ""  # the node whose agent is asked
         self._others: dict[str, Client] = {}  # by address, for their logs
@@ -106,7 +113,7 @@ class ClusterSource:
         self._unreached: dict[str, float] = {}  # address -> when, by the monotonic clock, it didn't answer
 
     async def __aenter__(self) -> Self:
-        self._first = self._client = await self._clients.enter_async_context(self._client_of(self.address))
+        self._first = self.lead = await self._clients.enter_async_context(self._client_of(self.address))
         self._others = {}
         return self
 
@@ -141,13 +148,13 @@ class ClusterSource:
     async def _turn_to(self, node: NodeView) -> None:
         """Ask the agent of `node` from here on: over the line there is where that leads to it (through a tunnel its
         own address may not), else at its own address."""
-        if node.address == self._client.address:
+        if node.address == self.lead.address:
             return
         with contextlib.suppress(TrainctlError):
             if (await self._first.snapshot(0)).node.boot == node.boot:
-                self._client = self._first
+                self.lead = self._first
                 return
-        self._client = await self._clients.enter_async_context(self._client_of(node.address))
+        self.lead = await self._clients.enter_async_context(self._client_of(node.address))
 
     def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[CommandReply]:
         """Send a command to the agent that conducts, with two exceptions.
@@ -158,8 +165,8 @@ class ClusterSource:
         to_node = verb in VERBS and VERBS[verb].to_node
         node = options.get("node") or "" if to_node else self._raiser(verb, args, options.get("node"))
         address = self._addresses.get(node) if node else None
-        if address is None or address == self._client.address:
-            return self._client.command(verb, args, **options)
+        if address is None or address == self.lead.address:
+            return self.lead.command(verb, args, **options)
         return self._elsewhere(address, verb, args, **options)
 
     def _raiser(self, verb: str, args: dict[str, Any], node: str | None) -> str:
@@ -177,14 +184,6 @@ class ClusterSource:
             async for reply in client.command(verb, args, **options):
                 yield reply
 
-    async def snapshot(self, columns: int = 120, run: str | None = None) -> Snapshot:
-        return await self._client.snapshot(columns, run)
-
-    async def history(
-        self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> History:
-        return await self._client.history(run, metrics, first_step, last_step, columns)
-
     async def follow_run(self, run: str) -> bool:
         row = next((row for row in (await self.runs()).runs if row.run == run), None)
         if row is None or row.kind != "hosted" or row.state not in ACTIVE_RUN_STATES or row.lead == self._main:
@@ -195,7 +194,7 @@ class ClusterSource:
     async def runs(self) -> Runs:
         """Return the runs of all agents, each as its lead has it; those of an agent that doesn't answer are left
         out."""
-        own = await self._client.runs()
+        own = await self.lead.runs()
         others = [address for node, address in self._addresses.items() if node != self._main]
         if not others:
             return own
@@ -207,39 +206,13 @@ class ClusterSource:
         newest_first = sorted(rows.values(), key=lambda row: row.started_at, reverse=True)
         return msgspec.structs.replace(own, runs=tuple(newest_first))
 
-    async def works(self) -> Works:
-        return await self._client.works()
-
-    async def events(self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False) -> Events:
-        return await self._client.events(run, after_id, limit, newest)
-
-    async def samples(
-        self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
-    ) -> Samples:
-        return await self._client.samples(run, after_row, limit, newest)
-
     async def profiles(self, node: str) -> Profiles:
         """Return the profiles of a node, from its own agent."""
-        address = self._addresses.get(node, self._client.address)
-        if node == self._main or address == self._client.address:
-            return await self._client.profiles()
+        address = self._addresses.get(node, self.lead.address)
+        if node == self._main or address == self.lead.address:
+            return await self.lead.profiles()
         async with self._client_of(address) as client:
             return await client.profiles()
-
-    async def pairs(self, run: str | None = None, limit: int = 20) -> Pairs:
-        return await self._client.pairs(run, limit)
-
-    async def traces(self, run: str | None = None) -> Traces:
-        return await self._client.traces(run)
-
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> TracePart:
-        return await self._client.trace_part(run, node, file, offset_bytes)
-
-    async def policies(self, run: str | None = None) -> Policies:
-        return await self._client.policies(run)
-
-    async def diagnosis(self, run: str | None = None) -> DiagnosisReply:
-        return await self._client.diagnosis(run)
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> LogPart:
         """Return a part of a log from the node's own agent; where that can't be reached from here, through the one that
@@ -253,7 +226,7 @@ class ClusterSource:
                 self._unreached[address] = time.monotonic()
             except RefusedError:
                 pass  # it has no such run, or not this rank's log: the one that conducts knows whom to ask
-        return await self._client.log(run, rank, offset_bytes, limit_bytes)
+        return await self.lead.log(run, rank, offset_bytes, limit_bytes)
 
     async def _other(self, address: str) -> Client:
         if address not in self._others:
@@ -261,6 +234,3 @@ class ClusterSource:
             self._others[address] = made
             await self._clients.enter_async_context(made)
         return self._others[address]
-
-    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> Viewers:
-        return await self._client.attend(viewer, read_only=read_only, leaving=leaving)
