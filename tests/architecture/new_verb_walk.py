@@ -17,7 +17,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.app.command_palette import PaletteProvider
+from trainctl.tui.app.keymap import PaletteProvider
 from trainctl.tui.cli import main
 from trainctl.tui.commands import arguments, forms, undo
 from trainctl.tui.commands.forms import preview

@@ -15,7 +15,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.objectives import OBJECTIVES
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui.charts import metrics, picker
+from trainctl.tui.charts import metrics
+from trainctl.tui.dialogs import chart_picker
 from trainctl.tui.export import rows
 from trainctl.tui.export.mirror.metrics import RANK_METRICS, of_part
 from trainctl.tui.screens import fleet_table
@@ -72,7 +73,7 @@ def test_it_is_in_charts_the_fleet_table_and_filters() -> None:
         (OF_MACHINE, "0.32 s", ["mbp", "forge"], ">0.32"),
     ):
         assert name in metrics.names() and metrics.per_rank(name)
-        assert any(name in str(entry) for entry in picker.choices_of(view, ()))
+        assert any(name in str(entry) for entry in chart_picker.choices_of(view, ()))
         assert m.METRICS[name].heading in head.split()
         assert [row.split()[0] for row in table if shown in row] == nodes, table
         wanted = filter_language.parse(f"{name}{condition}", FLEET)

@@ -16,8 +16,8 @@ from textual.pilot import Pilot
 
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.keymap import EVERYWHERE
-from trainctl.tui.screens import registry
-from trainctl.tui.screens.log_screen import LogScreen
+from trainctl.tui.screens import base
+from trainctl.tui.screens.logs import LogScreen
 from trainctl.tui.text.glyphs import UNICODE
 
 LEAVING = {"detach", "leave"}
@@ -73,7 +73,7 @@ async def running(pictures: Path) -> AsyncIterator[tuple[Pilot[int], Program]]:
         yield pilot, app
 
 
-@pytest.mark.parametrize("name", registry.KINDS)
+@pytest.mark.parametrize("name", base.KINDS)
 async def test_of_a_screen(name: str, tmp_path: Path) -> None:
     async with running(tmp_path) as (pilot, app):
         await back_to(pilot, app, name)

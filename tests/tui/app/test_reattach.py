@@ -13,7 +13,7 @@ from trainctl.protocol.client.client import Connection
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts import plot as p
 from trainctl.tui.charts.traces import Trace
-from trainctl.tui.screens import phase_view
+from trainctl.tui.screens import node_view
 from trainctl.tui.state import rank_rows, reducer, step_phases
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text import styled_line as ln
@@ -58,7 +58,7 @@ def test_history_is_there_at_once_and_what_was_lost_is_a_gap() -> None:
     window = state.window("loss")
     assert set(window.first.tolist()) == set(range(1, 141)) - set(LOST)
     assert state.lately("busy_seconds", 1).first.tolist() == window.first.tolist()
-    body, _ = p.draw(p.panel("loss", (Trace(window, "", "series0"),), 1, 150), 80, 10, UNICODE)
+    body, _ = p.draw_plot(p.panel("loss", (Trace(window, "", "series0"),), 1, 150), 80, 10, UNICODE)
     columns = ["".join(cells).strip() for cells in zip(*(ln.plain(row) for row in body[:-1]), strict=True)]
     runs = "".join("x" if cells else " " for cells in columns).strip().split("x")
     assert max(map(len, runs)) >= 74 * len(LOST) // 150 - 2, "the lost steps' columns are empty"
@@ -70,7 +70,7 @@ def test_messages_lost_under_way_leave_their_steps_out() -> None:
     state = played(*missed)
     assert state.lately("loss").first.tolist()[-2:] == [118, 125]
     assert [lap.step for lap in step_phases.laps(state, step_phases.RecordedPhases(), 0)][-2:] == [118, 125]
-    drawn = phase_view.stacked(step_phases.laps(state, step_phases.RecordedPhases(), 0), 125, 60, 8)
+    drawn = node_view.phase_columns(step_phases.laps(state, step_phases.RecordedPhases(), 0), 125, 60, 8)
     letters = ln.plain(drawn[-2])[7:]
     place = letters.rstrip().rindex(" ")
     assert letters[place - 5 : place + 1] == " " * 6, "six steps that aren't known"

@@ -8,15 +8,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainctl.tui.charts.axis import tick_labels, widened
 from trainctl.tui.charts.canvas import Canvas, Curve, Frame, extents
 from trainctl.tui.charts.marks import Mark
-from trainctl.tui.charts.plot import Plot, draw
+from trainctl.tui.charts.plot import Plot, draw_plot
 from trainctl.tui.charts.plot import panel as panel_of
-from trainctl.tui.charts.scale import tick_labels, widen
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import page, window_end
 from trainctl.tui.state import series as s
-from trainctl.tui.state.plan_changes import Change
+from trainctl.tui.state.run_events import Change
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE, Glyphs
 
@@ -46,7 +46,7 @@ def dots(canvas: Canvas) -> set[tuple[int, int]]:
 
 
 def text(panel: Plot, columns: int, rows: int, glyphs: Glyphs = UNICODE) -> list[str]:
-    return [ln.plain(row) for row in draw(panel, columns, rows, glyphs)[0]]
+    return [ln.plain(row) for row in draw_plot(panel, columns, rows, glyphs)[0]]
 
 
 def test_a_rising_line_draws_the_diagonal() -> None:
@@ -59,7 +59,7 @@ def test_a_rising_line_draws_the_diagonal() -> None:
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=400), st.integers(1, 40), st.integers(1, 12), st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_every_value_has_its_dot(values: list[float], columns: int, rows: int, ascii_only: bool) -> None:
-    low, high = widen(min(values), max(values))
+    low, high = widened(min(values), max(values))
     frame = Frame(1, len(values) + 1, low, high, columns, rows, ascii_only)
     canvas = Canvas(frame)
     canvas.stroke(curve(values))
@@ -105,8 +105,8 @@ def of_changes(*marks: Mark | Change, title: str = "loss") -> Plot:
 def test_no_two_labels_of_the_rule_meet(changed: list[int], commands: list[int], columns: int) -> None:
     marks = [Mark(step, str(index % 9 + 1)) for index, step in enumerate(sorted(commands))]
     panel = of_changes(*marks, *(Change(step, f"g1.{index + 2}") for index, step in enumerate(sorted(changed))))
-    labels = [(at, len(text)) for at, text, role in draw(panel, columns, 8, UNICODE)[1] if role == "label"]
-    numbers = [at for at, _, role in draw(panel, columns, 8, UNICODE)[1] if role == "mark"]
+    labels = [(at, len(text)) for at, text, role in draw_plot(panel, columns, 8, UNICODE)[1] if role == "label"]
+    numbers = [at for at, _, role in draw_plot(panel, columns, 8, UNICODE)[1] if role == "mark"]
     ends = sorted(labels)
     assert all(at + size < after for (at, size), (after, _) in itertools.pairwise(ends))
     assert not any(at - 1 <= number <= at + size for at, size in labels for number in numbers)
@@ -127,7 +127,7 @@ def test_the_axis_jumps_rather_than_scrolls() -> None:
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(1, 30))
 def test_ticks_are_inside_and_distinct(low: float, size: float, rows: int) -> None:
-    low, high = widen(low, low + size)
+    low, high = widened(low, low + size)
     ticks = tick_labels(low, high, rows)
     assert all(low <= tick <= high for tick in ticks)
     assert 0 < len(ticks) <= 12

@@ -14,10 +14,9 @@ from tests.tui.support.recorded import history_of
 from trainctl.protocol import messages as m
 from trainctl.tui.charts import history
 from trainctl.tui.charts import viewport as vw
-from trainctl.tui.charts.axis import Axis
+from trainctl.tui.charts.axis import Axis, Scale
 from trainctl.tui.charts.marks import Mark
-from trainctl.tui.charts.plot import Plot, draw, margins, prepare
-from trainctl.tui.charts.scale import Scale
+from trainctl.tui.charts.plot import Plot, draw_plot, plot_margins, prepare
 from trainctl.tui.charts.traces import Trace, reading, shape
 from trainctl.tui.charts.viewport import ChartView, Extent, Pick
 from trainctl.tui.state import reducer
@@ -49,7 +48,7 @@ def of(trace: s.Window, first: float, last: float, **other: object) -> Plot:
 
 
 def text(plot: Plot, columns: int, rows: int, glyphs: Glyphs = UNICODE) -> list[str]:
-    return [ln.plain(row) for row in draw(plot, columns, rows, glyphs)[0]]
+    return [ln.plain(row) for row in draw_plot(plot, columns, rows, glyphs)[0]]
 
 
 def is_dot(char: str) -> bool:
@@ -91,7 +90,7 @@ def test_gaps_stay_gaps(start: int, size: int, columns: int, smoothed: bool) -> 
     steps = [*range(1, start), *range(start + size, start + size + 300)]
     plot = of(window(dict.fromkeys(steps, 1.0)), 1, steps[-1], half_life_steps=20.0 if smoothed else 0.0)
     made = prepare(plot, 8)
-    left = margins(plot, made, columns, UNICODE).left
+    left = plot_margins(plot, made, columns, UNICODE).left
     wide = (columns - left) / steps[-1]
     rows = text(plot, columns, 8)[:-1]
     for column in range(math.ceil((start - 1) * wide) + 1, math.floor((start + size - 1) * wide) - 1):
@@ -128,7 +127,7 @@ def test_any_size_is_filled_exactly(
     made = window(dict(enumerate(values, 1)))
     traces = (Trace(made, "node", "series0", letter="a"), Trace(made, "other", "series1", points=True, letter="b"))
     plot = Plot("loss", traces, 1, 32, scale=Scale(log), marks=(Mark(3, "1"),), crosshair=crosshair)
-    drawn, _ = draw(plot, columns, rows, glyphs)
+    drawn, _ = draw_plot(plot, columns, rows, glyphs)
     assert len(drawn) == rows
     assert all(ln.width(row) == columns for row in drawn)
     if glyphs.ascii_only:
@@ -252,7 +251,7 @@ def test_asks_are_cut_to_the_protocol_s_limits() -> None:
     ask = history.ask_of("r", metrics, (0.5, 2000.7), 1500, 240)
     assert (ask.first, ask.last, ask.columns, ask.end) == (1, 1500, 240, 2001)
     assert history.parts(ask, 2) == [metrics]
-    many = history.parts(ask._replace(columns=2000), 16)
+    many = history.parts(dataclasses.replace(ask, columns=2000), 16)
     assert sum(many, ()) == metrics
     assert len(many) > 1
 

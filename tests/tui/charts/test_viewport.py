@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from trainctl.protocol import messages as m
 from trainctl.tui.charts import viewport as vw
-from trainctl.tui.charts.axis import Axis, axis_of, ticks
-from trainctl.tui.charts.scale import Scale
+from trainctl.tui.charts.axis import Axis, Scale, axis_of, ticks
 from trainctl.tui.charts.traces import smooth
 from trainctl.tui.charts.viewport import ChartView, Extent, Pick
 from trainctl.tui.state import series as s

@@ -15,7 +15,7 @@ from trainctl.tui.commands import arguments, shares
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.commands.forms import preview
-from trainctl.tui.state import rank_speed, reducer, stragglers
+from trainctl.tui.state import rank_rows, rank_speed, reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text.glyphs import UNICODE
 
@@ -209,12 +209,12 @@ def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> No
 
 
 def test_the_straggler_is_named_with_its_phase() -> None:
-    found = stragglers.straggler(MIXED)
+    found = rank_rows.straggler(MIXED)
     assert (found.node, found.phase) == ("mlx-c", "backward")
     assert found.waited_seconds == pytest.approx(0.368 - (0.293 + 0.259) / 2, rel=0.02)
-    assert stragglers.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
-    assert stragglers.straggler(FLEET) is None, "five parts in a hundred are no straggler"
-    assert stragglers.straggler(ALONE) is None
+    assert rank_rows.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
+    assert rank_rows.straggler(FLEET) is None, "five parts in a hundred are no straggler"
+    assert rank_rows.straggler(ALONE) is None
 
 
 def typical(*busy: float, waiting: tuple[float, ...] | None = None) -> dict[int, rank_speed.Typical]:
@@ -251,9 +251,9 @@ def test_a_wait_for_others_is_what_is_over_the_least() -> None:
 def test_ranks_are_compared_over_the_newest_step_that_all_reported() -> None:
     ahead = msgspec.structs.replace(MIXED.ranks[0].value, step=119, boot=MIXED.boot, seq=MIXED.seq + 1)
     state = reducer.apply(MIXED, ahead, CLOCK.at_monotonic)
-    assert {part.step for part in stragglers.common_parts(state).values()} == {118}
+    assert {part.step for part in rank_rows.common_parts(state).values()} == {118}
     gone = dataclasses.replace(state, parts={**state.parts, 0: (ahead,)})
-    assert stragglers.common_parts(gone) == {}
+    assert rank_rows.common_parts(gone) == {}
 
 
 def test_a_hung_rank_still_has_its_share_in_the_split() -> None:

@@ -13,15 +13,14 @@ from trainctl.protocol.messages import verbs
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.commands import forms
 from trainctl.tui.commands.command import Order
-from trainctl.tui.dialogs.alert_details import WhyScreen
 from trainctl.tui.dialogs.chart_picker import ChartPicker
-from trainctl.tui.dialogs.command_dialog import CommandDialog, OrderDialog
+from trainctl.tui.dialogs.command_dialog import BranchDialog, CommandDialog, OrderDialog, StartDialog
 from trainctl.tui.dialogs.event_details import EventDetails
 from trainctl.tui.dialogs.help import FirstKeysScreen, HelpScreen
 from trainctl.tui.dialogs.popup import Chooser, Dialog, Popup
 from trainctl.tui.dialogs.split_dialog import SplitDialog, dialog_of
-from trainctl.tui.dialogs.start_run import BranchDialog, StartDialog
-from trainctl.tui.screens import registry
+from trainctl.tui.screens import base
+from trainctl.tui.screens.alerts import WhyScreen
 from trainctl.tui.screens.overview import OverviewScreen
 
 ORDER_NOTHING = {Chooser, EventDetails, FirstKeysScreen, HelpScreen, ChartPicker}
@@ -47,7 +46,7 @@ def kinds(of: type[Dialog[None]] = Dialog) -> set[type[Dialog[None]]]:
 
 
 def test_all_dialogs_are_tried() -> None:
-    registry.makers()
+    base.makers()
     assert kinds() - SHARED - ORDER_NOTHING == {CommandDialog, SplitDialog, StartDialog, BranchDialog, WhyScreen}
 
 

@@ -18,7 +18,7 @@ from trainctl.tui.commands import forms
 from trainctl.tui.screens import alerts_view, header
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.state.alert_bell import AlertBell
+from trainctl.tui.state.view_state import AlertBell
 from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
 from trainctl.tui.widgets.line_view import Lines

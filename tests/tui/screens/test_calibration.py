@@ -6,7 +6,7 @@ from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import NOW, app_of, source_of
 
 from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskRate, GridPoint, MatmulRate, Pass
-from trainctl.tui.screens import calibration_view
+from trainctl.tui.screens import calibration
 from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.text.styled_line import plain
 
@@ -29,7 +29,7 @@ PROFILES = (made(1, 0.85), made(50, 1.0), made(400, 0.97))
 
 
 def shown(profiles: tuple[DeviceProfile, ...], columns: int = 80, rows: int = 23) -> list[str]:
-    lines = calibration_view.lines("studio", profiles, columns, rows, UNICODE, "text", "13:31")
+    lines = calibration.profile_lines("studio", profiles, columns, rows, UNICODE, "text", "13:31")
     assert len(lines) == rows
     assert {len(plain(line)) for line in lines} == {columns}
     return [plain(line) for line in lines]

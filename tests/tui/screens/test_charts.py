@@ -31,12 +31,11 @@ from trainctl.protocol.errors import UnreachableError
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts.plots import renamed
 from trainctl.tui.charts.viewport import ALL_RANKS, Pick
-from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.text.glyphs import ASCII
-from trainctl.tui.widgets.line_view import Lines
+from trainctl.tui.widgets.line_view import ChartArea, Lines
 
 
 @asynccontextmanager

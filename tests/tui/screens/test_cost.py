@@ -9,11 +9,11 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import CostFigures
 from trainctl.tui.cli import tables
 from trainctl.tui.screens import header, runs_view
-from trainctl.tui.state.sorting import SortOrder
+from trainctl.tui.state.table_fields import SortOrder
 from trainctl.tui.state.table_schemas import RunRow
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import energy
 from trainctl.tui.text import formatting as f
+from trainctl.tui.text import run_lines
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.run_lines import cost_figures, cost_pieces
@@ -55,7 +55,7 @@ def test_skipped_positions_are_no_samples_that_were_trained_on():
     assert found is not None and found.per_1000 == pytest.approx(10.0)
     host = msgspec.structs.replace(READ, read_at=NOW, energy_joules=2400.0, energy_since_at=run.started_at)
     nodes = msgspec.structs.replace(run, ranks=(msgspec.structs.replace(run.ranks[0], node="a"),))
-    assert energy.figures([host], nodes, 1500).joules_per_1000 == pytest.approx(2000.0)
+    assert run_lines.energy_figures([host], nodes, 1500).joules_per_1000 == pytest.approx(2000.0)
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 2), (120, 4)])
@@ -132,16 +132,16 @@ READ = m.HostReading(
 )
 
 
-def used(*hosts: m.HostReading, state: m.RunState = "running") -> energy.EnergyFigures:
+def used(*hosts: m.HostReading, state: m.RunState = "running") -> run_lines.EnergyFigures:
     rank = msgspec.structs.replace(run_view(1).ranks[0], node="a")
     ranks = (rank, msgspec.structs.replace(rank, rank=1, node="b"))
-    return energy.figures(hosts, run_view(1, ranks=ranks, started_at=1000.0, state=state), 4000)
+    return run_lines.energy_figures(hosts, run_view(1, ranks=ranks, started_at=1000.0, state=state), 4000)
 
 
 def test_energy_per_thousand_needs_the_whole_run_on_every_machine():
     other = msgspec.structs.replace(READ, node="b")
-    assert used(READ, other) == energy.EnergyFigures(14_400.0, 0.0, 3600.0)
-    assert energy.text([READ, other], 3600.0) == "4.0 Wh (1 Wh per 1,000)"
+    assert used(READ, other) == run_lines.EnergyFigures(14_400.0, 0.0, 3600.0)
+    assert run_lines.energy_text([READ, other], 3600.0) == "4.0 Wh (1 Wh per 1,000)"
     assert used(READ).joules_per_1000 is None
     for change in ({"energy_since_at": 2000.0}, {"energy_gap_seconds": 600.0}, {"energy_joules": None}):
         assert used(READ, msgspec.structs.replace(other, **change)).joules_per_1000 is None
@@ -152,9 +152,9 @@ def test_energy_per_thousand_needs_the_whole_run_on_every_machine():
 
 def test_a_gap_in_the_readings_is_named_and_what_was_not_read_is_unknown():
     def text(**changes: object) -> str:
-        return energy.text([msgspec.structs.replace(READ, **changes)])
+        return run_lines.energy_text([msgspec.structs.replace(READ, **changes)])
 
     assert (text(), text(energy_joules=36e6), text(energy_gap_seconds=30.0)) == ("2.0 Wh", "10.00 kWh", "2.0 Wh")
     assert text(energy_gap_seconds=600.0) == "over 2.0 Wh (10m 00s unread)"
-    assert {text(energy_joules=None), text(energy_since_at=None), energy.text([])} == {"n/a"}
-    assert energy.text([READ, READ, msgspec.structs.replace(READ, energy_joules=None)]) == "4.0 Wh"
+    assert {text(energy_joules=None), text(energy_since_at=None), run_lines.energy_text([])} == {"n/a"}
+    assert run_lines.energy_text([READ, READ, msgspec.structs.replace(READ, energy_joules=None)]) == "4.0 Wh"

@@ -34,10 +34,10 @@ from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.event_details import EventDetails
 from trainctl.tui.dialogs.popup import Chooser
 from trainctl.tui.dialogs.split_dialog import SplitDialog
-from trainctl.tui.screens import recent_events
+from trainctl.tui.screens import events_table
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.state.plan_changes import Change
+from trainctl.tui.state.run_events import Change
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE
 
@@ -164,14 +164,14 @@ async def test_a_split_is_undone_in_the_split_dialog() -> None:
 
 def test_an_events_text_cannot_drive_the_terminal() -> None:
     bad = msgspec.structs.replace(events(run_view(1))[0], data=NoteWritten("\x1b[2Jgone\x07"), by="\x1b]0;x")
-    assert "\x1b" not in ln.plain(recent_events.event_line(bad, ALONE, CLOCK, 80, UNICODE))
+    assert "\x1b" not in ln.plain(events_table.event_line(bad, ALONE, CLOCK, 80, UNICODE))
 
 
 def test_an_effect_needs_steps_on_both_sides() -> None:
     resized = events(run_view(1))[2]
     near = msgspec.structs.replace(resized, step=117)
-    assert recent_events.effect(ALONE, near) is None
-    change = recent_events.effect(ALONE, resized)
+    assert events_table.effect(ALONE, near) is None
+    change = events_table.effect(ALONE, resized)
     assert change is not None
     assert abs(change) < 0.1
 
@@ -190,11 +190,11 @@ def test_a_neighbour_s_effect_is_not_credited_and_no_change_has_none() -> None:
 
     first, second = rebalance(21, 92), rebalance(22, 100)
     both = dataclasses.replace(state, events=(first, second))
-    assert recent_events.effect(both, second) == pytest.approx(1.0)
-    assert recent_events.effect(both, first) == pytest.approx(0.0)
-    assert recent_events.effect(dataclasses.replace(both, events=(first, rebalance(23, 96), second)), first) is None
+    assert events_table.effect(both, second) == pytest.approx(1.0)
+    assert events_table.effect(both, first) == pytest.approx(0.0)
+    assert events_table.effect(dataclasses.replace(both, events=(first, rebalance(23, 96), second)), first) is None
     same = rebalance(24, 100, 2, 2)
-    assert recent_events.effect(both, same) is None
+    assert events_table.effect(both, same) is None
     assert marks_of.numbered(dataclasses.replace(both, events=(first, same))) == {21: "21"}
 
 
@@ -218,7 +218,7 @@ def test_the_charts_mark_a_rank_that_was_lost_and_one_that_came_back() -> None:
 def test_only_an_alert_of_a_severity_is_called_one() -> None:
     def label(severity: m.Severity, kind: str) -> str:
         event = m.Event(id=1, at=NOW, severity=severity, by="auto", data=Notice("x", kind))
-        return recent_events.label(event)[0]
+        return events_table.alert_label(event)[0]
 
     labels = [label("warning", "alert"), label("warning", "rank"), label("error", "rank"), label("good", "alert")]
     assert labels == ["ALERT ", "WARN ", "ERROR ", ""]

@@ -18,7 +18,7 @@ from tests.tui.support.states import FLEET, SHRUNK, state_after
 
 from trainctl.protocol import messages as m
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.screens import fleet_grouping, fleet_table
+from trainctl.tui.screens import fleet_table
 from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.state import rank_rows, reducer
 from trainctl.tui.text import styled_line as ln
@@ -109,7 +109,7 @@ async def test_a_click_on_a_row_opens_its_node() -> None:
 
 def test_a_node_of_several_devices_is_one_row_of_sums_that_opens_into_its_ranks() -> None:
     state = state_after(SEVERAL)
-    rows = fleet_grouping.arranged(rank_rows.rows(state, CLOCK), fleet_grouping.Arrangement())
+    rows = fleet_table.arranged(rank_rows.rows(state, CLOCK), fleet_table.Arrangement())
     assert [row.view.node for row in rows] == ["studio", "forge", "mini"]
     both, alone = rows[0], state.ranks
     assert both.members == (0, 1)
@@ -119,7 +119,7 @@ def test_a_node_of_several_devices_is_one_row_of_sums_that_opens_into_its_ranks(
     assert both.step is not None
     assert both.step.peak_or_held_bytes == sum(alone[rank].value.peak_or_held_bytes or 0 for rank in (0, 1))
     assert both.passes is None, "their micro-batches are unlike"
-    opened = fleet_grouping.Arrangement(opened=frozenset({"studio"}))
+    opened = fleet_table.Arrangement(opened=frozenset({"studio"}))
     text = [
         ln.plain(row) for row in fleet_table.lines(state, CLOCK, 160, UNICODE, total=True, wanted=opened, selected=1)
     ]
@@ -133,7 +133,7 @@ def test_the_worst_of_a_node_s_ranks_is_what_the_node_is() -> None:
     state = state_after(
         [CONNECTED, snapshot(msgspec.structs.replace(view, ranks=(view.ranks[0], hung, *view.ranks[2:])))]
     )
-    row = fleet_grouping.arranged(rank_rows.rows(state, CLOCK), fleet_grouping.Arrangement())[0]
+    row = fleet_table.arranged(rank_rows.rows(state, CLOCK), fleet_table.Arrangement())[0]
     assert row.view.state == "hung"
     assert row.view.why == "rank 1: gets on with nothing"
 
@@ -147,7 +147,7 @@ def test_metrics_that_a_person_wants_have_columns_where_there_is_room() -> None:
     assert state.own_metrics == ("user:reward", "user:share")
 
     def table(columns: int, *metrics: str) -> list[str]:
-        wanted = fleet_grouping.Arrangement(metrics=metrics)
+        wanted = fleet_table.Arrangement(metrics=metrics)
         rows = [ln.plain(row) for row in fleet_table.lines(state, CLOCK, columns, UNICODE, total=True, wanted=wanted)]
         assert {len(row) for row in rows} == {columns}
         return rows

@@ -13,7 +13,7 @@ from trainctl.protocol.record.log_format import write
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.screens.logs import LogsScreen
-from trainctl.tui.state import log_feed
+from trainctl.tui.state import live_feed
 
 
 def rows(app: TrainctlApp) -> list[str]:
@@ -73,7 +73,7 @@ async def test_the_log_is_scrolled_held_and_followed() -> None:
 
 
 async def test_logs_are_read_by_offset_and_only_while_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_feed, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(live_feed, "LOG_POLL_SECONDS", 0.02)
     source = logging_source()
 
     async with running(source) as (pilot, app):

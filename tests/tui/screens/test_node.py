@@ -19,9 +19,9 @@ from trainctl.tui.screens import node_facts, node_view
 from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state import rank_rows, reducer, step_phases
+from trainctl.tui.state.step_phases import Compilation
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import compute_words
-from trainctl.tui.text.compile_times import Compilation
+from trainctl.tui.text import run_lines
 from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain, width
 from trainctl.tui.widgets import memory_breakdown
@@ -134,11 +134,11 @@ def test_the_status_and_a_comparison_have_the_versions_of_ranks_that_say_them() 
 def test_many_ranks_that_share_settings_lose_none_of_them_and_those_of_one_node_have_numbers() -> None:
     forge = with_compute(LONGEST).ranks[FORGE]
     many = [msgspec.structs.replace(forge, rank=number, node=f"workstation-{number}") for number in range(8)]
-    shown = [plain(row) for row in compute_words.rows([*many, FOUR.ranks[1]], 69)]
+    shown = [plain(row) for row in run_lines.compute_rows([*many, FOUR.ranks[1]], 69)]
     assert all(len(row) <= 69 for row in shown)
     assert "workstation-6, workstation-7:" in " ".join(shown) and "dtype float16" in " ".join(shown)
     pair = tuple(msgspec.structs.replace(rank, node="box") for rank in with_compute(LONGEST).ranks[1:3])
-    assert [plain(row).split()[0] for row in compute_words.rows(pair, 200)] == ["box:1:", "box:2:"]
+    assert [plain(row).split()[0] for row in run_lines.compute_rows(pair, 200)] == ["box:1:", "box:2:"]
 
 
 def test_a_report_has_a_column_for_each_setting_that_a_rank_has() -> None:

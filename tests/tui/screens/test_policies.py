@@ -10,8 +10,7 @@ from trainctl.protocol.config.policies import POLICIES
 from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.screens import policies_view
 from trainctl.tui.screens.policies import PoliciesScreen
-from trainctl.tui.state.effects import Effect
-from trainctl.tui.state.policy_report import PolicyReport
+from trainctl.tui.state.effects import Effect, PolicyReport
 from trainctl.tui.text.glyphs import ASCII
 
 MODES = tuple(m.PolicyView(name, entry.default) for name, entry in POLICIES.items())

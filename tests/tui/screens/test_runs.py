@@ -21,8 +21,7 @@ from tests.tui.support.states import state_after
 from textual.widgets import Input
 
 from trainctl.protocol import messages as m
-from trainctl.tui.dialogs.command_dialog import CommandDialog
-from trainctl.tui.dialogs.start_run import BranchDialog, StartDialog
+from trainctl.tui.dialogs.command_dialog import BranchDialog, CommandDialog, StartDialog
 from trainctl.tui.screens import runs_view
 from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.overview import OverviewScreen

@@ -107,12 +107,12 @@ def test_keys_move_over_prompts_and_steps_and_the_newest_is_followed() -> None:
 
 def test_keys_move_over_pairs_and_evaluations_and_the_newest_is_followed() -> None:
     pairs = evaluations()
-    table = PairTable.of(pairs, PairTable.of(pairs, ChosenPair()).to_row(3))
-    assert table.row == 3
-    back = PairTable.of(pairs, table.to_place(table.place - 2))
-    assert (back.place, back.rows[back.row].index) == (1, table.rows[3].index)
-    assert back.to_place(10**6).step is None, "what comes next is shown"
-    assert table.to_row(10**6).index == table.rows[-1].index
+    table = PairTable.of(pairs, PairTable.of(pairs, ChosenPair()).to_prompt(3))
+    assert table.prompt_index == 3
+    back = PairTable.of(pairs, table.to_step(table.step_index - 2))
+    assert (back.step_index, back.rows[back.prompt_index].index) == (1, table.rows[3].index)
+    assert back.to_step(10**6).step is None, "what comes next is shown"
+    assert table.to_prompt(10**6).index == table.rows[-1].index
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])

@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from trainctl.protocol.errors import VersionError
 from trainctl.protocol.messages import verbs
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.app.command_palette import PaletteProvider
+from trainctl.tui.app.keymap import PaletteProvider
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.dialogs.popup import Chooser

@@ -14,7 +14,6 @@ from tests.tui.support.recorded import Recorded, app_of, source_of
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 from trainctl.tui.screens import step_profile_view as view
-from trainctl.tui.screens import step_profiles
 from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.text.styled_line import plain
 
@@ -69,7 +68,7 @@ def source_with(found: tuple[m.Event, ...]) -> Recorded:
 
 
 def test_ranks_that_one_command_asked_are_one_profile_with_its_failures() -> None:
-    older, newest = step_profiles.groups(MIXED)
+    older, newest = view.profiles_of(MIXED)
     labels = [[group.label(rank) for rank in group.ranks] for group in (older, newest)]
     assert labels == [["studio", "mbp"], ["studio", "mbp", "forge"]]
     assert (older.failed, [failure.node for failure in newest.failed]) == ((), ["mini"])
@@ -79,19 +78,19 @@ def test_ranks_that_one_command_asked_are_one_profile_with_its_failures() -> Non
     made = view.objects(newest)
     assert [rank["node"] for rank in made["ranks"]] == ["studio", "mbp", "forge"]
     assert made["ranks"][0]["phases"][1]["operators"][0]["seconds"] == 0.95
-    (pair,) = step_profiles.groups(events(profiled("a", 0, 5), profiled("a", 1, 5), profiled("b", 2, 5)))
+    (pair,) = view.profiles_of(events(profiled("a", 0, 5), profiled("a", 1, 5), profiled("b", 2, 5)))
     assert [pair.label(rank) for rank in pair.ranks] == ["a:0", "a:1", "b"]
 
 
 def test_the_newest_profile_is_that_of_the_newest_command_though_the_run_went_back() -> None:
     mixed = by_command({OLDER[0]: "b" * 36, profiled("studio", 0, 20): "a" * 36, OLDER[1]: "b" * 36})
-    first, newest = step_profiles.groups(reversed(mixed))
+    first, newest = view.profiles_of(reversed(mixed))
     assert (first.first_step, len(first.ranks), newest.first_step) == (40, 2, 20)
 
 
 def test_a_rank_that_ended_early_counts_its_own_steps() -> None:
     short = msgspec.structs.replace(profiled("mbp", 1, 40), last_step=40)
-    (group,) = step_profiles.groups(events(OLDER[0], short))
+    (group,) = view.profiles_of(events(OLDER[0], short))
     assert (group.first_step, group.last_step) == (40, 42)
     assert "forward: 0.63 s per step" in view.text(group) and "forward: 1.90 s per step" in view.text(group)
 
@@ -115,7 +114,7 @@ async def test_the_screen_of_a_failed_profile_shows_why_and_takes_all_keys() -> 
 @pytest.mark.parametrize(("columns", "rows"), [(40, 8), (200, 60)])
 def test_lines_have_their_size_whatever_the_names_are(glyphs: Any, columns: int, rows: int) -> None:
     odd = profiled("n" * 60, 9, 5, lacks="\x1b[2J\t" + "w" * 400)
-    (group,) = step_profiles.groups(events(odd, *(profiled(f"node{at}", at, 5) for at in range(8))))
+    (group,) = view.profiles_of(events(odd, *(profiled(f"node{at}", at, 5) for at in range(8))))
     for phase in group.phases:
         for column in range(len(group.ranks)):
             made = [plain(line) for line in view.lines(group, phase, column, columns, rows, glyphs)]

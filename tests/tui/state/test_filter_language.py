@@ -13,11 +13,11 @@ from tests.tui.support.recorded import CLOCK, CONNECTED, live_hosts, run_view, s
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import MicroBatchChanged
 from trainctl.tui.state import filter_language as fl
-from trainctl.tui.state import reducer, sorting, table_schemas
-from trainctl.tui.state import units as q
+from trainctl.tui.state import reducer, table_schemas
+from trainctl.tui.state import table_fields as q
 from trainctl.tui.state import view_state as md
-from trainctl.tui.state.filter_fields import FilterField, Table
 from trainctl.tui.state.rank_rows import Row, rows
+from trainctl.tui.state.table_fields import FilterField, Table
 
 STATE = md.ViewState()
 for _message in (CONNECTED, snapshot(_VIEW := run_view(4, step=18_240, steps=60_000)), *live_hosts(_VIEW)):
@@ -141,15 +141,15 @@ def test_whatever_is_typed_it_filters_or_says_what_is_wrong(text: str) -> None:
 
 
 def test_the_unknown_is_sorted_last_either_way_and_equals_keep_their_order() -> None:
-    def order(wanted: sorting.SortOrder) -> str:
-        return " ".join(row.view.node for row in sorting.in_order(ROWS, wanted, table_schemas.FLEET))
+    def order(wanted: q.SortOrder) -> str:
+        return " ".join(row.view.node for row in q.in_order(ROWS, wanted, table_schemas.FLEET))
 
-    assert order(sorting.SortOrder()) == "studio mbp forge mini"
-    assert order(sorting.SortOrder(falling=True)) == "mini forge mbp studio"
-    assert order(sorting.SortOrder("tok/s")) == "mbp studio forge mini"
-    assert order(sorting.SortOrder("tok/s", falling=True)) == "forge studio mbp mini"
-    assert order(sorting.SortOrder("backend")) == "studio mbp forge mini"
-    assert order(sorting.SortOrder("node")) == "forge mbp mini studio"
+    assert order(q.SortOrder()) == "studio mbp forge mini"
+    assert order(q.SortOrder(falling=True)) == "mini forge mbp studio"
+    assert order(q.SortOrder("tok/s")) == "mbp studio forge mini"
+    assert order(q.SortOrder("tok/s", falling=True)) == "forge studio mbp mini"
+    assert order(q.SortOrder("backend")) == "studio mbp forge mini"
+    assert order(q.SortOrder("node")) == "forge mbp mini studio"
 
 
 def with_values(row: Row, **values: float) -> Row:

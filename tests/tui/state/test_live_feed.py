@@ -10,8 +10,8 @@ from tests.tui.support.recorded import Recorded, committed, run_view, snapshot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.live_feed import LiveFeed
+from trainctl.tui.state.view_state import Clock
 
 HOSTED = run_view(3)
 GUEST = msgspec.structs.replace(run_view(4, run="ppo-7"), step=7000, kind="guest")

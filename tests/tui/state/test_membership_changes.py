@@ -7,7 +7,7 @@ from tests.tui.support.recorded import NOW, comings_and_goings, run_view
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import AnyEvent, GenerationFormed, GenerationLeft, SharesChanged
-from trainctl.tui.state.plan_changes import Change, changes_of_ranks
+from trainctl.tui.state.run_events import Change, changes_of_ranks
 
 
 def told(*changes: tuple[AnyEvent, int]) -> list[m.Event]:

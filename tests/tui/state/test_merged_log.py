@@ -45,7 +45,7 @@ def texts(tail: lt.LogTail) -> list[str]:
 
 def test_lines_of_all_nodes_are_in_the_order_of_their_times() -> None:
     tail = merged()
-    times = [entry.key.at for entry in tail.entries if not entry.stray]
+    times = [entry.at for entry in tail.entries if not entry.stray]
     assert times == sorted(times) and len(tail.entries) == 28
     assert [entry.node for entry in tail.entries[:3]] == ["studio", "mbp", "forge"]
 
@@ -60,7 +60,7 @@ def test_stray_lines_stay_with_the_line_before_them_in_their_file() -> None:
 def test_lines_before_the_first_time_go_with_it_and_without_any_with_when_they_were_read() -> None:
     tail = read(lt.LogTail(), 0, "native start\n" + at(-9, "ready"))
     tail = read(tail, 1, "only native\n")
-    assert [(entry.text, entry.key.at) for entry in tail.entries] == [
+    assert [(entry.text, entry.at) for entry in tail.entries] == [
         ("native start", NOW - 9), ("ready", NOW - 9), ("only native", NOW),
     ]  # fmt: skip
 
@@ -136,6 +136,6 @@ def test_a_pattern_that_is_none_is_named_and_finds_nothing() -> None:
 def test_a_line_whose_time_no_date_can_say_is_shown_without_one(odd: float) -> None:
     names = lv.names_of(ViewState(run=run_view(4)))
     entry = next(entry for entry in merged().entries if not entry.stray)
-    entries = [entry, entry._replace(key=entry.key._replace(at=odd))]
+    entries = [entry, replace(entry, at=odd)]
     known, unknown = (plain(line) for line in lv.lines(lt.LogTail(), lv.View(), entries, names, CLOCK, 60, 2, UNICODE))
     assert known[2] == ":" and unknown.startswith("n/a      ") and unknown[8:] == known[8:]

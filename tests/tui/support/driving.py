@@ -11,7 +11,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.view_state import Clock
 from trainctl.tui.widgets.line_view import Lines
 
 DEADLINE_SECONDS = HANG_SECONDS

@@ -26,7 +26,7 @@ from trainctl.protocol.record.downsampling import choose
 from trainctl.protocol.record.rollups import AXIS_METRICS
 from trainctl.protocol.wire import codec
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text.glyphs import UNICODE, Glyphs
 
 
@@ -516,6 +516,10 @@ class Recorded:
 
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
         return m.Viewers(rid="r", viewers=self.viewers)
+
+    @property
+    def lead(self) -> "Recorded":
+        return self
 
     async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
         if run == RUNS[1].run:

@@ -19,7 +19,7 @@ from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.terminal import memory
+from trainctl.tui.terminal import terminal_app
 
 RANKS = 2
 """Of those there are; their series stand for all."""
@@ -38,7 +38,7 @@ async def test_nothing_of_a_closed_screen_is_kept() -> None:
         assert len(shown) >= 3
 
         def gone() -> bool:
-            memory.give_back()
+            terminal_app.give_back()
             return all(cache() is None for cache in shown)
 
         await until(pilot, gone)
@@ -56,7 +56,7 @@ def test_cycles_and_free_pages_are_given_back() -> None:
     kept = blocks[::16]  # the allocator cannot end the heap below them
     full = psutil.Process().memory_info().rss
     blocks.clear()
-    memory.give_back()
+    terminal_app.give_back()
     assert knot() is None
     assert len(kept) == 63
     if sys.platform == "linux":

@@ -21,8 +21,8 @@ from trainctl.protocol.client.client import Connection
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.live_feed import LiveFeed
+from trainctl.tui.state.view_state import Clock
 from trainctl.tui.terminal.repaint_scheduler import SLOWEST_SECONDS, RepaintThrottle
 
 VIEW = run_view(4, step=18_240, steps=60_000)

@@ -47,6 +47,7 @@ from trainctl.trainer.calibration.sweep import GRID_SECONDS, SWEEP_SECONDS, Swee
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.data.token_cache import drop_pages
 from trainctl.trainer.step.data_bench import MicroBatchReader
 
 MIN_SWEPT: Final = 64
@@ -158,7 +159,7 @@ class Calibration:
     def _data(self) -> None:
         """How fast the run's data are read and assembled without training: first from the disk, then from memory."""
         reader = MicroBatchReader(self._config, self._node, self._dataset)
-        is_cold = drop(self._caches.rglob("*.bin"))
+        is_cold = drop_pages(self._caches.rglob("*.bin"))
         first, pieces = reader.read(reader.pieces(), COLD_SECONDS)
         cold = sum(map(len, pieces)) / first.seconds if is_cold else None
         samples, seconds = 0, 0.0

@@ -22,18 +22,15 @@ from textual.worker import Worker
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.tui.app import config as settings
 from trainctl.tui.app import keymap
-from trainctl.tui.app.command_palette import PaletteProvider
+from trainctl.tui.app.keymap import PaletteProvider
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint, ProgressView
-from trainctl.tui.screens import registry
+from trainctl.tui.screens import base
 from trainctl.tui.screens.base import BaseScreen, StatusBar
-from trainctl.tui.state import view_state as md
-from trainctl.tui.state.alert_bell import AlertBell
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.live_feed import LiveFeed
-from trainctl.tui.state.log_feed import LogFeed
+from trainctl.tui.state.live_feed import LiveFeed, LogFeed
 from trainctl.tui.state.source import Connect, Source
-from trainctl.tui.terminal import memory
+from trainctl.tui.state.view_state import AlertBell, Clock, ViewState
+from trainctl.tui.terminal import terminal_app
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
 from trainctl.tui.terminal.terminal_app import AsciiFilter, TerminalApp, TypeAhead
 from trainctl.tui.text.glyphs import Glyphs, for_locale, key_in_ascii
@@ -44,11 +41,12 @@ from trainctl.tui.widgets.line_view import Repaintable
 from trainctl.tui.widgets.theme import THEMES
 
 COLLECT_SECONDS = 30.0
-"""How often what screens and dialogs left behind is given back: as they are cycles, it would grow for many minutes."""
+"""Seconds between two returns of what screens and dialogs left behind: as that is in cycles, it would grow for many
+minutes."""
 OUTCOME_SECONDS = 15.0
 """Seconds for which the bottom line says what a command has done, unless a key comes before."""
 WORD_KEYS = {"alt+b": "ctrl+left", "alt+f": "ctrl+right", "alt+backspace": "ctrl+w"}
-"""In a text alt with these goes by words."""
+"""Keys that go by words in a text, with alt, and Textual's keys for that."""
 
 
 class TrainctlApp(TerminalApp):
@@ -65,23 +63,32 @@ class TrainctlApp(TerminalApp):
     Toast { width: auto; max-width: 100%; margin-top: 0; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = keymap.EVERYWHERE
-    SCREENS: ClassVar[Mapping[str, Callable[[], Screen[Any]]]] = registry.makers()  # type: ignore[assignment]
+    SCREENS: ClassVar[Mapping[str, Callable[[], Screen[Any]]]] = base.makers()  # type: ignore[assignment]
     COMMANDS: ClassVar[set[Any]] = {PaletteProvider}
     ENABLE_COMMAND_PALETTE = True
 
     def __init__(
-        self, connect: Connect, *, clock: Clock | None = None, read_only: bool = False, glyphs: Glyphs | None = None,
-        pictures: Path | None = None, theme: str | None = None, address: str = "", bell: bool = True,
-        config: settings.Found | None = None, opens_runs: bool = False,
+        self,
+        connect: Connect,
+        *,
+        clock: Clock | None = None,
+        read_only: bool = False,
+        glyphs: Glyphs | None = None,
+        pictures: Path | None = None,
+        theme: str | None = None,
+        address: str = "",
+        bell: bool = True,
+        config: settings.Found | None = None,
+        opens_runs: bool = False,
         first_keys: Callable[[], Sequence[tuple[str, str]]] = tuple,
-    ) -> None:  # fmt: skip
+    ) -> None:
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
         self._config_problems = config.problems if config is not None else ()
         self.set_keymap(dict(config.settings.keys) if config is not None else {})
         self.address = address
         self.clock, self.read_only, self._started_read_only = clock or Clock(), read_only, read_only
-        self.feed = LiveFeed(connect, self.clock, self._arrived, self._told)
+        self.feed = LiveFeed(connect, self.clock, self._arrived, lambda message: self._repainting.told(message))
         self.glyphs, self._in_ascii = glyphs or for_locale(), AsciiFilter()
         if no_color:
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
@@ -103,30 +110,30 @@ class TrainctlApp(TerminalApp):
         self.theme = theme or themes.fitting(os.environ)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Textual's, and in ASCII ours for what Textual draws itself."""
+        """Return Textual's filters, and in ASCII ours for what Textual draws itself."""
         found = super().get_line_filters()
         return [*found, self._in_ascii] if self.glyphs.ascii_only else found
 
     def get_key_display(self, binding: Binding) -> str:
-        """A key as it is printed; in ASCII by its name."""
+        """Return a key as it is printed; in ASCII by its name."""
         display = super().get_key_display(binding)
         return key_in_ascii(display) if self.glyphs.ascii_only else display
 
     # ------------------------------------------------------------ what is shown
 
     @property
-    def live(self) -> md.ViewState:
-        """What is known of the live run."""
+    def live(self) -> ViewState:
+        """Return what is known of the live run."""
         return self.feed.live
 
     @property
     def client(self) -> Source | None:
-        """What to ask; None while nobody answers."""
+        """Return what to ask; None while nobody answers."""
         return self.feed.client
 
     @property
-    def shown(self) -> md.ViewState:
-        """The run on screen: the live one, or one opened from the record."""
+    def shown(self) -> ViewState:
+        """Return the run on screen: the live one, or one opened from the record."""
         opened = self.feed.opened
         if opened is None:
             return self.live
@@ -134,7 +141,7 @@ class TrainctlApp(TerminalApp):
 
     @property
     def badge(self) -> str:
-        """Words about the screen itself, for its upper right corner."""
+        """Return words about the screen itself, for its upper right corner."""
         run = self.shown.run
         words = ["SIMULATED"] if run is not None and run.simulated else []
         words += ["FROM RECORD"] if self.feed.opened is not None and not self.feed.opened.active else []
@@ -142,11 +149,11 @@ class TrainctlApp(TerminalApp):
 
     @functools.cached_property
     def logs(self) -> LogFeed:
-        """What reads the logs on screen."""
+        """Return what reads the logs on screen."""
         return LogFeed(lambda: self.feed.client, self.clock, self.paint)
 
     def key_hints(self) -> list[KeyHint]:
-        """The live bindings that are to be seen, in the order of their declaration."""
+        """Return the live bindings that are to be seen, in the order of their declaration."""
         own: Callable[[], list[KeyHint]] | None = getattr(self.screen, "hints", None)
         if own is not None:
             return own()
@@ -159,15 +166,14 @@ class TrainctlApp(TerminalApp):
         return self.screen.arranged(made) if isinstance(self.screen, BaseScreen) else made
 
     def key_of(self, action: str) -> str:
-        """The key of an action as it is printed; empty while it has none."""
+        """Return the key of an action as it is printed; empty while it has none."""
         return next((self.get_key_display(binding) for binding in self._active() if binding.action == action), "")
 
     def above_bottom(self) -> list[StatusBar]:
-        """Lines of this program's own that each screen has above its bottom line."""
+        """Return lines of this program's own that each screen has above its bottom line."""
         return []
 
     def _active(self) -> list[Binding]:
-        """The live bindings as they are declared, whatever keys they have."""
         found = [binding for _, binding, enabled, _ in self.screen.active_bindings.values() if enabled]
         order = keymap.declared_order(type(self.screen), type(self))
         return sorted(found, key=lambda binding: order.get(binding.action, len(order)))
@@ -179,7 +185,7 @@ class TrainctlApp(TerminalApp):
         self.run_worker(self.feed.keep_up(), group="follow")
         self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
         self._repainting.start()
-        self.set_interval(COLLECT_SECONDS, memory.give_back)
+        self.set_interval(COLLECT_SECONDS, terminal_app.give_back)
         self._leave_on_signals()
         if self._config_problems:
             first, more = self._config_problems[0], len(self._config_problems) - 1
@@ -209,7 +215,7 @@ class TrainctlApp(TerminalApp):
         self.exit(return_code=return_code)
 
     async def on_event(self, event: events.Event) -> None:
-        """A terminal sends Escape and the key after it as one when they come close: to us they are two keys."""
+        """Take Escape and the key after it as two keys, which a terminal sends as one when they come close."""
         if not isinstance(event, events.Key) or event.is_forwarded:
             await super().on_event(event)
         elif not event.key.startswith("alt+"):
@@ -221,7 +227,7 @@ class TrainctlApp(TerminalApp):
             await self._press(events.Key(event.key.removeprefix("alt+"), event.character))
 
     async def _press(self, key: events.Key) -> None:
-        """Hands a key on, once an Escape before it has led where it leads and the screen to take it is there."""
+        """Hand a key on, once an Escape before it has led where it leads and the screen to take it is there."""
         self._repainting.pressed()
         if self._outcome:
             self.show_outcome(())
@@ -232,7 +238,7 @@ class TrainctlApp(TerminalApp):
                 self._type_ahead.wait_for(focus)
 
     def _arrived(self) -> None:
-        """A snapshot is drawn at once; where no run is active, the first thing to see is the list of runs."""
+        """Draw a snapshot at once; where no run is active, show the list of runs first."""
         if not self._opened and (self._opens_runs or not self.live.active):
             self.action_show("runs")
         elif isinstance(self.screen, BaseScreen):
@@ -249,23 +255,19 @@ class TrainctlApp(TerminalApp):
             _ = self.run_worker(self._reopen, group="open", exclusive=True)
 
     async def _reopen(self) -> None:
-        """A live run beside the one that is followed missed what the snapshot stands for."""
+        """Ask again for a live run beside the one that is followed: it missed what the snapshot stands for."""
         with contextlib.suppress(TrainctlError):
             await self.feed.reopen()
         self.paint()
 
-    def _told(self, message: md.Incoming) -> None:
-        self._repainting.told(message)
-
     def paint(self) -> None:
-        """Brings the screen up to date, also the one under a dialog, and rings for a new alert."""
+        """Bring the screen up to date, also the one under a dialog, and ring for a new alert."""
         self._ring()
         for screen in self.screen_stack:
             if isinstance(screen, Repaintable) and screen.is_mounted:
                 screen.paint()
 
     def _painting(self) -> Iterator[None]:
-        """As `paint`, in parts."""
         self._ring()
         yield
         for screen in tuple(self.screen_stack):
@@ -278,7 +280,7 @@ class TrainctlApp(TerminalApp):
 
     @property
     def outcome(self) -> Line:
-        """The last command's outcome for the bottom line; empty once a key has come, or after a while."""
+        """Return the last command's outcome for the bottom line; empty once a key has come, or after a while."""
         return self._outcome if self.clock.monotonic() < self._outcome_until else ()
 
     def show_outcome(self, outcome: Line) -> None:
@@ -289,7 +291,8 @@ class TrainctlApp(TerminalApp):
     # ------------------------------------------------------------ actions
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The program's own keys are text while something is typed, and rest while a dialog is open."""
+        """Return whether an action may run: the program's own keys are text while something is typed, and rest under a
+        dialog."""
         if action not in keymap.OWN_ACTIONS:
             return True
         if not isinstance(self.screen, BaseScreen) or isinstance(self.focused, Input):
@@ -297,7 +300,7 @@ class TrainctlApp(TerminalApp):
         return self.screen.own_keys.isdisjoint(map(str, parameters))
 
     def action_show(self, name: str) -> None:
-        """Goes to another screen; the overview is that of the live run."""
+        """Go to another screen; the overview is that of the live run."""
         if name == "overview":
             self.feed.show_beside(None)
         if self.screen is not self.get_screen(name):
@@ -306,7 +309,7 @@ class TrainctlApp(TerminalApp):
             self.paint()
 
     async def open_run(self, run: str) -> None:
-        """Shows a run on the Overview: the live one, another one by following its lead, or one from the record."""
+        """Show a run on the Overview: the live one, another one by following its lead, or one from the record."""
         snapshot = None
         if self.live.run is None or self.live.run.run != run:
             try:
@@ -320,7 +323,7 @@ class TrainctlApp(TerminalApp):
         self.paint()
 
     def choose(self, by: int) -> None:
-        """Moves the choice among the ranks of the run shown."""
+        """Move the choice among the ranks of the run shown."""
         ranks = sorted(view.rank for view in self.shown.run.ranks) if self.shown.run else []
         if not ranks:
             return
@@ -328,12 +331,12 @@ class TrainctlApp(TerminalApp):
         self.selected = ranks[min(max(place, 0), len(ranks) - 1)]
 
     def action_why(self, id: str = "") -> None:
-        """What is known of an alert; without one, of the first that calls for somebody."""
+        """Show an alert; without an id, the first that calls for somebody."""
         alert = next((alert for alert in self.shown.open_alerts if id in ("", alert.id)), None)
         if alert is None:
             self.notify("no open alerts")
         else:
-            from trainctl.tui.dialogs.alert_details import WhyScreen
+            from trainctl.tui.screens.alerts import WhyScreen
 
             self.push_screen(WhyScreen(alert))
 
@@ -342,7 +345,7 @@ class TrainctlApp(TerminalApp):
         self.paint()
 
     def action_node(self, rank: int | None = None) -> None:
-        """Opens the node of a rank (None: of the one chosen, else the first)."""
+        """Open the node of a rank (None: of the one chosen, else the first)."""
         if rank is not None:
             self.selected = rank
         elif self.selected is None:
@@ -353,7 +356,7 @@ class TrainctlApp(TerminalApp):
         self.open_dialog(keymap.verb_of(verb, self.shown))
 
     def open_dialog(self, verb: str, values: Mapping[str, str] | None = None) -> None:
-        """The dialog of a verb, its fields filled from the run shown."""
+        """Open the dialog of a verb, its fields filled from the run shown."""
         from trainctl.tui.commands import forms
         from trainctl.tui.dialogs.split_dialog import dialog_of
 
@@ -361,10 +364,10 @@ class TrainctlApp(TerminalApp):
         self.push_screen(dialog_of(form, self.shown, self.selected))
 
     def send_order(self, order: Order, follower: ProgressView) -> None:
-        """Sends a command; `follower` is given each state it reaches, and the person if nothing shows it any more."""
-        from trainctl.tui.commands import dispatch
+        """Send a command; `follower` is given each state it reaches, and the person if nothing shows it any more."""
+        from trainctl.tui.commands import context
 
-        dispatch.send(self, order, follower)
+        context.send(self, order, follower)
 
     def action_undo(self) -> None:
         if isinstance(self.screen, BaseScreen):
@@ -393,7 +396,7 @@ class TrainctlApp(TerminalApp):
         self.push_screen(HelpScreen([(" ".join(names), words) for words, names in keys.items()], self.address))
 
     def action_press(self, key: str) -> None:
-        """A click on a key's name at the bottom."""
+        """Press a key whose name at the bottom was clicked."""
         self.simulate_key(key)
 
     def action_theme(self) -> None:
@@ -402,7 +405,7 @@ class TrainctlApp(TerminalApp):
         self.notify(f"theme {self.theme} for this session only; set it in config.toml to keep it", timeout=3)
 
     def action_read_only(self) -> None:
-        """Puts commands off, and on again unless the program was started without them."""
+        """Put commands off, and on again unless the program was started without them."""
         if self._started_read_only:
             self.notify(
                 "trainctl was started read-only: restart it without --read-only to send commands", severity="warning"
@@ -416,7 +419,7 @@ class TrainctlApp(TerminalApp):
 
         at = datetime.datetime.fromtimestamp(self.clock.wall(), self.clock.zone or datetime.UTC)
         try:
-            path = screenshot.save(self, self._pictures / screenshot.file_name(at))
+            path = screenshot.save(self, self._pictures / f"trainctl-{at:%Y%m%d-%H%M%S}.svg")
         except InvalidInputError as error:
             self.notify(str(error), severity="error", markup=False)
         else:
@@ -426,4 +429,4 @@ class TrainctlApp(TerminalApp):
         self.exit(0)
 
     action_leave = action_detach
-    """From anywhere: a text field or a dialog too."""
+    """Leave from anywhere, also from a text field or a dialog."""

@@ -29,7 +29,7 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What config.toml can say; what it doesn't say is found out (theme, ascii) or as here."""
+    """Settings of config.toml; what it doesn't say is found out (theme, ascii) or as here."""
 
     theme: str | None = None  # None: by the terminal
     ascii: bool | None = None  # None: by the locale
@@ -54,7 +54,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Found:
-    """What a file says as far as it can be used."""
+    """The settings of a file as far as they can be used."""
 
     path: Path
     exists: bool
@@ -67,12 +67,12 @@ Check = Callable[[Mapping[str, str]], tuple[dict[str, str], dict[str, str]]]
 
 
 def default_path() -> Path:
-    """config.toml in the platform's configuration folder, $XDG_CONFIG_HOME/trainctl where that is set."""
+    """Return config.toml in the platform's configuration folder, $XDG_CONFIG_HOME/trainctl where that is set."""
     return config_folder() / "config.toml"
 
 
 def read(path: Path | None, themes: tuple[str, ...], check_keys: Check) -> Found:
-    """The file at `path` (default: the user's own, which need not exist).
+    """Return the file at `path` (default: the user's own, which need not exist).
 
     Raises InvalidInputError for a file that was named and can't be read; all else that is wrong is a problem of its
     line.
@@ -96,9 +96,9 @@ def parse(text: str, path: Path, themes: tuple[str, ...], check_keys: Check) -> 
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = _AT_LINE.search(str(error))
+        match = _AT_LINE.search(str(error))
         words = str(error).partition(" (at")[0].lower()
-        return Found(path, True, Settings(), (Problem(path, int(found[1]) if found else None, f"not TOML: {words}"),))
+        return Found(path, True, Settings(), (Problem(path, int(match[1]) if match else None, f"not TOML: {words}"),))
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, value in raw.items():
@@ -135,5 +135,5 @@ def _checked(name: str, value: Any, themes: tuple[str, ...]) -> Any:
 def _line_of(text: str, name: str, table: str = "") -> int | None:
     """Return the line on which a setting is, where it is written plainly."""
     before, header, after = text.partition(f"[{table}]") if table else ("", "", text)
-    found = re.search(rf"^[ \t]*[\"']?{re.escape(name)}[\"']?[ \t]*=", after, re.MULTILINE)
-    return f"{before}{header}{after[: found.start()]}".count("\n") + 1 if found else None
+    match = re.search(rf"^[ \t]*[\"']?{re.escape(name)}[\"']?[ \t]*=", after, re.MULTILINE)
+    return f"{before}{header}{after[: match.start()]}".count("\n") + 1 if match else None

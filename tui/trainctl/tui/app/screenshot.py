@@ -1,6 +1,5 @@
 """The screen as a picture: an SVG file that any browser shows."""
 
-import datetime
 import re
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ _LED = re.compile(
 
 
 def svg(app: App[Any], title: str = "trainctl") -> str:
-    """The running app's current screen as an SVG document."""
+    """Return the running app's current screen as an SVG document."""
     document = _FONTS.sub("", app.export_screenshot(title=title, simplify=False))
     return _LED.sub(_trimmed, _COMMENT.sub("", document))
 
 
 def _trimmed(found: re.Match[str]) -> str:
-    """A text without its leading and trailing spaces, begun further right: some viewers drop spaces at a text's
+    """Return a text without its leading and trailing spaces, begun further right: some viewers drop spaces at a text's
     start."""
     head, x, middle, length, tail, spaces, text = found.groups()
     rest = re.sub(rf"(?:{_SPACE})+$", "", text)
@@ -44,13 +43,8 @@ def _trimmed(found: re.Match[str]) -> str:
     )
 
 
-def file_name(at: datetime.datetime) -> str:
-    """A name that sorts by time: trainctl-20261120-143105.svg."""
-    return f"trainctl-{at:%Y%m%d-%H%M%S}.svg"
-
-
 def save(app: App[Any], path: Path, title: str = "trainctl") -> Path:
-    """Writes the current screen to `path`. Raises InvalidInputError where it can't be written."""
+    """Write the current screen to `path`. Raises InvalidInputError where it can't be written."""
     try:
         path.write_text(svg(app, title), encoding="utf-8")
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Charts as lines of text: canvas, axis, scale, plots and layout; pure except for one widget."""
+"""Charts as lines of text: canvas, axes, plots and layout; pure."""

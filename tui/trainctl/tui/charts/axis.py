@@ -1,4 +1,4 @@
-"""The x axis of a chart: from steps to tokens or to time and back, and round values to label it with. Pure."""
+"""The axes of a chart: steps, tokens or time across, linear or logarithmic values up, and round labels. Pure."""
 
 import datetime
 import math
@@ -8,10 +8,103 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol import messages as m
-from trainctl.tui.text import formatting as f
+from trainctl.protocol.messages import Series
+from trainctl.tui.text.formatting import NA, duration, moment
 
 Floats = NDArray[np.float64]
+_LEAST_DECADES = 0.02
+_MANTISSAS = ((1,), (1, 3), (1, 2, 5))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The y axis: a value stands at itself or at its decimal logarithm, where what isn't above zero stands nowhere."""
+
+    log: bool = False
+
+    def place(self, values: Floats) -> Floats:
+        """Return heights of values, NaN where there is none. It keeps their order."""
+        if not self.log:
+            return np.asarray(values, np.float64)
+        positive = np.where(values > 0, values, np.nan)
+        return np.asarray(np.log10(positive), np.float64)
+
+    def range_of(self, low: float, high: float, least_span: float) -> tuple[float, float]:
+        """Return the heights to draw for values from `low` to `high`, with a little air."""
+        if not self.log:
+            return widened(low, high, least_span)
+        bottom, top = math.log10(low), math.log10(high)
+        air = max(0.04 * (top - bottom), (_LEAST_DECADES - (top - bottom)) / 2)
+        return bottom - air, top + air
+
+    def ticks(self, bottom: float, top: float, rows: int) -> dict[float, str]:
+        """Return height -> text, about one per two rows: decades and parts of them, where the range has few decades
+        round values."""
+        if not self.log:
+            return tick_labels(bottom, top, rows)
+        most = max(2, min(8, rows // 2))
+        decades = range(math.floor(bottom), math.ceil(top) + 1)
+        marks: list[float] = []
+        for parts in _MANTISSAS:
+            found = [decade + math.log10(part) for decade in decades for part in parts]
+            inside = [height for height in found if bottom <= height <= top]
+            if len(inside) > most and marks:
+                break
+            marks = inside
+        if len(marks) < 2:
+            values = tick_labels(10.0**bottom, 10.0**top, rows)
+            return {math.log10(value): words for value, words in values.items() if value > 0}
+        marks = marks[:: -(-len(marks) // most)]
+        return {height: _decimal(10.0**height) for height in marks}
+
+
+def _decimal(value: float) -> str:
+    """Return a value with one digit that counts: 1e-5, 0.001, 0.02, 5, 300, 1e6."""
+    if 1e-3 * 0.999 <= value < 99999:
+        return f"{value:.{max(0, -math.floor(math.log10(value) + 1e-9))}f}"
+    digit, _, exponent = f"{value:.0e}".partition("e")
+    return f"{digit}e{int(exponent)}"
+
+
+def widened(low: float, high: float, least_span: float = 0.02) -> tuple[float, float]:
+    """Return a range with a little air, at least `least_span` of its values' size tall; around all zeros it is 1
+    tall."""
+    size = high - low
+    floor = least_span * max(abs(low), abs(high))
+    if size < floor or size == 0:
+        middle, half = (low + high) / 2, floor / 2 or 0.5
+        return _snapped(middle - half, middle + half)
+    return _snapped(low - 0.04 * size, high + 0.04 * size)
+
+
+def _snapped(low: float, high: float) -> tuple[float, float]:
+    """Return the range outward to multiples of about a sixteenth of it, so that a new extreme seldom moves every
+    dot."""
+    unit = 2.0 ** math.floor(math.log2((high - low) / 12))
+    return math.floor(low / unit) * unit, math.ceil(high / unit) * unit
+
+
+_FINEST = 1e-290  # steps between ticks below this are lost in what a float can tell apart
+
+
+def tick_labels(low: float, high: float, rows: int) -> dict[float, str]:
+    """Return round values within low..high, about one per two rows and at least one, with texts just precise enough."""
+    wanted = max(2, min(8, rows // 2))
+    rough = (high - low) / wanted
+    if rough < _FINEST:
+        middle = (low + high) / 2
+        return {middle: f"{middle:.3g}"}
+    scale = 10.0 ** math.floor(math.log10(rough))
+    step = next(scale * part for part in (1, 2, 2.5, 5, 10) if scale * part >= rough * 0.999)
+    ticks = [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)] or [(low + high) / 2]
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    if abs(step * 10**digits - round(step * 10**digits)) > 1e-6:
+        digits += 1
+    if digits > 4 or max(abs(tick) for tick in ticks) >= 1e5:
+        return {tick: f"{tick:.1e}".replace("e-0", "e-").replace("e+0", "e") for tick in ticks}
+    return {tick: f"{tick:.{digits}f}" for tick in ticks}
+
+
 Kind = Literal["step", "tokens", "time"]
 KINDS: Final[tuple[Kind, ...]] = ("step", "tokens", "time")
 METRIC_OF: Final[dict[Kind, str]] = {"tokens": "tokens_total", "time": "committed_at"}
@@ -25,7 +118,7 @@ _TIME_STEPS: Final = (
 
 @dataclass(frozen=True)
 class Axis:
-    """Where each step stands: on straight lines between knots, and on the mean slope outside them.
+    """The place of each step: on straight lines between knots, and on the mean slope outside them.
 
     Both arrays ascend strictly and are of one length; without knots x is the step itself. `values` are tokens, or Unix
     seconds less `origin_seconds`.
@@ -38,15 +131,15 @@ class Axis:
 
     @property
     def known(self) -> bool:
-        """Whether it can be drawn on: steps always, else from two knots on."""
+        """Return whether it can be drawn on: steps always, else from two knots on."""
         return self.kind == "step" or len(self.steps) > 1
 
     def to_x(self, steps: Floats | float) -> Floats:
-        """The x of steps, of any shape."""
+        """Return the x of steps, of any shape."""
         return _between(np.asarray(steps, np.float64), self.steps, self.values)
 
     def to_step(self, x: Floats | float) -> Floats:
-        """The steps, not whole ones, of x values of any shape."""
+        """Return the steps, not whole ones, of x values of any shape."""
         return _between(np.asarray(x, np.float64), self.values, self.steps)
 
 
@@ -58,8 +151,8 @@ def _between(at: Floats, known: Floats, values: Floats) -> Floats:
     return np.asarray(inside + slope * (np.minimum(at - known[0], 0.0) + np.maximum(at - known[-1], 0.0)), np.float64)
 
 
-def axis_of(kind: Kind, coarse: m.Series | None, fine: m.Series | None, *, elapsed: bool = False) -> Axis:
-    """The axis from what a record says of its metric over the whole run, and more exactly over a part of it.
+def axis_of(kind: Kind, coarse: Series | None, fine: Series | None, *, elapsed: bool = False) -> Axis:
+    """Return the axis from what a record says of its metric over the whole run, and more exactly over a part of it.
 
     With `elapsed` times count from the run's first step.
     """
@@ -81,7 +174,7 @@ def axis_of(kind: Kind, coarse: m.Series | None, fine: m.Series | None, *, elaps
 
 
 def continued(branch: Axis, parent: Axis, fork: int) -> Axis:
-    """A branch's axis that continues its parent's from the step `fork`, the last that both have.
+    """Return a branch's axis that continues its parent's from the step `fork`, the last that both have.
 
     Both are known and of one kind, and times are since each run's first step.
     """
@@ -96,8 +189,9 @@ def continued(branch: Axis, parent: Axis, fork: int) -> Axis:
     )
 
 
-def _knots(series: m.Series | None) -> tuple[Floats, Floats]:
-    """The first and last value of each bucket; the last one's step is known only where the next bucket says so."""
+def _knots(series: Series | None) -> tuple[Floats, Floats]:
+    """Return the first and last value of each bucket; the last one's step is known only where the next bucket says
+    so."""
     if series is None or not series.steps:
         return np.empty(0), np.empty(0)
     first = np.asarray(series.steps, np.float64)
@@ -110,7 +204,7 @@ def _knots(series: m.Series | None) -> tuple[Floats, Floats]:
 
 
 def ticks(axis: Axis, low: float, high: float, columns: int, zone: datetime.tzinfo | None) -> list[tuple[float, str]]:
-    """Round x values in low..high with their texts, as many as stand apart on `columns` cells."""
+    """Return round x values in low..high with their texts, as many as stand apart on `columns` cells."""
     if not high > low or columns < 4:
         return []
     if axis.kind == "time":
@@ -136,23 +230,23 @@ def _time_step(low: float, high: float, columns: int) -> float:
 
 
 def _offset(at: float, zone: datetime.tzinfo | None) -> float:
-    """Seconds by which the zone's clock is ahead of UTC, so that round times are round there."""
-    when = f.moment(at, zone)
+    """Return seconds by which the zone's clock is ahead of UTC, so that round times are round there."""
+    when = moment(at, zone)
     ahead = when.utcoffset() if when is not None else None
     return ahead.total_seconds() if ahead is not None else 0.0
 
 
 def text(axis: Axis, x: float, span: float, zone: datetime.tzinfo | None) -> str:
-    """An x value in words; `span` is how much the axis shows, which decides how exact they are."""
+    """Return an x value in words; `span` is how much the axis shows, which decides how exact they are."""
     if axis.kind == "step":
         return f"{math.floor(x + 1e-6):,}"
     if axis.kind == "tokens":
         return tokens(x, span)
     if axis.origin_seconds:
         return elapsed(x, span)
-    when = f.moment(x, zone)
+    when = moment(x, zone)
     if when is None:
-        return f.NA
+        return NA
     if span > 6 * 86400:
         return f"{when.day} {when:%b}"
     if span > 86400:
@@ -161,7 +255,7 @@ def text(axis: Axis, x: float, span: float, zone: datetime.tzinfo | None) -> str
 
 
 def tokens(value: float, span: float) -> str:
-    """Tokens with as many digits as tell apart what lies a hundredth of `span` apart: 1.2M, 597.71M, 0."""
+    """Return tokens with as many digits as tell apart what lies a hundredth of `span` apart: 1.2M, 597.71M, 0."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             digits = min(max(math.ceil(math.log10(100 * limit / span)), 0), 6) if span > 0 else 3
@@ -171,5 +265,5 @@ def tokens(value: float, span: float) -> str:
 
 
 def elapsed(seconds: float, span: float) -> str:
-    """A time since the start: 45s, 12m 30s, 3h 05m, 2d 4h."""
-    return f"{seconds:.1f}s" if abs(seconds) < 60 and span < 30 else f.duration(seconds)
+    """Return a time since the start: 45s, 12m 30s, 3h 05m, 2d 4h."""
+    return f"{seconds:.1f}s" if abs(seconds) < 60 and span < 30 else duration(seconds)

@@ -40,7 +40,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Frame:
-    """What of the plane is drawn, and on how many terminal cells."""
+    """The part of the plane that is drawn, and its terminal cells."""
 
     x0: float
     x1: float
@@ -52,23 +52,23 @@ class Frame:
 
     @property
     def dots(self) -> tuple[int, int]:
-        """(columns, rows) of dots."""
+        """Return the columns and rows of dots."""
         across, down = (1, 2) if self.ascii_only else (2, 4)
         return self.columns * across, self.rows * down
 
     def column_of(self, x: float) -> int:
-        """Terminal column of an x value; may lie outside."""
+        """Return the terminal column of an x value, which may lie outside."""
         return int((x - self.x0) / (self.x1 - self.x0) * self.columns)
 
     def row_of(self, y: float) -> int:
-        """Terminal row of a y value, clamped to the frame, 0 at the top."""
+        """Return the terminal row of a y value, clamped to the frame, 0 at the top."""
         across = (self.y1 - y) / (self.y1 - self.y0)
         return min(max(int(across * self.rows), 0), self.rows - 1)
 
 
 def extents(curves: Sequence[Curve], frame: Frame) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Per curve and dot column: the lowest and the highest value (NaN where there is none), and whether a line joins it
-    to the next.
+    """Return per curve and dot column the lowest and the highest value (NaN where there is none), and whether a line
+    joins it to the next.
 
     Between buckets wider than a column the line is interpolated; it breaks where a bucket is missing.
     """
@@ -91,7 +91,6 @@ def extents(curves: Sequence[Curve], frame: Frame) -> tuple[Floats, Floats, NDAr
 
 
 def _parts(curve: Curve) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
-    """x, low, high, and which buckets are joined to the next; the last isn't."""
     ties = np.zeros(len(curve.x), bool)
     ties[:-1] = np.diff(curve.x) <= 1.5 * curve.span if curve.joins is None else curve.joins
     return curve.x, curve.low, curve.high, ties
@@ -100,7 +99,7 @@ def _parts(curve: Curve) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
 def _bridge(
     drawn: Sequence[tuple[Floats, Floats]], joined: NDArray[np.bool_], places: NDArray[np.int64], here: NDArray[np.intp]
 ) -> None:
-    """Joins the buckets `here`, drawn at their `places`, to their next: columns between them get the straight line's
+    """Join the buckets `here`, drawn at their `places`, to their next: columns between them get the straight line's
     value. `drawn` pairs what is drawn with the buckets' values."""
     start, apart = places[here], places[here + 1] - places[here]
     whose = np.repeat(np.arange(len(here)), apart)
@@ -116,7 +115,6 @@ def _bridge(
 def _between(
     first: NDArray[np.int64], last: NDArray[np.int64], drawn: NDArray[np.bool_], rows: int
 ) -> NDArray[np.bool_]:
-    """By curve, row and column: whether the row is one of those from the first to the last that are drawn there."""
     row = np.arange(rows)[:, None]
     made: NDArray[np.bool_] = (first[:, None] <= row) & (row <= last[:, None]) & drawn[:, None]
     return made
@@ -138,10 +136,11 @@ class Canvas:
         self._over: dict[tuple[int, int], tuple[str, str]] = {}
 
     def stroke(self, *curves: Curve, alone: bool = False) -> None:
-        """Draws curves, a later one over those before it: in each dot column from its lowest to its highest value,
+        """Draw curves, a later one over those before it: in each dot column from its lowest to its highest value,
         joined to its neighbours.
 
-        With `alone` they clear the cells that they pass through, so that a line is seen on what fills them.
+                With `alone` they clear the cells that they pass through, so that a line is seen on what fills them.
+
         """
         under = self._dots
         if alone:
@@ -168,10 +167,8 @@ class Canvas:
         self._dots |= _between(first, last, drawn, height).any(axis=0)
         passed = _between(first // self._down, last // self._down, drawn, self.frame.rows)
         passed = np.logical_or.reduce([passed[:, :, at :: self._across] for at in range(self._across)])
-        self._sign(passed, [self._drawer(curve.role) for curve in curves])
-
-    def _sign(self, passed: NDArray[np.bool_], drawers: Sequence[int]) -> None:
-        """The last curve to pass through a cell is the one that drew it; `passed` is by curve, row and column."""
+        drawers = [self._drawer(curve.role) for curve in curves]
+        # The last curve that passes through a cell is the one that drew it.
         newest = np.max(passed * np.arange(1, len(drawers) + 1)[:, None, None], axis=0)
         self._drawn_by = np.where(newest, np.array([0, *drawers])[newest], self._drawn_by)
 
@@ -182,35 +179,33 @@ class Canvas:
         return np.clip(np.floor(across * height), 0, height - 1).astype(np.int64)
 
     def _in_cells(self, dots: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """By (row, dot row in it, column, dot column in it)."""
         return dots.reshape(self.frame.rows, self._down, self.frame.columns, self._across)
 
     def put(self, column: int, row: int, text: str, role: str) -> None:
-        """Writes text over the dots, one character a cell; what falls outside is dropped."""
+        """Write text over the dots, one character a cell; what falls outside is dropped."""
         for offset, char in enumerate(text):
             if 0 <= column + offset < self.frame.columns and 0 <= row < self.frame.rows:
                 self._over[row, column + offset] = (char, role)
 
     def under(self, column: int, char: str, role: str) -> None:
-        """A vertical of `char` in the cells of a column that nothing else has drawn in."""
+        """Draw a vertical of `char` in the cells of a column that nothing else has drawn in."""
         for row in range(self.frame.rows):
             if 0 <= column < self.frame.columns and not self._drawn_by[row, column]:
                 self._over.setdefault((row, column), (char, role))
 
     def is_blank(self, columns: range, row: int) -> bool:
-        """Whether nothing is drawn or written in these cells of a row, all of them within the frame."""
+        """Return whether nothing is drawn or written in these cells of a row, all of them within the frame."""
         inside = 0 <= row < self.frame.rows and columns.start >= 0 and columns.stop <= self.frame.columns
         return inside and not any(self._drawn_by[row, column] or (row, column) in self._over for column in columns)
 
     def lines(self) -> list[Line]:
-        """What is drawn, row by row."""
+        """Return what is drawn, row by row."""
         chars, drawers = self._chars(), self._drawn_by.copy()
         for (row, column), (char, role) in self._over.items():
             chars[row, column], drawers[row, column] = ord(char), self._drawer(role)
         return self._joined(chars, drawers) if chars.size else [()] * len(chars)
 
     def _joined(self, chars: NDArray[np.uint32], drawers: NDArray[np.int64]) -> list[Line]:
-        """All rows, neighbours of one role in a row joined."""
         text, columns = chars.tobytes().decode("utf-32-le"), chars.shape[1]
         begins = np.ones(drawers.shape, bool)
         begins[:, 1:] = drawers[:, 1:] != drawers[:, :-1]
@@ -230,7 +225,6 @@ class Canvas:
         return self._drawers.index(role)
 
     def _chars(self) -> NDArray[np.uint32]:
-        """Code points by row and column."""
         bits, known = (_ASCII_BITS, _ASCII) if self.frame.ascii_only else (_BITS, _BRAILLE)
         codes = np.einsum("rdca,da->rc", self._in_cells(self._dots).astype(np.int64), bits)
         made: NDArray[np.uint32] = known[codes]

@@ -1,17 +1,17 @@
-"""What the charts ask a record for, and the window to draw from its answers and from what came since. Pure."""
+"""Requests of the charts to a record, and the window to draw from its answers and from what came since. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import METRICS, History, RankStep, Series, StepCommitted, metric_of
 from trainctl.protocol.record.rollups import RANK_SERIES
 from trainctl.tui.charts.axis import METRIC_OF, Axis, Kind, axis_of
 from trainctl.tui.charts.metrics import NOT_FINITE, per_rank, style_of
 from trainctl.tui.charts.viewport import Chart
-from trainctl.tui.state import series as s
+from trainctl.tui.state import series
 from trainctl.tui.state.view_state import ViewState
 
 Key = tuple[str, int | None]
@@ -19,14 +19,15 @@ MOST_COLUMNS: Final = 2000
 """The protocol's limit to the buckets of a request."""
 _MOST_METRICS: Final = 16
 _MOST_NUMBERS: Final = 80_000
-"""Of a reply; the protocol's frames end at 1 MB, and a number takes nine bytes."""
+"""Numbers of a reply; the protocol's frames end at 1 MB, and a number takes nine bytes."""
 _CAPACITY: Final = 8192
 _TAIL_STEPS: Final = 1024
 _STEPS: Final = ""
 """Stands among the tails for the steps whose parts came, whichever metrics they have."""
 
 
-class Ask(NamedTuple):
+@dataclass(frozen=True)
+class Ask:
     """One view's worth of a run: about as many buckets as `columns` between two steps; `end` is where the view ends,
     which may be to come."""
 
@@ -40,29 +41,29 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a record said to an `Ask`: windows by metric and rank, and the series that the axes are made of."""
+    """The answer of a record to an `Ask`: windows by metric and rank, and the series that the axes are made of."""
 
     ask: Ask
-    windows: Mapping[Key, s.Window] = field(default_factory=lambda: MappingProxyType({}))
-    axes: Mapping[str, m.Series] = field(default_factory=lambda: MappingProxyType({}))
+    windows: Mapping[Key, series.Window] = field(default_factory=lambda: MappingProxyType({}))
+    axes: Mapping[str, Series] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def needed(charts: Iterable[Chart]) -> tuple[str, ...]:
-    """The metrics that charts draw, with those that tell where a value isn't finite, and those of the axes."""
+    """Return the metrics that charts draw, with those that tell where a value isn't finite, and those of the axes."""
     picked = list(dict.fromkeys(pick.metric for chart in charts for pick in chart.picks))
-    marks = [name + NOT_FINITE for name in picked if name + NOT_FINITE in m.METRICS]
+    marks = [name + NOT_FINITE for name in picked if name + NOT_FINITE in METRICS]
     return (*picked, *marks, *METRIC_OF.values())
 
 
 def ask_of(run: str, metrics: tuple[str, ...], span: tuple[float, float], newest: int, columns: int) -> Ask:
-    """The request for the steps in view, `span`, of a run that has come to `newest`."""
+    """Return the request for the steps in view, `span`, of a run that has come to `newest`."""
     first = max(math.floor(span[0]), 1)
     last = max(min(math.ceil(span[1]), newest), first)
     return Ask(run, metrics, first, last, min(max(columns, 2), MOST_COLUMNS), math.ceil(span[1]))
 
 
 def parts(ask: Ask, ranks: int) -> list[tuple[str, ...]]:
-    """The ask's metrics in as many requests as the protocol's limits make of them."""
+    """Return the ask's metrics in as many requests as the protocol's limits make of them."""
     made: list[list[str]] = [[]]
     numbers = 0
     for metric in ask.metrics:
@@ -75,32 +76,33 @@ def parts(ask: Ask, ranks: int) -> list[tuple[str, ...]]:
     return [tuple(part) for part in made if part]
 
 
-def answer_of(ask: Ask, replies: Sequence[m.History]) -> Answer:
-    """The windows of the replies, with a broken bucket wherever a value wasn't finite."""
-    series = [item for reply in replies for item in reply.series]
-    axes = {item.metric: item for item in series if item.metric in METRIC_OF.values()}
-    broken = {item.metric.removesuffix(NOT_FINITE): item for item in series if item.metric.endswith(NOT_FINITE)}
-    windows: dict[Key, s.Window] = {}
-    for item in series:
+def answer_of(ask: Ask, replies: Sequence[History]) -> Answer:
+    """Return the windows of the replies, with a broken bucket wherever a value wasn't finite."""
+    recorded = [item for reply in replies for item in reply.series]
+    axes = {item.metric: item for item in recorded if item.metric in METRIC_OF.values()}
+    broken = {item.metric.removesuffix(NOT_FINITE): item for item in recorded if item.metric.endswith(NOT_FINITE)}
+    windows: dict[Key, series.Window] = {}
+    for item in recorded:
         if item.metric in ask.metrics and item.metric not in axes and not item.metric.endswith(NOT_FINITE):
-            window = s.from_series(item, ask.last, _CAPACITY)
+            window = series.from_series(item, ask.last, _CAPACITY)
             marks = broken.get(item.metric)
             windows[item.metric, item.rank] = _with_broken(window, marks.steps) if marks is not None else window
     return Answer(ask, MappingProxyType(windows), MappingProxyType(axes))
 
 
-def _with_broken(window: s.Window, steps: Iterable[int]) -> s.Window:
+def _with_broken(window: series.Window, steps: Iterable[int]) -> series.Window:
     for step in steps:
-        window = s.add(window, step, math.nan)
+        window = series.add(window, step, math.nan)
     return window
 
 
-class _Found(NamedTuple):
+@dataclass(frozen=True)
+class _Found:
     """A window that is whole from step `first` to `last`."""
 
     first: float
     last: float
-    window: s.Window
+    window: series.Window
 
 
 def window_of(
@@ -108,12 +110,12 @@ def window_of(
     state: ViewState | None,
     key: Key,
     span: tuple[float, float],
-    tails: Mapping[Key, s.Window] = MappingProxyType({}),
-) -> s.Window:
-    """The best there is of a metric for the steps in view: the finest window that is whole over them, else the one that
-    is over most of them, and after it what `state`, that of the run shown, and `tails` have seen since."""
+    tails: Mapping[Key, series.Window] = MappingProxyType({}),
+) -> series.Window:
+    """Return the best there is of a metric for the steps in view: the finest window that is whole over them, else the
+    one that is over most of them, and after it what `state`, that of the run shown, and `tails` have seen since."""
     found = [_Found(item.ask.first, item.ask.last, item.windows[key]) for item in answers if key in item.windows]
-    newer = lately(state, key, tails) if state is not None else s.empty()
+    newer = lately(state, key, tails) if state is not None else series.empty()
     if state is not None and len(state.window(*key)):
         own = state.window(*key)  # of what no snapshot carries it begins where this program was attached
         found.append(_Found(max(int(own.first[0]), 1), own.newest_step, own))
@@ -128,49 +130,52 @@ def window_of(
         return missing >= item.window.bucket_steps, missing, item.window.bucket_steps
 
     best = min(found, key=worth)
-    return s.appended(best.window, newer, int(best.last))
+    return series.appended(best.window, newer, int(best.last))
 
 
-def lately(state: ViewState, key: Key, tails: Mapping[Key, s.Window] = MappingProxyType({})) -> s.Window:
-    """The last steps of a metric as they came live; `tails` has those that the state itself keeps no window of."""
+def lately(state: ViewState, key: Key, tails: Mapping[Key, series.Window] = MappingProxyType({})) -> series.Window:
+    """Return the last steps of a metric as they came live; `tails` has those that the state itself keeps no window
+    of."""
     newest = tails.get(key)
     return newest if newest is not None and len(newest) else state.lately(*key)
 
 
-def collected(tails: Mapping[Key, s.Window], state: ViewState, charts: Iterable[Chart]) -> dict[Key, s.Window]:
-    """The tails with what the newest messages of the run and its ranks add of the metrics that charts draw. After a
-    hole one begins again, because the record must then be asked again."""
+def collected(
+    tails: Mapping[Key, series.Window], state: ViewState, charts: Iterable[Chart]
+) -> dict[Key, series.Window]:
+    """Return the tails with what the newest messages of the run and its ranks add of the metrics that charts draw.
+    After a hole one begins again, because the record must then be asked again."""
     made = dict(tails)
     picks = [pick for chart in charts for pick in chart.picks if _is_tail(pick.metric, pick.rank)]
     of_run = dict.fromkeys(pick.metric for pick in picks if pick.rank is None)
     of_ranks = dict.fromkeys(pick.metric for pick in picks if pick.rank is not None)
-    sources: list[tuple[int | None, Sequence[m.StepCommitted | m.RankStep], dict[str, None]]]
+    sources: list[tuple[int | None, Sequence[StepCommitted | RankStep], dict[str, None]]]
     sources = [(None, state.steps, of_run), *((rank, parts, of_ranks) for rank, parts in state.parts.items())]
     for rank, parts, picked in (source for source in sources if source[2]):
-        steps = made.get((_STEPS, rank)) or s.empty()
+        steps = made.get((_STEPS, rank)) or series.empty()
         fresh = [part for part in parts if part.step > steps.newest_step]
         met = len(fresh) < len(parts)  # however far apart the steps' numbers are
         torn = bool(fresh) and not met and len(steps) > 0 and fresh[0].step > steps.newest_step + 1
         for metric in (*picked, _STEPS):
-            window = s.empty(_TAIL_STEPS) if torn else made.get((metric, rank)) or s.empty(_TAIL_STEPS)
+            window = series.empty(_TAIL_STEPS) if torn else made.get((metric, rank)) or series.empty(_TAIL_STEPS)
             if len(window) >= _TAIL_STEPS // 2:
-                window = s.tail(window, window.newest_step - _TAIL_STEPS // 4)
+                window = series.tail(window, window.newest_step - _TAIL_STEPS // 4)
             for part in fresh:
-                value = part.step if metric == _STEPS else m.metric_of(metric).of(part)
-                window = s.add(window, part.step, value) if value is not None else window
+                value = part.step if metric == _STEPS else metric_of(metric).of(part)
+                window = series.add(window, part.step, value) if value is not None else window
             made[metric, rank] = window
     return made
 
 
 def _is_tail(metric: str, rank: int | None) -> bool:
-    """Whether the state keeps no window of it: of a rank, or the run's own."""
-    return metric not in m.METRICS if rank is None else per_rank(metric) and metric not in RANK_SERIES
+    """Return whether the state keeps no window of it: of a rank, or the run's own."""
+    return metric not in METRICS if rank is None else per_rank(metric) and metric not in RANK_SERIES
 
 
-def is_torn(answer: Answer, state: ViewState, tails: Mapping[Key, s.Window]) -> bool:
-    """Whether steps are missing between what the record answered and what has come live since."""
+def is_torn(answer: Answer, state: ViewState, tails: Mapping[Key, series.Window]) -> bool:
+    """Return whether steps are missing between what the record answered and what has come live since."""
 
-    def came(metric: str, rank: int | None) -> s.Window:
+    def came(metric: str, rank: int | None) -> series.Window:
         steps = tails.get((_STEPS, rank)) if _is_tail(metric, rank) else None
         return steps if steps is not None else lately(state, (metric, rank), tails)
 
@@ -182,7 +187,7 @@ def is_torn(answer: Answer, state: ViewState, tails: Mapping[Key, s.Window]) -> 
 
 
 def axis_for(kind: Kind, coarse: Answer | None, fine: Answer | None, state: ViewState | None, *, elapsed: bool) -> Axis:
-    """The axis from a run's answers, and from its newest step where it is the live run."""
+    """Return the axis from a run's answers, and from its newest step where it is the live run."""
     metric = METRIC_OF.get(kind, "")
     whole, near = (answer.axes.get(metric) if answer is not None else None for answer in (coarse, fine))
     if state is not None and state.last_step is not None and metric:
@@ -191,9 +196,8 @@ def axis_for(kind: Kind, coarse: Answer | None, fine: Answer | None, state: View
     return axis_of(kind, whole, near, elapsed=elapsed)
 
 
-def _with_newest(series: m.Series | None, step: int, value: float) -> m.Series | None:
-    """The series with a knot at a step after its last bucket."""
-    if series is None or not series.steps or step < series.steps[-1] + series.bucket_steps:
-        return series
-    columns = {name: (*getattr(series, name), value) for name in ("minimum", "maximum", "mean", "last")}
-    return m.Series(series.metric, None, series.bucket_steps, (*series.steps, step), **columns)
+def _with_newest(recorded: Series | None, step: int, value: float) -> Series | None:
+    if recorded is None or not recorded.steps or step < recorded.steps[-1] + recorded.bucket_steps:
+        return recorded
+    columns = {name: (*getattr(recorded, name), value) for name in ("minimum", "maximum", "mean", "last")}
+    return Series(recorded.metric, None, recorded.bucket_steps, (*recorded.steps, step), **columns)

@@ -1,27 +1,25 @@
-"""How charts share a screen: side by side under one rule; or above each other with one x axis for all, a readout and
+"""Charts that share a screen: side by side under one rule; or above each other with one x axis for all, a readout and
 the keys, which is the body of the Charts screen. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from trainctl.tui.charts import plot as pl
 from trainctl.tui.charts import readout
 from trainctl.tui.charts.axis import Axis, Kind
-from trainctl.tui.charts.plot import Plot
+from trainctl.tui.charts.plot import Margins, Plot, draw_plot, plot_margins, prepare
 from trainctl.tui.charts.viewport import ChartView, Extent
-from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece
+from trainctl.tui.text.styled_line import Line, Piece, fit, groups, rule
 
 LEAST_CHART_ROWS = 8
-"""With its rule and its x axis; below that fewer charts are drawn."""
+"""Rows of a chart with its rule and its x axis; below that fewer charts are drawn."""
 READOUT_ROWS = 3
 
 
-class Place(NamedTuple):
-    """Where a chart's dots are: rows from `first_row` (its rule) up to `end_row`, columns from `left`, `columns` wide,
-    and the chart's place in the view."""
+@dataclass(frozen=True)
+class Place:
+    """The place of a chart's dots: rows from `first_row` (its rule) up to `end_row`, columns from `left`, `columns`
+    wide, and the chart's place in the view."""
 
     chart: int
     first_row: int
@@ -39,12 +37,12 @@ class Drawn:
 
     @property
     def columns(self) -> int:
-        """Of a chart's dots, in cells; all charts have the same."""
+        """Return the cells across a chart's dots; all charts have the same."""
         return self.places[0].columns if self.places else 0
 
 
 def window_of_charts(view: ChartView, rows: int) -> range:
-    """Which of the charts are drawn in `rows` rows: as many as fit, the one in focus always among them."""
+    """Return which of the charts are drawn in `rows` rows: as many as fit, the one in focus always among them."""
     if view.alone:
         return range(view.focus, view.focus + 1)
     count = max(min(len(view.charts), rows // LEAST_CHART_ROWS), 1)
@@ -53,34 +51,46 @@ def window_of_charts(view: ChartView, rows: int) -> range:
 
 
 def draw(
-    shown: Sequence[tuple[int, Plot]], view: ChartView, place: Extent, axes: Mapping[Kind, Axis],
-    notes: Sequence[readout.Note], columns: int, rows: int, glyphs: Glyphs, status: str = "",
-) -> Drawn:  # fmt: skip
-    """Exactly `rows` lines of `columns` cells for the charts `shown`, each with its index in the view."""
+    shown: Sequence[tuple[int, Plot]],
+    view: ChartView,
+    place: Extent,
+    axes: Mapping[Kind, Axis],
+    notes: Sequence[readout.Note],
+    columns: int,
+    rows: int,
+    glyphs: Glyphs,
+    status: str = "",
+) -> Drawn:
+    """Return exactly `rows` lines of `columns` cells for the charts `shown`, each with its index in the view."""
     room = max(rows - READOUT_ROWS - 1, 2)
     heights = [room // len(shown) + (1 if index < room % len(shown) else 0) for index in range(len(shown))]
-    made = [pl.prepare(plot, height - 1) for (_, plot), height in zip(shown, heights, strict=True)]
-    each = [pl.margins(plot, item, columns, glyphs) for (_, plot), item in zip(shown, made, strict=True)]
-    margins = pl.Margins(max(item.left for item in each), max(item.right for item in each))
+    made = [prepare(plot, height - 1) for (_, plot), height in zip(shown, heights, strict=True)]
+    each = [plot_margins(plot, item, columns, glyphs) for (_, plot), item in zip(shown, made, strict=True)]
+    margins = Margins(max(item.left for item in each), max(item.right for item in each))
     lines: list[Line] = []
     places = []
     for (index, plot), height, item in zip(shown, heights, made, strict=True):
-        body, labels = pl.draw(plot, columns, height - 1, glyphs, item, margins)
+        body, labels = draw_plot(plot, columns, height - 1, glyphs, item, margins)
         inner = columns - margins.left - margins.right
         places.append(Place(index, len(lines), len(lines) + height, margins.left, inner))
         hidden = f" {index + 1}/{len(view.charts)} " if len(shown) < len(view.charts) else ""
         labels += [(columns - len(hidden) - 1, hidden, "label")] if hidden and index == view.focus else []
-        lines += [ln.rule(columns, glyphs.horizontal, *labels), *body]
+        lines += [rule(columns, glyphs.horizontal, *labels), *body]
     chosen = next((plot for index, plot in shown if index == view.focus), shown[0][1])
-    lines.append(ln.rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} values ", "title"), *_state(
-        view, place, columns, status, glyphs)))  # fmt: skip
+    lines.append(
+        rule(
+            columns,
+            glyphs.horizontal,
+            (0, f"{glyphs.horizontal} values ", "title"),
+            *_state(view, place, columns, status, glyphs),
+        )
+    )
     lines += readout.lines(chosen, axes, notes, columns, READOUT_ROWS - 1, glyphs)
     lines.append(keys_line(view, columns))
-    return Drawn([ln.fit(pieces, columns) for pieces in lines[:rows]], tuple(places))
+    return Drawn([fit(pieces, columns) for pieces in lines[:rows]], tuple(places))
 
 
 def _state(view: ChartView, place: Extent, columns: int, status: str, glyphs: Glyphs) -> list[tuple[int, str, str]]:
-    """What the x axis shows and how it moves, for the right end of the rule above the readout."""
     words = ["all steps" if view.span is None else f"{view.span:,.0f} steps"]
     words.append("live" if view.following and place.live else "paused")
     words += [status] if status else []
@@ -89,15 +99,25 @@ def _state(view: ChartView, place: Extent, columns: int, status: str, glyphs: Gl
 
 
 _KEYS = (
-    ("m", "m", "metrics"), ("+", "plus", ""), ("-", "minus", "zoom"), ("[", "left_square_bracket", ""),
-    ("]", "right_square_bracket", "pan"), ("z", "z", ""), ("v", "v", ""), ("f", "f", ""), ("tab", "tab", "chart"),
-    ("enter", "enter", "alone"), ("end", "end", "follow"), ("esc", "escape", "reset"), ("A", "A", "add"),
+    ("m", "m", "metrics"),
+    ("+", "plus", ""),
+    ("-", "minus", "zoom"),
+    ("[", "left_square_bracket", ""),
+    ("]", "right_square_bracket", "pan"),
+    ("z", "z", ""),
+    ("v", "v", ""),
+    ("f", "f", ""),
+    ("tab", "tab", "chart"),
+    ("enter", "enter", "alone"),
+    ("end", "end", "follow"),
+    ("esc", "escape", "reset"),
+    ("A", "A", "add"),
     ("R", "R", "drop"),
-)  # fmt: skip
+)
 
 
 def keys_line(view: ChartView, columns: int) -> Line:
-    """The charts' own keys with what they are set to; a click presses one."""
+    """Return the charts' own keys with what they are set to; a click presses one."""
     chart = view.chart
     soft = f"smooth {chart.smoothing:.0%}" if chart.smoothing else "smooth off"
     said = {"z": f"x: {view.x}", "v": "y: log" if chart.log else "y: linear", "f": soft}
@@ -110,42 +130,42 @@ def keys_line(view: ChartView, columns: int) -> Line:
         if words:
             parts.append(joined)
             joined = []
-    return ln.groups(parts, columns, gap=" ")
+    return groups(parts, columns, gap=" ")
 
 
-Block = tuple[list[ln.Line], list[tuple[int, str, str]], int]
+Block = tuple[list[Line], list[tuple[int, str, str]], int]
 """Rows, the labels that its part of the rule carries, and its cells."""
 
 
-def side_by_side(panels: Sequence[Plot], columns: int, room: int, glyphs: Glyphs) -> list[ln.Line]:
-    """The plots in exactly `room` lines of `columns` cells, each as wide as the others."""
+def side_by_side(panels: Sequence[Plot], columns: int, room: int, glyphs: Glyphs) -> list[Line]:
+    """Return the plots in exactly `room` lines of `columns` cells, each as wide as the others."""
     if room < 2 or not panels:
-        return [ln.fit((), columns)] * max(room, 0)
+        return [fit((), columns)] * max(room, 0)
     sizes = widths(columns, len(panels))
-    blocks = [(*pl.draw(item, size, room - 1, glyphs), size) for item, size in zip(panels, sizes, strict=True)]
+    blocks = [(*draw_plot(item, size, room - 1, glyphs), size) for item, size in zip(panels, sizes, strict=True)]
     return beside(blocks, columns, room - 1, glyphs)
 
 
-def beside(blocks: Sequence[Block], columns: int, rows: int, glyphs: Glyphs) -> list[ln.Line]:
-    """Blocks of `rows` lines side by side under one rule."""
+def beside(blocks: Sequence[Block], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    """Return blocks of `rows` lines side by side under one rule."""
     labels: list[tuple[int, str, str]] = []
     start = 0
     for index, (_, own, size) in enumerate(blocks):
         labels += [(start - 1, glyphs.tee, "rule")] if index else []
         labels += [(start + at, text, role) for at, text, role in own]
         start += size + 1
-    made = [ln.rule(columns, glyphs.horizontal, *labels)]
+    lines = [rule(columns, glyphs.horizontal, *labels)]
     for place in range(rows):
-        pieces: list[ln.Piece] = []
+        pieces: list[Piece] = []
         for index, (body, _, size) in enumerate(blocks):
-            pieces += [ln.Piece(glyphs.vertical, "rule")] if index else []
-            pieces += ln.fit(body[place], size)
-        made.append(ln.fit(pieces, columns))
-    return made
+            pieces += [Piece(glyphs.vertical, "rule")] if index else []
+            pieces += fit(body[place], size)
+        lines.append(fit(pieces, columns))
+    return lines
 
 
 def widths(columns: int, count: int) -> list[int]:
-    """Cells of each of `count` blocks, a line between them."""
+    """Return cells of each of `count` blocks, a line between them."""
     room = columns - (count - 1)
     sizes = [room // count] * count
     sizes[0] += room - sum(sizes)

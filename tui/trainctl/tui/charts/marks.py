@@ -8,8 +8,8 @@ import numpy as np
 
 from trainctl.tui.charts.canvas import Canvas, Floats, Frame
 from trainctl.tui.commands import verb_registry
-from trainctl.tui.state import plan_changes
-from trainctl.tui.state.plan_changes import Change, changes_of_ranks
+from trainctl.tui.state import run_events
+from trainctl.tui.state.run_events import Change, changes_of_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 
@@ -28,31 +28,31 @@ class Mark:
 
 
 def numbered(state: ViewState) -> dict[int, str]:
-    """Event id -> number, for the last nine commands that took effect; the charts carry the same numbers. It is the
-    id, so that it stays as it is when more commands come, and is the same to everyone."""
+    """Return event id -> number, for the last nine commands that took effect; the charts carry the same numbers. It is
+    the id, so that it stays as it is when more commands come, and is the same to everyone."""
     commands = (event for event in state.run_events if event.kind == "command" and _is_marked(event.verb))
-    effective = [event.id for event in commands if plan_changes.took_effect(event)]
+    effective = [event.id for event in commands if run_events.took_effect(event)]
     return {event: str(event) for event in effective[-MAX_MARKS:]}
 
 
 def _is_marked(verb: str | None) -> bool:
-    """Commands that leave the training alone, as notes do, get no number."""
+    """Return whether a verb's events get a number: those that leave the training alone, as notes do, get none."""
     described = verb_registry.DESCRIPTIONS.get(verb or "")
     return verb is not None and (described is None or described.acts_on in ("active run", "new run"))
 
 
 def of_run(state: ViewState) -> tuple[Mark | Change, ...]:
-    """The numbered events as chart marks, and the last generations that were formed of other ranks."""
+    """Return the numbered events as chart marks, and the last generations that were formed of other ranks."""
     numbers = numbered(state)
     numbered_events = (event for event in state.run_events if event.id in numbers)
     commands = (Mark(event.step, numbers[event.id]) for event in numbered_events if event.step is not None)
     return (*commands, *changes_of_ranks(state.run_events)[-MAX_MARKS:])
 
 
-def draw(
+def draw_marks(
     canvas: Canvas, marks: Sequence[Mark | Change], glyphs: Glyphs, titled: int, x_of: Callable[[int], float] = float
 ) -> tuple[Placed, Mapping[int, str]]:
-    """Draws the verticals, a step's at `x_of` it. The numbers for the title rule, and the generations by column.
+    """Draw the verticals, a step's at `x_of` it. The numbers for the title rule, and the generations by column.
 
     The first `titled` columns lie under the title's words: there a number stands at its vertical's top. Where two would
     touch the newer one shows.
@@ -71,8 +71,8 @@ def draw(
 
 
 def _apart(numbers: Mapping[int, str], columns: int) -> Placed:
-    """Where each number begins, ascending: over its vertical, or as far before it as the last column wants. Of those
-    that would touch, the newest stay."""
+    """Return where each number begins, ascending: over its vertical, or as far before it as the last column wants. Of
+    those that would touch, the newest stay."""
     made: Placed = []
     for column, number in sorted(numbers.items(), reverse=True):
         start = max(min(column, columns - len(number)), 0)
@@ -81,41 +81,41 @@ def _apart(numbers: Mapping[int, str], columns: int) -> Placed:
     return made[::-1]
 
 
-def taken(marks: Sequence[Mark | Change], frame: Frame) -> set[int]:
-    """The columns of the verticals, and of the numbers at their tops."""
+def mark_columns(marks: Sequence[Mark | Change], frame: Frame) -> set[int]:
+    """Return the columns of the verticals, and of the numbers at their tops."""
     sizes = [(frame.column_of(mark.step), len(mark.number) if isinstance(mark, Mark) else 1) for mark in marks]
     return {column + offset for column, size in sizes for offset in range(size)}
 
 
-def cells(placed: Placed) -> set[int]:
-    """The columns that they take."""
+def text_columns(placed: Placed) -> set[int]:
+    """Return the columns that they take."""
     return {column + offset for column, text in placed for offset in range(len(text))}
 
 
 def _at_columns(canvas: Canvas, texts: Mapping[float, str]) -> dict[int, str]:
-    """By column instead of by x, what lies outside left out."""
     at = {canvas.frame.column_of(x): text for x, text in texts.items()}
     return {column: text for column, text in at.items() if 0 <= column < canvas.frame.columns}
 
 
-def name(canvas: Canvas, changes: Mapping[int, str], titled: int, numbered: Collection[int]) -> Placed:
-    """The generations for the title rule, the newest first, as far as there is room between the numbers there.
+def name_changes(canvas: Canvas, changes: Mapping[int, str], titled: int, numbered: Collection[int]) -> Placed:
+    """Return the generations for the title rule, the newest first, as far as there is room between the numbers there.
 
     Under the title's words one stands in the chart's first row, if nothing is drawn there.
     """
-    taken, made = set(numbered), []
+    taken, placed = set(numbered), []
     for column, text in sorted(changes.items(), reverse=True):
         start = _room(column, len(text), taken, range(max(titled, 0), canvas.frame.columns), column in numbered)
         if start is not None:
             taken |= set(range(start, start + len(text)))
-            made.append((start, text))
+            placed.append((start, text))
         elif column < titled and canvas.is_blank(range(column + 1, column + 2 + len(text)), 0):
             canvas.put(column + 1, 0, text, "label")
-    return made
+    return placed
 
 
 def _room(column: int, size: int, taken: Collection[int], within: range, beside: bool) -> int | None:
-    """Where `size` cells begin that are over `column`, or else `beside` it, and neither hold nor touch one taken."""
+    """Return where `size` cells begin that are over `column`, or else `beside` it, and neither hold nor touch one
+    taken."""
     starts = (column + 2, column - size - 1) if beside else range(column, column - size, -1)
     for start in starts:
         inside = start in within and start + size - 1 in within
@@ -127,8 +127,8 @@ def _room(column: int, size: int, taken: Collection[int], within: range, beside:
 def overrun(
     canvas: Canvas, highs: Sequence[tuple[Floats, Floats]], glyphs: Glyphs, taken: Collection[int] | None = None
 ) -> None:
-    """At the top, after an arrow so that it isn't taken for a mark's, the number of the highest value that has no room
-    below it; `highs` are lines as arrays of x and of heights.
+    """Write the number of the highest value that has no room at the top, after an arrow so that it isn't taken for a
+    mark's; `highs` are lines as arrays of x and of heights.
 
     It stands beside its column where nothing is drawn; with `taken`, columns, as near as it neither holds nor touches
     one of them, whatever is drawn there.
@@ -145,7 +145,6 @@ def overrun(
 
 
 def _free_cells(canvas: Canvas, column: int, size: int, taken: Collection[int] | None) -> int | None:
-    """Where `size` cells begin, to the right of `column` if they can."""
     if taken is None:
         beside = (start for start in (column + 2, column - 1 - size) if start >= 0)
         return next((start for start in beside if canvas.is_blank(range(start, start + size), 0)), None)

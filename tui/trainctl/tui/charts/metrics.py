@@ -2,20 +2,21 @@
 charts begin."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Final
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import EVALUATED, METRICS, MetricStyle, RunView, metric_of
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, Pick
 from trainctl.tui.state.series import Window
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.formatting import figure, loss, rate, scientific, seconds
+from trainctl.tui.text.styled_line import clean
 
 
-class Style(NamedTuple):
-    """How a metric's values are drawn and written. They are multiplied by `factor` first."""
+@dataclass(frozen=True)
+class Style:
+    """The look of a metric's values, which are multiplied by `factor` first."""
 
-    words: Callable[[float | None], str] = f.loss
+    words: Callable[[float | None], str] = loss
     factor: float = 1.0
     least_span: float = 0.02
     points: bool = False
@@ -23,30 +24,26 @@ class Style(NamedTuple):
     sparse: bool = False  # it comes by time, so that not every step has a value
 
 
-def _gigabytes(value: float | None) -> str:
-    return f.figure(value, "{:.2f} GB")
-
-
 def _percent(value: float | None) -> str:
-    return f.figure(value, "{:.0f}%")
+    return figure(value, "{:.0f}%")
 
 
-_STYLES: Final[dict[m.MetricStyle, Style]] = {
+_STYLES: Final[dict[MetricStyle, Style]] = {
     "number": Style(least_span=0.2),
     "loss": Style(),
-    "scientific": Style(f.scientific),
-    "seconds": Style(f.seconds, least_span=0.2),
-    "rate": Style(f.rate, least_span=0.2),
-    "bytes": Style(_gigabytes, 1e-9, 0.05),
-    "megabytes": Style(lambda value: f.figure(value, "{:,.1f} MB"), 1e-6, 0.2),
-    "megabytes_per_second": Style(lambda value: f.figure(value, "{:,.1f} MB/s"), 1e-6, 0.2),
+    "scientific": Style(scientific),
+    "seconds": Style(seconds, least_span=0.2),
+    "rate": Style(rate, least_span=0.2),
+    "bytes": Style(lambda value: figure(value, "{:.2f} GB"), 1e-9, 0.05),
+    "megabytes": Style(lambda value: figure(value, "{:,.1f} MB"), 1e-6, 0.2),
+    "megabytes_per_second": Style(lambda value: figure(value, "{:,.1f} MB/s"), 1e-6, 0.2),
     "ratio": Style(_percent, 100.0, 5.0),
     "percent": Style(_percent, least_span=5.0),
-    "watts": Style(lambda value: f.figure(value, "{:.0f} W"), least_span=5.0),
-    "celsius": Style(lambda value: f.figure(value, "{:.0f}°C"), least_span=5.0),
-    "megahertz": Style(lambda value: f.figure(value, "{:.2f} GHz"), 1e-3, 0.05),
+    "watts": Style(lambda value: figure(value, "{:.0f} W"), least_span=5.0),
+    "celsius": Style(lambda value: figure(value, "{:.0f}°C"), least_span=5.0),
+    "megahertz": Style(lambda value: figure(value, "{:.2f} GHz"), 1e-3, 0.05),
 }
-_POINTS: Final = frozenset({"eval_loss", "perplexity", "drift"}) | m.EVALUATED
+_POINTS: Final = frozenset({"eval_loss", "perplexity", "drift"}) | EVALUATED
 """Metrics with a value at few steps."""
 _SPIKED: Final = frozenset({"step_seconds", "rank_step_seconds", "busy_seconds"})
 """Metrics of which a value above four times the median runs out at the top."""
@@ -62,54 +59,53 @@ DEFAULT_CHARTS: Final = (
 
 
 def style_of(name: str) -> Style:
-    """How a metric is drawn, also one that is only known by its name."""
-    metric = m.metric_of(name)
+    """Return how a metric is drawn, also one that is only known by its name."""
+    metric = metric_of(name)
     style = _STYLES[metric.style]
     most_times = 4.0 if name in _SPIKED else style.most_times
-    return style._replace(points=name in _POINTS, most_times=most_times, sparse=metric.scope == "host")
+    return replace(style, points=name in _POINTS, most_times=most_times, sparse=metric.scope == "host")
 
 
 def names(own: Iterable[str] = ()) -> list[str]:
-    """Every metric that makes a line, in the order they are offered in; `own` are those that the run brings."""
-    return [*(name for name, metric in m.METRICS.items() if metric.drawn), *sorted(own)]
+    """Return every metric that makes a line, in the order they are offered in; `own` are those that the run brings."""
+    return [*(name for name, metric in METRICS.items() if metric.drawn), *sorted(own)]
 
 
 def short(name: str) -> str:
-    return m.metric_of(name).short or m.metric_of(name).title
+    return metric_of(name).short or metric_of(name).title
 
 
 def per_rank(name: str) -> bool:
-    return m.metric_of(name).scope != "run"
+    return metric_of(name).scope != "run"
 
 
-def rank_names(run: m.RunView | None) -> dict[int, str]:
-    """By rank the name of its node, with the rank's number where the node has several."""
-    ranks = sorted((view.rank, ln.clean(view.node)) for view in run.ranks) if run is not None else []
+def rank_names(run: RunView | None) -> dict[int, str]:
+    """Return by rank the name of its node, with the rank's number where the node has several."""
+    ranks = sorted((view.rank, clean(view.node)) for view in run.ranks) if run is not None else []
     nodes = [node for _, node in ranks]
     return {rank: f"{node}:{rank}" if nodes.count(node) > 1 else node for rank, node in ranks}
 
 
-def charts_of(charts: tuple[Chart, ...], run: m.RunView | None) -> tuple[Chart, ...]:
-    """The charts with the run's rate in place of another's."""
+def charts_of(charts: tuple[Chart, ...], run: RunView | None) -> tuple[Chart, ...]:
+    """Return the charts with the run's rate in place of another's."""
     if run is None:
         return charts
     others = {"tokens_per_second", "weight_per_second"} - {run.rate_metric}
 
     def own(pick: Pick) -> Pick:
-        return pick._replace(metric=run.rate_metric) if pick.metric in others else pick
+        return replace(pick, metric=run.rate_metric) if pick.metric in others else pick
 
     return tuple(replace(chart, picks=tuple(map(own, chart.picks))) for chart in charts)
 
 
-def _title_of(name: str, run: m.RunView | None) -> str:
-    """With the unit where the run has another than the table."""
-    metric = m.metric_of(name)
-    unit = ln.clean(run.unit_of(metric)) if run is not None else metric.unit
+def _title_of(name: str, run: RunView | None) -> str:
+    metric = metric_of(name)
+    unit = clean(run.unit_of(metric)) if run is not None else metric.unit
     return metric.title if unit == metric.unit else unit if metric.title == metric.unit else f"{metric.title} ({unit})"
 
 
-def title(chart: Chart, node_of: Callable[[int], str], run: m.RunView | None) -> str:
-    """What a chart's rule says: its metrics, each once, and the node where all lines are of one."""
+def title(chart: Chart, node_of: Callable[[int], str], run: RunView | None) -> str:
+    """Return what a chart's rule says: its metrics, each once, and the node where all lines are of one."""
     words = list(dict.fromkeys(_title_of(pick.metric, run) for pick in chart.picks))
     ranks = {pick.rank for pick in chart.picks if per_rank(pick.metric)}
     only = next(iter(ranks)) if len(ranks) == 1 else None
@@ -118,7 +114,7 @@ def title(chart: Chart, node_of: Callable[[int], str], run: m.RunView | None) ->
 
 
 def in_units(window: Window, factor: float) -> Window:
-    """A window with its values multiplied."""
+    """Return a window with its values multiplied."""
     if factor == 1.0:
         return window
     names = ("minimum", "maximum", "total", "last")

@@ -4,18 +4,16 @@ import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from trainctl.tui.charts import marks as mk
-from trainctl.tui.charts.axis import Axis, text, ticks
+from trainctl.tui.charts.axis import Axis, Scale, text, ticks
 from trainctl.tui.charts.canvas import Canvas, Curve, Frame
-from trainctl.tui.charts.scale import Scale
+from trainctl.tui.charts.marks import Mark, draw_marks, mark_columns, name_changes, overrun, text_columns
 from trainctl.tui.charts.traces import Shape, Trace, shape
-from trainctl.tui.state.plan_changes import Change
-from trainctl.tui.text import styled_line as ln
+from trainctl.tui.state.run_events import Change
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells
 
 LEAST_COLUMNS = 24
 _LETTER_CELLS = 12
@@ -23,7 +21,7 @@ _LETTER_CELLS = 12
 
 @dataclass(frozen=True)
 class Plot:
-    """What a chart shows: traces over the steps `first` to `last` of `axis`.
+    """A chart: traces over the steps `first` to `last` of `axis`.
 
     `crosshair` is a step. Values above `most_times` their median run out at the top, the highest with its number. A
     `small` one stands among other things: its x axis says the first, the middle and the last step.
@@ -36,7 +34,7 @@ class Plot:
     axis: Axis = field(default_factory=Axis)
     scale: Scale = field(default_factory=Scale)
     half_life_steps: float = 0.0
-    marks: tuple[mk.Mark | Change, ...] = ()
+    marks: tuple[Mark | Change, ...] = ()
     crosshair: float | None = None
     focused: bool = False
     with_axis: bool = True  # a row for x, which the lowest of several above each other has for all
@@ -48,27 +46,45 @@ class Plot:
 
     @property
     def edges(self) -> tuple[float, float]:
-        """x at the left and at the right edge."""
+        """Return x at the left and at the right edge."""
         return float(self.axis.to_x(self.first)), float(self.axis.to_x(self.last + 1))
 
 
 def panel(
-    title: str, traces: tuple[Trace, ...], first: int, last: int, marks: tuple[mk.Mark | Change, ...] = (), *,
-    empty_text: str = "no step yet", least_span: float = 0.02, most_times: float = math.inf,
-) -> Plot:  # fmt: skip
-    """A small chart over the steps `first` to `last`."""
-    return Plot(title, traces, first, last, marks=marks, empty_text=empty_text, least_span=least_span,
-                most_times=most_times, small=True)  # fmt: skip
+    title: str,
+    traces: tuple[Trace, ...],
+    first: int,
+    last: int,
+    marks: tuple[Mark | Change, ...] = (),
+    *,
+    empty_text: str = "no step yet",
+    least_span: float = 0.02,
+    most_times: float = math.inf,
+) -> Plot:
+    """Return a small chart over the steps `first` to `last`."""
+    return Plot(
+        title,
+        traces,
+        first,
+        last,
+        marks=marks,
+        empty_text=empty_text,
+        least_span=least_span,
+        most_times=most_times,
+        small=True,
+    )
 
 
-class Margins(NamedTuple):
+@dataclass(frozen=True)
+class Margins:
     """Cells left of the dots, for y labels, and right of them, for names."""
 
     left: int
     right: int
 
 
-class Prepared(NamedTuple):
+@dataclass(frozen=True)
+class Prepared:
     """A plot's shapes, the heights at its bottom and top (None: nothing to draw), and its y labels by height."""
 
     shapes: tuple[Shape, ...]
@@ -77,7 +93,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(plot: Plot, rows: int) -> Prepared:
-    """What drawing it in `rows` rows, title not counted, begins with."""
+    """Return what a drawing in `rows` rows, title not counted, begins with."""
     x0, x1 = plot.edges
     shapes = tuple(shape(trace, x0, x1, plot.scale, plot.half_life_steps, clip=not plot.small) for trace in plot.traces)
     span = _span(plot, shapes) if plot.axis.known and x1 > x0 else None
@@ -86,12 +102,12 @@ def prepare(plot: Plot, rows: int) -> Prepared:
 
 
 def plot_rows(plot: Plot, rows: int) -> int:
-    """Rows of dots: all but that of the x axis, which low charts go without."""
+    """Return rows of dots: all but that of the x axis, which low charts go without."""
     return rows - 1 if plot.with_axis and rows >= (6 if plot.small else 5) else rows
 
 
-def margins(plot: Plot, made: Prepared, columns: int, glyphs: Glyphs) -> Margins:
-    """The cells it needs beside its dots; charts above each other take the widest of each."""
+def plot_margins(plot: Plot, made: Prepared, columns: int, glyphs: Glyphs) -> Margins:
+    """Return the cells it needs beside its dots; charts above each other take the widest of each."""
     left = max((len(words) for words in made.labels.values()), default=4) + 1
     names = [len(_name(trace, plot, glyphs)) for trace in plot.traces]
     right = max((size + 1 for size in names if size), default=0)
@@ -109,19 +125,19 @@ def _span(plot: Plot, shapes: Sequence[Shape]) -> tuple[float, float] | None:
     return plot.scale.range_of(float(values.min()), float(values.max()), plot.least_span)
 
 
-def draw(
+def draw_plot(
     plot: Plot, columns: int, rows: int, glyphs: Glyphs, made: Prepared | None = None, room: Margins | None = None
-) -> tuple[list[ln.Line], list[tuple[int, str, str]]]:
-    """The chart's rows, and the labels its title rule carries: (cell, text, role)."""
+) -> tuple[list[Line], list[tuple[int, str, str]]]:
+    """Return the chart's rows, and the labels its title rule carries: (cell, text, role)."""
     made = made or prepare(plot, rows)
-    room = room or margins(plot, made, columns, glyphs)
+    room = room or plot_margins(plot, made, columns, glyphs)
     role = "accent" if plot.focused else "title"
     lead = glyphs.cursor if plot.focused else glyphs.horizontal
     title = [(0, f"{lead} {plot.title} ", role)]
     inner = columns - room.left - room.right
     if rows < 1 or inner < 4 or made.span is None:
-        words = ln.Piece(f"  {plot.empty_text}", "dim")
-        return [ln.fit((words,) if row == rows // 2 else ln.EMPTY, columns) for row in range(max(rows, 0))], title
+        words = Piece(f"  {plot.empty_text}", "dim")
+        return [fit((words,) if row == rows // 2 else (), columns) for row in range(max(rows, 0))], title
     x0, x1 = plot.edges
     frame = Frame(x0, x1, *made.span, inner, plot_rows(plot, rows), glyphs.ascii_only)
     canvas = Canvas(frame)
@@ -132,13 +148,13 @@ def draw(
     if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1:
         canvas.under(frame.column_of(float(plot.axis.to_x(plot.crosshair))), glyphs.vertical, "strong")
     titled = len(title[0][1]) - room.left
-    numbers, changes = mk.draw(canvas, plot.marks, glyphs, titled, lambda step: float(plot.axis.to_x(step)))
+    numbers, changes = draw_marks(canvas, plot.marks, glyphs, titled, lambda step: float(plot.axis.to_x(step)))
     highs = [(item.x, item.high) for item in made.shapes]
     if plot.small:
-        mk.overrun(canvas, highs, glyphs, mk.taken(plot.marks, frame))
-    names = mk.name(canvas, changes, titled, mk.cells(numbers))
+        overrun(canvas, highs, glyphs, mark_columns(plot.marks, frame))
+    names = name_changes(canvas, changes, titled, text_columns(numbers))
     if not plot.small:
-        mk.overrun(canvas, highs, glyphs)
+        overrun(canvas, highs, glyphs)
     lines = _assemble(canvas, plot, made, room, glyphs)
     if plot_rows(plot, rows) < rows:
         lines.append(_steps_line(frame, room, columns) if plot.small else _axis_line(plot, frame, room, columns))
@@ -147,8 +163,8 @@ def draw(
 
 
 def _strokes(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
-    """Raw lines first, as bands of their extremes, then what runs through them: the means of a line that is by itself
-    or has a band, or the smoothed lines."""
+    """Draw raw lines first, as bands of their extremes, then what runs through them: the means of a line that is by
+    itself or has a band, or the smoothed lines."""
     single = sum(not trace.points for trace in plot.traces) == 1
     behind: list[Curve] = []
     over: list[Curve] = []
@@ -168,7 +184,7 @@ def _strokes(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
 
 
 def _points(canvas: Canvas, plot: Plot, shapes: Sequence[Shape], glyphs: Glyphs) -> None:
-    """Single values; what isn't finite at the top, and at the bottom what a logarithm has no place for."""
+    """Draw single values; what isn't finite at the top, and at the bottom what a logarithm has no place for."""
     frame = canvas.frame
     for trace, item in zip(plot.traces, shapes, strict=True):
         if trace.points:
@@ -195,7 +211,6 @@ def _letters(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
 
 
 def _lettered(plot: Plot, glyphs: Glyphs) -> bool:
-    """Whether letters tell the lines apart."""
     return glyphs.letters and sum(trace.letter != "" for trace in plot.traces) > 1
 
 
@@ -204,8 +219,8 @@ def _name(trace: Trace, plot: Plot, glyphs: Glyphs) -> str:
 
 
 def _ends(plot: Plot, made: Prepared, frame: Frame, glyphs: Glyphs) -> dict[int, tuple[str, str]]:
-    """Row -> (name, role): each at its line's last value in view, or the nearest free row; what finds none is left
-    out."""
+    """Return each line's name and role by the row of its last value in view, or the nearest free one; what finds none
+    is left out."""
     wanted = []
     for trace, item in zip(plot.traces, made.shapes, strict=True):
         heights = item.last if plot.small else item.smoothed if len(item.smoothed) else item.mean
@@ -221,21 +236,21 @@ def _ends(plot: Plot, made: Prepared, frame: Frame, glyphs: Glyphs) -> dict[int,
     return placed
 
 
-def _assemble(canvas: Canvas, plot: Plot, made: Prepared, room: Margins, glyphs: Glyphs) -> list[ln.Line]:
+def _assemble(canvas: Canvas, plot: Plot, made: Prepared, room: Margins, glyphs: Glyphs) -> list[Line]:
     frame = canvas.frame
     labels = {frame.row_of(height): words for height, words in made.labels.items()}
     ends = _ends(plot, made, frame, glyphs) if room.right else {}
     lines = []
     for row, drawn in enumerate(canvas.lines()):
         name, role = ends.get(row, ("", "text"))
-        tail = (ln.Piece(f" {name}".ljust(room.right)[: room.right], role),) if room.right else ()
-        lead = ln.Piece(labels.get(row, "").rjust(room.left - 1) + " ", "axis")
+        tail = (Piece(f" {name}".ljust(room.right)[: room.right], role),) if room.right else ()
+        lead = Piece(labels.get(row, "").rjust(room.left - 1) + " ", "axis")
         lines.append((lead, *drawn, *tail))
     return lines
 
 
-def _axis_line(plot: Plot, frame: Frame, room: Margins, columns: int) -> ln.Line:
-    """Round values under the dots, each centred below its column; the crosshair's own value goes before them."""
+def _axis_line(plot: Plot, frame: Frame, room: Margins, columns: int) -> Line:
+    """Return round values under the dots, each centred below its column; the crosshair's own value goes before them."""
     cells: list[tuple[str, str]] = [(" ", "axis")] * columns
     marks = ticks(plot.axis, frame.x0, frame.x1, frame.columns, plot.zone)
     wanted = [(frame.column_of(x), words, "axis") for x, words in marks]
@@ -249,11 +264,10 @@ def _axis_line(plot: Plot, frame: Frame, room: Margins, columns: int) -> ln.Line
         if start >= 0 and not taken & set(over):
             taken |= set(over)
             cells[start : start + len(words)] = [(char, role) for char in words]
-    return ln.from_cells(cells)
+    return from_cells(cells)
 
 
-def _steps_line(frame: Frame, room: Margins, columns: int) -> ln.Line:
-    """Steps under a small chart: first, middle where there is room, last."""
+def _steps_line(frame: Frame, room: Margins, columns: int) -> Line:
     first, last = int(frame.x0), int(frame.x1) - 1
     row = [" "] * columns
     right, middle = f"{last:,}", f"{(first + last) // 2:,}"
@@ -262,4 +276,4 @@ def _steps_line(frame: Frame, room: Margins, columns: int) -> ln.Line:
         texts.insert(1, (room.left + frame.columns // 2 - len(middle) // 2, middle))
     for start, words in texts:
         row[start : start + len(words)] = words
-    return (ln.Piece("".join(row)[:columns], "axis"),)
+    return (Piece("".join(row)[:columns], "axis"),)

@@ -9,18 +9,17 @@ from types import MappingProxyType
 
 import msgspec
 
-from trainctl.protocol import messages as m
-from trainctl.tui.charts import marks as mk
-from trainctl.tui.charts import metrics as catalogue
-from trainctl.tui.charts.axis import Axis, Kind, continued
+from trainctl.protocol.messages import RunView
+from trainctl.tui.charts.axis import Axis, Kind, Scale, continued
 from trainctl.tui.charts.history import Answer, Key, axis_for, window_of
+from trainctl.tui.charts.marks import of_run
+from trainctl.tui.charts.metrics import in_units, rank_names, short, style_of, title
 from trainctl.tui.charts.plot import Plot
-from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Extent, Pick, half_life, shown
 from trainctl.tui.state.series import Window
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.styled_line import clean, shorten
 from trainctl.tui.widgets.theme import rank_role, run_role
 
 NAME_CELLS = 12
@@ -28,12 +27,12 @@ NAME_CELLS = 12
 
 @dataclass(frozen=True)
 class RunData:
-    """What is known of one run: its view, and answers for the whole of it and for what is in view.
+    """The data of one run: its view, and answers for the whole of it and for what is in view.
 
     `coarse` is kept for the axes and until finer data come.
     """
 
-    run: m.RunView
+    run: RunView
     coarse: Answer | None = None
     fine: Answer | None = None
 
@@ -59,7 +58,7 @@ class Sources:
         return known
 
     def axis(self, run: str, kind: Kind, *, elapsed: bool) -> Axis:
-        """A run's axis; without what the record says of it, its steps'. With `elapsed`, a branch's continues its
+        """Return a run's axis; without what the record says of it, its steps'. With `elapsed`, a branch's continues its
         parent's from the fork if the parent is known too."""
         known = self.of(run)
         if known is None or kind == "step":
@@ -68,16 +67,13 @@ class Sources:
         own, branch = axis_for(kind, known.coarse, known.fine, live, elapsed=elapsed), known.run.branch
         if not elapsed or branch is None or not own.known:
             return own
-        parent = replace(self, data=self._without(run)).axis(branch.run, kind, elapsed=True)
+        others = {name: data for name, data in self.data.items() if name != run}  # no run is its own ancestor
+        parent = replace(self, data=others).axis(branch.run, kind, elapsed=True)
         return continued(own, parent, branch.step) if parent.kind == kind and parent.known else own
-
-    def _without(self, run: str) -> Mapping[str, RunData]:
-        """The data of the other runs: no run is its own ancestor, whatever an agent says."""
-        return {name: data for name, data in self.data.items() if name != run}
 
 
 def extent(view: ChartView, sources: Sources, columns: int) -> Extent:
-    """What the view lies on. Runs laid over it reach as far as the longest, on an axis of steps."""
+    """Return what the view lies on. Runs laid over it reach as far as the longest, on an axis of steps."""
     run = sources.state.run
     if run is None:
         return Extent(0, columns=columns)
@@ -93,7 +89,6 @@ def extent(view: ChartView, sources: Sources, columns: int) -> Extent:
 
 
 def _as_far(sources: Sources, run: str, other: str, view: ChartView) -> int:
-    """The step of `run` that stands where the other run's newest does."""
     known = sources.of(other)
     theirs, ours = (sources.axis(name, view.x, elapsed=True) for name in (other, run))
     if known is None or not theirs.known or not ours.known:
@@ -102,7 +97,7 @@ def _as_far(sources: Sources, run: str, other: str, view: ChartView) -> int:
 
 
 def spans(view: ChartView, sources: Sources, place: Extent) -> dict[str, tuple[float, float]]:
-    """By run the steps of it that are in view."""
+    """Return by run the steps of it that are in view."""
     run = sources.state.run
     if run is None:
         return {}
@@ -116,26 +111,37 @@ def spans(view: ChartView, sources: Sources, place: Extent) -> dict[str, tuple[f
     return made
 
 
-def plots(view: ChartView, sources: Sources, place: Extent, wanted: Collection[int]) -> list[Plot]:
-    """The view's charts of these indices as plots, in order."""
+def plots_of(view: ChartView, sources: Sources, place: Extent, wanted: Collection[int]) -> list[Plot]:
+    """Return the view's charts of these indices as plots, in order."""
     first, last = shown(view, place)
-    marks = mk.of_run(sources.state)
-    made = []
+    marks = of_run(sources.state)
+    plots = []
     for index in wanted:
         chart = view.charts[index]
-        styles = [catalogue.style_of(pick.metric) for pick in chart.picks]
-        made.append(Plot(
-            _titled(chart, view, sources, place), traces(chart, view, sources, place), first, last, place.axis,
-            Scale(chart.log), half_life(chart, view, place), marks, view.crosshair,
-            index == view.focus and len(view.charts) > 1, zone=sources.zone, with_axis=index == max(wanted),
-            least_span=max((style.least_span for style in styles), default=0.02),
-            most_times=max((style.most_times for style in styles), default=float("inf")),
-        ))  # fmt: skip
-    return made
+        styles = [style_of(pick.metric) for pick in chart.picks]
+        plots.append(
+            Plot(
+                _titled(chart, view, sources, place),
+                traces(chart, view, sources, place),
+                first,
+                last,
+                place.axis,
+                Scale(chart.log),
+                half_life(chart, view, place),
+                marks,
+                view.crosshair,
+                index == view.focus and len(view.charts) > 1,
+                zone=sources.zone,
+                with_axis=index == max(wanted),
+                least_span=max((style.least_span for style in styles), default=0.02),
+                most_times=max((style.most_times for style in styles), default=float("inf")),
+            )
+        )
+    return plots
 
 
 def _titled(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> str:
-    words = [catalogue.title(chart, lambda rank: _node(sources.state.run, rank), sources.state.run)]
+    words = [title(chart, lambda rank: _node(sources.state.run, rank), sources.state.run)]
     if chart.log:
         words.append("log")
     soft = half_life(chart, view, place)
@@ -145,7 +151,7 @@ def _titled(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> s
 
 
 def traces(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> tuple[Trace, ...]:
-    """A chart's lines: those of the run shown first, each run's picks in their order."""
+    """Return a chart's lines: those of the run shown first, each run's picks in their order."""
     run = sources.state.run
     if run is None:
         return ()
@@ -161,21 +167,28 @@ def traces(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> tu
     of_ranks, of_runs = itertools.count(), itertools.count()
     for index, (known, pick) in enumerate(lines):
         own = sources.state if known.run.run == run.run else None
-        style = catalogue.style_of(pick.metric)
+        style = style_of(pick.metric)
         window = window_of(known.answers, own, (pick.metric, pick.rank), reach[known.run.run], sources.tails)
         axis = sources.axis(known.run.run, view.x, elapsed=bool(view.runs)) if place.axis.kind != "step" else Axis()
         label = name_of(pick, known.run, several, bool(view.runs), own is None) if len(lines) > 1 else ""
         role = run_role(next(of_runs)) if pick.rank is None else rank_role(next(of_ranks))
-        made.append(Trace(
-            catalogue.in_units(window, style.factor), ln.shorten(ln.clean(label), NAME_CELLS), role,
-            axis, style.points, string.ascii_letters[index % 52], pick.metric,
-            sparse=style.sparse,
-        ))  # fmt: skip
+        made.append(
+            Trace(
+                in_units(window, style.factor),
+                shorten(clean(label), NAME_CELLS),
+                role,
+                axis,
+                style.points,
+                string.ascii_letters[index % 52],
+                pick.metric,
+                sparse=style.sparse,
+            )
+        )
     return tuple(trace for trace in made if len(trace.window) or not trace.points)
 
 
-def expanded(chart: Chart, run: m.RunView) -> list[Pick]:
-    """The picks of a chart with every rank of the run by itself."""
+def expanded(chart: Chart, run: RunView) -> list[Pick]:
+    """Return the picks of a chart with every rank of the run by itself."""
     made: list[Pick] = []
     for pick in chart.picks:
         ranks = sorted(view.rank for view in run.ranks) if pick.rank == ALL_RANKS else [pick.rank]
@@ -183,20 +196,20 @@ def expanded(chart: Chart, run: m.RunView) -> list[Pick]:
     return list(dict.fromkeys(made))
 
 
-def _node(run: m.RunView | None, rank: int) -> str:
-    return catalogue.rank_names(run).get(rank, f"rank {rank}")
+def _node(run: RunView | None, rank: int) -> str:
+    return rank_names(run).get(rank, f"rank {rank}")
 
 
-def name_of(pick: Pick, run: m.RunView, several: bool, overlaid: bool, other: bool) -> str:
-    """What a line is called at its end: what tells it from the chart's other lines."""
+def name_of(pick: Pick, run: RunView, several: bool, overlaid: bool, other: bool) -> str:
+    """Return what a line is called at its end: what tells it from the chart's other lines."""
     words = [run.name] if overlaid and other else []
     words += [_node(run, pick.rank)] if pick.rank is not None else []
-    words += [catalogue.short(pick.metric)] if pick.rank is None or several else []
+    words += [short(pick.metric)] if pick.rank is None or several else []
     return " ".join(words)
 
 
-def renamed(run: m.RunView, others: Mapping[str, m.RunView]) -> m.RunView:
-    """A run of the same name as another goes by the last part of its id, which differs even within a day."""
+def renamed(run: RunView, others: Mapping[str, RunView]) -> RunView:
+    """Return a run of the same name as another goes by the last part of its id, which differs even within a day."""
     if any(other.run != run.run and other.name == run.name for other in others.values()):
         return msgspec.structs.replace(run, name=run.run.rpartition("-")[2] or run.run)
     return run

@@ -1,26 +1,25 @@
-"""What stands at the crosshair in words: the step with its tokens and its time, the values, the nearest mark. Pure."""
+"""The crosshair in words: the step with its tokens and its time, the values, the nearest mark. Pure."""
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import event_prose
+from trainctl.protocol.messages import Event, event_prose, metric_of
 from trainctl.tui.charts.axis import KINDS, Axis, Kind, tokens
 from trainctl.tui.charts.axis import text as axis_text
 from trainctl.tui.charts.marks import numbered
 from trainctl.tui.charts.metrics import style_of
 from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.traces import Reading, Trace, reading
-from trainctl.tui.state import plan_changes
+from trainctl.tui.state import run_events
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.formatting import duration
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width
 
 
-class Note(NamedTuple):
+@dataclass(frozen=True)
+class Note:
     """An intervention: its step, the number of its mark, and what it changed, by whom."""
 
     step: int
@@ -29,16 +28,16 @@ class Note(NamedTuple):
 
 
 def notes(state: ViewState, glyphs: Glyphs) -> list[Note]:
-    """The numbered commands with their before and after."""
+    """Return the numbered commands with their before and after."""
     numbers = numbered(state)
     return [
-        Note(event.step, numbers[event.id], ln.clean(_change(event, glyphs)))
+        Note(event.step, numbers[event.id], clean(_change(event, glyphs)))
         for event in state.run_events
-        if event.id in numbers and event.step is not None and plan_changes.took_effect(event)
+        if event.id in numbers and event.step is not None and run_events.took_effect(event)
     ]
 
 
-def _change(event: m.Event, glyphs: Glyphs) -> str:
+def _change(event: Event, glyphs: Glyphs) -> str:
     said = event_prose.brief(event.data).replace(event_prose.ARROW, glyphs.arrow)
     return f"{' '.join(word for word in (event.verb, said) if word)} by {event.by or '-'}"
 
@@ -46,27 +45,26 @@ def _change(event: m.Event, glyphs: Glyphs) -> str:
 def lines(
     plot: Plot, axes: Mapping[Kind, Axis], found: Sequence[Note], columns: int, rows: int, glyphs: Glyphs
 ) -> list[Line]:
-    """Exactly `rows` lines of `columns` cells: where the crosshair is with the mark nearest to it, then the values;
-    without a crosshair the newest in view."""
+    """Return exactly `rows` lines of `columns` cells: where the crosshair is with the mark nearest to it, then the
+    values; without a crosshair the newest in view."""
     at = plot.crosshair if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1 else None
-    head = _where(plot, at, axes) if at is not None else ln.line(Piece("newest in view", "label"))
+    head = _where(plot, at, axes) if at is not None else line(Piece("newest in view", "label"))
     x = float(plot.axis.to_x(at)) if at is not None else None
-    made = [ln.spread(head, _nearest(plot, found, at, columns - ln.width(head) - 2, glyphs), columns)]
+    drawn = [spread(head, _nearest(plot, found, at, columns - width(head) - 2, glyphs), columns)]
     values = [_value(trace, x, plot, glyphs) for trace in plot.traces]
     for row in range(1, rows):
         taken = _fitting(values, columns - (2 if row == rows - 1 else 0))
-        made.append(ln.groups(values[:taken], columns))
+        drawn.append(groups(values[:taken], columns))
         values = values[taken:]
     if values and rows > 1:
-        made[-1] = (*made[-1], Piece(f"  +{len(values)}", "dim"))
-    return [ln.fit(pieces, columns) for pieces in made[:rows]]
+        drawn[-1] = (*drawn[-1], Piece(f"  +{len(values)}", "dim"))
+    return [fit(pieces, columns) for pieces in drawn[:rows]]
 
 
 def _fitting(values: Sequence[Line], columns: int) -> int:
-    """How many of the values fit on one line, one at least."""
     used, count = 0, 0
     for value in values:
-        used += ln.width(value) + 2
+        used += width(value) + 2
         if count and used - 2 > columns:
             break
         count += 1
@@ -74,7 +72,7 @@ def _fitting(values: Sequence[Line], columns: int) -> int:
 
 
 def _where(plot: Plot, step: float, axes: Mapping[Kind, Axis]) -> Line:
-    """`step 18,240  597.7M tokens  Fri 14:31:05`, the kind on the axis first."""
+    """Return `step 18,240 597.7M tokens Fri 14:31:05`, the kind on the axis first."""
     words: dict[Kind, str] = {"step": f"step {int(step):,}"}
     for kind in KINDS[1:]:
         axis = axes.get(kind)
@@ -84,43 +82,40 @@ def _where(plot: Plot, step: float, axes: Mapping[Kind, Axis]) -> Line:
         low, high = float(axis.to_x(plot.first)), float(axis.to_x(plot.last + 1))
         words[kind] = f"{tokens(x, high - low)} tokens" if kind == "tokens" else _moment(axis, x, plot.zone)
     order = sorted(words, key=lambda kind: kind != plot.axis.kind)
-    return ln.line(
+    return line(
         *(piece for kind in order for piece in (Piece(words[kind], "strong" if kind == order[0] else "text"), "  "))
     )
 
 
 def _moment(axis: Axis, x: float, zone: datetime.tzinfo | None) -> str:
-    """A time of day to the second with its day, or a time since the start."""
     if axis.origin_seconds:
-        return f"{f.duration(x)} in"
+        return f"{duration(x)} in"
     day, time = axis_text(axis, x, 2 * 86400, zone).split(" ")[0], axis_text(axis, x, 1.0, zone)
     return f"{day} {time}"
 
 
 def _nearest(plot: Plot, found: Sequence[Note], at: float | None, columns: int, glyphs: Glyphs) -> Line:
-    """The mark in view that is nearest to the crosshair, or else the newest."""
     inside = [note for note in found if plot.first <= note.step <= plot.last]
     if not inside or columns < 16:
         return ()
     note = min(inside, key=lambda item: abs(item.step - at) if at is not None else -item.step)
-    head = ln.line(Piece(f"{note.number} ", "mark"), f"@{note.step:,} ")
-    return (*head, Piece(ln.shorten(note.text, columns - ln.width(head), glyphs.ellipsis)))
+    head = line(Piece(f"{note.number} ", "mark"), f"@{note.step:,} ")
+    return (*head, Piece(shorten(note.text, columns - width(head), glyphs.ellipsis)))
 
 
 def _value(trace: Trace, x: float | None, plot: Plot, glyphs: Glyphs) -> Line:
-    """`a studio 1.81 1.84 1.90`: a line's lowest, mean and highest value there, one where they are the same."""
-    name = trace.label or m.metric_of(trace.metric).title
+    """Return `a studio 1.81 1.84 1.90`: a line's lowest, mean and highest value there, one where they are the same."""
+    name = trace.label or metric_of(trace.metric).title
     lettered = f"{trace.letter} " if glyphs.letters and len(plot.traces) > 1 and not trace.points else ""
     head = Piece(f"{lettered}{name} ", trace.role)
     read = reading(trace, x if x is not None else _end(trace, plot))
     if read is None:
-        return ln.line(head, Piece("n/a", "dim"))
+        return line(head, Piece("n/a", "dim"))
     flaw = f" {glyphs.nonfinite} not finite" if read.broken else ""
-    return ln.line(head, *_words(read, trace, style_of(trace.metric).words), Piece(flaw, "bad"))
+    return line(head, *_words(read, trace, style_of(trace.metric).words), Piece(flaw, "bad"))
 
 
 def _end(trace: Trace, plot: Plot) -> float:
-    """The x of a trace's newest value in view."""
     if not len(trace.window) or not trace.axis.known:
         return plot.edges[1]
     return min(float(trace.axis.to_x(trace.window.newest_step)), plot.edges[1])

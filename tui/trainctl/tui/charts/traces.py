@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.tui.charts.axis import Axis
-from trainctl.tui.charts.scale import Scale
+from trainctl.tui.charts.axis import Axis, Scale
 from trainctl.tui.state.series import Window
 
 Floats = NDArray[np.float64]
@@ -36,12 +35,12 @@ class Trace:
 
     @property
     def held_steps(self) -> float:
-        """For how many steps a bucket tells the value."""
+        """Return for how many steps a bucket tells the value."""
         return held_steps(self.window, sparse=self.sparse)
 
 
 def held_steps(window: Window, *, sparse: bool) -> float:
-    """For how many steps a bucket of a window tells the value; in a sparse one until the next is overdue."""
+    """Return for how many steps a bucket of a window tells the value; in a sparse one until the next is overdue."""
     size = float(window.bucket_steps)
     if not sparse or len(window) < 2:
         return size
@@ -68,15 +67,15 @@ class Shape:
     undrawn: Floats
 
     def bounds(self) -> tuple[Floats, Floats]:
-        """Finite lowest and highest heights."""
+        """Return finite lowest and highest heights."""
         return self.low[np.isfinite(self.low)], self.high[np.isfinite(self.high)]
 
 
 def shape(
     trace: Trace, x0: float, x1: float, scale: Scale, half_life_steps: float = 0.0, *, clip: bool = True
 ) -> Shape:
-    """What of a trace is in view. A bucket cut by an edge keeps its extremes. Without `clip` the one that begins before
-    x0 stays there, outside the frame."""
+    """Return what of a trace is in view. A bucket cut by an edge keeps its extremes. Without `clip` the one that begins
+    before x0 stays there, outside the frame."""
     window = trace.window
     if not len(window) or not trace.axis.known:
         none = np.empty(0)
@@ -105,12 +104,12 @@ def shape(
 
 
 def _within(mean: Floats, low: Floats, high: Floats) -> Floats:
-    """A mean of many values can miss their range by a rounding."""
+    """Return the mean within the range of its values, which it can miss by a rounding."""
     return np.where(np.isfinite(mean), np.clip(mean, low, high), mean)
 
 
 def _joins(starts: Floats, x: Floats, trace: Trace) -> NDArray[np.bool_]:
-    """Whether a line joins each bucket to the next: no step is missing between them, and in time no pause."""
+    """Return whether a line joins each bucket to the next: no step is missing between them, and in time no pause."""
     near = np.diff(starts) <= max(1.5 * trace.window.bucket_steps, trace.held_steps)
     if trace.axis.kind != "time" or len(x) < 3:
         return np.asarray(near, bool)
@@ -119,13 +118,14 @@ def _joins(starts: Floats, x: Floats, trace: Trace) -> NDArray[np.bool_]:
 
 
 def smooth(window: Window, half_life_steps: float) -> NDArray[np.float64]:
-    """For each bucket the mean of all values up to it, where one loses half its weight in `half_life_steps` steps.
+    """Return for each bucket the mean of all values up to it, where one loses half its weight in `half_life_steps`
+    steps.
 
         s_i = sum_j<=i  n_j v_j d^(t_i - t_j)  /  sum_j<=i  n_j d^(t_i - t_j),    d = 2^(-1 / half_life_steps)
 
     v_j is a bucket's mean, n_j how many finite values it has and t_j its first step. The division is what corrects the
-    start's bias; steps that are missing let older values fade for as long as they last; values that aren't finite
-    count for nothing. NaN where a bucket has no finite value, so that gaps stay gaps.
+    start's bias; steps that are missing let older values fade for as long as they last; values that aren't finite count
+    for nothing. NaN where a bucket has no finite value, so that gaps stay gaps.
     """
     mean, count = window.mean.tolist(), window.count.tolist()
     faded = np.exp2(-np.diff(window.first, prepend=window.first[:1]) / half_life_steps).tolist()
@@ -140,7 +140,7 @@ def smooth(window: Window, half_life_steps: float) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a trace is in one bucket, or at one point: `first` to `last` step."""
+    """A trace in one bucket, or at one point: `first` to `last` step."""
 
     first: int
     last: int
@@ -151,7 +151,7 @@ class Reading:
 
 
 def reading(trace: Trace, x: float) -> Reading | None:
-    """The bucket of a trace at x, None in a gap; of points the last one at or before it."""
+    """Return the bucket of a trace at x, None in a gap; of points the last one at or before it."""
     window = trace.window
     if not len(window) or not trace.axis.known:
         return None

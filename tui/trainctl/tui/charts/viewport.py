@@ -1,11 +1,11 @@
-"""What a person looks at on the Charts screen, as one immutable value, and the pure reducer of its keys.
+"""The view of the Charts screen as one immutable value, and the pure reducer of its keys.
 
 The range is kept in steps whatever stands on the x axis; it zooms and pans evenly on that axis.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from trainctl.tui.charts.axis import KINDS, Axis, Kind
 
@@ -18,7 +18,8 @@ SMOOTHINGS: Final = (0.0, 0.01, 0.04, 0.16)
 _ZOOM, _PAN = 2.0, 0.25
 
 
-class Pick(NamedTuple):
+@dataclass(frozen=True)
+class Pick:
     """A metric to draw: of the run (`rank` None), of one rank, or of each (ALL_RANKS)."""
 
     metric: str
@@ -49,7 +50,7 @@ class ChartView:
 
     @property
     def chart(self) -> Chart:
-        """The chart in focus."""
+        """Return the chart in focus."""
         return self.charts[self.focus]
 
     @property
@@ -58,8 +59,8 @@ class ChartView:
 
 
 def window_end(newest: int, total: int) -> int:
-    """Where a chart's x axis ends: it fills up, then jumps on by an eighth to a quarter, so it seldom moves, and four
-    fifths or more are filled from the second step on.
+    """Return where a chart's x axis ends: it fills up, then jumps on by an eighth to a quarter, so it seldom moves, and
+    four fifths or more are filled from the second step on.
 
     At most `total` steps when that is known, 2 at least.
     """
@@ -71,7 +72,7 @@ def window_end(newest: int, total: int) -> int:
 
 
 def page(newest: int, steps: int) -> tuple[int, int]:
-    """First and last step of a view of about `steps` steps that moves on by quarters."""
+    """Return first and last step of a view of about `steps` steps that moves on by quarters."""
     quarter = max(steps // 4, 1)
     last = max(-(-newest // quarter), 4) * quarter
     return last - 4 * quarter + 1, last
@@ -79,7 +80,7 @@ def page(newest: int, steps: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Extent:
-    """What a view lies on: the run's newest step, how many it is to have (0: not known), whether more come, and the
+    """The ground of a view: the run's newest step, how many it is to have (0: not known), whether more come, and the
     columns and the axis that it is drawn with."""
 
     newest: int
@@ -90,12 +91,12 @@ class Extent:
 
     @property
     def whole(self) -> tuple[float, float]:
-        """First and last step of the view that shows everything."""
+        """Return first and last step of the view that shows everything."""
         return 1.0, float(window_end(self.newest, self.total) if self.live else max(self.newest, 2))
 
 
 def shown(view: ChartView, extent: Extent) -> tuple[float, float]:
-    """First and last step in view."""
+    """Return first and last step in view."""
     first, last = extent.whole
     if view.span is None:
         return first, last
@@ -108,7 +109,8 @@ def shown(view: ChartView, extent: Extent) -> tuple[float, float]:
 
 
 def half_life(chart: Chart, view: ChartView, extent: Extent) -> float:
-    """Of a chart's smoothed line, in steps rounded to 1, 2 or 5 times a power of ten; 0 for none."""
+    """Return the half-life of a chart's smoothed line, in steps rounded to 1, 2 or 5 times a power of ten; 0 for
+    none."""
     if not chart.smoothing:
         return 0.0
     first, last = shown(view, extent)
@@ -119,8 +121,8 @@ def half_life(chart: Chart, view: ChartView, extent: Extent) -> float:
 
 
 def zoomed(view: ChartView, factor: float, extent: Extent, at: float | None = None) -> ChartView:
-    """The view of `factor` times the range around step `at`, or else the crosshair, or else the newest step or the
-    middle. Zooming in and out again by the same returns, as long as neither met a limit."""
+    """Return the view of `factor` times the range around step `at`, or else the crosshair, or else the newest step or
+    the middle. Zooming in and out again by the same returns, as long as neither met a limit."""
     first, last = shown(view, extent)
     size = last + 1 - first
     if factor < 1 and size * factor < LEAST_STEPS:
@@ -144,7 +146,7 @@ def _following(view: ChartView, span: float, extent: Extent) -> ChartView:
 
 
 def _over(view: ChartView, start: float, end: float, extent: Extent) -> ChartView:
-    """The view from `start` up to `end`, moved into the whole range; all of that is the view of everything."""
+    """Return the view from `start` up to `end`, moved into the whole range; all of that is the view of everything."""
     first, last = extent.whole
     if end - start >= (last + 1 - first) * (1 - 1e-9):
         return replace(view, span=None, last=None)
@@ -153,7 +155,7 @@ def _over(view: ChartView, start: float, end: float, extent: Extent) -> ChartVie
 
 
 def panned(view: ChartView, part: float, extent: Extent) -> ChartView:
-    """The view moved by a part of its own range; to the right of the newest step it goes with that again."""
+    """Return the view moved by a part of its own range; to the right of the newest step it goes with that again."""
     if view.span is None:
         return view
     first, last = shown(view, extent)
@@ -168,7 +170,8 @@ def panned(view: ChartView, part: float, extent: Extent) -> ChartView:
 
 
 def crossed(view: ChartView, by: int, extent: Extent) -> ChartView:
-    """The crosshair `by` columns on, or `by` steps where those are wider; it begins at the newest step in view."""
+    """Return the crosshair `by` columns on, or `by` steps where those are wider; it begins at the newest step in
+    view."""
     first, last = shown(view, extent)
     if view.crosshair is None:
         return replace(view, crosshair=float(min(max(extent.newest, first), last)))
@@ -181,12 +184,12 @@ def crossed(view: ChartView, by: int, extent: Extent) -> ChartView:
 
 
 def pointed(view: ChartView, part: float, extent: Extent) -> ChartView:
-    """The crosshair at a part (0 to 1) of the chart's width."""
+    """Return the crosshair at a part (0 to 1) of the chart's width."""
     return replace(view, crosshair=step_at(view, part, extent))
 
 
 def step_at(view: ChartView, part: float, extent: Extent) -> float:
-    """The step at a part (0 to 1) of the chart's width."""
+    """Return the step at a part (0 to 1) of the chart's width."""
     first, last = shown(view, extent)
     low, high = (float(extent.axis.to_x(edge)) for edge in (first, last + 1))
     return float(extent.axis.to_step(low + min(max(part, 0.0), 1.0) * (high - low)))
@@ -197,12 +200,11 @@ def focused(view: ChartView, by: int) -> ChartView:
 
 
 def with_chart(view: ChartView, chart: Chart) -> ChartView:
-    """The view with another chart in the place of the one in focus."""
+    """Return the view with another chart in the place of the one in focus."""
     return replace(view, charts=(*view.charts[: view.focus], chart, *view.charts[view.focus + 1 :]))
 
 
 def _added(view: ChartView) -> ChartView:
-    """The view with an empty chart more, in focus, after the one that was."""
     if len(view.charts) >= MOST_CHARTS:
         return view
     place = view.focus + 1
@@ -210,7 +212,6 @@ def _added(view: ChartView) -> ChartView:
 
 
 def _removed(view: ChartView) -> ChartView:
-    """The view without the chart in focus; the last one stays."""
     if len(view.charts) < 2:
         return view
     left = (*view.charts[: view.focus], *view.charts[view.focus + 1 :])
@@ -218,7 +219,7 @@ def _removed(view: ChartView) -> ChartView:
 
 
 def _reset(view: ChartView) -> ChartView:
-    """First the crosshair goes, then the zoom."""
+    """Return the view without its crosshair, or if it has none without its zoom."""
     if view.crosshair is not None:
         return replace(view, crosshair=None)
     return replace(view, span=None, last=None, alone=False)
@@ -253,4 +254,4 @@ ACTIONS: Final[dict[str, Callable[[ChartView, Extent], ChartView]]] = {
     "remove": lambda view, _: _removed(view),
     "reset": lambda view, _: _reset(view),
 }
-"""What a key does, by the name that its binding has."""
+"""Changes of the view by keys, under the names that their bindings have."""

@@ -104,10 +104,10 @@ def policies(
     """Show what each policy of an active run sees, what it would do next and why, and its last commands with their
     measured effect."""
     from trainctl.tui.screens import policies_view
-    from trainctl.tui.state import policy_report
+    from trainctl.tui.state import effects
 
     at = run_lookup.at_agent(ctx, connect, cluster, run)
-    report = agent_call.call(at.address, lambda client: policy_report.ask(client, at.run), lead=run is None)
+    report = agent_call.call(at.address, lambda client: effects.policy_report(client, at.run), lead=run is None)
     return output.answer(
         policies_view.text(report), json=json, run=report.told.run, step=report.told.step,
         policies=policies_view.objects(report),

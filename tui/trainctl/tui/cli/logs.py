@@ -200,7 +200,7 @@ class _Logs:
         """What came since, in order of time."""
         before = {rank: file.lines for rank, file in self.tail.files.items()}
         await self.catch_up(only_one=False)
-        return [entry for entry in self.tail.entries if entry.key.number >= before.get(entry.key.rank, 0)]
+        return [entry for entry in self.tail.entries if entry.number >= before.get(entry.rank, 0)]
 
     def tell(self) -> None:
         """Report each log that can't be read on standard error, once per reason."""
@@ -222,14 +222,14 @@ def _print(entries: Sequence[lt.LogEntry], size: int, *, json: bool) -> None:
 def line_as_json(entry: lt.LogEntry) -> dict[str, Any]:
     """A line as plain values. A line without its own time has the `at` of the line it belongs to."""
     return {
-        "type": "log-line", "at": entry.key.at, "node": entry.node, "rank": entry.key.rank, "level": entry.level,
+        "type": "log-line", "at": entry.at, "node": entry.node, "rank": entry.rank, "level": entry.level,
         "text": entry.text, "stray": entry.stray,
     }  # fmt: skip
 
 
 def text_of(entry: lt.LogEntry, size: int) -> str:
     """A line for people: local time, node, severity and text."""
-    when = datetime.datetime.fromtimestamp(entry.key.at).astimezone()
+    when = datetime.datetime.fromtimestamp(entry.at).astimezone()
     words = " " * 19 if entry.stray else f"{when:%Y-%m-%d %H:%M:%S}"
     level = "" if entry.stray else entry.level
     return f"{words} {clean(entry.node).ljust(size)} {level.ljust(7)} {clean(entry.text)}"

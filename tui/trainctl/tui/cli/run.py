@@ -267,7 +267,8 @@ def check(
     found = targets.cluster_file(cluster)
     overrides = arguments.pairs(set_ or [], "--set")
     overrides = data_check.with_steps(file, overrides)
-    config, unseen, here = _run_file(file, overrides, local=True, cluster=found, json=json)
+    read = _run_file(file, overrides, local=True, cluster=found, json=json)
+    config, unseen, here = read.config, read.unseen, read.here
     parsed = runfile.parse(config, str(file))
     nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
     if found is None and len(nodes) > 1:

@@ -246,9 +246,9 @@ async def _profiled(client: "Client", asked: m.CommandReply, nodes: list[str], s
 def _show_profile(lead: str, events: m.Traces, out: Path | None, *, json: bool) -> int:
     """Print the newest profile, and copy its traces if asked. Raises what `download` raises."""
     from trainctl.protocol.client.trace_download import download
-    from trainctl.tui.screens import step_profile_view, step_profiles
+    from trainctl.tui.screens import step_profile_view
 
-    groups, run = [one for one in step_profiles.groups(events.profiles) if one.ranks], events.run or ""
+    groups, run = [one for one in step_profile_view.profiles_of(events.profiles) if one.ranks], events.run or ""
     if not groups:
         failures = [event.data for event in events.profiles if isinstance(event.data, ProfileFailed)]
         said = "; ".join(map(step_profile_view.failure_words, failures)) or "the run has no profile yet"

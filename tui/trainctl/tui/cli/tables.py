@@ -8,11 +8,12 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import CostFigures, figures
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.tui.cli.output import arrowed, one_line
-from trainctl.tui.state import event_text, rank_speed
-from trainctl.tui.text import compute_words, energy
+from trainctl.tui.state import rank_speed, run_events
 from trainctl.tui.text import formatting as fmt
-from trainctl.tui.text.figure_names import LAST_LOSS, LAST_STEP
+from trainctl.tui.text import run_lines
 from trainctl.tui.text.run_lines import (
+    LAST_LOSS,
+    LAST_STEP,
     cost_amount,
     cost_figures,
     cost_pieces,
@@ -137,7 +138,7 @@ def _cost_lines(snapshot: m.Snapshot, hosts: Sequence[m.HostReading]) -> list[st
     spent = figures_of(snapshot)
     if run is None or spent is None:
         return []
-    words = energy.words(hosts, run, last.cursor if last is not None else run.cursor)
+    words = run_lines.run_energy(hosts, run, last.cursor if last is not None else run.cursor)
     active = run.state in m.ACTIVE_RUN_STATES
     told = cost_pieces(spent, run.sample_unit, active=active, energy=words)
     return [f"cost       {plain(groups(told, 200)).removeprefix('cost ')}"]
@@ -149,13 +150,13 @@ def figures_of(snapshot: m.Snapshot) -> CostFigures | None:
     return cost_figures(run, last, snapshot.at, run_rates(run, last).seconds_left) if run is not None else None
 
 
-def energy_of(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading]) -> energy.EnergyFigures | None:
+def energy_of(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading]) -> run_lines.EnergyFigures | None:
     """What the run's machines have used; None without a run."""
     run, last = snapshot.run, snapshot.last_step
     if run is None:
         return None
     cursor = last.cursor if last is not None else run.cursor
-    return energy.figures([*_own_host(snapshot), *hosts.values()], run, cursor)
+    return run_lines.energy_figures([*_own_host(snapshot), *hosts.values()], run, cursor)
 
 
 def _work_lines(works: Sequence[m.WorkSummary]) -> list[str]:
@@ -179,11 +180,11 @@ def _plan(run: m.RunView) -> str:
 
 def _compute_lines(ranks: Sequence[m.RankView]) -> list[str]:
     """What the ranks resolved, and by which versions; none where that isn't known."""
-    found = {"computing": compute_words.settings, "versions": compute_words.versions}
+    found = {"computing": run_lines.compute_settings, "versions": run_lines.library_versions}
     return [
         f"{'' if number else label:<11}{plain(row)}"
         for label, of in found.items()
-        for number, row in enumerate(compute_words.rows(ranks, _COMPUTE_COLUMNS, of))
+        for number, row in enumerate(run_lines.compute_rows(ranks, _COMPUTE_COLUMNS, of))
     ]
 
 
@@ -291,7 +292,9 @@ def step_line(step: m.StepCommitted, run: m.RunView | None = None) -> str:
 def event_line(event: m.Event) -> str:
     """An event as a line: time, who caused it, and its text."""
     mark = f"{event.severity.upper()} " if event.severity in ("warning", "error") else ""
-    return clean(f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(event_text.words(event))}").rstrip()
+    return clean(
+        f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(run_events.event_words(event))}"
+    ).rstrip()
 
 
 def sample_line(sample: m.Sample) -> str:

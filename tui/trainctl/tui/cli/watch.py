@@ -15,7 +15,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.protocol.wire.attachment import Connection
 from trainctl.tui.cli import output, tables
-from trainctl.tui.state import event_text
+from trainctl.tui.state import run_events
 from trainctl.tui.state.lead_client import ATTEND_SECONDS, LeadClients, conducting
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def show_item(item: Line | Connection | Restarted, view: m.RunView | None, *, js
         case m.StepCommitted():
             output.emit(item) if json else output.say(tables.step_line(item, view))
         case m.Event():
-            output.emit(event_text.with_words(item)) if json else output.say(tables.event_line(item))
+            output.emit(run_events.event_fields(item)) if json else output.say(tables.event_line(item))
         case m.Sample():
             output.emit(item) if json else output.say(tables.sample_line(item))
         case m.RunView():
@@ -222,11 +222,11 @@ async def show_events(client: "Client", run: str | None, last: int, *, follow: b
     found = page.events if page is not None else ()
     if json and not follow:
         output.emit_ok(
-            run=page.run if page is not None else run, events=[event_text.with_words(event) for event in found]
+            run=page.run if page is not None else run, events=[run_events.event_fields(event) for event in found]
         )
         return 0
     for event in found:
-        output.emit(event_text.with_words(event)) if json else output.say(tables.event_line(event))
+        output.emit(run_events.event_fields(event)) if json else output.say(tables.event_line(event))
     if follow:
         after = max((event.id for event in found), default=None)
         await show(client, lambda item: isinstance(item, m.Event), json=json, run=run, after_event=after)

@@ -1,3 +1,2 @@
-"""User input as commands: forms, the `:` line, previews, undo and dispatch. Pure except for dispatch, `command.py`
-(sends a command) and `targets.py`. Imports state and text. `context` is the part of the program that screens and
-dialogs can use."""
+"""User input as commands: forms, the `:` line, previews and undo. Pure except for `command.py` (sends a command),
+`targets.py`, and `context`, the part of the program that screens and dialogs can use. Imports state and text."""

@@ -18,7 +18,7 @@ EXAMPLE = next(verb.typed for verb in verbs.VERBS.values() if verb.scope == "edi
 
 
 def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]:
-    """The arguments of `trainctl send VERB key=value ...`.
+    """Return the arguments of `trainctl send VERB key=value ...`.
 
     `config=@FILE` reads a run file; with `local` (the agent is on this machine) its model and data must be there too.
     Raises InvalidInputError naming the verb or the argument.
@@ -33,12 +33,12 @@ def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]
 
 
 def verbs_summary() -> str:
-    """Every verb with its arguments, for the help text; those that may be left out in brackets."""
+    """Return every verb with its arguments, for the help text; those that may be left out in brackets."""
     return f"Verbs: {'; '.join(signature(verb) for verb in verbs.VERBS.values())}."
 
 
 def signature(verb: verbs.Verb) -> str:
-    """A verb with its arguments, as they are typed."""
+    """Return a verb with its arguments, as they are typed."""
     if verb.args.usage:
         return f"{verb.name} {verb.args.usage}"
     if verb.needs_node:
@@ -48,7 +48,7 @@ def signature(verb: verbs.Verb) -> str:
 
 
 def next_words(words: Sequence[str], begun: str) -> list[str]:
-    """What may follow the `words` of a command and begins with `begun`: a verb, or what that verb takes."""
+    """Return what may follow the `words` of a command and begins with `begun`: a verb, or what that verb takes."""
     if not words:
         return [name for name in verbs.VERBS if name.startswith(begun)]
     verb = verbs.VERBS.get(words[0])
@@ -60,7 +60,7 @@ def next_words(words: Sequence[str], begun: str) -> list[str]:
 
 
 def completed(text: str) -> str | None:
-    """A command line that begins with `text`, a word longer; None where there is nothing to propose."""
+    """Return a command line that begins with `text`, a word longer; None where there is nothing to propose."""
     *words, begun = text.split(" ")
     words = [word for word in words if word]
     found = next_words(words, begun if words else begun.lower())
@@ -83,7 +83,7 @@ def with_first_name(verb: str, words: Sequence[str]) -> list[str]:
 
 
 def pairs(words: Sequence[str], where: str) -> dict[str, str]:
-    """`key=value` words by key. Raises InvalidInputError for another form and for a key given twice."""
+    """Return `key=value` words by key. Raises InvalidInputError for another form and for a key given twice."""
     found: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -96,7 +96,8 @@ def pairs(words: Sequence[str], where: str) -> dict[str, str]:
 
 
 def check_text(text: str, where: str) -> str:
-    """`text` as given. Raises InvalidInputError if it holds bytes that are not UTF-8: no message could carry it."""
+    """Return `text` as given. Raises InvalidInputError if it holds bytes that are not UTF-8: no message could carry
+    it."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -105,12 +106,12 @@ def check_text(text: str, where: str) -> str:
 
 
 def spoken(order: Order) -> str:
-    """The command as the command line takes it."""
+    """Return the command as the command line takes it."""
     return verbs.written(order.verb, order.args, order.node)
 
 
 def parse(text: str) -> Order:
-    """`stop checkpoint=false --run RUN` as a command. Raises InvalidInputError naming what is wrong with it."""
+    """Return `stop checkpoint=false --run RUN` as a command. Raises InvalidInputError naming what is wrong with it."""
     try:
         words = shlex.split(text)
     except ValueError as error:

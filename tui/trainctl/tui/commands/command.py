@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import FINAL_COMMAND_STATES, CommandReply, Snapshot, verbs
 from trainctl.tui.state.lead_client import client_like
 
 if TYPE_CHECKING:
@@ -21,9 +20,9 @@ LONG_SECONDS = 5.0
 
 
 class Commanded(Protocol):
-    """What takes commands: an agent's client, or what the full screen follows."""
+    """A receiver of commands: an agent's client, or what the full screen follows."""
 
-    def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]: ...
+    def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[CommandReply]: ...
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,13 @@ class Order:
 
     @property
     def options(self) -> dict[str, Any]:
-        """All but the verb and its arguments, as the client takes them."""
+        """Return all but the verb and its arguments, as the client takes them."""
         names = ("node", "run", "if_plan", "id", "ttl_seconds", "undoes")
         return {name: getattr(self, name) for name in names}
 
 
 def make_order(verb: str, args: dict[str, Any], *, id: str | None = None, **options: Any) -> Order:
-    """An order with an id of its own unless one is given. Raises InvalidInputError naming what is wrong."""
+    """Return an order with an id of its own unless one is given. Raises InvalidInputError naming what is wrong."""
     verbs.check(verb, args, options.get("node"))
     if (options.get("if_plan") or 0) >= 2**63:
         raise InvalidInputError("--if-plan", "is larger than any plan version: see trainctl status for the current one")
@@ -55,27 +54,27 @@ def make_order(verb: str, args: dict[str, Any], *, id: str | None = None, **opti
 
 
 def replies(client: Commanded, order: Order) -> Any:
-    """Sends an order; its replies as they come. Raises as the client does."""
+    """Send an order; its replies as they come. Raises as the client does."""
     return client.command(order.verb, dict(order.args), **order.options)
 
 
 async def send(
     client: "Client", order: Order, wait: Wait, timeout_seconds: float, tell: Callable[[str], None] = lambda _: None
-) -> m.CommandReply:
-    """The last reply that `wait` asks for. `tell` is given a line if that takes long: which step it waits for.
+) -> CommandReply:
+    """Return the last reply that `wait` asks for. `tell` is given a line if that takes long: which step it waits for.
 
     Raises ExpiredError when an accepted command hasn't ended within the timeout, UnreachableError when nothing answers.
     """
     if wait == "none":
         return await _hand_over(client, order)
     async with contextlib.aclosing(replies(client, order)) as told:
-        first: m.CommandReply = await anext(told)
-        if wait == "accepted" or first.state in m.FINAL_COMMAND_STATES:
+        first: CommandReply = await anext(told)
+        if wait == "accepted" or first.state in FINAL_COMMAND_STATES:
             return first
         telling = asyncio.create_task(_tell_wait(client, order, tell))
         try:
             async with asyncio.timeout(timeout_seconds):
-                last: m.CommandReply = await anext(told)
+                last: CommandReply = await anext(told)
                 return last
         except TimeoutError:
             raise ExpiredError(
@@ -93,7 +92,7 @@ async def _tell_wait(client: "Client", order: Order, tell: Callable[[str], None]
             tell(f"{order.verb}: accepted; {words}")
 
 
-def step_under_way(seen: m.Snapshot) -> str:
+def step_under_way(seen: Snapshot) -> str:
     """Return which step a command of a running run waits for, and for how long that has been under way; empty where
     none is known to be."""
     if seen.run is None or seen.run.state != "running" or seen.last_step is None:
@@ -102,9 +101,9 @@ def step_under_way(seen: m.Snapshot) -> str:
     return f"it waits for step {seen.last_step.step + 1:,}, which has been under way for {since:.0f} s"
 
 
-async def _hand_over(client: "Client", order: Order) -> m.CommandReply:
-    """Nobody waits to be told that another agent should be asked, or that the run takes no such command: both are
-    found out first. Raises RefusedError for the latter."""
+async def _hand_over(client: "Client", order: Order) -> CommandReply:
+    """Send a command that nobody waits for. That another agent should be asked, or that the run takes no such command,
+    is found out first. Raises RefusedError for the latter."""
     seen = await client.snapshot(0)
     is_meant = seen.run is not None and order.run in (None, seen.run.run)
     if seen.run is not None and is_meant and (why := seen.run.why_not(order.verb)):
@@ -116,8 +115,7 @@ async def _hand_over(client: "Client", order: Order) -> m.CommandReply:
         return await other.send(order.verb, dict(order.args), wait="none", **order.options)
 
 
-def _receiver(seen: m.Snapshot, order: Order) -> str | None:
-    """The address of the agent that takes an order, if that isn't the one that was asked."""
+def _receiver(seen: Snapshot, order: Order) -> str | None:
     from trainctl.protocol.client.lead import lead_address  # ZeroMQ: not for `--help`
 
     if verbs.VERBS[order.verb].to_node and order.node is not None:
@@ -125,8 +123,8 @@ def _receiver(seen: m.Snapshot, order: Order) -> str | None:
     return lead_address(seen)
 
 
-def exit_code(reply: m.CommandReply) -> int:
-    """What a script learns of a command's end: 0, 3 or 4."""
+def exit_code(reply: CommandReply) -> int:
+    """Return what a script learns of a command's end: 0, 3 or 4."""
     if reply.state in ("applied", "accepted"):
         return 0
     return ExpiredError.exit_code if reply.state == "expired" else RefusedError.exit_code

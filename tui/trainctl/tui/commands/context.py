@@ -1,28 +1,35 @@
-"""What screens, dialogs and commands may ask of the full-screen program, so that none of them imports it."""
+"""The full-screen program as its screens, dialogs and commands may ask of it, so that none of them imports it; and how
+a command is sent from there and followed to its end."""
 
+import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
 
 from textual.dom import DOMNode
 from textual.geometry import Size
 from textual.screen import Screen
 from textual.widget import Widget
 
-from trainctl.tui.commands.command import Order
+from trainctl.protocol.errors import TrainctlError, UnreachableError
+from trainctl.protocol.messages import AlertView
+from trainctl.tui.commands import forms, verb_registry
+from trainctl.tui.commands.command import Order, replies
 from trainctl.tui.commands.forms import Progress
-from trainctl.tui.state.alert_bell import AlertBell
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.log_feed import LogFeed
+from trainctl.tui.state.live_feed import LogFeed
 from trainctl.tui.state.source import Source
-from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.state.view_state import AlertBell, Clock, ViewState
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line
+from trainctl.tui.text.styled_line import Line, Piece, clean, line, plain
 
 T = TypeVar("T")
+Values = tuple[tuple[str, str], ...]
+"""Texts that can be copied, each after its name, the most likely first."""
 READ_ONLY = "read-only: this screen sends no commands"
 
 
-class KeyHint(NamedTuple):
+@dataclass(frozen=True)
+class KeyHint:
     """A key as it is printed, what it does in a word, its action, and the key's name."""
 
     display: str
@@ -32,11 +39,11 @@ class KeyHint(NamedTuple):
 
 
 class ProgressView(Protocol):
-    """What shows how far a command has come."""
+    """A view of how far a command has come."""
 
     @property
     def watching(self) -> bool:
-        """Whether a person still sees it."""
+        """Return whether a person still sees it."""
         ...
 
     def follow(self, progress: Progress) -> None: ...
@@ -88,5 +95,69 @@ class AppContext(Protocol):
 
 
 def context_of(node: DOMNode) -> AppContext:
-    """The program that a screen or a widget is shown by."""
+    """Return the program that a screen or a widget is shown by."""
     return cast(AppContext, node.app)
+
+
+MUTE_MINUTES = 60.0
+
+
+class _Unwatched:
+    """Nothing on screen follows the command: the bottom line says that it was applied, a notification why not."""
+
+    watching = False
+
+    def follow(self, progress: forms.Progress) -> None:
+        return None
+
+
+UNWATCHED = _Unwatched()
+
+
+def acknowledge(app: AppContext, alert: AlertView, follower: ProgressView = UNWATCHED) -> None:
+    """Have an alert call nobody any more."""
+    send(app, Order("acknowledge", {"id": alert.id}), follower)
+
+
+def mute(app: AppContext, alert: AlertView, follower: ProgressView = UNWATCHED) -> None:
+    """Mute an alert's kind on its node for an hour; one that is muted, no longer."""
+    minutes = 0.0 if alert.muted else MUTE_MINUTES
+    send(app, Order("mute", {"kind": alert.kind, "minutes": minutes}, alert.node or None), follower)
+
+
+def send(app: AppContext, order: Order, follower: ProgressView) -> None:
+    """Send a command of the run shown; `follower` is given each state, the person if nothing shows it any more."""
+    run = app.shown.run
+    if order.run is None and run is not None and verb_registry.of(order.verb).acts_on != "new run":
+        order = dataclasses.replace(order, run=run.run)
+    progress = forms.Progress(order, app.clock.wall())
+    if app.read_only:
+        app.notify(READ_ONLY, severity="warning")
+        return
+    follower.follow(progress)  # at once: the keys after this one must find it sent
+    app.run_worker(_carry(app, progress, follower), group="command")
+
+
+async def _carry(app: AppContext, progress: forms.Progress, follower: ProgressView) -> None:
+    order = progress.order
+    try:
+        if app.client is None:
+            raise UnreachableError("no agent")
+        async for reply in replies(app.client, order):
+            accepted = progress.accepted or reply.state == "accepted"
+            progress = dataclasses.replace(progress, accepted=accepted, reply=reply)
+            follower.follow(progress)
+    except TrainctlError as error:
+        progress = dataclasses.replace(progress, problem=str(error))
+        follower.follow(progress)
+    if not follower.watching:
+        _report(app, progress)
+
+
+def _report(app: AppContext, progress: forms.Progress) -> None:
+    verb, node, reply = progress.order.verb, progress.order.node, progress.reply
+    if reply is not None and progress.applied:
+        name = f"{verb} {clean(node)}" if node else verb
+        app.show_outcome(line(Piece(f"{name} ", "strong"), *forms.applied_line(reply, app.glyphs)))
+    else:
+        app.notify(f"{verb}: {plain(forms.progress_line(progress, app.glyphs))}", severity="error", markup=False)

@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import FINAL_COMMAND_STATES, CommandReply, verbs
 from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.verb_description import FormField, VerbDescription
+from trainctl.tui.commands.verb_description import FormField, Proposal, VerbDescription
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, line
@@ -35,12 +34,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a command has come; `reply` is the newest one, `problem` why none came."""
+    """The state of a command that was sent; `reply` is the newest one, `problem` why none came."""
 
     order: Order
     sent_at: float
     accepted: bool = False
-    reply: m.CommandReply | None = None
+    reply: CommandReply | None = None
     problem: str = ""
 
     @property
@@ -49,31 +48,37 @@ class Progress:
 
     @property
     def ended(self) -> bool:
-        return bool(self.problem) or (self.reply is not None and self.reply.state in m.FINAL_COMMAND_STATES)
+        return bool(self.problem) or (self.reply is not None and self.reply.state in FINAL_COMMAND_STATES)
 
 
 def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[str, str] | None = None) -> Form:
-    """The dialog of a verb, filled from the state; `values` override what its fields start with."""
+    """Return the dialog of a verb, filled from the state; `values` override what its fields start with."""
     described, run, given = verb_registry.of(verb), state.run, dict(values or {})
-    fields = tuple(replace(field, value=given.get(field.name, field.value)) for field in described.fields(state, rank))
+    fields = tuple(
+        replace(field, value=given.get(field.name, field.value)) for field in described.fields_for(state, rank)
+    )
     about_run = described.acts_on != "new run" and (described.acts_on != "alerts" or state.active)
     return Form(
-        verb, described.title or verb, fields, described.changes, described.keeps,
+        verb,
+        described.title or verb,
+        fields,
+        described.changes,
+        described.keeps,
         run=run.run if run and about_run else None,
         if_plan=run.plan_version if run and described.against_plan else None,
-        ask=described.ask, blocked=_blocked(described, state, fields),
-    )  # fmt: skip
+        ask=described.ask,
+        blocked=_blocked(described, state, fields),
+    )
 
 
 def _blocked(described: VerbDescription, state: ViewState, fields: Sequence[FormField]) -> str:
-    """Why the dialog can send nothing."""
     run = state.run
     if described.acts_on == "new run":
         return ""
     if run is not None and (why := run.why_not(described.name)):
         return clean(why)
     if state.active:
-        return described.blocked(state, fields)
+        return described.no_nodes if described.no_nodes and not fields[0].choices else described.blocked(state)
     if described.acts_on == "alerts":
         return ""
     if run is None:
@@ -84,14 +89,14 @@ def _blocked(described: VerbDescription, state: ViewState, fields: Sequence[Form
 
 
 def start_form() -> Form:
-    """The dialog that starts a run from a file."""
+    """Return the dialog that starts a run from a file."""
     described = verb_registry.of("start-run")
     fields = (FormField("file", "run file"),)
     return Form("start-run", "start a run", fields, described.changes, described.keeps, run=None, if_plan=None)
 
 
 def branch_form(run: str) -> Form:
-    """The dialog that branches off a run."""
+    """Return the dialog that branches off a run."""
     described = verb_registry.of("start-run")
     fields = (
         FormField("step", "checkpoint", if_empty="step; empty: the newest"),
@@ -102,24 +107,26 @@ def branch_form(run: str) -> Form:
 
 
 _OUT_WORDS = {
-    "drained": "is drained; :admit --node {node} puts it back", "failed": "failed; :admit --node {node} puts it back",
-    "lost": "is lost and takes no samples until it is back", "rejoining": "is coming back and rejoins automatically",
-}  # fmt: skip
+    "drained": "is drained; :admit --node {node} puts it back",
+    "failed": "failed; :admit --node {node} puts it back",
+    "lost": "is lost and takes no samples until it is back",
+    "rejoining": "is coming back and rejoins automatically",
+}
 
 
 def way_back(state: ViewState) -> list[str]:
-    """For each node that is out, how it comes back."""
-    made = {}
+    """Return for each node that is out how it comes back."""
+    texts = {}
     for view in state.run.ranks if state.run else ():
         gone = view.state == "failed" and view.pid is None
         if view.state in _OUT_WORDS:
-            made[clean(view.node)] = "failed, and its trainer is gone" if gone else _OUT_WORDS[view.state]
-    return [f"{node} {words.format(node=node)}" for node, words in made.items()]
+            texts[clean(view.node)] = "failed, and its trainer is gone" if gone else _OUT_WORDS[view.state]
+    return [f"{node} {words.format(node=node)}" for node, words in texts.items()]
 
 
 def order_of(asked: Form, values: Mapping[str, str]) -> Order:
-    """The command a filled dialog means: an empty field that may be left out is. Raises InvalidInputError naming the
-    field, as the agent would."""
+    """Return the command that a filled dialog means: an empty field that may be left out is. Raises InvalidInputError
+    naming the field, as the agent would."""
     optional = {argument.name for argument in arguments_of(verbs.VERBS[asked.verb]) if argument.default == ""}
     texts = {name: value.strip() for name, value in values.items() if name != "node"}
     texts = {name: text for name, text in texts.items() if text or name not in optional}
@@ -130,7 +137,7 @@ def order_of(asked: Form, values: Mapping[str, str]) -> Order:
 
 
 def progress_line(progress: Progress, glyphs: Glyphs) -> Line:
-    """`sent → accepted → applied @ step 120  micro 8 → 4`, or where it stopped and why."""
+    """Return `sent → accepted → applied @ step 120 micro 8 → 4`, or where it stopped and why."""
     arrow = Piece(f" {glyphs.arrow} ", "dim")
     parts = [Piece("sent", "label")]
     if progress.accepted:
@@ -146,7 +153,7 @@ def progress_line(progress: Progress, glyphs: Glyphs) -> Line:
     return line(*parts, arrow, Piece(f"{reply.state}: {clean(where + (reply.reason or 'no reason given'))}", "bad"))
 
 
-def applied_line(reply: m.CommandReply, glyphs: Glyphs) -> Line:
+def applied_line(reply: CommandReply, glyphs: Glyphs) -> Line:
     """Return when a command was applied and what it changed: `applied @ step 120  micro 8 → 4`."""
     at = f" @ step {reply.step:,}" if reply.step is not None else ""
     change = f"  {clean(reply.before)} {glyphs.arrow} {clean(reply.after)}" if reply.before and reply.after else ""
@@ -155,12 +162,12 @@ def applied_line(reply: m.CommandReply, glyphs: Glyphs) -> Line:
 
 def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
     """Return in one line what the command would do to the run now; or, marked as bad, why the agent will refuse it."""
-    problem, described, run = _refusal(order, state), verb_registry.of(order.verb), state.run
+    problem, described, run = _refusal(order, state, glyphs), verb_registry.of(order.verb), state.run
     if problem:
         return Piece(problem, "bad")
     if run is None or described.preview is None:
         return Piece(VERBS[order.verb].summary, "strong")
-    return Piece(described.preview(order, state, run, glyphs), "strong")
+    return Piece(described.preview(Proposal(order, state, run, glyphs)), "strong")
 
 
 def changes_nothing(order: Order, state: ViewState) -> bool:
@@ -168,8 +175,7 @@ def changes_nothing(order: Order, state: ViewState) -> bool:
     return state.run is not None and verb_registry.of(order.verb).changes_nothing(order, state.run)
 
 
-def _refusal(order: Order, state: ViewState) -> str:
-    """Return why the agent will refuse it, as far as that shows here."""
+def _refusal(order: Order, state: ViewState, glyphs: Glyphs) -> str:
     described, run = verb_registry.of(order.verb), state.run
     if run is None:
         return "no active run" if described.acts_on in ("active run", "any run") else ""
@@ -177,4 +183,4 @@ def _refusal(order: Order, state: ViewState) -> str:
         return clean(why)
     if described.acts_on == "active run" and not state.active:
         return f"the run has {'failed' if run.state == 'failed' else 'ended'}"
-    return described.refused(order, state, run)
+    return described.refused(Proposal(order, state, run, glyphs))

@@ -31,29 +31,30 @@ class Split:
 
     @property
     def total(self) -> int:
-        """The global batch."""
+        """Return the global batch."""
         return sum(seat.share for seat in self.seats)
 
     @property
     def changed(self) -> bool:
-        """Whether shares or micro-batches differ from the plan's."""
+        """Return whether shares or micro-batches differ from the plan's."""
         return bool(self.micros) or self.shares != tuple(seat.share for seat in self.seats)
 
     @property
     def after(self) -> tuple[Seat, ...]:
-        """The nodes, with the micro-batches that they are to have."""
+        """Return the nodes, with the micro-batches that they are to have."""
         return with_micros(self.seats, self.micros) if self.micros else self.seats
 
     @property
     def args(self) -> dict[str, Any]:
-        """What `rebalance` takes: every live node's share; the agent chooses them if it is to choose micro-batches."""
+        """Return what `rebalance` takes: every live node's share; the agent chooses them if it is to choose
+        micro-batches."""
         if self.micros:
             return {"auto": True}
         return {"shares": {seat.node: share for seat, share in zip(self.seats, self.shares, strict=True)}}
 
 
 def opened(state: ViewState, rank: int | None = None) -> Split:
-    """The plan's own split, the node of `rank` chosen."""
+    """Return the plan's own split, the node of `rank` chosen."""
     seats = seats_of(state)
     ranks = [view.rank for view in live_ranks(state.run)]
     shares = tuple(seat.share for seat in seats)
@@ -62,14 +63,14 @@ def opened(state: ViewState, rank: int | None = None) -> Split:
 
 
 def choose(split: Split, by: int) -> Split:
-    """Another node; a number typed for the one before stays as far as it was possible."""
+    """Choose another node; a number typed for the one before stays as far as it was possible."""
     place = min(max(split.chosen + by, 0), max(len(split.seats) - 1, 0))
     return replace(_settled(split), chosen=place) if place != split.chosen or split.typed else split
 
 
 def move(split: Split, by: int) -> Split:
-    """`by` samples to (or, below 0, from) the chosen node, one by one: from the node that is slowest then, or to the
-    fastest one, as far as that goes. Moving back takes the same way."""
+    """Move `by` samples to (or, below 0, from) the chosen node, one by one: from the node that is slowest then, or to
+    the fastest one, as far as that goes. Moving back takes the same way."""
     moves = () if split.typed else split.moves
     split, step = _settled(split), 1 if by > 0 else -1
     shares = list(split.shares)
@@ -85,7 +86,7 @@ def move(split: Split, by: int) -> Split:
 
 
 def type_key(split: Split, key: str) -> Split:
-    """A digit, `%` or `backspace` for the chosen node; the others share the rest in the proportion they had.
+    """Return a digit, `%` or `backspace` for the chosen node; the others share the rest in the proportion they had.
 
     What can't be had leaves the shares as they were before, and says why in `problem`.
     """
@@ -109,8 +110,8 @@ def type_key(split: Split, key: str) -> Split:
 
 
 def auto(split: Split) -> Split:
-    """The shares of the shortest step by the nodes' own speeds, with the micro-batches that are chosen with them; a
-    problem if a speed isn't known yet."""
+    """Return the shares of the shortest step by the nodes' own speeds, with the micro-batches that are chosen with
+    them; a problem if a speed isn't known yet."""
     made = fastest(split.seats)
     if made is None:
         return replace(_settled(split), problem="own rates aren't measured yet")
@@ -120,7 +121,7 @@ def auto(split: Split) -> Split:
 
 
 def undo(split: Split) -> Split:
-    """The plan's shares; where they stand already, those before the last rebalance."""
+    """Return the plan's shares; where they stand already, those before the last rebalance."""
     was_changed, split = split.changed, replace(_settled(split), micros=())
     if was_changed:
         return replace(split, shares=tuple(seat.share for seat in split.seats))
@@ -152,6 +153,5 @@ def _taker(split: Split, shares: Sequence[int]) -> int | None:
 
 
 def _load(seat: Seat, share: int) -> tuple[float, int]:
-    """What makes a node slow with so many samples; by number where its speed isn't known."""
     seconds = seat.seconds(share)
     return (seconds if seconds is not None else 0.0, share)

@@ -1,22 +1,31 @@
-"""Shares of the global batch and what they would do: predictions and the arithmetic of `rebalance`, pure.
+"""Shares of the global batch, and what other shares or micro-batches would make of a step and its memory: pure.
 
 A node takes the seconds of its passes, and a floor besides (transfer, optimizer, plan); the group takes as long as its
-slowest node. A share below the micro-batch that is set is run in one pass.
+slowest node. A share below the micro-batch that is set is run in one pass. Seconds of a pass lie on a line between two
+micro-batches that were measured.
+
+Memory at a micro-batch that was in use is the peak of its steps. Beyond the largest it grows with the samples of a pass
+by what that peak has over what is held after the step; where those don't differ, no more is known than that it grows at
+most in proportion.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainctl.protocol.batch import share_changes
+from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.split import group_costs, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import SharesChanged
-from trainctl.tui.state.plan_changes import took_effect
+from trainctl.tui.state.rank_rows import paces
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
-from trainctl.tui.state.stragglers import paces
-from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.state.run_events import took_effect
+from trainctl.tui.state.view_state import Tried, ViewState
+from trainctl.tui.text import formatting
+from trainctl.tui.text.formatting import gigabytes
+from trainctl.tui.text.styled_line import clean
 
 
 @dataclass(frozen=True)
@@ -35,23 +44,23 @@ class Seat:
     most_micro: int | None = None  # largest micro-batch that may be chosen with the share; None: it isn't chosen
 
     def seconds(self, share: int) -> float | None:
-        """The step's length this node would ask for with `share` samples."""
+        """Return the step's length this node would ask for with `share` samples."""
         return self.model.seconds(share, self.micro_batch) if self.model is not None else None
 
     @property
     def samples_per_second(self) -> float | None:
-        """What it would do alone, with its micro-batch."""
+        """Return what it would do alone, with its micro-batch."""
         return self.model.samples_per_second(min(self.micro_batch, self.share)) if self.model is not None else None
 
     @property
     def micro_in_force(self) -> int:
-        """Samples of its passes."""
+        """Return samples of its passes."""
         return min(self.micro_batch, self.share)
 
 
 def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
-    """The run's live ranks that have a share, after them those of a node that comes `back`, and what their last steps
-    measured."""
+    """Return the run's live ranks that have a share, after them those of a node that comes `back`, and what their last
+    steps measured."""
     out = [view for view in (state.run.ranks if state.run else ()) if view.node == back and view.state in HELD_STATES]
     views = (*live_ranks(state.run), *out)
     known = paces(state, views)
@@ -67,23 +76,30 @@ def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
             peaks[step.micro_batch] = step.peak_or_held_bytes
         made.append(
             Seat(
-                view.node, view.share, max(view.micro_set or view.micro_batch or 0, 1), known.get(view.rank),
-                step.memory_bytes if step else None, step.memory_cap_bytes if step else None,
-                step.peak_or_held_bytes if step else None, view.rank,
-                {micro: peak for micro, peak in peaks.items() if peak is not None}, view.micro_most,
+                view.node,
+                view.share,
+                max(view.micro_set or view.micro_batch or 0, 1),
+                known.get(view.rank),
+                step.memory_bytes if step else None,
+                step.memory_cap_bytes if step else None,
+                step.peak_or_held_bytes if step else None,
+                view.rank,
+                {micro: peak for micro, peak in peaks.items() if peak is not None},
+                view.micro_most,
             )
-        )  # fmt: skip
+        )
     return tuple(made)
 
 
 def group_seconds(seats: Sequence[Seat], shares: Sequence[int]) -> float | None:
-    """The predicted step: its slowest node's. None unless every node has been measured."""
+    """Return the predicted step: its slowest node's. None unless every node has been measured."""
     found = [seat.seconds(share) for seat, share in zip(seats, shares, strict=True)]
     known = [seconds for seconds in found if seconds is not None]
     return max(known) if known and len(known) == len(found) else None
 
 
-class Fastest(NamedTuple):
+@dataclass(frozen=True)
+class Fastest:
     """The split with the shortest step."""
 
     shares: tuple[int, ...]
@@ -91,7 +107,7 @@ class Fastest(NamedTuple):
 
 
 def fastest(seats: Sequence[Seat]) -> Fastest | None:
-    """What `rebalance auto=true` makes; None unless every node has been measured. Raises ValueError if there are
+    """Return what `rebalance auto=true` makes; None unless every node has been measured. Raises ValueError if there are
     more nodes than samples."""
     models = {index: seat.model for index, seat in enumerate(seats) if seat.model is not None}
     if len(models) < len(seats):
@@ -104,12 +120,12 @@ def fastest(seats: Sequence[Seat]) -> Fastest | None:
 
 
 def with_micros(seats: Sequence[Seat], micros: Sequence[int]) -> tuple[Seat, ...]:
-    """The nodes with other micro-batches."""
+    """Return the nodes with other micro-batches."""
     return tuple(replace(seat, micro_batch=micro) for seat, micro in zip(seats, micros, strict=True))
 
 
 def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int, ...]:
-    """The shares that `rebalance` with these values means. Raises ValueError saying why there are none."""
+    """Return the shares that `rebalance` with these values means. Raises ValueError saying why there are none."""
     names = {index: seat.node for index, seat in enumerate(seats)}
     for node in wanted:
         if node not in names.values():
@@ -118,7 +134,8 @@ def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int
 
 
 def meant(seats: Sequence[Seat], args: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The shares that the arguments of `rebalance` mean; None where only the agent can tell. Raises as `resolve`."""
+    """Return the shares that the arguments of `rebalance` mean; None where only the agent can tell. Raises as
+    `resolve`."""
     if not args.get("auto"):
         return resolve(seats, args["shares"])
     found = fastest(seats)
@@ -126,14 +143,14 @@ def meant(seats: Sequence[Seat], args: Mapping[str, Any]) -> tuple[int, ...] | N
 
 
 def without(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
-    """The shares once `node` is drained: 0 for it, its samples to the others in proportion."""
+    """Return the shares once `node` is drained: 0 for it, its samples to the others in proportion."""
     leaving = {index for index, seat in enumerate(seats) if seat.node == node}
     left = share_changes.without(_shares(seats), leaving)
     return tuple(left.get(index, 0) for index in range(len(seats)))
 
 
 def with_back(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
-    """The shares once `node`, which is out, is admitted."""
+    """Return the shares once `node`, which is out, is admitted."""
     back = {index for index, seat in enumerate(seats) if seat.node == node}
     shares = {index: share for index, share in _shares(seats).items() if index not in back}
     rates = {index: rate for index, seat in enumerate(seats) if (rate := seat.samples_per_second) is not None}
@@ -152,15 +169,101 @@ def _in_words(made: Callable[[], Mapping[int, int]]) -> tuple[int, ...]:
 
 
 def former(state: ViewState, seats: Sequence[Seat]) -> tuple[int, ...]:
-    """The shares before the last rebalance that was applied, if they are of these nodes and this global batch."""
+    """Return the shares before the last rebalance that was applied, if they are of these nodes and this global
+    batch."""
     done = (event for event in reversed(state.run_events) if event.verb == "rebalance" and event.outcome == "applied")
     event = next((event for event in done if took_effect(event)), None)
     return former_of(event.data.before, seats) if event and isinstance(event.data, SharesChanged) else ()
 
 
 def former_of(shares: Mapping[str, int], seats: Sequence[Seat]) -> tuple[int, ...]:
-    """These shares by node; none unless they are of exactly these nodes and of the same sum."""
+    """Return these shares in the order of the seats; none unless they are of exactly these nodes and of the same
+    sum."""
     found = {node: count for node, count in shares.items() if count}
     if set(found) != {seat.node for seat in seats} or sum(found.values()) != sum(seat.share for seat in seats):
         return ()
     return tuple(found[seat.node] for seat in seats)
+
+
+_LEAST_GROWTH = 0.02
+"""A peak over what is held by less than this part says nothing about samples."""
+
+
+def rate_at(tried: Tried, rank: int, micro: int) -> float | None:
+    """Return samples a second of a rank at a micro-batch, measured or between two others that were; None if unknown."""
+    known = {size: size / trial.rate for (of, size), trial in tried.items() if of == rank and trial.rate > 0}
+    if micro not in known and len(known) < 2:
+        return None
+    return PassCurve(tuple(known.items())).samples_per_second(micro)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A node's predicted peak, in bytes; `at_most` where it is a bound, and not an estimate."""
+
+    bytes: float
+    cap_bytes: float | None
+    at_most: bool
+
+    @property
+    def over(self) -> bool:
+        """Return whether it is more than there is."""
+        return self.cap_bytes is not None and self.bytes > self.cap_bytes
+
+    def __str__(self) -> str:
+        bound = "at most " if self.at_most else ""
+        cap = f" of {gigabytes(self.cap_bytes)}" if self.cap_bytes is not None else ""
+        return f"{bound}{gigabytes(self.bytes)}{cap} GB"
+
+
+def memory_at(seat: Seat, share: int, micro: int) -> Memory | None:
+    """Return the peak with `share` samples in passes of `micro`; None where none was measured."""
+    wanted, cap = min(share, micro), seat.memory_cap_bytes
+    enough = min((size for size in seat.peaks if size >= wanted), default=None)
+    if enough is not None:
+        return Memory(seat.peaks[enough], cap, at_most=wanted < enough)
+    if not seat.peaks or seat.memory_bytes is None:
+        return None
+    largest = max(seat.peaks)
+    peak, held, times = seat.peaks[largest], seat.memory_bytes, wanted / max(largest, 1)
+    samples = peak - held
+    if samples < _LEAST_GROWTH * peak:
+        return Memory(peak * times, cap, at_most=True)
+    return Memory(held + samples * times, cap, at_most=False)
+
+
+def fits(seats: Sequence[Seat], shares: Sequence[int], micros: Sequence[int]) -> str:
+    """Return `fits`, or whose memory may not suffice and how much that would be; nothing where no cap is known."""
+    found = [
+        (seat, memory)
+        for seat, share, micro in zip(seats, shares, micros, strict=True)
+        if (memory := memory_at(seat, share, micro)) is not None and memory.cap_bytes is not None
+    ]
+    over = [
+        f"{clean(seat.node)} {'may be' if memory.at_most else 'is'} over its memory: {memory}"
+        for seat, memory in found
+        if memory.over
+    ]
+    return over[0] if over else "fits" if found else ""
+
+
+def with_micro(seat: Seat, micro: int, tried: Tried) -> Seat:
+    """Return the seat at another micro-batch: by its curve, else by the micro-batches that it has left; without a model
+    if neither is known."""
+    if min(seat.share, seat.micro_batch) == min(seat.share, micro):
+        return seat
+    if seat.model is not None and not seat.model.is_linear:
+        return replace(seat, micro_batch=micro)
+    rate = rate_at(tried, seat.rank, micro)
+    if seat.model is None or rate is None:
+        return replace(seat, model=None)
+    return replace(seat, model=StepModel.linear(rate, seat.model.floor_seconds))
+
+
+def seconds_change(now: float | None, then: float | None, arrow: str) -> str:
+    """Return `predicted 3.06 → 2.99 s`; nothing where one of them isn't known."""
+    if now is None or then is None:
+        return ""
+    before, after = formatting.seconds(now), formatting.seconds(then)
+    same = before.rpartition(" ")[2] == after.rpartition(" ")[2]
+    return f"predicted {before.partition(' ')[0] if same else before} {arrow} {after}"

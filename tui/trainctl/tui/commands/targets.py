@@ -1,9 +1,10 @@
-"""Where agents are, by the cluster file, and whether a run file fits the nodes and the files that are there."""
+"""Addresses of agents by the cluster file, and whether a run file fits the nodes and the files that are there."""
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trainctl.protocol.config import data_files, names, run_tables
 from trainctl.protocol.config import run_file as runfile
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from trainctl.protocol.config.cluster_file import Cluster
 
 
-class ClusterFile(NamedTuple):
+@dataclass(frozen=True)
+class ClusterFile:
     """A cluster file that was read."""
 
     path: Path
@@ -21,22 +23,23 @@ class ClusterFile(NamedTuple):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Their names, in order."""
+        """Return the nodes' names, in order."""
         return tuple(self.cluster.nodes)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where their agents listen, in order."""
+        """Return where their agents listen, in order."""
         return tuple(entry.address for entry in self.cluster.nodes.values())
 
     def address_of(self, node: str) -> str:
-        """Where the agent of a node listens. Raises InvalidInputError for a node that isn't in the file."""
+        """Return where the agent of a node listens. Raises InvalidInputError for a node that isn't in the file."""
         if node not in self.cluster.nodes:
             raise InvalidInputError("NODE", f"no node {node!r} in {self.path}; the nodes are {', '.join(self.nodes)}")
         return self.cluster.nodes[node].address
 
 
-class Where(NamedTuple):
+@dataclass(frozen=True)
+class Where:
     """Agents that can be talked to: one address, or those of a cluster in their order."""
 
     addresses: tuple[str, ...]
@@ -44,7 +47,8 @@ class Where(NamedTuple):
 
 
 def on_this_machine() -> Where:
-    """The only agent, or agents of one cluster, that this user runs here; the default address where there is none.
+    """Return the only agent, or agents of one cluster, that this user runs here; the default address where there is
+    none.
 
     Raises InvalidInputError that lists them where there are several.
     """
@@ -54,7 +58,7 @@ def on_this_machine() -> Where:
 
 
 def cluster_file(path: Path | None, *, simulated: bool = False) -> ClusterFile | None:
-    """The file at `path`; without one the default file, or None where there is none or it names no node.
+    """Return the file at `path`; without one the default file, or None where there is none or it names no node.
 
     Raises InvalidInputError naming the file and the field.
     """
@@ -82,7 +86,8 @@ def forget_keys() -> None:
         keyring.install(None)
 
 
-class RunFile(NamedTuple):
+@dataclass(frozen=True)
+class RunFile:
     """A run file that was read and checked."""
 
     config: dict[str, Any]  # resolved, as plain values
@@ -91,12 +96,12 @@ class RunFile(NamedTuple):
 
     @property
     def message(self) -> dict[str, Any]:
-        """What is sent of it to an agent."""
+        """Return what is sent of it to an agent."""
         return runfile.to_message(runfile.parse(self.config))
 
 
 def run_file(path: Path, overrides: dict[str, str], *, local: bool, cluster: ClusterFile | None = None) -> RunFile:
-    """A run file resolved and checked. Raises InvalidInputError naming the file and the field; with several
+    """Return a run file resolved and checked. Raises InvalidInputError naming the file and the field; with several
     wrong that can be said at once, all of them.
 
     With `cluster`, its nodes must be there, and the files of those that are this machine; without one, those of the
@@ -121,15 +126,16 @@ def run_file(path: Path, overrides: dict[str, str], *, local: bool, cluster: Clu
 
 
 def nodes_here(config: run_tables.RunFile) -> list[str]:
-    """The nodes of the run file that are this machine, as far as is known without a cluster file: the only one, or the
-    one with this machine's name. `[""]` where the file names none."""
+    """Return the nodes of the run file that are this machine, as far as is known without a cluster file: the only one,
+    or the one with this machine's name. `[""]` where the file names none."""
     if len(config.nodes) < 2:
         return [*config.nodes] or [""]
     return [node for node in config.nodes if node == names.node_name()]
 
 
 def _nodes_near(config: run_tables.RunFile, cluster: ClusterFile) -> tuple[list[str], list[str]]:
-    """Of the run's nodes on loopback: those that are this machine, being of its name or alone there, and the others."""
+    """Return of the run's nodes on loopback those that are this machine, being of its name or alone there, and the
+    others."""
     loopback = [node for node, entry in cluster.cluster.nodes.items() if is_local(entry.address)]
     near = [node for node in config.nodes or cluster.nodes if node in loopback]
     here = [node for node in near if len(loopback) == 1 or node == names.node_name()]
@@ -137,7 +143,6 @@ def _nodes_near(config: run_tables.RunFile, cluster: ClusterFile) -> tuple[list[
 
 
 def _missing(config: run_tables.RunFile, node: str) -> dict[str, str]:
-    """By field, the paths of the node's own table that aren't on this machine."""
     table = config.nodes.get(node, run_tables.NodeTable())
     own = {"model_path": table.model_path, "data_path": table.data_path, "held_out_path": table.held_out_path}
     missing = {key: path for key, path in own.items() if path and not _is_there(Path(path), config.data.kind)}
@@ -154,7 +159,7 @@ def _is_there(path: Path, kind: run_tables.DataKind) -> bool:
 
 
 def _check_paths(config: run_tables.RunFile, nodes: Sequence[str], where: str) -> None:
-    """Model, data and token caches as each of these nodes has them, once where several have the same."""
+    """Check model, data and token caches as each of these nodes has them, once where several have the same."""
     seen: set[tuple[str, ...]] = set()
     wrong = Collected()
     for node in nodes:
@@ -168,7 +173,7 @@ def _check_paths(config: run_tables.RunFile, nodes: Sequence[str], where: str) -
 
 
 def _check_nodes(config: run_tables.RunFile, cluster: ClusterFile, where: str) -> None:
-    """Whether every node is of the cluster, the batch has a sample for each, and all can read data that grow."""
+    """Check that every node is of the cluster, the batch has a sample for each, and all can read data that grow."""
     from trainctl.protocol.config.cluster_file import check_growing  # ZeroMQ: not for `--help`
 
     wrong = Collected()
@@ -197,7 +202,7 @@ def _check_room(config: run_tables.RunFile, cluster: ClusterFile, where: str) ->
 
 
 def is_local(address: str) -> bool:
-    """Whether the agent at `address` sees this machine's files. Raises InvalidInputError for a bad address."""
+    """Return whether the agent at `address` sees this machine's files. Raises InvalidInputError for a bad address."""
     from trainctl.protocol.config import addresses
 
     return addresses.is_near(address)

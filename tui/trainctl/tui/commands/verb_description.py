@@ -1,21 +1,26 @@
-"""A verb as a person sees it, as data: the files of `commands/verbs/` describe them."""
+"""A verb as a person sees it, as data, and what several descriptions share: fields, checks and phrases. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Event, RankView, RunView
+from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
+from trainctl.tui.state import series
+from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text.formatting import seconds
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import clean
 
 ActsOn = Literal["active run", "any run", "alerts", "new run"]
-"""What there has to be: a run that is active; one that may have ended; nothing, as alerts are about machines too; or no
-active run at all."""
+"""The least that a verb needs: a run that is active; one that may have ended; nothing, as alerts are about machines
+too; or no active run at all."""
 
 
 class NoInverse(ValueError):  # noqa: N818  a finding, not a failure
-    """Why an event can't be undone."""
+    """The reason why an event can't be undone."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +46,14 @@ class VerbKey:
     stands_for: Callable[[ViewState], str] | None = None  # the verb it opens now, where that can be another
 
 
-def _no_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    return ()
+@dataclass(frozen=True)
+class Proposal:
+    """A command that a person is about to send, and the run that it is for."""
 
-
-def _nothing_blocks(state: ViewState, fields: Sequence[FormField]) -> str:
-    return ""
-
-
-def _not_refused(order: Order, state: ViewState, run: m.RunView) -> str:
-    return ""
-
-
-def _changes_something(order: Order, run: m.RunView) -> bool:
-    return False
-
-
-def _no_remark(order: Order) -> str:
-    return ""
+    order: Order
+    state: ViewState
+    run: RunView
+    glyphs: Glyphs
 
 
 @dataclass(frozen=True)
@@ -68,23 +63,104 @@ class VerbDescription:
     name: str
     changes: str
     keeps: str
-    undo: Callable[[m.Event, m.RunView], Order] | str
+    undo: Callable[[Event, RunView], Order] | str
     """The command that undoes an event of this verb (it raises NoInverse with the reason), or why there is none."""
     title: str = ""  # of the dialog; empty: the verb
     acts_on: ActsOn = "active run"
-    fields: Callable[[ViewState, int | None], tuple[FormField, ...]] = _no_fields
-    """What the dialog asks for, filled from the state and the rank that is selected."""
-    blocked: Callable[[ViewState, Sequence[FormField]], str] = _nothing_blocks
-    """Why an active run gives the dialog nothing to do."""
-    refused: Callable[[Order, ViewState, m.RunView], str] = _not_refused
-    """What the agent can already be seen to refuse a command for."""
-    preview: Callable[[Order, ViewState, m.RunView, Glyphs], str] | None = None
-    """What a command would do to the run, in one line; None: the verb's summary says it."""
-    changes_nothing: Callable[[Order, m.RunView], bool] = _changes_something
-    """Whether all is as the command would have it already."""
-    undo_remark: Callable[[Order], str] = _no_remark
-    """What won't be quite as it was, when this verb undoes another."""
+    fields: Callable[[ViewState, int | None], tuple[FormField, ...]] | tuple[FormField, ...] = ()
+    """Fields of the dialog, also as made from the state and the rank that is selected."""
+    no_nodes: str = ""  # why the dialog can send nothing when its first field has no node to choose
+    blocked: Callable[[ViewState], str] = lambda state: ""
+    """The reason why an active run gives the dialog nothing to do."""
+    refused: Callable[[Proposal], str] = lambda proposal: ""
+    """The reason why the agent will refuse a command, as far as that shows here."""
+    preview: Callable[[Proposal], str] | None = None
+    """One line on what a command would do to the run; None: the verb's summary says it."""
+    changes_nothing: Callable[[Order, RunView], bool] = lambda order, run: False
+    """Return whether all is as the command would have it already."""
+    undo_remark: Callable[[Order], str] = lambda order: ""
+    """The difference that stays when this verb undoes another."""
     against_plan: bool = False  # its values are computed from a plan, and refused if that has moved on
     ask: str = ""  # the question that only `y` answers with yes; empty: enter sends
     dialog: Literal["form", "split"] = "form"
     key: VerbKey | None = None
+
+    def fields_for(self, state: ViewState, rank: int | None) -> tuple[FormField, ...]:
+        """Return the dialog's fields for a state and the rank that is selected."""
+        return self.fields if isinstance(self.fields, tuple) else self.fields(state, rank)
+
+
+# ---------------------------------------------------------------- fields and checks
+
+
+def node_field(views: Sequence[RankView], rank: int | None) -> FormField:
+    """Return a choice among the nodes of these ranks; that of the selected rank comes first."""
+    chosen = next((view.node for view in views if view.rank == rank), views[0].node if views else "")
+    return FormField("node", "node", chosen, tuple(dict.fromkeys(view.node for view in views)))
+
+
+def no_node(proposal: Proposal) -> str:
+    """Return the message about a node that isn't in the run, with those that are."""
+    known = ", ".join(dict.fromkeys(clean(view.node) for view in proposal.run.ranks))
+    return f"no node {proposal.order.node!r} in this run; the nodes are {known}"
+
+
+def not_live(proposal: Proposal) -> str:
+    """Return why a command for one node is refused; empty if that node is in the group, or the command is for all."""
+    node = proposal.order.node
+    return no_node(proposal) if node is not None and all(view.node != node for view in live_ranks(proposal.run)) else ""
+
+
+# ---------------------------------------------------------------- phrases
+
+
+def within(state: ViewState) -> str:
+    """Return how long the step in progress may take yet."""
+    usual = series.typical(state.lately("step_seconds"))
+    active = state.run is not None and state.run.state == "running"
+    return f", within about {seconds(usual)}" if active and usual is not None else ""
+
+
+def joined(*parts: str) -> str:
+    """Return phrases one after the other, without the empty ones."""
+    return "; ".join(part for part in parts if part)
+
+
+def few(parts: Sequence[str]) -> str:
+    """Return the first three, and how many more there are."""
+    more = f" and {len(parts) - 3} more" if len(parts) > 4 else ""
+    return ", ".join(parts[:3] if more else parts) + more
+
+
+def moved(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs) -> str:
+    """Return what each node of `after` has and gets, and the step and memory that makes; `before` is who takes part
+    now."""
+    changed = [
+        f"{clean(seat.node)} {seat.share} {glyphs.arrow} {share}"
+        for seat, share in zip(after, wanted, strict=True)
+        if seat.share != share
+    ]
+    if not changed:
+        return "same split as now; curve unchanged"
+    return joined(few(changed), *outcome(before, after, wanted, glyphs), "curve unchanged")
+
+
+def micros_changed(
+    before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs
+) -> str:
+    """Return the micro-batches in force that change with these shares; empty if none of them was chosen."""
+    parts = [
+        f"{clean(old.node)} {old.micro_in_force} {glyphs.arrow} {min(new.micro_batch, share)}"
+        for old, new, share in zip(before, after, wanted, strict=True)
+        if new.micro_batch != old.micro_batch and min(new.micro_batch, share) != old.micro_in_force
+    ]
+    return f"micro-batch {few(parts)}" if parts else ""
+
+
+def outcome(
+    before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs
+) -> tuple[str, str]:
+    """Return the step's length with these shares, and whether they fit into the memory."""
+    now, then = shares.group_seconds(before, [seat.share for seat in before]), shares.group_seconds(after, wanted)
+    step = shares.seconds_change(now, then, glyphs.arrow) or "step time isn't known yet"
+    return step, shares.fits(after, wanted, [seat.micro_batch for seat in after])

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.commands.verb_description import VerbDescription, VerbKey
-from trainctl.tui.commands.verbs import alerts, extra_work, nodes, optimization, run_life, splits
+from trainctl.tui.commands.verbs import extra_work, nodes, optimization, run_life, splits
 
-_GROUPS = (run_life, splits, optimization, nodes, extra_work, alerts)
+_GROUPS = (run_life, splits, optimization, nodes, extra_work)
 _BY_NAME = {described.name: described for group in _GROUPS for described in group.DESCRIPTIONS}
 DESCRIPTIONS: Mapping[str, VerbDescription] = {name: _BY_NAME[name] for name in VERBS}
 """Descriptions by verb, in the protocol's order."""

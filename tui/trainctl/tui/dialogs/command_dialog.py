@@ -1,8 +1,10 @@
 """The dialogs of commands: each made from a Form, says what changes, checks as you type, and follows through."""
 
 import abc
+import shlex
 from collections.abc import Iterable
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
@@ -10,21 +12,22 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 from textual.widgets import Input, Label
 
+from trainctl.protocol.config.objectives import sample_unit
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import arguments, forms, verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import READ_ONLY, KeyHint
 from trainctl.tui.commands.forms import changes_nothing, preview
+from trainctl.tui.commands.targets import is_local, run_file
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.text import formatting as f
+from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, folded, key_words, labelled, line, plain, wrap
-from trainctl.tui.widgets.choice import Choice
-from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.text.styled_line import Line, Piece, clean, folded, key_words, labelled, line, plain, wrap
+from trainctl.tui.widgets.fields import Choice, InputField
 
 _LAST_ROWS = 3
-"""Of what its keys do, or why none does."""
+"""Rows that say what its keys do, or why none does."""
 
 
 class OrderDialog(Dialog[None]):
@@ -36,7 +39,7 @@ class OrderDialog(Dialog[None]):
 
     @property
     def blocked(self) -> str:
-        """Why nothing can be sent; empty if it can."""
+        """Return why nothing can be sent; empty if it can."""
         return READ_ONLY if self.owner.read_only else self.form.blocked
 
     def text(self) -> list[Line]:
@@ -44,11 +47,11 @@ class OrderDialog(Dialog[None]):
 
     @abc.abstractmethod
     def asking(self) -> list[Line]:
-        """The lines before a command is sent."""
+        """Return the lines before a command is sent."""
 
     @abc.abstractmethod
     def telling(self, progress: forms.Progress) -> list[Line]:
-        """The lines once it is sent."""
+        """Return the lines once it is sent."""
 
 
 class CommandDialog(OrderDialog):
@@ -92,7 +95,7 @@ class CommandDialog(OrderDialog):
         self._judge()
 
     def on_key(self, event: events.Key) -> None:
-        """Keys that came before the field had the focus, and enter on a choice, go to the field, in order."""
+        """Hand keys that came before the field had the focus, and enter on a choice, to the field, in order."""
         typed = next((box for box in self.query(Input) if not box.disabled), None)
         if typed is None or self.focused is typed or isinstance(self.focused, Input):
             return
@@ -114,7 +117,7 @@ class CommandDialog(OrderDialog):
         self.action_send()
 
     def values(self) -> dict[str, str]:
-        """What the fields hold."""
+        """Return what the fields hold."""
         made = {}
         for item in self.form.fields:
             widget = self.query_one(f"#field-{item.name}")
@@ -122,18 +125,18 @@ class CommandDialog(OrderDialog):
         return made
 
     def _follow_node(self) -> None:
-        """Another node was chosen: what is typed starts from that node's own values."""
+        """Start what is typed from the values of another node that was chosen."""
         node, run = self.values().get("node"), self.owner.shown.run
         view = next((item for item in run.ranks if item.node == node), None) if run else None
         if view is None or node == self._node:
             return
         self._node = node
-        for field in verb_registry.of(self.form.verb).fields(self.owner.shown, view.rank):
+        for field in verb_registry.of(self.form.verb).fields_for(self.owner.shown, view.rank):
             if not field.choices:
                 self.query_one(f"#field-{field.name}", Input).value = field.value
 
     def _judge(self) -> None:
-        """Checks what is typed, as the agent will, and says what it would do."""
+        """Check what is typed, as the agent will, and says what it would do."""
         if self.progress is not None or not self._is_there:
             return
         self.order, self.idle = None, False
@@ -147,14 +150,14 @@ class CommandDialog(OrderDialog):
 
     @property
     def _is_untouched(self) -> bool:
-        """Whether a field still waits for its first character and none was changed."""
+        """Return whether a field still waits for its first character and none was changed."""
         values = self.values()
         return any(not item.value for item in self.form.fields) and all(
             values[item.name] == item.value for item in self.form.fields
         )
 
     def hints(self) -> list[KeyHint]:
-        """What its keys do now, for the bottom line."""
+        """Return what its keys do now, for the bottom line."""
         if self.progress is not None or self.blocked or (self.idle and not self.form.ask):
             return [CLOSE]
         if self.form.ask:
@@ -162,11 +165,11 @@ class CommandDialog(OrderDialog):
         return [SEND, CLOSE]
 
     def made_order(self) -> Order:
-        """The command that the fields mean. Raises InvalidInputError naming the one that is wrong."""
+        """Return the command that the fields mean. Raises InvalidInputError naming the one that is wrong."""
         return forms.order_of(self.form, self.values())
 
     def finding(self, order: Order) -> Piece:
-        """What the command would do."""
+        """Return what the command would do."""
         return preview(order, self.owner.shown, self._glyphs)
 
     def _say(self, finding: Piece) -> None:
@@ -176,12 +179,12 @@ class CommandDialog(OrderDialog):
     def asking(self) -> list[Line]:
         form, cells = self.form, self.cells
         said = [(self._finding.text, self._finding.role), *((text, "warning") for text in form.remarks)]
-        made: list[Line] = [(), *(line(Piece(row, role)) for text, role in said for row in wrap(text, cells))]
-        made += labelled("changes  ", form.changes, cells) + labelled("leaves   ", form.keeps, cells)
+        lines: list[Line] = [(), *(line(Piece(row, role)) for text, role in said for row in wrap(text, cells))]
+        lines += labelled("changes  ", form.changes, cells) + labelled("leaves   ", form.keeps, cells)
         if form.if_plan is not None:
             against = f"based on plan v{form.if_plan}; refused if the plan changes first"
-            made += [line(Piece(row, "dim")) for row in wrap(against, cells)]
-        return [*made, (), *folded(self._last_line(), cells, _LAST_ROWS, self._glyphs.ellipsis)]
+            lines += [line(Piece(row, "dim")) for row in wrap(against, cells)]
+        return [*lines, (), *folded(self._last_line(), cells, _LAST_ROWS, self._glyphs.ellipsis)]
 
     def _last_line(self) -> Line:
         if self.blocked:
@@ -201,7 +204,7 @@ class CommandDialog(OrderDialog):
             self.action_close()
 
     def action_send(self) -> None:
-        """Enter: means no where only `y` sends."""
+        """Send; enter means no where only `y` sends."""
         if self.progress is not None:
             return
         self._judge()
@@ -222,8 +225,67 @@ class CommandDialog(OrderDialog):
 
 
 def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: int) -> list[Line]:
-    """A command that was sent: what it says, when, and how far it has come, in lines of at most `columns` cells."""
-    made: list[Line] = [line(Piece(text, "strong")) for text in wrap(arguments.spoken(progress.order), columns)]
-    made.append(line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim")))
+    """Return a command that was sent: what it says, when, and how far it has come, in lines of at most `columns`
+    cells."""
+    lines: list[Line] = [line(Piece(text, "strong")) for text in wrap(arguments.spoken(progress.order), columns)]
+    lines.append(line(Piece(f"{clock.time_of(progress.sent_at)} ", "dim")))
     role = "bad" if progress.ended else "accent"
-    return made + [line(Piece(row, role)) for row in wrap(plain(forms.progress_line(progress, glyphs)), columns)]
+    return lines + [line(Piece(row, role)) for row in wrap(plain(forms.progress_line(progress, glyphs)), columns)]
+
+
+class StartDialog(CommandDialog):
+    """Reads the file as it is named, and says what it would start or what is wrong with it."""
+
+    def made_order(self) -> Order:
+        """Raise InvalidInputError naming the file, and the setting that is wrong in it."""
+        text = self.values()["file"].strip()
+        if not text:
+            raise InvalidInputError("run file", "give its path, such as examples/run.toml")
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise InvalidInputError(text, "no such file on this machine: check the path")
+        return Order("start-run", {"config": run_file(path, {}, local=self._agent_is_here()).message})
+
+    def _agent_is_here(self) -> bool:
+        try:
+            return is_local(self.owner.address)
+        except InvalidInputError:
+            return False
+
+    @property
+    def _is_untouched(self) -> bool:
+        return False  # what is wanted of an empty field is worth saying: an example of a path
+
+    def finding(self, order: Order) -> Piece:
+        """Return what the file would start."""
+        config: dict[str, Any] = order.args["config"]
+        run, batch = config.get("run", {}), config.get("batch", {})
+        nodes = ", ".join(config.get("nodes", {})) or "every node of the cluster"
+        unit = sample_unit(config.get("objective", {}).get("kind", ""))
+        told = f"{run.get('name')}: {run.get('steps'):,} steps of {batch.get('global')} {unit} on {nodes}"
+        return Piece(clean(told), "strong")
+
+
+class BranchDialog(CommandDialog):
+    """Starts a run from a checkpoint of another one, with settings changed."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(forms.branch_form(run))
+        self._run = run
+
+    def made_order(self) -> Order:
+        """Raise InvalidInputError naming the field that is wrong."""
+        values = self.values()
+        step, settings = values["step"].strip(), values["settings"]
+        try:
+            words = shlex.split(settings)
+        except ValueError as error:
+            raise InvalidInputError("settings", str(error).lower()) from None
+        given = {"branch": f"{self._run}@{step}" if step else self._run, **arguments.pairs(words, "settings")}
+        args = verbs.parse_args("start-run", given)
+        verbs.check("start-run", args)
+        return Order("start-run", args)
+
+    @property
+    def _is_untouched(self) -> bool:
+        return False  # empty fields mean something: what is worth saying

@@ -5,13 +5,12 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import event_prose
+from trainctl.protocol.messages import Event, event_prose
 from trainctl.tui.commands import arguments, undo
 from trainctl.tui.dialogs.popup import CLOSES, Popup
 from trainctl.tui.state import effects
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.text import formatting as f
+from trainctl.tui.state.view_state import Clock
+from trainctl.tui.text.formatting import moment
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, key_words, labelled
 
@@ -19,38 +18,47 @@ _NAME_CELLS = 12
 
 
 def lines(
-    event: m.Event, effect: effects.Effect | None, undoing: undo.Inverse | str, clock: Clock, columns: int,
-    glyphs: Glyphs, undid: m.Event | None = None,
-) -> list[Line]:  # fmt: skip
-    """Every field that is set, wrapped; `undoing` is the inverse command or why there is none."""
-    at = f.moment(event.at, clock.zone)
+    event: Event,
+    effect: effects.Effect | None,
+    undoing: undo.Inverse | str,
+    clock: Clock,
+    columns: int,
+    glyphs: Glyphs,
+    undid: Event | None = None,
+) -> list[Line]:
+    """Return every field that is set, wrapped; `undoing` is the inverse command or why there is none."""
+    at = moment(event.at, clock.zone)
     fields = [
-        ("when", f"{at:%A %d %B %Y, %H:%M:%S}" if at is not None else ""), ("who", event.by),
-        ("what", event.verb or event.kind), ("text", event.text.replace(event_prose.ARROW, glyphs.arrow)),
+        ("when", f"{at:%A %d %B %Y, %H:%M:%S}" if at is not None else ""),
+        ("who", event.by),
+        ("what", event.verb or event.kind),
+        ("text", event.text.replace(event_prose.ARROW, glyphs.arrow)),
         ("step", f"{event.step:,}" if event.step is not None else ""),
         ("generation", str(event.generation) if event.generation is not None else ""),
         ("before", event.before or ""),
-        ("after", (event.after or "") if event.kind != "alert" else ""), ("outcome", event.outcome or ""),
+        ("after", (event.after or "") if event.kind != "alert" else ""),
+        ("outcome", event.outcome or ""),
         ("severity", "" if event.severity == "info" else event.severity),
         ("undoes", f"{undid.verb} @{undid.step or 0:,}" if undid is not None else ""),
         ("effect", effects.figures(effect, event, glyphs) if event.kind == "command" or effect is not None else ""),
-        ("alert id", getattr(event.data, "id", "")), ("command id", event.command or ""),
-    ]  # fmt: skip
-    made: list[Line] = [()]
+        ("alert id", getattr(event.data, "id", "")),
+        ("command id", event.command or ""),
+    ]
+    drawn: list[Line] = [()]
     for name, value in fields:
-        made += labelled(name.ljust(_NAME_CELLS), value, columns) if value else []
+        drawn += labelled(name.ljust(_NAME_CELLS), value, columns) if value else []
     undoes = key_words("u", "undoes it  ", "screen.undo") if isinstance(undoing, undo.Inverse) else ()
     keys = (*undoes, *key_words("y", "copies  ", "screen.copy"), *CLOSES)
-    return [*made, (), *_undo_lines(undoing, columns), (), keys]
+    return [*drawn, (), *_undo_lines(undoing, columns), (), keys]
 
 
 def _undo_lines(undoing: undo.Inverse | str, columns: int) -> list[Line]:
     if isinstance(undoing, str):
         return labelled("undo".ljust(_NAME_CELLS), f"none: {undoing}", columns, "dim")
-    made = labelled("undo".ljust(_NAME_CELLS), arguments.spoken(undoing.order), columns, "strong")
+    lines = labelled("undo".ljust(_NAME_CELLS), arguments.spoken(undoing.order), columns, "strong")
     for remark in undoing.remarks:
-        made += labelled(" " * _NAME_CELLS, remark, columns, "warning")
-    return made
+        lines += labelled(" " * _NAME_CELLS, remark, columns, "warning")
+    return lines
 
 
 class EventDetails(Popup[str]):

@@ -8,18 +8,19 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from trainctl.tui.dialogs.popup import CLOSES, Popup
-from trainctl.tui.text.figure_names import FIGURES, WORDS
+from trainctl.tui.text.run_lines import FIGURES, WORDS
 from trainctl.tui.text.styled_line import Line, Piece, cell_len, fit, folded, labelled, line, wrap
 
 _HELP_CELLS = 35
 _TEXT_CELLS = 2 * _HELP_CELLS
 _AROUND_CELLS = 8
-"""Of the border, the margins and the scroll bar."""
+"""Columns of the border, the margins and the scroll bar."""
 _SHELL = "from a shell  "
 
 
 def key_rows(keys: Sequence[tuple[str, str]], columns: int = _TEXT_CELLS) -> list[Line]:
-    """Keys and what they do in two columns, or one where two don't fit; words too long for theirs go on below."""
+    """Return keys and what they do in two columns, or one where two don't fit; words too long for theirs go on
+    below."""
     if columns < 2 * _HELP_CELLS:
         return [row for key, what in keys for row in _cell(key, what, columns)]
     cells = [_cell(key, what, _HELP_CELLS) for key, what in keys]
@@ -52,20 +53,30 @@ class HelpScreen(Popup[None]):
 
     def text(self) -> list[Line]:
         columns = min(_TEXT_CELLS, self.app.size.width - _AROUND_CELLS)
-        made = key_rows(self._keys, columns)
+        lines = key_rows(self._keys, columns)
         words = "trainctl send VERB ... --connect " if "://" in self._address else "trainctl replay "
-        made += [(), *(row for meaning in _LEGEND for row in folded(meaning, columns, 2)), ()]
-        return made + labelled(_SHELL, words + self._address, columns)
+        lines += [(), *(row for meaning in _LEGEND for row in folded(meaning, columns, 2)), ()]
+        return lines + labelled(_SHELL, words + self._address, columns)
 
 
 _LEGEND: tuple[Line, ...] = (
     line(
-        Piece("     step  ", "label"), Piece("d", "phase_d"), " data  ", Piece("f", "phase_f"), " forward  ",
-        Piece("b", "phase_b"), " backward  ", Piece("s", "phase_s"), " sync  ", Piece("o", "phase_o"), " optimizer  ",
-        Piece(".", "phase_wait"), " wait",
+        Piece("     step  ", "label"),
+        Piece("d", "phase_d"),
+        " data  ",
+        Piece("f", "phase_f"),
+        " forward  ",
+        Piece("b", "phase_b"),
+        " backward  ",
+        Piece("s", "phase_s"),
+        " sync  ",
+        Piece("o", "phase_o"),
+        " optimizer  ",
+        Piece(".", "phase_wait"),
+        " wait",
     ),
     *(line(Piece(f"{figure.label:>9}  ", "label"), figure.meaning) for figure in (*FIGURES, *WORDS)),
-)  # fmt: skip
+)
 
 
 class FirstKeysScreen(Popup[None]):

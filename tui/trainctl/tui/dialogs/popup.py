@@ -1,4 +1,4 @@
-"""What dialogs share: the box of lines over a screen, one that scrolls, and one in which one of a few is chosen."""
+"""The box of lines over a screen that dialogs share, one that scrolls, and one in which one of a few is chosen."""
 
 import abc
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from trainctl.tui.text.styled_line import Line, Piece, fit, folded, key_words, l
 from trainctl.tui.widgets.line_view import Lines
 
 POPUP_CELLS = 70
-"""Of text in a popup of full width."""
+"""Columns of text in a popup of full width."""
 SIDES = 6
 """Columns of a dialog's border and its padding."""
 T = TypeVar("T")
@@ -71,12 +71,12 @@ class Dialog(ModalScreen[T]):
 
     @property
     def cells(self) -> int:
-        """Columns that the text has."""
+        """Return columns that the text has."""
         return min(self.CELLS, self.app.size.width - SIDES)
 
     @property
     def _is_there(self) -> bool:
-        """Whether its lines are: a key can come before them, and after they are gone."""
+        """Return whether its lines are: a key can come before them, and after they are gone."""
         return bool(self.query("#dialog-text"))
 
     def compose(self) -> ComposeResult:
@@ -86,7 +86,7 @@ class Dialog(ModalScreen[T]):
             yield from self.content()
 
     def content(self) -> Iterable[Widget]:
-        """What is in the box."""
+        """Return what is in the box."""
         yield Lines(self._glyphs, id="dialog-text", grow=True)
 
     def on_mount(self) -> None:
@@ -94,13 +94,13 @@ class Dialog(ModalScreen[T]):
         self.refresh_text()
 
     def refresh_text(self) -> None:
-        """Shows what `text` gives now."""
+        """Show what `text` gives now."""
         if self._is_there:
             self.query_one("#dialog-text", Lines).show(self.text())
 
     @abc.abstractmethod
     def text(self) -> list[Line]:
-        """The lines, at most `cells` wide."""
+        """Return the lines, at most `cells` wide."""
 
     def on_resize(self) -> None:
         self.refresh_text()
@@ -120,36 +120,31 @@ class Popup(Dialog[T]):
 
 
 class Chooser(Popup[int]):
-    """One of up to nine lines, by its key, by up, down and enter, or a click; gives its index, None for none.
-
-    `keys` are digits, the lines' own numbers by default; one may be empty.
-    """
+    """One of up to nine lines, by its number, by up, down and enter, or a click; gives its index, None for none."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "next", show=False, priority=True),
         Binding("up,k", "move(-1)", "previous", show=False, priority=True),
         Binding("enter", "take", "take", priority=True),
-        *(Binding(digit, f"press({digit!r})", digit, show=False, priority=True) for digit in "123456789"),
+        *(Binding(digit, f"pick({int(digit) - 1})", digit, show=False, priority=True) for digit in "123456789"),
     ]
 
-    def __init__(self, title: str, choices: Sequence[str], verb: str, keys: Sequence[str] = "123456789") -> None:
+    def __init__(self, title: str, choices: Sequence[str], verb: str) -> None:
         super().__init__(title)
         self.choices, self._verb, self.cursor = tuple(choices[:9]), verb, 0
-        self._keys = tuple(keys)
 
     def text(self) -> list[Line]:
-        made = [row for index in range(len(self.choices)) for row in self._rows_of(index)]
-        return [(), *made, (), (*key_words("enter", f"or a number {self._verb}  "), *key_words("esc", "closes"))]
+        lines = [row for index in range(len(self.choices)) for row in self._rows_of(index)]
+        return [(), *lines, (), (*key_words("enter", f"or a number {self._verb}  "), *key_words("esc", "closes"))]
 
     def hints(self) -> list[KeyHint]:
-        """What its keys do, for the bottom line."""
+        """Return what its keys do, for the bottom line."""
         return [KeyHint("enter", "take", "screen.take", "enter"), CLOSE]
 
     def _rows_of(self, index: int) -> list[Line]:
-        """A choice, in two rows if it takes them."""
         press, role = f"screen.pick({index})", "cursor" if index == self.cursor else "text"
         texts = folded(line(Piece(self.choices[index], role, press)), self.cells - 3, 2, self._glyphs.ellipsis)
-        heads = (f" {self._keys[index]:1} ", "   ")
+        heads = (f" {index + 1} ", "   ")
         rows = [
             fit((Piece(head, "key", press), *text), self.cells, role) for head, text in zip(heads, texts, strict=False)
         ]
@@ -158,10 +153,6 @@ class Chooser(Popup[int]):
     def action_move(self, by: int) -> None:
         self.cursor = min(max(self.cursor + by, 0), len(self.choices) - 1)
         self.refresh_text()
-
-    def action_press(self, digit: str) -> None:
-        if digit in self._keys:
-            self.action_pick(self._keys.index(digit))
 
     def action_pick(self, index: int) -> None:
         if index < len(self.choices):

@@ -6,23 +6,131 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.tui.commands import forms, share_editor, verb_parts, verb_registry
-from trainctl.tui.commands import share_editor as sp
+from trainctl.tui.commands import forms, share_editor, verb_description, verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint
 from trainctl.tui.commands.forms import Form
 from trainctl.tui.commands.share_editor import Split
-from trainctl.tui.dialogs import split_view
+from trainctl.tui.commands.shares import Seat, group_seconds, memory_at
 from trainctl.tui.dialogs.command_dialog import CommandDialog, OrderDialog, followed
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, SIDES
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.styled_line import Line, Piece, clean, key_words, labelled, line, wrap
+from trainctl.tui.text.formatting import NA, percent, seconds, used_of
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import (
+    Line,
+    Piece,
+    clean,
+    fit,
+    groups,
+    key_words,
+    labelled,
+    line,
+    pad_left,
+    shorten,
+    width,
+    wrap,
+)
+from trainctl.tui.widgets.inline_bars import share_bar
 from trainctl.tui.widgets.line_view import Repaintable
+
+SPLIT_CELLS = 70
+"""Width of every line, where there is room."""
+_NODE, _BAR = 12, 12
+_OTHERS = SPLIT_CELLS - _NODE - _BAR
+
+
+def _widths(cells: int) -> tuple[int, int]:
+    return (_NODE, _BAR) if cells >= SPLIT_CELLS else (min(cells - _OTHERS, _NODE), 0)
+
+
+def split_rows(split: Split, room: int, glyphs: Glyphs, cells: int) -> list[Line]:
+    """Return the table with its sum; of more nodes than `room` those around the chosen one."""
+    first = min(max(split.chosen - room + 1, 0), max(len(split.seats) - room, 0))
+    name, bar = _widths(cells)
+    head = f"{'':2}{'NODE':{name}}{'SAMPLES':>11} {'PART':>5} {'':{bar}}{'OWN/S':>7}{'STEP':>9}{'MEM GB':>10}"
+    lines = [fit(line(Piece(head, "label")), cells)]
+    lines += [_split_row(split, index, glyphs, cells) for index in range(first, min(first + room, len(split.seats)))]
+    return [*lines, _sum_row(split, glyphs, cells)]
+
+
+def _split_row(split: Split, index: int, glyphs: Glyphs, cells: int) -> Line:
+    room, bar = _widths(cells)
+    seat, share = split.seats[index], split.shares[index]
+    chosen = index == split.chosen
+    name = shorten(clean(seat.node), room - 1, glyphs.ellipsis)
+    typing = chosen and split.typed
+    number = f"{split.typed}_" if typing else str(share)
+    role = "bad" if typing and split.problem else "strong" if share == seat.share else "accent"
+    part = share / split.total if split.total else 0.0
+    pieces = (
+        Piece(glyphs.cursor.ljust(2) if chosen else "  ", "key"),
+        Piece(name.ljust(room), "cursor" if chosen else "text", f"screen.pick({index})"),
+        Piece(" - ", "key", f"screen.give({index}, -1)"),
+        *pad_left((Piece(number, role),), 5),
+        Piece(" + ", "key", f"screen.give({index}, 1)"),
+        Piece(f" {percent(part):>5} ", "label"),
+        *fit((share_bar(part, bar - 1, glyphs),), bar),
+        Piece(f"{_rate(seat):>7}", "text"),
+        *pad_left(_seconds(split, index), 9),
+        *pad_left(_memory(split.after[index], share, glyphs), 10),
+    )
+    return fit(pieces, cells)
+
+
+def _rate(seat: Seat) -> str:
+    rate = seat.samples_per_second
+    return NA if rate is None else f"{rate:.2f}" if rate < 9.95 else f"{rate:.1f}" if rate < 99.5 else f"{rate:.0f}"
+
+
+def _seconds(split: Split, index: int) -> Line:
+    took = split.after[index].seconds(split.shares[index])
+    slowest = took is not None and took == group_seconds(split.after, split.shares)
+    return line(Piece(seconds(took), "dim" if took is None else "strong" if slowest else "text"))
+
+
+def _memory(seat: Seat, share: int, glyphs: Glyphs) -> Line:
+    """Return the memory as measured, or as predicted for a micro-batch that wasn't in use; a smaller one needs at most
+    so much."""
+    found = memory_at(seat, share, seat.micro_batch)
+    if found is None:
+        return line(Piece(NA, "dim"))
+    used = used_of(found.bytes, found.cap_bytes)
+    return line(Piece(glyphs.text(f"≤{used}") if found.at_most else used))
+
+
+def _sum_row(split: Split, glyphs: Glyphs, cells: int) -> Line:
+    plan = tuple(seat.share for seat in split.seats)
+    now, then = group_seconds(split.seats, plan), group_seconds(split.after, split.shares)
+    text = f"step {seconds(now)}" if now is not None else "step n/a until each node has measured a step"
+    if split.changed and now and then:
+        faster = f"{100 * (now / then - 1):+.0f}% {split.unit}/s"
+        text = f"step {seconds(now)} {glyphs.arrow} {seconds(then)}, {faster}"
+    total = f"{sum(split.shares)} of {split.total}"
+    head = f"{'':2}{shorten('together', _widths(cells)[0], ''):{_widths(cells)[0]}}{total:>11}"
+    return fit(line(Piece(head, "label"), "   ", Piece(text, "strong")), cells)
+
+
+def split_keys(glyphs: Glyphs, cells: int) -> list[Line]:
+    """Return what the keys do, in one line or two; a click on one does it."""
+    hints = (
+        (f"{glyphs.up}{glyphs.down}" if not glyphs.ascii_only else "j k", " node", ""),
+        ("-+", " move", ""),
+        ("0-9 %", " type", ""),
+        ("a", " auto", "screen.auto"),
+        ("u", " undo", "screen.undo"),
+        ("enter", " sends", "screen.send"),
+        ("esc", " closes", "screen.close"),
+    )
+    parts = [line(Piece(key, "key", action), Piece(words, "label", action)) for key, words, action in hints]
+    whole = groups(parts, sum(map(width, parts)) + 2 * len(parts))
+    return [whole] if width(whole) <= cells else [groups(parts[:3], cells), groups(parts[3:], cells)]
+
 
 _OTHER_ROWS = 14
 """Rows of the dialog that are no node's, its border included."""
 _LEAST_ROWS = 7
-"""Those it can't do without."""
+"""Rows that it can't do without."""
 _AGAIN = "edits again"
 _TYPED_KEYS = {**{digit: digit for digit in "0123456789"}, "percent_sign": "%", "backspace": "backspace"}
 
@@ -42,59 +150,57 @@ class SplitDialog(OrderDialog, Repaintable):
         *(Binding(key, f"type({text!r})", "type", show=False, priority=True) for key, text in _TYPED_KEYS.items()),
     ]
 
-    def __init__(self, form: forms.Form, split: sp.Split) -> None:
+    def __init__(self, form: forms.Form, split: share_editor.Split) -> None:
         super().__init__(form)
         self.split = split
         self._remark = ""
 
     def paint(self) -> None:
-        """Brings it up to date with the run: the plan can move on meanwhile."""
+        """Bring it up to date with the run: the plan can move on meanwhile."""
         self.refresh_text()
 
     # ------------------------------------------------------------ editing
 
     def action_choose(self, by: int) -> None:
-        self._edit(sp.choose(self.split, by))
+        self._edit(share_editor.choose(self.split, by))
 
     def action_pick(self, index: int) -> None:
-        self._edit(sp.choose(self.split, index - self.split.chosen))
+        self._edit(share_editor.choose(self.split, index - self.split.chosen))
 
     def action_type(self, key: str) -> None:
-        self._edit(sp.type_key(self.split, key))
+        self._edit(share_editor.type_key(self.split, key))
 
     def action_move(self, by: int) -> None:
-        self._edit(sp.move(self.split, by))
+        self._edit(share_editor.move(self.split, by))
 
     def action_give(self, index: int, by: int) -> None:
-        self._edit(sp.move(sp.choose(self.split, index - self.split.chosen), by))
+        self._edit(share_editor.move(share_editor.choose(self.split, index - self.split.chosen), by))
 
     def action_auto(self) -> None:
-        self._edit(sp.auto(self.split))
+        self._edit(share_editor.auto(self.split))
 
     def action_undo(self) -> None:
-        """The plan's shares or the former ones; new ones if the plan has moved on or the command failed."""
+        """Take the plan's shares or the former ones; new ones if the plan has moved on or the command failed."""
         if self._outdated or (self.progress is not None and self.progress.ended):
             self.form, self.split = self._now()
             self.progress = None
             self.refresh_text()
         else:
-            self._edit(sp.undo(self.split))
+            self._edit(share_editor.undo(self.split))
 
-    def _edit(self, split: sp.Split) -> None:
+    def _edit(self, split: share_editor.Split) -> None:
         if self.progress is None and not self.form.blocked:
             self.split, self._remark = split, ""
             self.refresh_text()
 
-    def _now(self) -> tuple[forms.Form, sp.Split]:
-        """The form and the split of the plan as it is, the same node chosen."""
+    def _now(self) -> tuple[forms.Form, share_editor.Split]:
         state = self.owner.shown
-        made = sp.opened(state)
+        made = share_editor.opened(state)
         chosen = min(self.split.chosen, max(len(made.seats) - 1, 0))
         return forms.form("rebalance", state), replace(made, chosen=chosen)
 
     @property
     def _outdated(self) -> bool:
-        """Whether the plan has moved on from the one that this was computed against."""
         run, plan = self.owner.shown.run, self.form.if_plan
         return self.progress is None and run is not None and plan is not None and run.plan_version > plan
 
@@ -114,7 +220,7 @@ class SplitDialog(OrderDialog, Repaintable):
             )
 
     def hints(self) -> list[KeyHint]:
-        """What its keys do now, for the bottom line."""
+        """Return what its keys do now, for the bottom line."""
         if self.progress is not None and self.progress.ended:
             return [KeyHint("u", _AGAIN, "screen.undo", "u"), CLOSE]
         return [CLOSE] if self.progress is not None or self.blocked else [SEND, CLOSE]
@@ -123,62 +229,57 @@ class SplitDialog(OrderDialog, Repaintable):
 
     @property
     def cells(self) -> int:
-        return split_view.cells_in(self.app.size.width - SIDES)
+        return min(SPLIT_CELLS, max(self.app.size.width - SIDES, _OTHERS + 6))
 
     def _table(self) -> list[Line]:
         height, seats = self.app.size.height, len(self.split.seats)
         room = max(height - _OTHER_ROWS, min(seats, height - _LEAST_ROWS), 3)
-        return split_view.rows(self.split, room, self._glyphs, self.cells) if seats else []
+        return split_rows(self.split, room, self._glyphs, self.cells) if seats else []
 
     def asking(self) -> list[Line]:
-        """The table, what is wrong and the keys; between them, as far as the rows go, what else there is to say."""
+        """Return the table, what is wrong and the keys; between them, as far as the rows go, what else there is to
+        say."""
         form, cells, table = self.form, self.cells, self._table()
         rows = self.app.size.height - 2 - len(table)
-        made = [line(Piece(text, role)) for said, role in self._remarks() for text in wrap(clean(said), cells)]
-        last = self._last_lines(cells)
+        drawn = [line(Piece(text, role)) for said, role in self._remarks() for text in wrap(clean(said), cells)]
+        last = [line(Piece(self.blocked, "warning"))] if self.blocked else split_keys(self._glyphs, cells)
         against = f"based on plan v{form.if_plan}; refused if the plan changes first"
         extra: list[list[Line]] = [
-            labelled("changes  ", form.changes, cells), labelled("leaves   ", form.keeps, cells),
+            labelled("changes  ", form.changes, cells),
+            labelled("leaves   ", form.keeps, cells),
             [line(Piece(against, "dim"))] if form.if_plan is not None and not self._outdated else [],
             *([line(Piece(text, "dim"))] for text in forms.way_back(self.owner.shown)),
-        ]  # fmt: skip
-        blanks = 2 if rows >= len(made) + len(last) + 3 else 0
+        ]
+        blanks = 2 if rows >= len(drawn) + len(last) + 3 else 0
         for lines in extra:
-            if len(made) + len(lines) + len(last) + blanks <= rows:
-                made += lines
+            if len(drawn) + len(lines) + len(last) + blanks <= rows:
+                drawn += lines
         gap: list[Line] = [()] * (blanks // 2)
-        return [*table, *gap, *made, *gap, *last]
+        return [*table, *gap, *drawn, *gap, *last]
 
     def _remarks(self) -> list[tuple[str, str]]:
-        """(text, role) of what stands in the way, and of an Enter that had nothing to send."""
-        chosen = verb_parts.micros_changed(self.split.seats, self.split.after, self.split.shares, self._glyphs)
+        """Return text and role of what stands in the way, and of an Enter that had nothing to send."""
+        chosen = verb_description.micros_changed(self.split.seats, self.split.after, self.split.shares, self._glyphs)
         said = [(self.split.problem, "bad"), (self._remark, "warning"), (chosen, "text")]
         if self._outdated:
             run = self.owner.shown.run
             version = run.plan_version if run is not None else 0
-            said.insert(0, (f"the plan is now v{version}; this was based on v{self.form.if_plan}: u reloads",
-                            "warning"))  # fmt: skip
+            said.insert(
+                0, (f"the plan is now v{version}; this was based on v{self.form.if_plan}: u reloads", "warning")
+            )
         said += [(text, "warning") for text in self.form.remarks]
         return [(text, role) for text, role in said if text]
 
-    def _last_lines(self, cells: int) -> list[Line]:
-        if self.blocked:
-            return [line(Piece(self.blocked, "warning"))]
-        return split_view.keys_lines(self._glyphs, cells)
-
     def telling(self, progress: forms.Progress) -> list[Line]:
-        made = [*self._table(), (), *followed(progress, self.owner.clock, self._glyphs, self.cells)]
+        lines = [*self._table(), (), *followed(progress, self.owner.clock, self._glyphs, self.cells)]
         again = key_words("u", f"{_AGAIN}  ", "screen.undo") if progress.ended else ()
-        return [*made, (), (*again, *CLOSES)]
+        return [*lines, (), (*again, *CLOSES)]
 
 
 def dialog_of(form: Form, state: ViewState, rank: int | None, shares: Mapping[str, int] | None = None) -> OrderDialog:
-    """`rank`: the selected one; `shares`: those to propose, by node."""
+    """Return the dialog of a form. `rank`: the selected one; `shares`: those to propose, by node."""
     if verb_registry.of(form.verb).dialog == "form":
         return CommandDialog(form)
-    return SplitDialog(form, _proposing(share_editor.opened(state, rank), shares or {}))
-
-
-def _proposing(opened: Split, wanted: Mapping[str, int]) -> Split:
-    shares = tuple(wanted.get(seat.node, seat.share) for seat in opened.seats)
-    return replace(opened, shares=shares) if wanted and sum(shares) == opened.total else opened
+    split = share_editor.opened(state, rank)
+    wanted = tuple((shares or {}).get(seat.node, seat.share) for seat in split.seats)
+    return SplitDialog(form, replace(split, shares=wanted) if shares and sum(wanted) == split.total else split)

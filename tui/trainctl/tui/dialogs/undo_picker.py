@@ -1,23 +1,20 @@
-"""What a person may choose among: changes to undo, each in its verb's own dialog, and values to copy."""
+"""Lists to choose from: changes to undo, each in its verb's own dialog, and values to copy."""
 
 from dataclasses import replace
 
 from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.commands import arguments, forms, undo
-from trainctl.tui.commands.context import AppContext
-from trainctl.tui.dialogs import clipboard
+from trainctl.tui.commands.context import AppContext, Values
 from trainctl.tui.dialogs.popup import Chooser
 from trainctl.tui.dialogs.split_dialog import dialog_of
-from trainctl.tui.state import event_text
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.state import run_events
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean, shorten
 
 
 def offer_undo(app: AppContext) -> None:
-    """Lets a person choose among the newest changes that can be undone."""
+    """Let a person choose among the newest changes that can be undone."""
     state = app.shown
     found = undo.newest(state.run, state.run_events)
     if not found:
@@ -29,13 +26,12 @@ def offer_undo(app: AppContext) -> None:
 
 
 def open_undo(app: AppContext, inverse: undo.Inverse) -> None:
-    """The dialog of the command that undoes an event, filled."""
+    """Open the dialog of the command that undoes an event, filled."""
     form = _form(inverse, app.shown)
     app.push_screen(dialog_of(form, app.shown, app.selected, inverse.order.args.get("shares")))
 
 
 def _form(inverse: undo.Inverse, state: ViewState) -> forms.Form:
-    """The dialog's form; its command says which event it undoes."""
     order = inverse.order
     args = {name: f"{value:.7g}" if isinstance(value, float) else str(value) for name, value in order.args.items()}
     values = {**args, **({"node": order.node} if order.node else {})}
@@ -47,15 +43,13 @@ def _form(inverse: undo.Inverse, state: ViewState) -> forms.Form:
 
 
 def _line_of(inverse: undo.Inverse, clock: Clock, glyphs: Glyphs) -> str:
-    """One line of the list of changes: when, by whom, what and at which step, and what would be sent."""
     event = inverse.event
-    at = f.clock(event.at, clock.wall(), clock.zone)
-    changed = clean(event_text.words(event, glyphs.arrow))
+    at = clock.time_of(event.at)
+    changed = clean(run_events.event_words(event, glyphs.arrow))
     return f"{at} {clean(event.by)} {changed}; sends {clean(_sent(inverse))}"
 
 
 def _sent(inverse: undo.Inverse) -> str:
-    """The command, of shares those that the event had changed."""
     had, shares = inverse.event.data, inverse.order.args.get("shares")
     if not isinstance(had, SharesChanged) or not isinstance(shares, dict):
         return arguments.spoken(inverse.order)
@@ -63,8 +57,8 @@ def _sent(inverse: undo.Inverse) -> str:
     return " ".join([inverse.order.verb, *other])
 
 
-def copy_value(app: AppContext, values: clipboard.Values) -> None:
-    """Copies a value, or lets a person choose one of several."""
+def copy_value(app: AppContext, values: Values) -> None:
+    """Copy a value, or lets a person choose one of several."""
     if not values:
         app.notify("nothing to copy here", severity="warning")
     elif len(values) == 1:
@@ -76,6 +70,6 @@ def copy_value(app: AppContext, values: clipboard.Values) -> None:
 
 
 def _copy(app: AppContext, name: str, value: str) -> None:
-    """By OSC 52, so that it reaches the clipboard of the terminal that a person sits at, over SSH too."""
+    """Copy by OSC 52, which reaches the clipboard of the terminal that a person sits at, over SSH too."""
     app.copy_to_clipboard(value)
     app.notify(f"copied {name}: {shorten(clean(value), 60, app.glyphs.ellipsis)}", markup=False)

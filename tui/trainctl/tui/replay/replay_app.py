@@ -18,7 +18,7 @@ from trainctl.tui.commands.context import context_of
 from trainctl.tui.replay.replay_source import Playhead, ReplaySource
 from trainctl.tui.screens.base import BaseScreen, StatusBar
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells, line, width

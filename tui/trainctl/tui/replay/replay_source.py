@@ -106,6 +106,10 @@ class ReplaySource:
         assert view is not None
         return _with_all_ranks(view, self._reader, (first, last))
 
+    @property
+    def lead(self) -> "ReplaySource":
+        return self
+
     def close(self) -> None:
         self._reader.close()
 

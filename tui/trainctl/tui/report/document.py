@@ -1,4 +1,4 @@
-"""A report as parts that every form has: sections of tables, charts, texts and quotes; and as Markdown. Plain values."""
+"""A report as parts that every form has: sections of tables, charts, texts and quotes; and as Markdown."""
 
 import bisect
 import re

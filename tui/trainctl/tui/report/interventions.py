@@ -7,7 +7,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.checkpoint_metadata import ParentCheckpoint
 from trainctl.tui.report.run_facts import Intervention, InterventionKind, PolicyNote
-from trainctl.tui.state import effects, event_text, plan_changes
+from trainctl.tui.state import effects, run_events
 from trainctl.tui.state.effects import Effect
 from trainctl.tui.text.glyphs import UNICODE
 
@@ -93,7 +93,7 @@ def interventions(events: Sequence[m.Event], step_at: StepAt, measure: Measure) 
     rate."""
     found = [(event, kind) for event in _once(events) if (kind := kind_of(event)) is not None]
     texts = skipped_texts(events)
-    changes = [event.id for event, _ in found if plan_changes.changes_speed(event)]
+    changes = [event.id for event, _ in found if run_events.changes_speed(event)]
     measured = frozenset(changes[-MOST_MEASURED:])
     return [
         Intervention(
@@ -153,7 +153,7 @@ def policy_notes(events: Sequence[m.Event], step_at: StepAt, measure: Measure) -
 
 
 def _words(event: m.Event, measure: Measure) -> str:
-    speed = plan_changes.changes_speed(event)
+    speed = run_events.changes_speed(event)
     return effects.figures(measure(event) if speed else None, event, UNICODE)
 
 
@@ -167,9 +167,9 @@ def lineage(view: m.RunView | None, events: Sequence[m.Event], by_files: ParentC
     for event in events:
         match event.data:
             case e.RunBranched(branch=branch) if view is None or branch != view.run:
-                made.append(event_text.words(event))
+                made.append(run_events.event_words(event))
             case e.RunStateChanged(after="resumed" | "going back") | e.SetupChanged() | e.LeadChanged():
-                made.append(event_text.words(event))
+                made.append(run_events.event_words(event))
             case _:
                 pass
     return made

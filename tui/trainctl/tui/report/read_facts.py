@@ -30,10 +30,10 @@ from trainctl.tui.report.run_facts import (
     parts_of,
 )
 from trainctl.tui.report.timeline import Recorded, Timeline
-from trainctl.tui.state import effects, plan_changes
+from trainctl.tui.state import effects, run_events, step_phases
 from trainctl.tui.state import series as s
-from trainctl.tui.text import compile_times, energy
-from trainctl.tui.text.compile_times import Compilation
+from trainctl.tui.state.step_phases import Compilation
+from trainctl.tui.text import run_lines
 from trainctl.tui.text.run_lines import cost_figures
 
 COLUMNS: Final = 600
@@ -120,7 +120,7 @@ def _step_at(committed: m.Series, last: m.StepCommitted | None) -> Callable[[m.E
 
 def _measure(reader: WholeRunReader, events: Sequence[m.Event]) -> interventions.Measure:
     """What measures an event's effect on the rate, if it is one that changes it."""
-    changes = sorted((one for one in events if plan_changes.changes_speed(one)), key=lambda one: one.step or 0)
+    changes = sorted((one for one in events if run_events.changes_speed(one)), key=lambda one: one.step or 0)
     steps = [event.step or 0 for event in changes]
     known: dict[int, effects.Effect | None] = {}
 
@@ -176,13 +176,13 @@ def _rank(
 
 def _compiled(reader: WholeRunReader, rank: int) -> Compilation | None:
     """The longest: found in the whole run, then in the steps of its bucket."""
-    whole = compile_times.of_series(reader.series(compile_times.METRIC, rank, columns=RANK_COLUMNS))
-    found = compile_times.longest(whole)
+    whole = step_phases.compilations(reader.series(step_phases.COMPILE_METRIC, rank, columns=RANK_COLUMNS))
+    found = step_phases.longest_compilation(whole)
     if found is None or found.first == found.last:
         return found
     size = found.last - found.first + 1
-    near = compile_times.of_series(reader.series(compile_times.METRIC, rank, found.first, found.last, size))
-    return compile_times.longest([found, *near])
+    near = step_phases.compilations(reader.series(step_phases.COMPILE_METRIC, rank, found.first, found.last, size))
+    return step_phases.longest_compilation([found, *near])
 
 
 def _means(reader: WholeRunReader, total: RankTotals, *, moved: bool) -> dict[str, float]:
@@ -251,7 +251,7 @@ def _cost(view: m.RunView | None, last: m.StepCommitted | None, at: float) -> Co
 
 def _energy(
     hosts: Sequence[m.HostReading], view: m.RunView | None, last: m.StepCommitted | None
-) -> energy.EnergyFigures:  # fmt: skip
+) -> run_lines.EnergyFigures:  # fmt: skip
     if view is None:
-        return energy.EnergyFigures(None, 0.0, None)
-    return energy.figures(hosts, view, last.cursor if last is not None else None)
+        return run_lines.EnergyFigures(None, 0.0, None)
+    return run_lines.energy_figures(hosts, view, last.cursor if last is not None else None)

@@ -9,8 +9,8 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.checkpoint_metadata import Environment
 from trainctl.protocol.record.whole_run import PlanSpan, WholeRunReader
-from trainctl.tui.text.compile_times import Compilation
-from trainctl.tui.text.energy import EnergyFigures
+from trainctl.tui.state.step_phases import Compilation
+from trainctl.tui.text.run_lines import EnergyFigures
 
 InterventionKind = Literal["split", "settings", "membership", "rollback", "state", "command", "fault", "note",
                            "checkpoint"]  # fmt: skip

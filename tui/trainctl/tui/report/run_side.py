@@ -10,7 +10,7 @@ from trainctl.protocol.record.whole_run import CurvePoint, WholeRunReader
 from trainctl.tui.report import recipe
 from trainctl.tui.report.interventions import kind_of
 from trainctl.tui.report.run_facts import DataFacts, named, parts_of
-from trainctl.tui.text import compute_words
+from trainctl.tui.text import run_lines
 
 VERSIONS: Final = {"program": "trainctl", "library": "library", "python": "Python", "system": "system"}
 """Fields of a checkpoint's environment, as a comparison calls them."""
@@ -59,7 +59,7 @@ def _versions(paths: RunPaths, view: m.RunView | None) -> dict[str, str]:
     ranks = view.ranks if view is not None else ()
     for name, rank in named([(rank.node, rank) for rank in ranks]).items():
         found |= {f"backend of {name}": rank.backend or "", f"device of {name}": rank.device or ""}
-        resolved = compute_words.settings(rank.compute) if rank.compute is not None else {}
+        resolved = run_lines.compute_settings(rank.compute) if rank.compute is not None else {}
         found |= {f"{key} of {name}": value for key, value in resolved.items()}
         found = _libraries(rank) | found
     return {name: value for name, value in found.items() if value}
@@ -67,7 +67,7 @@ def _versions(paths: RunPaths, view: m.RunView | None) -> dict[str, str]:
 
 def _libraries(rank: m.RankView) -> dict[str, str]:
     """Versions on its node. Python's and the backend's have the names of those in checkpoints, which a run may lack."""
-    found = compute_words.versions(rank.compute) if rank.compute is not None else {}
+    found = run_lines.library_versions(rank.compute) if rank.compute is not None else {}
     python, own = found.pop("python", ""), found.pop(rank.backend or "", "")
     named = {"Python": python, "library": own and f"{rank.backend} {own}", **found}
     return {f"{name} on {rank.node}": version for name, version in named.items() if version}

@@ -6,9 +6,9 @@ from typing import Final
 from trainctl.protocol import messages as m
 from trainctl.tui.report.document import Block, ReportTable, ReportText
 from trainctl.tui.report.run_facts import RankFacts, RunFacts
-from trainctl.tui.text import compute_words
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text.energy import JOULES_PER_WATT_HOUR
+from trainctl.tui.text import run_lines
+from trainctl.tui.text.run_lines import JOULES_PER_WATT_HOUR
 
 MOST_ROWS: Final = 400
 """Rows of a table that grows with the run; of more, the first and the last half are given."""
@@ -45,7 +45,7 @@ def _own_rate(rank: RankFacts) -> float | None:
 
 def _computing(ranks: Sequence[RankFacts]) -> Iterator[Block]:
     """What each rank resolved."""
-    found = {rank.name: compute_words.settings(rank.compute) for rank in ranks if rank.compute is not None}
+    found = {rank.name: run_lines.compute_settings(rank.compute) for rank in ranks if rank.compute is not None}
     for rank in ranks:
         if rank.compiled is not None:
             found.setdefault(rank.name, {})["compiled"] = rank.compiled.text
@@ -54,7 +54,7 @@ def _computing(ranks: Sequence[RankFacts]) -> Iterator[Block]:
 
 def _versions(ranks: Sequence[RankFacts]) -> Iterator[Block]:
     """Of the libraries that each rank computed with."""
-    found = {rank.name: compute_words.versions(rank.compute) for rank in ranks if rank.compute is not None}
+    found = {rank.name: run_lines.library_versions(rank.compute) for rank in ranks if rank.compute is not None}
     yield from _by_rank({name: one for name, one in found.items() if one}, "Versions that each rank computes with")
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.tui.charts.axis import Axis, ticks
-from trainctl.tui.charts.scale import tick_labels, widen
+from trainctl.tui.charts.axis import Axis, tick_labels, ticks, widened
 from trainctl.tui.report.document import ChartLine, ChartMark, ReportChart
 from trainctl.tui.report.run_facts import InterventionKind, RunFacts
 from trainctl.tui.text import formatting as f
@@ -168,7 +167,7 @@ def _range(chart: ReportChart) -> tuple[float, float]:
     if chart.stacked:
         return 0.0, max((sum(values) for values in zip(*(one.values for one in chart.lines), strict=True)), default=1.0)
     values = [value for one in chart.lines for value in one.values]
-    return widen(min(values), max(values))
+    return widened(min(values), max(values))
 
 
 def _axes(chart: ReportChart, frame: _Frame) -> Iterator[str]:

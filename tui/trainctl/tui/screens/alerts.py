@@ -1,14 +1,16 @@
-"""The open alerts: what is wrong, on which node, since when, and what is known of it."""
+"""The open alerts, and why one is: what is wrong, on which node, since when, and what is known of it."""
 
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
-from trainctl.tui.commands.dispatch import acknowledge, mute
+from trainctl.protocol.messages import AlertView
+from trainctl.tui.commands.context import acknowledge, mute
+from trainctl.tui.dialogs.command_dialog import followed
+from trainctl.tui.dialogs.popup import Popup
 from trainctl.tui.screens import alerts_view
 from trainctl.tui.screens.base import BaseScreen
-from trainctl.tui.text.styled_line import Line, rule
+from trainctl.tui.text.styled_line import Line, Piece, key_words, line, rule
 
 
 class AlertsScreen(BaseScreen):
@@ -33,7 +35,7 @@ class AlertsScreen(BaseScreen):
         return ids.index(self._chosen) if self._chosen in ids else 0
 
     @property
-    def chosen(self) -> m.AlertView | None:
+    def chosen(self) -> AlertView | None:
         alerts = self.owner.shown.open_alerts
         return alerts[self.cursor] if alerts else None
 
@@ -51,7 +53,7 @@ class AlertsScreen(BaseScreen):
         self.action_choose_at(self.cursor + by)
 
     def action_choose_at(self, index: int) -> None:
-        """The cursor to a place; a click on the chosen one asks why."""
+        """Move the cursor to a place; a click on the chosen one asks why."""
         alerts = self.owner.shown.open_alerts
         if alerts:
             self._chosen = alerts[min(max(index, 0), len(alerts) - 1)].id
@@ -70,6 +72,48 @@ class AlertsScreen(BaseScreen):
             mute(self.owner, self.chosen)
 
     def action_bell(self) -> None:
-        """The bell on or off, for this session."""
+        """Turn the bell on or off, for this session."""
         self.owner.alert_bell.on = not self.owner.alert_bell.on
         self.paint()
+
+
+_REFRESH_SECONDS = 0.5
+
+
+class WhyScreen(Popup[None]):
+    """One alert; it goes on being shown after it has been cleared."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("w,enter", "close", "close"),
+        Binding("A", "acknowledge", "acknowledge"),
+        Binding("m", "mute", "mute"),
+    ]
+    CELLS = 68
+
+    def __init__(self, alert: AlertView) -> None:
+        super().__init__(f"why: {alerts_view.alert_title(alert)}")
+        self._alert = alert
+
+    def on_mount(self) -> None:
+        self.set_interval(_REFRESH_SECONDS, self.refresh_text)
+
+    def text(self) -> list[Line]:
+        """Return the alert as it is by now."""
+        state, clock = self.owner.shown, self.owner.clock
+        alert = next((alert for alert in state.open_alerts if alert.id == self._alert.id), None)
+        self._alert = alert or self._alert
+        lines: list[Line] = [(), *alerts_view.detail_lines(self._alert, state, clock, self.CELLS), ()]
+        if alert is None:
+            lines.append(line(Piece("this alert has cleared", "good")))
+        acts = key_words("A", "acknowledges  ", "screen.acknowledge") + key_words(
+            "m", "mute for an hour  ", "screen.mute"
+        )
+        if self.progress is not None:
+            lines += [*followed(self.progress, clock, self._glyphs, self.CELLS), ()]
+        return [*lines, (*(acts if alert else ()), *key_words("esc", "closes  ", "screen.close"))]
+
+    def action_acknowledge(self) -> None:
+        acknowledge(self.owner, self._alert, self)
+
+    def action_mute(self) -> None:
+        mute(self.owner, self._alert, self)

@@ -1,20 +1,24 @@
-"""What every screen is: a body of lines over the bottom line."""
+"""The screens' base: a body of lines over the bottom line; what screens of a run's rank share; and the screens by name,
+each loaded when it is first shown."""
 
 import abc
+import importlib
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widget import Widget
 
-from trainctl.tui.commands.context import AppContext, KeyHint, context_of
-from trainctl.tui.dialogs import clipboard
+from trainctl.tui.commands.context import AppContext, KeyHint, Values, context_of
 from trainctl.tui.screens import header, overview_view
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text.run_lines import LAST_LOSS
 from trainctl.tui.text.styled_line import Line, line
 from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.line_view import Lines, Repaintable
@@ -24,17 +28,18 @@ _BY_ARGUMENT = re.compile(r"(?:show|dialog)\('([a-z0-9-]+)'\)")
 
 
 def name_of(binding: Binding) -> str:
-    """`events` of show('events'), `set-lr` of dialog('set-lr'), `filter` of filter, and of choose(1) its words."""
-    found = _BY_ARGUMENT.fullmatch(binding.action)
-    if found:
-        return found[1]
+    """Return `events` of show('events'), `set-lr` of dialog('set-lr'), `filter` of filter, and of choose(1) its
+    words."""
+    match = _BY_ARGUMENT.fullmatch(binding.action)
+    if match:
+        return match[1]
     text = binding.description if "(" in binding.action else binding.action.removeprefix("app.")
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def named(bindings: Iterable[BindingType], where: str = "") -> list[BindingType]:
-    """The bindings with their names as ids, by which Textual lays another key over them, those of a screen after its
-    name (`events-filter`); reserved keys stay fixed."""
+    """Return the bindings with their names as ids, by which Textual lays another key over them, those of a screen after
+    its name (`events-filter`); reserved keys stay fixed."""
     before = f"{where}-" if where else ""
     return [
         replace(binding, id=before + name_of(binding))
@@ -50,24 +55,24 @@ class StatusBar(Lines):
     DEFAULT_CSS = "StatusBar { height: 1; }"
 
     def paint(self) -> None:
-        """Shows the present state."""
+        """Show the present state."""
 
 
 class BaseScreen(Screen[Any], Repaintable):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "back", "overview", show=False, tooltip="back to the Overview, step by step"),
+        Binding("escape", "back", "overview", show=False, tooltip="back to the Overview, step by step")
     ]
     AUTO_FOCUS = ""
     BODY: ClassVar[type[Lines]] = Lines
     NEEDED: tuple[str, ...] = ("#body", "#keys")
-    """What has to be there for it to be painted."""
+    """Widgets that have to be there for it to be painted."""
     paints = 0
-    """How often it was painted."""
+    """Number of times that it was painted."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Its keys get names, by which the configuration knows them."""
+        """Give its keys names, by which the configuration knows them."""
         cls.BINDINGS = named(cls.__dict__.get("BINDINGS", []), cls.__name__.removesuffix("Screen").lower())
         super().__init_subclass__(**options)
 
@@ -77,7 +82,7 @@ class BaseScreen(Screen[Any], Repaintable):
 
     @property
     def own_keys(self) -> frozenset[str]:
-        """Dialogs whose keys mean something else here."""
+        """Return dialogs whose keys mean something else here."""
         return frozenset()
 
     def compose(self) -> ComposeResult:
@@ -91,7 +96,7 @@ class BaseScreen(Screen[Any], Repaintable):
         self.owner.action_show("overview")
 
     def between(self) -> Iterable[Widget]:
-        """What a screen has between its body and the bottom line."""
+        """Return what a screen has between its body and the bottom line."""
         return ()
 
     def on_resize(self) -> None:
@@ -102,11 +107,12 @@ class BaseScreen(Screen[Any], Repaintable):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is there: a tick can come while it is made or taken down, which is done child by child."""
+        """Return whether all of it is there: a tick can come while it is made or taken down, which is done child by
+        child."""
         return all(self.query_one_optional(needed) for needed in self.NEEDED)
 
     def paint(self) -> None:
-        """Draws the present state; below the least size one line says so."""
+        """Draw the present state; below the least size one line says so."""
         columns, rows = self.size
         if not self.is_whole:
             return
@@ -127,31 +133,73 @@ class BaseScreen(Screen[Any], Repaintable):
         return self.size.height - self.query_one(CommandBar).rows - self.rows_between() - len(self.query(StatusBar))
 
     def rows_between(self) -> int:
-        """Rows that those between take."""
+        """Return rows that those between take."""
         return 0
 
     def head(self, columns: int, state: ViewState | None = None) -> Line:
-        """The first line: of the run shown, or of another state."""
+        """Return the first line: of the run shown, or of another state."""
         owner = self.owner
         return header.lines(state or owner.shown, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[0]
 
-    def values(self) -> clipboard.Values:
-        """What `y` copies: the likeliest first."""
-        return clipboard.of_fleet(self.owner.shown, None)
+    def values(self) -> Values:
+        """Return what `y` copies: the likeliest first."""
+        state = self.owner.shown
+        if state.run is None:
+            return ()
+        loss = state.last_step.value.loss if state.last_step is not None else None
+        last = ((LAST_LOSS.label, f"{loss:.6g}"),) if loss is not None and math.isfinite(loss) else ()
+        run = state.run
+        return (("run", run.run), ("directory", run.directory), ("step", str(run.step)), *last)
 
     def arranged(self, hints: list[KeyHint]) -> list[KeyHint]:
-        """The keys for the bottom line, in their order there."""
+        """Return the keys for the bottom line, in their order there."""
         return hints
 
     def arrived(self) -> None:
-        """A snapshot of the live run was taken."""
+        """Take note of a new snapshot of the live run."""
 
     def undo(self) -> None:
-        """Offers the newest changes that can be undone."""
+        """Offer the newest changes that can be undone."""
         from trainctl.tui.dialogs import undo_picker
 
         undo_picker.offer_undo(self.owner)
 
     @abc.abstractmethod
     def lines(self, columns: int, rows: int) -> list[Line]:
-        """The body: exactly `rows` lines of `columns` cells."""
+        """Return the body: exactly `rows` lines of `columns` cells."""
+
+
+KINDS: Final = {
+    "overview": "OverviewScreen",
+    "runs": "RunsScreen",
+    "charts": "ChartsScreen",
+    "events": "EventsScreen",
+    "alerts": "AlertsScreen",
+    "node": "NodeScreen",
+    "logs": "LogsScreen",
+    "samples": "SamplesScreen",
+    "policies": "PoliciesScreen",
+    "calibration": "CalibrationScreen",
+    "diagnosis": "DiagnosisScreen",
+    "step_profile": "StepProfileScreen",
+}
+"""Classes of the screens by name, in the module of that name."""
+
+
+def _kind(name: str) -> Any:
+    return getattr(importlib.import_module(f"trainctl.tui.screens.{name}"), KINDS[name])
+
+
+def _made(name: str) -> Any:
+    return _kind(name)(name=name)
+
+
+def makers() -> dict[str, Callable[[], Screen[Any]]]:
+    """Return what makes each screen."""
+    return {name: partial(_made, name) for name in KINDS}
+
+
+def load_all() -> None:
+    """Load every screen, for what asks all of them for their bindings."""
+    for name in KINDS:
+        _kind(name)

@@ -1,16 +1,24 @@
 """Calibration: the chosen node's rate and memory over the micro-batch, and what its machine's parts can do."""
 
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final
 
+import numpy as np
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol.calibration.peak import is_comparable
-from trainctl.protocol.calibration.profile import DeviceProfile
+from trainctl.protocol.calibration.peak import is_comparable, peak, slower
+from trainctl.protocol.calibration.profile import DeviceProfile, Pass
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.screens import calibration_view
-from trainctl.tui.screens.chosen_rank import ChosenRankScreen
-from trainctl.tui.text import formatting as fmt
-from trainctl.tui.text.styled_line import Line
+from trainctl.tui.charts.layout import Block, beside, widths
+from trainctl.tui.charts.plot import Plot, draw_plot
+from trainctl.tui.charts.traces import Trace
+from trainctl.tui.screens import calibration_lines
+from trainctl.tui.screens.calibration_lines import number
+from trainctl.tui.screens.node import ChosenRankScreen
+from trainctl.tui.state.series import Window
+from trainctl.tui.text.formatting import gigabytes
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line, rule
 from trainctl.tui.widgets.theme import rank_role
 
 
@@ -28,7 +36,7 @@ class CalibrationScreen(ChosenRankScreen):
         self._profiles: dict[str, tuple[DeviceProfile, ...]] = {}  # by node, newest first
 
     def reload(self) -> None:
-        """Asks the node's agent for its profiles: when it is opened, and after each attachment."""
+        """Ask the node's agent for its profiles: when it is opened, and after each attachment."""
         self.run_worker(self._load(), group="profiles", exclusive=True)
 
     async def _load(self) -> None:
@@ -48,11 +56,97 @@ class CalibrationScreen(ChosenRankScreen):
         node = row.view.node if row is not None else ""
         profiles = self._profiles.get(node, ())
         if row is None or not profiles:
-            return [self.head(columns), *calibration_view.nothing(node or "NODE", columns, rows - 1)][:rows]
-        when = fmt.clock(profiles[0].created_at, owner.clock.wall(), owner.clock.zone)
+            return [self.head(columns), *no_profile(node or "NODE", columns, rows - 1)][:rows]
+        when = owner.clock.time_of(profiles[0].created_at)
         role = rank_role(row.place)
-        body = calibration_view.lines(node, profiles, columns, rows - 1, owner.glyphs, role, when)
+        body = profile_lines(node, profiles, columns, rows - 1, owner.glyphs, role, when)
         return [self.head(columns), *body][:rows]
 
     def turned(self) -> None:
         self.reload()
+
+
+EARLIER: Final = 3
+"""Earlier profiles drawn behind the newest."""
+LEAST_CHART_ROWS: Final = 8
+"""Rows of a chart, its rule and its x axis included."""
+
+
+def profile_lines(
+    node: str, profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str, when: str
+) -> list[Line]:
+    """Return exactly `rows` lines: `profiles` are those of one kind, newest first; `when`: the time of the newest."""
+    newest = profiles[0]
+    title = [(0, f"{glyphs.horizontal} calibration ", "title"), (14, f" {node} ", role)]
+    title.append((16 + len(node), f"{when} ", "label"))
+    below = [*_facts(newest), *_slower(profiles, glyphs)]
+    charts = max(LEAST_CHART_ROWS, min(rows - 1 - len(below), rows * 2 // 3))
+    lines = [rule(columns, glyphs.horizontal, *title)]
+    lines += beside(_charts(profiles, columns, charts - 1, glyphs, role), columns, charts - 1, glyphs)
+    lines += [fit(one, columns) for one in below]
+    return filled(lines, columns, rows)
+
+
+def no_profile(node: str, columns: int, rows: int) -> list[Line]:
+    """Return what there is to do without a profile."""
+    text = f"{node} has no profile yet: trainctl calibrate RUN.toml --node {node}"
+    return filled([line(Piece(text, "dim"))], columns, rows)
+
+
+def _charts(profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str) -> list[Block]:
+    blocks = []
+    kinds: tuple[tuple[str, Callable[[Pass], float | None]], ...] = (
+        ("samples/s by micro-batch", lambda one: one.rate),
+        ("peak memory by micro-batch, GB", lambda one: None if one.peak_bytes is None else one.peak_bytes / 1e9),
+    )
+    for (title, value), width in zip(kinds, widths(columns, 2), strict=True):
+        item = _plot(title, profiles, value, role)
+        body, labels = draw_plot(item, width, rows, glyphs)
+        blocks.append((body, labels, width))
+    return blocks
+
+
+def _plot(title: str, profiles: Sequence[DeviceProfile], value: Callable[[Pass], float | None], role: str) -> Plot:
+    shown = profiles[: EARLIER + 1]
+    traces = [Trace(_window(one, value), "", "dim", sparse=True) for one in reversed(shown[1:])]
+    traces.append(Trace(_window(shown[0], value), "", role, sparse=True))
+    last = max(point.micro for profile in shown for point in profile.passes)
+    return Plot(
+        title,
+        tuple(traces),
+        1,
+        max(last, 2),
+        small=True,
+        least_span=0.2,
+        empty_text="n/a",
+        crosshair=peak(shown[0].passes).micro,
+    )
+
+
+def _window(profile: DeviceProfile, value: Callable[[Pass], float | None]) -> Window:
+    known = [(point.micro, found) for point in profile.passes if (found := value(point)) is not None]
+    sizes = np.array([micro for micro, _ in known], np.int64)
+    values = np.array([found for _, found in known], np.float64)
+    return Window(1, sizes, values, values, values, np.ones(len(known)), values, np.zeros(len(known), np.int64))
+
+
+def _facts(profile: DeviceProfile) -> list[Line]:
+    best = peak(profile.passes)
+    out = profile.out_of_memory_micro
+    rows = [
+        (
+            f"{calibration_lines.PEAK_WORD} at {best.micro:,}",
+            f"{number(best.rate)} samples/s, {gigabytes(best.peak_bytes)} GB"
+            + (f"; out of memory at {out:,}" if out is not None else ""),
+        ),
+        *calibration_lines.part_lines(profile),
+    ]
+    return [line(Piece(f"{name:<18}", "label"), text) for name, text in rows]
+
+
+def _slower(profiles: Sequence[DeviceProfile], glyphs: Glyphs) -> list[Line]:
+    found = slower(profiles[1], profiles[0]) if len(profiles) > 1 else []
+    return [
+        line(Piece(f"slower: {one.what} {number(one.before)} {glyphs.arrow} {number(one.now)}", "warning"))
+        for one in found
+    ]

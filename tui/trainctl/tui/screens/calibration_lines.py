@@ -4,49 +4,53 @@ from collections.abc import Iterator
 
 from trainctl.protocol.calibration.peak import peak, slower
 from trainctl.protocol.calibration.profile import DeviceProfile
-from trainctl.tui.text import formatting as fmt
+from trainctl.tui.text.formatting import NA, compact, gigabytes, percent, seconds
 
 PEAK_WORD = "peak"
 """Beside the micro-batch that `micro = "auto"` takes."""
 
 
 def number(value: float) -> str:
-    """Four significant digits, but all of a whole number's: 64.33, 13,600."""
+    """Return four significant digits, but all of a whole number's: 64.33, 13,600."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def title(node: str, profile: DeviceProfile) -> str:
-    """The node, and what the profile holds for."""
+    """Return the node, and what the profile holds for."""
     key = profile.key
     words = (node, key.device, f"model {key.model_digest[:8]}", f"{key.sequence_length:,} tokens", key.dtype)
     return "  ".join((*words, f"{key.backend} {key.backend_version}"))
 
 
 def curve_rows(profile: DeviceProfile) -> list[tuple[str, str, str, str, str]]:
-    """Micro-batch, samples per second, part of the peak, peak memory, and a mark; what ran out of memory comes last."""
+    """Return micro-batch, samples per second, part of the peak, peak memory, and a mark; what ran out of memory comes
+    last."""
     best, chosen = max(one.rate for one in profile.passes), peak(profile.passes)
     rows = [
         (
-            f"{one.micro:,}", number(one.rate), fmt.percent(one.rate / best), fmt.gigabytes(one.peak_bytes),
-            PEAK_WORD if one == chosen else "",
+            f"{point.micro:,}",
+            number(point.rate),
+            percent(point.rate / best),
+            gigabytes(point.peak_bytes),
+            PEAK_WORD if point == chosen else "",
         )
-        for one in profile.passes
-    ]  # fmt: skip
+        for point in profile.passes
+    ]
     if profile.out_of_memory_micro is not None:
-        rows.append((f"{profile.out_of_memory_micro:,}", fmt.NA, fmt.NA, fmt.NA, "out of memory"))
+        rows.append((f"{profile.out_of_memory_micro:,}", NA, NA, NA, "out of memory"))
     return rows
 
 
 def part_lines(profile: DeviceProfile) -> list[tuple[str, str]]:
-    """Name and figures of each part of the machine that was measured."""
+    """Return name and figures of each part of the machine that was measured."""
     return [(name, text) for name, text in _parts(profile) if text]
 
 
 def _parts(profile: DeviceProfile) -> Iterator[tuple[str, str]]:
     samples = min((point.micro * point.accumulation for point in profile.grid), default=0)
-    cuts = (f"{one.micro}x{one.accumulation} {fmt.seconds(one.seconds)}" for one in profile.grid)
+    cuts = (f"{one.micro}x{one.accumulation} {seconds(one.seconds)}" for one in profile.grid)
     yield f"step of {samples:,}", ", ".join(cuts)
-    yield "update", fmt.seconds(profile.optimizer_seconds) if profile.optimizer_seconds is not None else ""
+    yield "update", seconds(profile.optimizer_seconds) if profile.optimizer_seconds is not None else ""
     if profile.forward:
         best = max(profile.forward, key=lambda one: one.rate)
         yield "forward only", f"{number(best.rate)} samples/s, micro-batch {best.micro:,}"
@@ -63,11 +67,11 @@ def _parts(profile: DeviceProfile) -> Iterator[tuple[str, str]]:
         )
     if profile.data is not None:
         cold = profile.data.cold_samples_per_second
-        warm = f"{fmt.compact(profile.data.warm_samples_per_second)} samples/s from memory"
-        yield "data", warm + (f", {fmt.compact(cold)} from the disk" if cold is not None else "")
+        warm = f"{compact(profile.data.warm_samples_per_second)} samples/s from memory"
+        yield "data", warm + (f", {compact(cold)} from the disk" if cold is not None else "")
     yield "measured beside", ", ".join(profile.beside)
     for link in profile.links:
-        trip = f", round trip {fmt.seconds(link.latency_seconds)}" if link.latency_seconds is not None else ""
+        trip = f", round trip {seconds(link.latency_seconds)}" if link.latency_seconds is not None else ""
         both = f"{_bytes(link.sent_bytes_per_second)} sent, {_bytes(link.received_bytes_per_second)} received at once"
         yield f"link to {link.peer}", both + trip
 
@@ -77,7 +81,7 @@ def _bytes(rate: float) -> str:
 
 
 def slower_lines(node: str, earlier: DeviceProfile | None, profile: DeviceProfile, when: str) -> list[str]:
-    """A line for each rate that has fallen since an earlier profile, made at `when`."""
+    """Return a line for each rate that has fallen since an earlier profile, made at `when`."""
     found = slower(earlier, profile) if earlier is not None else []
     return [
         f"{node} is slower than on {when}: {one.what} {number(one.before)} -> {number(one.now)}"

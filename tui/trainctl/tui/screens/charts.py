@@ -7,24 +7,21 @@ from textual.binding import Binding, BindingType
 from textual.timer import Timer
 from textual.widgets import Input
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
-from trainctl.tui.charts import history, layout, readout
-from trainctl.tui.charts import picker as pk
-from trainctl.tui.charts import plots as build
-from trainctl.tui.charts import viewport as vw
+from trainctl.protocol.messages import RunSummary, RunView
+from trainctl.tui.charts import history, layout, plots, readout
 from trainctl.tui.charts.axis import KINDS, Axis, Kind
 from trainctl.tui.charts.history import Ask, Key
 from trainctl.tui.charts.layout import Drawn, Place
 from trainctl.tui.charts.metrics import DEFAULT_CHARTS, charts_of, title
-from trainctl.tui.charts.plots import RunData, Sources
-from trainctl.tui.charts.viewport import ChartView, Extent, Pick
-from trainctl.tui.charts.widget import ChartArea
-from trainctl.tui.dialogs.chart_picker import ChartPicker
+from trainctl.tui.charts.plots import RunData, Sources, plots_of, renamed
+from trainctl.tui.charts.viewport import ACTIONS, ChartView, Extent, Pick, focused, panned, pointed, step_at, zoomed
+from trainctl.tui.dialogs.chart_picker import MOST_RUNS, ChartPicker, Picker, choices_of, toggled
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.series import Window
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line
+from trainctl.tui.widgets.line_view import ChartArea
 
 ASK_AFTER_SECONDS = 0.1
 """A view is asked for when it has stood this long."""
@@ -34,12 +31,12 @@ _MARGIN_CELLS = 16  # beside the dots, until it is known
 
 
 def _key(keys: str, action: str, words: str, tooltip: str = "") -> Binding:
-    """A chart's key: it has its place on the screen's own line, and acts before the next one of a burst."""
+    """Return a chart's key: it has its place on the screen's own line, and acts before the next one of a burst."""
     return Binding(keys, action, words, show=False, tooltip=tooltip, priority=True)
 
 
 def _is_same(one: object, other: object) -> bool:
-    """Whether nothing has changed; the states' parts are never changed in place."""
+    """Return whether nothing has changed; the states' parts are never changed in place."""
     return one is other or (isinstance(one, int | str) and one == other)
 
 
@@ -94,7 +91,7 @@ class ChartsScreen(BaseScreen):
 
     @property
     def extent(self) -> Extent:
-        return build.extent(self.view, self.sources, self._drawn.columns or max(self.size.width - _MARGIN_CELLS, 1))
+        return plots.extent(self.view, self.sources, self._drawn.columns or max(self.size.width - _MARGIN_CELLS, 1))
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner, state = self.owner, self.owner.shown
@@ -109,8 +106,8 @@ class ChartsScreen(BaseScreen):
         self._want()
         return [head, *self._drawn.lines]
 
-    def _turn_to(self, run: m.RunView | None) -> None:
-        """Another run begins with nothing known and all of it in view."""
+    def _turn_to(self, run: RunView | None) -> None:
+        """Begin another run with nothing known and all of it in view."""
         name = run.run if run is not None else ""
         if name != self._run:
             self._branched_off = run.branch.run if run is not None and run.branch is not None else ""
@@ -122,17 +119,27 @@ class ChartsScreen(BaseScreen):
             self._under_way, self._drawn = {}, Drawn([], ())
 
     def _compare(self) -> None:
-        """Lays the runs that were chosen elsewhere over the one shown."""
         chosen, self.owner.compare_runs = self.owner.compare_runs, ()
         if chosen:
             others = tuple(run for run in chosen if run != self._run)
-            self.view = replace(self.view, runs=others[-pk.MOST_RUNS :])
+            self.view = replace(self.view, runs=others[-MOST_RUNS:])
 
     def _draw(self, columns: int, rows: int, glyphs: Glyphs) -> None:
-        """Draws again only when something that it shows has changed."""
+        """Draw again only when something that it shows has changed."""
         state = self.owner.shown
-        shown = (state.windows, state.recent, state.events, state.run, self.view, glyphs, self._problem, columns, rows,
-                 *self.data.values(), *self._tails.values())  # fmt: skip
+        shown = (
+            state.windows,
+            state.recent,
+            state.events,
+            state.run,
+            self.view,
+            glyphs,
+            self._problem,
+            columns,
+            rows,
+            *self.data.values(),
+            *self._tails.values(),
+        )
         if len(shown) == len(self._shown) and all(map(_is_same, shown, self._shown)):
             return
         self._shown = shown
@@ -142,27 +149,29 @@ class ChartsScreen(BaseScreen):
     def _stacked(self, columns: int, rows: int, glyphs: Glyphs) -> Drawn:
         sources, extent = self.sources, self.extent
         wanted = layout.window_of_charts(self.view, rows - layout.READOUT_ROWS - 1)
-        plots = build.plots(self.view, sources, extent, wanted)
+        drawn = plots_of(self.view, sources, extent, wanted)
         elapsed = bool(self.view.runs)
         axes: dict[Kind, Axis] = {kind: sources.axis(self._run, kind, elapsed=elapsed) for kind in KINDS[1:]}
-        notes, shown = readout.notes(sources.state, glyphs), list(zip(wanted, plots, strict=True))
+        notes, shown = readout.notes(sources.state, glyphs), list(zip(wanted, drawn, strict=True))
         return layout.draw(shown, self.view, extent, axes, notes, columns, rows, glyphs, self._problem)
 
     # ------------------------------------------------------------ what is asked for
 
     def _want(self) -> None:
-        """Has the record asked for what is in view, once that has stood for a moment and isn't asked for yet."""
-        if self._timer is None and any(run not in self._under_way or self._under_way[run] != self._identity(ask)
-                                       for run, ask in self._missing().items()):  # fmt: skip
+        """Have the record asked for what is in view, once that has stood for a moment and isn't asked for yet."""
+        if self._timer is None and any(
+            run not in self._under_way or self._under_way[run] != self._identity(ask)
+            for run, ask in self._missing().items()
+        ):
             self._timer = self.set_timer(ASK_AFTER_SECONDS, self._ask)
 
     def _missing(self) -> dict[str, Ask]:
         return {run: ask for run, ask in self._asks().items() if self._asked.get(run) != self._identity(ask)}
 
     def _asks(self) -> dict[str, Ask]:
-        """By run the request for what is in view; a run laid over that is new is asked for whole first."""
+        """Return by run the request for what is in view; a run laid over that is new is asked for whole first."""
         extent = self.extent
-        spans = build.spans(self.view, self.sources, extent)
+        spans = plots.spans(self.view, self.sources, extent)
         across = 1 if self.owner.glyphs.ascii_only else 2
         metrics = history.needed(self.view.charts)
         made = {}
@@ -175,7 +184,7 @@ class ChartsScreen(BaseScreen):
         return made
 
     def _identity(self, ask: Ask) -> tuple[object, ...]:
-        """What makes an ask another one: not that the run has gone on while what is new is drawn live."""
+        """Return what makes an ask another one: not that the run has gone on while what is new is drawn live."""
         known = self.data.get(ask.run) if ask.run == self._run else None
         fine = known.fine if known is not None else None
         torn = fine is not None and history.is_torn(fine, self.owner.shown, self._tails)
@@ -190,7 +199,6 @@ class ChartsScreen(BaseScreen):
         self.run_worker(self._fetch(missing), group="history", exclusive=True)
 
     async def _fetch(self, asks: dict[str, Ask]) -> None:
-        """Asks for one run after the other and draws each as it comes."""
         client = self.owner.client
         if client is None:
             self._failed("no agent")
@@ -201,9 +209,9 @@ class ChartsScreen(BaseScreen):
                 if view is None:
                     continue
                 if run not in self.data and run != self._run:
-                    ask = ask._replace(last=max(view.step, 1), end=max(view.step, 1))
+                    ask = replace(ask, last=max(view.step, 1), end=max(view.step, 1))
                 parts = history.parts(ask, len(view.ranks))
-                replies = [await client.history(run, part, ask.first, ask.last, ask.columns) for part in parts]
+                replies = [await client.lead.history(run, part, ask.first, ask.last, ask.columns) for part in parts]
             except TrainctlError as error:
                 if run == self._branched_off and isinstance(error, RefusedError | InvalidInputError):  # unknown here
                     self.view = replace(self.view, runs=tuple(other for other in self.view.runs if other != run))
@@ -215,16 +223,16 @@ class ChartsScreen(BaseScreen):
         self._under_way, self._problem = {}, ""
         self.paint()
 
-    async def _view_of(self, run: str) -> m.RunView | None:
+    async def _view_of(self, run: str) -> RunView | None:
         shown = self.owner.shown.run
         if shown is not None and shown.run == run:
             return shown
         if run in self.data:
             return self.data[run].run
         client = self.owner.client
-        return (await client.snapshot(0, run)).run if client is not None else None
+        return (await client.lead.snapshot(0, run)).run if client is not None else None
 
-    def _take(self, run: str, view: m.RunView, answer: history.Answer) -> None:
+    def _take(self, run: str, view: RunView, answer: history.Answer) -> None:
         if run != self._run and run not in self.view.runs:
             return
         before = self.data.get(run)
@@ -234,7 +242,7 @@ class ChartsScreen(BaseScreen):
         coarse = before.coarse if before is not None and before.coarse is not None else answer
         if answer.ask.first <= 1 and answer.ask.last >= coarse.ask.last:
             coarse = answer
-        self.data[run] = RunData(build.renamed(view, others) if run != self._run else view, coarse, answer)
+        self.data[run] = RunData(renamed(view, others) if run != self._run else view, coarse, answer)
         self.paint()
 
     def _failed(self, why: str) -> None:
@@ -246,7 +254,7 @@ class ChartsScreen(BaseScreen):
     # ------------------------------------------------------------ keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The charts' keys are text while something is typed."""
+        """Return whether an action may run: the charts' keys are text while something is typed."""
         return action not in ("view", "pick", "add") or not isinstance(self.focused, Input)
 
     def action_back(self) -> None:
@@ -257,11 +265,11 @@ class ChartsScreen(BaseScreen):
             super().action_back()
 
     def action_view(self, what: str) -> None:
-        self.view = vw.ACTIONS[what](self.view, self.extent)
+        self.view = ACTIONS[what](self.view, self.extent)
         self.paint()
 
     def action_add(self) -> None:
-        """An empty chart, and the list to fill it from."""
+        """Add an empty chart, and open the list to fill it from."""
         before = len(self.view.charts)
         self.action_view("add")
         if len(self.view.charts) > before:
@@ -272,20 +280,20 @@ class ChartsScreen(BaseScreen):
 
     async def _open_picker(self) -> None:
         client = self.owner.client
-        runs: tuple[m.RunSummary, ...] = ()
+        runs: tuple[RunSummary, ...] = ()
         if client is not None:
             try:
                 runs = (await client.runs()).runs
             except TrainctlError as error:
                 self._failed(str(error))
         shown = self.owner.shown
-        picker = pk.Picker(pk.choices_of(shown.run, runs, shown.own_metrics, shown.own_run_metrics))
+        picker = Picker(choices_of(shown.run, runs, shown.own_metrics, shown.own_run_metrics))
         drawn = title(self.view.chart, str, shown.run)
         words = f"chart {self.view.focus + 1} of {len(self.view.charts)}: {drawn}"
         self.app.push_screen(ChartPicker(picker, self.view, words, self._toggled))
 
     def _toggled(self, what: Pick | str) -> ChartView:
-        self.view = pk.toggled(self.view, what)
+        self.view = toggled(self.view, what)
         for run in set(self.data) - {self._run, *self.view.runs}:
             del self.data[run]
         self.paint()
@@ -294,7 +302,7 @@ class ChartsScreen(BaseScreen):
     # ------------------------------------------------------------ the mouse
 
     def _place_at(self, column: int, row: int) -> tuple[Place, float] | None:
-        """The chart under a cell of the body, and how far across its dots that is, 0 to 1."""
+        """Return the chart under a cell of the body, and how far across its dots that is, 0 to 1."""
         for place in self._drawn.places:
             if place.first_row <= row - _HEAD_ROWS < place.end_row and 0 <= column - place.left < place.columns:
                 return place, (column - place.left + 0.5) / place.columns
@@ -305,18 +313,18 @@ class ChartsScreen(BaseScreen):
         if found is None:
             return
         place, part = found
-        self.view = vw.pointed(self.view, part, self.extent)
+        self.view = pointed(self.view, part, self.extent)
         if message.pressed:
-            self.view = vw.focused(self.view, place.chart - self.view.focus)
+            self.view = focused(self.view, place.chart - self.view.focus)
         self.paint()
 
     def on_chart_area_wheeled(self, message: ChartArea.Wheeled) -> None:
         found = self._place_at(message.column, message.row)
         if found is not None:
-            at = vw.step_at(self.view, found[1], self.extent)
-            self.view = vw.zoomed(self.view, 2.0**message.by, self.extent, at)
+            at = step_at(self.view, found[1], self.extent)
+            self.view = zoomed(self.view, 2.0**message.by, self.extent, at)
             self.paint()
 
     def on_chart_area_dragged(self, message: ChartArea.Dragged) -> None:
-        self.view = vw.panned(self.view, -message.columns / max(self._drawn.columns, 1), self.extent)
+        self.view = panned(self.view, -message.columns / max(self._drawn.columns, 1), self.extent)
         self.paint()

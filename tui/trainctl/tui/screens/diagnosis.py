@@ -1,22 +1,20 @@
 """Diagnosis: what makes the run slow or stuck, the evidence, what a step would take without it, and the remedy."""
 
 import shlex
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
-from trainctl.tui.dialogs import clipboard
+from trainctl.protocol.messages import DiagnosisReply, Finding, Remedy, RunView
+from trainctl.tui.commands.context import Values
 from trainctl.tui.screens import diagnosis_view
 from trainctl.tui.screens.polled_screen import PolledScreen
 from trainctl.tui.state.source import Source
-from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.styled_line import Line
+from trainctl.tui.text.styled_line import Line, clean, key_words
 
 
-class DiagnosisScreen(PolledScreen[m.DiagnosisReply, m.Finding]):
+class DiagnosisScreen(PolledScreen[DiagnosisReply, Finding]):
     """One row for each finding, and the chosen one in full."""
 
     POLL_SECONDS = 3.0
@@ -27,38 +25,38 @@ class DiagnosisScreen(PolledScreen[m.DiagnosisReply, m.Finding]):
     ]
 
     @property
-    def rows(self) -> tuple[m.Finding, ...]:
+    def rows(self) -> tuple[Finding, ...]:
         return self.answer.diagnosis.findings if self.answer is not None else ()
 
-    def is_of(self, answer: m.DiagnosisReply, run: m.RunView) -> bool:
+    def is_of(self, answer: DiagnosisReply, run: RunView) -> bool:
         return answer.run == run.run
 
-    def key(self, row: m.Finding) -> tuple[str, str]:
+    def key(self, row: Finding) -> tuple[str, str]:
         return row.cause, row.node
 
-    def depends_on(self, run: m.RunView) -> tuple[int, str, float]:
-        """An active run also depends on the time: one that hangs makes no step that would ask for it."""
+    def depends_on(self, run: RunView) -> tuple[int, str, float]:
+        """Return an active run also depends on the time: one that hangs makes no step that would ask for it."""
         return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
-    async def ask(self, client: Source, run: str) -> m.DiagnosisReply:
-        return await client.diagnosis(run)
+    async def ask(self, client: Source, run: str) -> DiagnosisReply:
+        return await client.lead.diagnosis(run)
 
-    def heading(self, answer: m.DiagnosisReply | None) -> str:
+    def heading(self, answer: DiagnosisReply | None) -> str:
         return diagnosis_view.title(answer, self.owner.glyphs)
 
-    def table(self, answer: m.DiagnosisReply, columns: int, rows: int) -> list[Line]:
+    def table(self, answer: DiagnosisReply, columns: int, rows: int) -> list[Line]:
         return diagnosis_view.lines(answer, self.cursor, columns, rows, self.owner.glyphs, self._keys())
 
     def _keys(self) -> list[Line]:
         if self.chosen is None or not self.chosen.remedies:
             return []
         return [
-            ln.key_words("enter", "dialog of the first command", "screen.remedy"),
-            ln.key_words("y", "copy its command", "app.copy"),
+            key_words("enter", "dialog of the first command", "screen.remedy"),
+            key_words("y", "copy its command", "app.copy"),
         ]
 
-    def values(self) -> clipboard.Values:
-        """The commands of the chosen finding's remedies."""
+    def values(self) -> Values:
+        """Return the commands of the chosen finding's remedies."""
         known = self.chosen.remedies if self.chosen is not None else ()
         found = tuple((remedy.text, remedy.command) for remedy in known if remedy.command)
         return (*found, *super().values())
@@ -66,25 +64,20 @@ class DiagnosisScreen(PolledScreen[m.DiagnosisReply, m.Finding]):
     # ------------------------------------------------------------ actions
 
     def action_remedy(self) -> None:
-        """The dialog of the first remedy that is a command to the run; what to do if none is, or if the run has ended
-        or is played from its record."""
+        """Open the dialog of the first remedy that is a command to the run; say what to do if none is, or if the run
+        has ended or is played from its record."""
         if self.answer is None or self.chosen is None or not self.chosen.remedies:
             return
-        remedy = first_command(self.chosen.remedies)
+        remedy = next((remedy for remedy in self.chosen.remedies if remedy.verb), None)
         if remedy is not None and self.answer.live:
             self.owner.open_dialog(remedy.verb, values_of(remedy))
         else:
             first = self.chosen.remedies[0]
             words = f"{first.text}: {first.command}" if first.command else first.text
-            self.owner.notify(ln.clean(words), severity="information", markup=False)
+            self.owner.notify(clean(words), severity="information", markup=False)
 
 
-def first_command(remedies: Iterable[m.Remedy]) -> m.Remedy | None:
-    """The first remedy that is a command to a run; None if none is."""
-    return next((remedy for remedy in remedies if remedy.verb), None)
-
-
-def values_of(remedy: m.Remedy) -> dict[str, str]:
+def values_of(remedy: Remedy) -> dict[str, str]:
     """Return the values that the command's dialog starts with, by field: of `trainctl send VERB FIELD=VALUE --node
     NODE` each field and the node."""
     words = shlex.split(remedy.command)

@@ -5,12 +5,24 @@ from typing import Any, Final
 
 import msgspec
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import CheckedCause, Diagnosis, DiagnosisReply, Finding, Remedy
 from trainctl.tui.commands import verb_registry
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.formatting import percent
 from trainctl.tui.text.glyphs import UNICODE, Glyphs
-from trainctl.tui.text.styled_line import Line, Piece
+from trainctl.tui.text.styled_line import (
+    Line,
+    Piece,
+    clean,
+    filled,
+    fit,
+    groups,
+    labelled,
+    line,
+    plain,
+    rule,
+    shorten,
+    wrap,
+)
 
 TEXT_COLUMNS: Final = 80
 """Columns of the command line's text."""
@@ -21,77 +33,71 @@ _LEAST_DETAIL = 12
 _ROLES = {"error": "error", "warning": "warning", "info": "text"}
 
 
-def title(told: m.DiagnosisReply | None, glyphs: Glyphs) -> str:
-    """What stands in the rule above the list."""
+def title(told: DiagnosisReply | None, glyphs: Glyphs) -> str:
+    """Return what stands in the rule above the list."""
     if told is None:
         return f"{glyphs.horizontal} diagnosis "
     found = told.diagnosis
     return f"{glyphs.horizontal} diagnosis of steps {found.first_step:,} to {found.step:,} "
 
 
-def verdict(found: m.Diagnosis) -> str:
-    """The result in a sentence."""
+def verdict(found: Diagnosis) -> str:
+    """Return the result in a sentence."""
     if not found.step:
         return "no step has been committed yet" if not found.findings else found.findings[0].title
     if found.findings:
         more = len(found.findings) - 1
         return found.findings[0].title + (f"; {more} more finding{'s' if more > 1 else ''}" if more else "")
     unknown = len(_unknown(found))
-    looked = len({one.cause for one in found.checked}) - unknown
+    looked = len({cause.cause for cause in found.checked}) - unknown
     missing = f"; too little is known about {unknown}" if unknown else ""
     return f"nothing found: {looked} causes were checked{missing}"
 
 
-def _unknown(found: m.Diagnosis) -> list[str]:
-    """Causes of which nothing is known on any node."""
+def _unknown(found: Diagnosis) -> list[str]:
     judged = {one.cause for one in found.checked if one.result != "unknown"}
     return [cause for cause in dict.fromkeys(one.cause for one in found.checked) if cause not in judged]
 
 
 def lines(
-    told: m.DiagnosisReply, cursor: int, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line] = ()
+    told: DiagnosisReply, cursor: int, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line] = ()
 ) -> list[Line]:
-    """Exactly `rows` lines; `keys`: of the last line."""
+    """Return exactly `rows` lines; `keys`: of the last line."""
     found = told.diagnosis
     role = _ROLES[found.findings[0].severity] if found.findings else "good"
-    made = [ln.line(Piece(text, role)) for text in ln.wrap(ln.clean(glyphs.text(verdict(found))), columns)]
+    drawn = [line(Piece(text, role)) for text in wrap(clean(glyphs.text(verdict(found))), columns)]
     if found.findings:
-        room = max(rows - len(made) - 2 - _LEAST_DETAIL, 1)
-        made += [(), *_list(found.findings, cursor, columns, room, glyphs)]
+        room = max(rows - len(drawn) - 2 - _LEAST_DETAIL, 1)
+        start = min(max(cursor - room + 1, 0), max(len(found.findings) - room, 0))
+        shown = enumerate(found.findings[start : start + room], start)
+        drawn += [(), *(_row(finding, at, columns, glyphs, chosen=at == cursor) for at, finding in shown)]
         chosen = found.findings[cursor]
-        name = ln.shorten(f"{glyphs.horizontal} {ln.clean(chosen.title)} ", columns - 2, glyphs.ellipsis)
-        made.append(ln.rule(columns, glyphs.horizontal, (0, name, "title")))
-        made += detail(chosen, columns, glyphs)
+        name = shorten(f"{glyphs.horizontal} {clean(chosen.title)} ", columns - 2, glyphs.ellipsis)
+        drawn.append(rule(columns, glyphs.horizontal, (0, name, "title")))
+        drawn += detail(chosen, columns, glyphs)
     else:
-        made += [(), *_checked(found, columns, glyphs)]
-    made = [*made, *([()] * rows)][: rows - 1]
-    return [ln.fit(pieces, columns) for pieces in (*made, ln.groups(keys, columns))]
+        drawn += [(), *_checked(found, columns, glyphs)]
+    return [*filled(drawn, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
-def _list(findings: Sequence[m.Finding], cursor: int, columns: int, room: int, glyphs: Glyphs) -> list[Line]:
-    start = min(max(cursor - room + 1, 0), max(len(findings) - room, 0))
-    return [
-        _row(finding, at, columns, glyphs, chosen=at == cursor)
-        for at, finding in enumerate(findings[start : start + room], start)
-    ]
-
-
-def _row(finding: m.Finding, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
+def _row(finding: Finding, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
     saved = finding.what_if
-    cost = f"{f.percent(saved.part)} of a step" if saved is not None and saved.saved > 0 else ""
+    cost = f"{percent(saved.part)} of a step" if saved is not None and saved.saved > 0 else ""
     room = max(columns - 3 - _SEVERITY_CELLS - len(cost), 10)
-    text = ln.shorten(ln.clean(glyphs.text(finding.title)), room - 1, glyphs.ellipsis)
+    text = shorten(clean(glyphs.text(finding.title)), room - 1, glyphs.ellipsis)
     cells: Line = (
-        Piece(glyphs.cursor if chosen else " ", "key"), Piece(" "),
+        Piece(glyphs.cursor if chosen else " ", "key"),
+        Piece(" "),
         Piece(f"{finding.severity:<{_SEVERITY_CELLS}}", _ROLES[finding.severity]),
-        Piece(text.ljust(room), "strong"), Piece(cost, "label"),
-    )  # fmt: skip
-    made = tuple(piece._replace(action=f"screen.choose_at({at})") for piece in ln.fit(cells, columns))
-    return tuple(piece._replace(role="cursor") if chosen and place else piece for place, piece in enumerate(made))
+        Piece(text.ljust(room), "strong"),
+        Piece(cost, "label"),
+    )
+    pieces = tuple(piece._replace(action=f"screen.choose_at({at})") for piece in fit(cells, columns))
+    return tuple(piece._replace(role="cursor") if chosen and place else piece for place, piece in enumerate(pieces))
 
 
-def detail(finding: m.Finding, columns: int, glyphs: Glyphs = UNICODE) -> list[Line]:
-    """One finding in full: what shows it, what a step would take without it, what it is not, and what to do."""
+def detail(finding: Finding, columns: int, glyphs: Glyphs = UNICODE) -> list[Line]:
+    """Return one finding in full: what shows it, what a step would take without it, what it is not, and what to do."""
     said: list[tuple[str, str, str]] = [("evidence", text, "text") for text in finding.evidence]
     if finding.what_if is not None and finding.what_if.saying:
         said.append(("what if", finding.what_if.saying, "strong"))
@@ -102,57 +108,58 @@ def detail(finding: m.Finding, columns: int, glyphs: Glyphs = UNICODE) -> list[L
     return [
         row
         for name, text, role in _once(said)
-        for row in ln.labelled(f"  {name}".ljust(_LABEL_CELLS), glyphs.text(text), columns, role)
+        for row in labelled(f"  {name}".ljust(_LABEL_CELLS), glyphs.text(text), columns, role)
     ]
 
 
 def _once(said: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """A label stands at the first of its lines only."""
+    """Return the lines with each label at its first one only."""
     names = ["", *(name for name, _, _ in said)]
     known = zip(names, said, strict=False)
     return [(name if name != before else "", text, role) for before, (name, text, role) in known]
 
 
-def remedy_command(remedy: m.Remedy) -> str:
-    """A remedy's command, with the key that opens its dialog in the full screen."""
+def remedy_command(remedy: Remedy) -> str:
+    """Return a remedy's command, with the key that opens its dialog in the full screen."""
     key = verb_registry.of(remedy.verb).key if remedy.verb else None
     return f"{remedy.command} (key {key.key})" if key is not None else remedy.command
 
 
-def _checked(found: m.Diagnosis, columns: int, glyphs: Glyphs) -> list[Line]:
-    """What was looked for, of a run without findings: what isn't known last, and what is the same on all nodes once."""
+def _checked(found: Diagnosis, columns: int, glyphs: Glyphs) -> list[Line]:
+    """Return what was looked for, of a run without findings: what isn't known last, and what is the same on all nodes
+    once."""
     said = dict.fromkeys((one.result == "unknown", one.cause, _result(one)) for one in found.checked)
     return [
         row
         for is_unknown, cause, text in sorted(said, key=lambda one: one[0])
-        for row in ln.labelled(
-            f"  {cause}".ljust(2 * _LABEL_CELLS), glyphs.text(text), columns, "dim" if is_unknown else "text",
+        for row in labelled(
+            f"  {cause}".ljust(2 * _LABEL_CELLS), glyphs.text(text), columns, "dim" if is_unknown else "text"
         )
-    ]  # fmt: skip
+    ]
 
 
-def _result(one: m.CheckedCause) -> str:
+def _result(one: CheckedCause) -> str:
     return f"not known: {one.text}" if one.result == "unknown" else one.text
 
 
 # ---------------------------------------------------------------- the command line
 
 
-def text(told: m.DiagnosisReply) -> str:
-    """The verdict, then each finding, at most 80 columns wide."""
+def text(told: DiagnosisReply) -> str:
+    """Return the verdict, then each finding, at most 80 columns wide."""
     found = told.diagnosis
-    made = ln.wrap(f"{told.run}, step {found.step:,}: {verdict(found)}", TEXT_COLUMNS)
+    made = wrap(f"{told.run}, step {found.step:,}: {verdict(found)}", TEXT_COLUMNS)
     for number, finding in enumerate(found.findings, 1):
-        made += ["", *ln.wrap(f"{number}. {finding.severity}: {ln.clean(finding.title)}", TEXT_COLUMNS)]
-        made += [ln.plain(row).rstrip() for row in detail(finding, TEXT_COLUMNS)]
+        made += ["", *wrap(f"{number}. {finding.severity}: {clean(finding.title)}", TEXT_COLUMNS)]
+        made += [plain(row).rstrip() for row in detail(finding, TEXT_COLUMNS)]
     unknown = ", ".join(_unknown(found))
     if unknown:
-        rows = ln.labelled("not known: ", f"{unknown} (readings, steps or calibrations are missing)", TEXT_COLUMNS)
-        made += ["", *(ln.plain(row).rstrip() for row in rows)]
+        rows = labelled("not known: ", f"{unknown} (readings, steps or calibrations are missing)", TEXT_COLUMNS)
+        made += ["", *(plain(row).rstrip() for row in rows)]
     return "\n".join(made)
 
 
-def objects(told: m.DiagnosisReply) -> dict[str, Any]:
-    """For a script: the run, the verdict, and the diagnosis."""
+def objects(told: DiagnosisReply) -> dict[str, Any]:
+    """Return the run, the verdict and the diagnosis for a script."""
     fields = msgspec.to_builtins(told.diagnosis)
     return {"run": told.run, "live": told.live, "verdict": verdict(told.diagnosis), **fields}

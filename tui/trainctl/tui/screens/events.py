@@ -5,19 +5,18 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import Event
 from trainctl.tui.charts.marks import numbered
 from trainctl.tui.commands import undo
-from trainctl.tui.commands.context import KeyHint
+from trainctl.tui.commands.context import KeyHint, Values
 from trainctl.tui.commands.verb_description import NoInverse
-from trainctl.tui.dialogs import clipboard, event_details, undo_picker
+from trainctl.tui.dialogs import event_details, undo_picker
 from trainctl.tui.screens import events_table
 from trainctl.tui.screens.table_screen import RowsScreen
-from trainctl.tui.state import effects, plan_changes
+from trainctl.tui.state import effects, run_events
 from trainctl.tui.state.table_schemas import EVENTS, EventRow
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text.styled_line import Line, Piece, fit, line, rule
+from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line, rule
 
 EVENTS_PAGE = 500
 _MOST_ASKED = 12
@@ -42,7 +41,7 @@ class EventsScreen(RowsScreen[EventRow]):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.older: tuple[m.Event, ...] = ()
+        self.older: tuple[Event, ...] = ()
         self.first = 0
         self.undoable = False  # the chosen event, as last drawn
         self._measured: dict[tuple[str, int], effects.Effect] = {}  # by run and event id
@@ -56,23 +55,28 @@ class EventsScreen(RowsScreen[EventRow]):
         if client is None or run is None:
             return
         try:
-            self.older = (await client.events(run=run.run, limit=EVENTS_PAGE, newest=True)).events
+            self.older = (await client.lead.events(run=run.run, limit=EVENTS_PAGE, newest=True)).events
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
         self.paint()
         await self._measure_old()
 
     async def _measure_old(self) -> None:
-        """Asks the record for the steps around changes that the live windows don't reach back to."""
         client, run = self.owner.client, self.owner.shown.run
         rates, events = self.owner.shown.lately("tokens_per_second"), self.events()
-        old = [event for event in reversed(events) if plan_changes.changes_speed(event) and event.step is not None
-               and not effects.covered(rates, event.step) and (event.run, event.id) not in self._measured]  # fmt: skip
+        old = [
+            event
+            for event in reversed(events)
+            if run_events.changes_speed(event)
+            and event.step is not None
+            and not effects.covered(rates, event.step)
+            and (event.run, event.id) not in self._measured
+        ]
         for event in old[:_MOST_ASKED]:
             if client is None or run is None:
                 return
             try:
-                found = await effects.in_record(client, run.run, events, event)
+                found = await effects.in_record(client.lead, run.run, events, event)
             except TrainctlError:
                 return  # the events stand without it
             if found is not None:
@@ -81,18 +85,19 @@ class EventsScreen(RowsScreen[EventRow]):
 
     # ------------------------------------------------------------ what there is
 
-    def events(self) -> list[m.Event]:
-        """Events of the record and those that came since, once each, oldest first."""
+    def events(self) -> list[Event]:
+        """Return events of the record and those that came since, once each, oldest first."""
         state = self.owner.shown
         run = state.run.run if state.run else ""
         both = [*self.older, *state.run_events]
         known = {(event.run, event.id, event.at): event for event in both if event.run in ("", run)}
         return sorted(known.values(), key=lambda event: (event.at, event.id))
 
-    def effect(self, event: m.Event, events: Sequence[m.Event]) -> effects.Effect | None:
-        """As measured in the live windows, or else from the record; once all its steps are there it is kept."""
+    def effect(self, event: Event, events: Sequence[Event]) -> effects.Effect | None:
+        """Return the effect as measured in the live windows, or else from the record; once all its steps are there it
+        is kept."""
         key = (event.run, event.id)
-        if not plan_changes.changes_speed(event) or key in self._measured:
+        if not run_events.changes_speed(event) or key in self._measured:
             return self._measured.get(key)
         rates = self.owner.shown.lately("tokens_per_second")
         found = effects.measured(rates, events, event)
@@ -105,7 +110,7 @@ class EventsScreen(RowsScreen[EventRow]):
         events = self.events()
         run = self.owner.shown.run
         nodes = tuple(dict.fromkeys(view.node for view in run.ranks)) if run else ()
-        found = {event.id: self.effect(event, events) for event in events if plan_changes.changes_speed(event)}
+        found = {event.id: self.effect(event, events) for event in events if run_events.changes_speed(event)}
         shares = {id: effect.change for id, effect in found.items() if effect is not None}
         self.arrange_rows(events_table.rows_of(events, self.owner.clock, nodes, shares)[::-1])
 
@@ -113,7 +118,7 @@ class EventsScreen(RowsScreen[EventRow]):
         return row.event.id
 
     @property
-    def chosen(self) -> m.Event | None:
+    def chosen(self) -> Event | None:
         return self.rows[self.cursor].event if self.rows else None
 
     # ------------------------------------------------------------ drawing
@@ -128,18 +133,18 @@ class EventsScreen(RowsScreen[EventRow]):
         title = (0, f"{owner.glyphs.horizontal} events: {part} ", "title")
         events = self.events()
         context = events_table.Context(owner.clock, owner.glyphs, numbered(owner.shown), undo.undid(events))
-        made = [self.head(columns), rule(columns, owner.glyphs.horizontal, title)]
-        made.append(events_table.head(columns, self.rows, self.order, context))
+        drawn = [self.head(columns), rule(columns, owner.glyphs.horizontal, title)]
+        drawn.append(events_table.head(columns, self.rows, self.order, context))
         table = events_table.lines(self.rows, shown, self.cursor, columns, context)
         self.undoable = self.chosen is not None and isinstance(self.undoing(self.chosen), undo.Inverse)
         if self.undoable and (key := owner.key_of("undo")):
             at = self.cursor - self.first
             table[at] = events_table.with_key(table[at], f"{key} undo", "app.undo")
-        made += table
+        drawn += table
         if not self.rows:
             words = "the filter hides all events; esc clears it" if self.hidden else "nothing has happened yet"
-            made.append(fit(line(Piece(words, "dim")), columns))
-        return (made + [fit((), columns)] * rows)[:rows]
+            drawn.append(fit(line(Piece(words, "dim")), columns))
+        return filled(drawn, columns, rows)
 
     def sort_fields(self) -> Sequence[str]:
         return events_table.SORTED_BY
@@ -147,7 +152,7 @@ class EventsScreen(RowsScreen[EventRow]):
     # ------------------------------------------------------------ actions
 
     def arranged(self, hints: list[KeyHint]) -> list[KeyHint]:
-        """Its own keys first; undo among them while the chosen event can be undone, else not at all."""
+        """Return its own keys first; undo among them while the chosen event can be undone, else not at all."""
         found = [hint for hint in hints if hint.action != "undo" or self.undoable]
         return sorted(found, key=lambda hint: _FIRST.index(hint.action) if hint.action in _FIRST else len(_FIRST))
 
@@ -160,8 +165,8 @@ class EventsScreen(RowsScreen[EventRow]):
     def on_mouse_scroll_up(self) -> None:
         self.action_move(-3)
 
-    def undoing(self, event: m.Event) -> undo.Inverse | str:
-        """What undoes the event now, or why nothing does."""
+    def undoing(self, event: Event) -> undo.Inverse | str:
+        """Return what undoes the event now, or why nothing does."""
         try:
             return undo.of(event, self.owner.shown.run, self.events())
         except NoInverse as reason:
@@ -187,15 +192,23 @@ class EventsScreen(RowsScreen[EventRow]):
             undo_picker.copy_value(self.owner, self.values())
 
     def undo(self) -> None:
-        """Opens the dialog of what undoes the chosen event, or says why nothing does."""
+        """Open the dialog of what undoes the chosen event, or says why nothing does."""
         found = self.undoing(self.chosen) if self.chosen is not None else None
         if isinstance(found, str):
             self.app.notify(f"can't undo: {found}", severity="warning", markup=False)
         elif found is not None:
             undo_picker.open_undo(self.owner, found)
 
-    def values(self) -> clipboard.Values:
+    def values(self) -> Values:
         event = self.chosen
         if event is None:
             return ()
-        return clipboard.of_event(event, f.clock(event.at, self.owner.clock.wall(), self.owner.clock.zone))
+        at = self.owner.clock.time_of(event.at)
+        texts = (
+            ("step", str(event.step) if event.step is not None else ""),
+            ("before", event.before),
+            ("after", event.after),
+            ("command id", event.command),
+        )
+        line_of = f"{at} {event.by} {run_events.event_words(event)}"
+        return (("line", line_of), ("text", event.text), *((name, text) for name, text in texts if text))

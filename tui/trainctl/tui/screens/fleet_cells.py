@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import GpuReading, HostReading, Metric
 from trainctl.tui.charts.metrics import style_of
 from trainctl.tui.state.rank_rows import Row
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text import formatting
+from trainctl.tui.text.formatting import NA, figure, gigabytes, percent, rate, seconds, used_of
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, line, shorten
 from trainctl.tui.widgets.inline_bars import phase_bar, share_bar, sparkline
@@ -18,11 +19,11 @@ _LOUD = {"rejoining": "REJOIN", "late": "LATE", "draining": "DRAIN"}  # as wide 
 
 
 def _na(text: str, role: str = "text") -> Line:
-    return line(Piece(text, "dim" if text == f.NA else role))
+    return line(Piece(text, "dim" if text == NA else role))
 
 
 def node(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """In the colour of its line in the charts."""
+    """Return the node's name in the colour of its line in the charts."""
     role = "cursor" if row.selected else "strong" if row.out else rank_role(row.place)
     if row.child:
         return line(Piece(f"  :{row.view.rank}", role))
@@ -31,7 +32,8 @@ def node(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def state(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """In capitals what wants a look: a rank that is gone, on its way there or back, or one that the others wait for."""
+    """Return the rank's state, in capitals what wants a look: a rank that is gone, on its way there or back, or one
+    that the others wait for."""
     if row.view.state in _LOUD:
         return line(Piece(_LOUD[row.view.state], "warning"))
     if row.lost:
@@ -52,21 +54,21 @@ def device(row: Row, glyphs: Glyphs, size: int) -> Line:
     if row.members:
         short, backend = f"{len(row.members)}{glyphs.times}{short}", backend if size > 12 else ""
     whole = f"{backend} {short}".strip() if size >= len(backend) + len(short) + 1 else short
-    return _na(shorten(whole, size, glyphs.ellipsis) or f.NA, "label")
+    return _na(shorten(whole, size, glyphs.ellipsis) or NA, "label")
 
 
 def share(row: Row, glyphs: Glyphs, size: int) -> Line:
     count, whole = row.view.share, row.global_batch
     if count is None:
-        return _na(f.NA)
+        return _na(NA)
     if not count or not whole:
         return line(str(count))
-    words = f"{count:<2} {f.percent(count / whole)} ".ljust(7)
+    words = f"{count:<2} {percent(count / whole)} ".ljust(7)
     return line(words, share_bar(count / whole, max(size - len(words), 0), glyphs))
 
 
 def micro(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """Micro-batch and passes: 8x3."""
+    """Return micro-batch and passes: 8x3."""
     passes = row.passes
     if passes is None:
         return line(Piece("-".center(5), "dim"))
@@ -78,36 +80,36 @@ def trend(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def bar(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """Where the step went, or why there is none or none for long."""
+    """Return where the step went, or why there is none or none for long."""
     if row.step is None or not row.slowest_seconds or row.says_why:
         why = shorten(clean(row.view.why), size, glyphs.ellipsis)
         role = "warning" if row.out or row.says_why else "accent"
-        return line(Piece(why, role)) if why else line(Piece(f.NA, "dim"))
+        return line(Piece(why, role)) if why else line(Piece(NA, "dim"))
     return phase_bar(row.step.phases, size, row.slowest_seconds, waited=row.waited or 0.0, loud=row.slow_phase)
 
 
 def memory(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """The peak of its last step, of what it may hold."""
+    """Return the peak of its last step, of what it may hold."""
     step = row.step
     used = step.peak_or_held_bytes if step else None
     if step is None or used is None:
-        return _na(f.NA)
+        return _na(NA)
     full = step.memory_cap_bytes is not None and used > 0.92 * step.memory_cap_bytes
-    words = f.used_of(used, step.memory_cap_bytes)
+    words = used_of(used, step.memory_cap_bytes)
     if len(words) > size:
-        words = f"{used / 1e9:.1f}/{f.gigabytes(step.memory_cap_bytes)}"
+        words = f"{used / 1e9:.1f}/{gigabytes(step.memory_cap_bytes)}"
     return line(Piece(words, "warning" if full else "text"))
 
 
 def age(row: Row, glyphs: Glyphs, size: int) -> Line:
-    return _na(f.age(row.age), "warning" if row.old or row.lost else "text")
+    return _na(formatting.age(row.age), "warning" if row.old or row.lost else "text")
 
 
 def link(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """Whether the node's agent is heard, or for how long it hasn't been."""
+    """Return whether the node's agent is heard, or for how long it hasn't been."""
     if row.link_seconds is not None:
-        return line(Piece(f"silent {f.age(row.link_seconds)}", "warning"))
-    return _na(row.link or f.NA, "good")
+        return line(Piece(f"silent {formatting.age(row.link_seconds)}", "warning"))
+    return _na(row.link or NA, "good")
 
 
 def text(words: Callable[[Row], str], role: str = "text") -> Cell:
@@ -115,20 +117,21 @@ def text(words: Callable[[Row], str], role: str = "text") -> Cell:
 
 
 def _reading(
-    spec: str, of_gpu: Callable[[m.GpuReading], float | None] | None = None,
-    of_host: Callable[[m.HostReading], float | None] = lambda host: None,
-) -> Cell:  # fmt: skip
-    """A figure of the row's device where it has one, else of its machine; an old one is dimmed."""
+    spec: str,
+    of_gpu: Callable[[GpuReading], float | None] | None = None,
+    of_host: Callable[[HostReading], float | None] = lambda host: None,
+) -> Cell:
+    """Return a figure of the row's device where it has one, else of its machine; an old one is dimmed."""
 
     def cell(row: Row, glyphs: Glyphs, size: int) -> Line:
         value = of_gpu(row.gpu) if of_gpu and row.gpu else of_host(row.host) if row.host else None
-        return _na(f.figure(value, spec), "old" if row.host_old else "text")
+        return _na(figure(value, spec), "old" if row.host_old else "text")
 
     return cell
 
 
-def metric(one: m.Metric) -> Cell:
-    """A rank's or its machine's metric as the charts write it; an old reading is dimmed."""
+def metric(one: Metric) -> Cell:
+    """Return a rank's or its machine's metric as the charts write it; an old reading is dimmed."""
     style, of_machine = style_of(one.name), one.scope == "host"
 
     def cell(row: Row, glyphs: Glyphs, size: int) -> Line:
@@ -139,15 +142,15 @@ def metric(one: m.Metric) -> Cell:
     return cell
 
 
-def _wait(seconds: float | None) -> str:
-    """In six cells; what is below half a millisecond is 0ms."""
-    short = seconds is not None and 0 < seconds < 0.0005
-    return "0ms" if short else f.seconds(seconds).replace(" s", "s").replace(" ms", "ms")
+def _wait(waited: float | None) -> str:
+    """Return a wait in six cells; what is below half a millisecond is 0ms."""
+    short = waited is not None and 0 < waited < 0.0005
+    return "0ms" if short else seconds(waited).replace(" s", "s").replace(" ms", "ms")
 
 
-own = text(lambda row: f.rate(row.own_rate), "strong")
+own = text(lambda row: rate(row.own_rate), "strong")
 wait = text(lambda row: _wait(row.wait))
-held = text(lambda row: f.gigabytes(row.step.memory_bytes if row.step else None))
+held = text(lambda row: gigabytes(row.step.memory_bytes if row.step else None))
 gpu_percent = _reading("{:.0f}%", lambda gpu: gpu.utilization_percent)
 cpu_percent = _reading("{:.0f}%", of_host=lambda host: host.cpu_percent)
 clock_rate = _reading("{:.2f}G", lambda gpu: gpu.clock_mhz and gpu.clock_mhz / 1000)

@@ -4,20 +4,138 @@ A rank's own rate is tokens / (data + forward + backward), for in a synchronous 
 its share. Unknown is n/a; what is old is dimmed and its age says how old; a lost rank stays, and says why.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from trainctl.protocol import messages as m
-from trainctl.tui.screens import fleet_cells as c
-from trainctl.tui.screens.fleet_grouping import Arrangement, arranged
-from trainctl.tui.state.clock import Clock
+import msgspec
+import numpy as np
+
+from trainctl.protocol.messages import METRICS, RankStep, RunView, is_by_name, metric_of
+from trainctl.tui.screens import fleet_cells
+from trainctl.tui.state import series, table_fields
+from trainctl.tui.state.filter_language import Filter
 from trainctl.tui.state.rank_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
-from trainctl.tui.state.sorting import SortOrder, column_title
-from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import formatting as f
+from trainctl.tui.state.table_fields import SortOrder, Table, column_title
+from trainctl.tui.state.table_schemas import FLEET
+from trainctl.tui.state.view_state import Clock, ViewState
+from trainctl.tui.text.formatting import NA, compact, gigabytes, rate, seconds
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width
+
+_WORST_FIRST = (
+    "failed",
+    "lost",
+    "hung",
+    "late",
+    "rejoining",
+    "draining",
+    "drained",
+    "starting",
+    "ready",
+    "paused",
+    "run",
+    "done",
+)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The table as a person wants it: filtered, sorted, which nodes opened, with which further metrics."""
+
+    filter: Filter[Row] | None = None
+    order: table_fields.SortOrder = table_fields.SortOrder()  # noqa: RUF009  frozen itself
+    opened: frozenset[str] = frozenset()
+    metrics: tuple[str, ...] = ()
+    table: Table[Row] = FLEET  # what can be filtered and sorted by
+
+
+UNARRANGED = Arrangement()
+
+
+def arranged(rows: Sequence[Row], wanted: Arrangement) -> list[Row]:
+    """Return the rows to be shown."""
+    kept = wanted.filter.kept(rows) if wanted.filter is not None else list(rows)
+    ranks, of_node = Counter(row.view.node for row in rows), defaultdict(list)  # of a node, filtered or not; those kept
+    for row in kept:
+        of_node[row.view.node].append(row)
+    tops = [_node(own, node in wanted.opened) if ranks[node] > 1 else own[0] for node, own in of_node.items()]
+    made = []
+    for top in table_fields.in_order(tops, wanted.order, wanted.table):
+        made.append(top)
+        if top.open:
+            own = [replace(row, child=True) for row in of_node[top.view.node]]
+            made += table_fields.in_order(own, wanted.order, wanted.table)
+    return made
+
+
+def row_count(run: RunView | None, opened: frozenset[str]) -> int:
+    """Return how many rows there are without a filter."""
+    nodes = Counter(view.node for view in run.ranks) if run is not None else {}
+    return len(nodes) + sum(ranks for node, ranks in nodes.items() if node in opened and ranks > 1)
+
+
+def _node(members: Sequence[Row], is_open: bool) -> Row:
+    """Return one row for the ranks of a node: sums of shares, rates and memory, the slowest one's step, the worst
+    state."""
+    working = [row for row in members if row.step is not None]
+    slowest = max(working, key=lambda row: row.step.phases.busy if row.step else 0.0, default=members[0])
+    worst = min(members, key=lambda row: _WORST_FIRST.index(row.view.state))
+    rates = [row.own_rate for row in members if not row.out]
+    shares = [row.view.share for row in members if row.view.share is not None]
+    view = msgspec.structs.replace(
+        members[0].view,
+        state=worst.view.state,
+        since_at=worst.view.since_at,
+        share=sum(shares) if len(shares) == len(members) else None,
+        why=f"rank {worst.view.rank}: {worst.view.why}" if worst.view.why else "",
+    )
+    ages = [row.age for row in members if row.age is not None]
+    return replace(
+        slowest,
+        view=view,
+        place=members[0].place,
+        step=_together(slowest, working),
+        age=max(ages, default=None),
+        old=any(row.old for row in members),
+        own_rates=_sum([row.own_rates for row in working]),
+        own_rate=sum(r for r in rates if r is not None) if rates and None not in rates else None,
+        slow_phase=next((row.slow_phase for row in members if row.slow_phase), ""),
+        selected=not is_open and any(row.selected for row in members),
+        members=tuple(row.view.rank for row in members),
+        open=is_open,
+        micro=next(iter({row.passes for row in members})) if len({row.passes for row in members}) == 1 else None,
+    )
+
+
+def _together(slowest: Row, working: Sequence[Row]) -> RankStep | None:
+    """Return the slowest rank's step with what all have together, of the metrics that each of them has."""
+    if slowest.step is None:
+        return None
+    every = [row.step.values for row in working if row.step is not None]
+    names = [name for name in slowest.step.values if all(name in values for values in every)]
+    values = {name: metric_of(name).folded([values[name] for values in every]) for name in names}
+    return msgspec.structs.replace(slowest.step, values=values)
+
+
+def _sum(windows: Sequence[series.Window]) -> series.Window:
+    """Return the sum of rates over the steps that all have; empty where they aren't of the same steps."""
+    if not windows or any(not np.array_equal(window.first, windows[0].first) for window in windows):
+        return series.empty()
+    return replace(windows[0], last=np.sum([window.last for window in windows], axis=0))
+
+
+def rank_at(shown: Sequence[Row], by: int) -> int | None:
+    """Return the rank that lies `by` rows from the selected one, None where the table is empty; a closed node is chosen
+    by its first rank."""
+    ranks = [row.view.rank for row in shown if not row.open]
+    at = next((row.view.rank for row in shown if row.selected and not row.open), None)
+    if not ranks:
+        return None
+    place = ranks.index(at) + by if at in ranks else 0 if by > 0 else len(ranks) - 1
+    return ranks[min(max(place, 0), len(ranks) - 1)]
+
 
 _METRICS_FROM = 150
 """Width of the screen from which metrics with a heading have a column."""
@@ -34,7 +152,7 @@ class FleetColumn:
 
     title: str
     size: int
-    cell: c.Cell
+    cell: fleet_cells.Cell
     right: bool = False
     least: int = 60
     gap: int = 1
@@ -42,16 +160,23 @@ class FleetColumn:
 
 
 def lines(
-    state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, total: bool, selected: int | None = None,
-    wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
+    state: ViewState,
+    clock: Clock,
+    columns: int,
+    glyphs: Glyphs,
+    *,
+    total: bool,
+    selected: int | None = None,
+    wanted: Arrangement = UNARRANGED,
     room: int | None = None,
-) -> list[Line]:  # fmt: skip
-    """The table: head, a line a node or an opened one's rank, and with `total` a FLEET line; each `columns` wide.
+) -> list[Line]:
+    """Return the table: head, a line a node or an opened one's rank, and with `total` a FLEET line; each `columns`
+    wide.
 
     Where that is more than `room` lines, those around the selected one are shown and the others counted.
     """
     table, last = rows(state, clock, selected), state.last_step
-    title = f"STEP {f.seconds(last.value.step_seconds)}" if last else "STEP"
+    title = f"STEP {seconds(last.value.step_seconds)}" if last else "STEP"
     shown = layout(columns, any(row.gpu for row in table), title, clock, wanted.metrics)
     body = arranged(table, wanted)
     low = [fit((Piece("the filter hides all ranks; esc clears it", "dim"),), columns)] if table and not body else []
@@ -66,39 +191,40 @@ def lines(
 
 
 def sortable(state: ViewState, clock: Clock, columns: int, metrics: Sequence[str] = ()) -> list[str]:
-    """The fields of the columns that a screen of that width shows, in their order."""
+    """Return the fields of the columns that a screen of that width shows, in their order."""
     has_gpu = any(row.gpu for row in rows(state, clock))
     return [column.field for column in layout(columns, has_gpu, "", clock, metrics) if column.field]
 
 
 def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock, metrics: Sequence[str] = ()) -> list[FleetColumn]:
-    """The columns that fit, as many of `metrics` as there is room for, the step bar stretched over what is left."""
-    percent, with_gpu = (c.gpu_percent, 118) if has_gpu else (c.cpu_percent, _NEVER)
+    """Return the columns that fit, as many of `metrics` as there is room for, the step bar stretched over what is
+    left."""
+    percent, with_gpu = (fleet_cells.gpu_percent, 118) if has_gpu else (fleet_cells.cpu_percent, _NEVER)
     device = "GPU" if has_gpu else "CPU"
 
     def since(row: Row) -> str:
         at = row.view.since_at
-        return f.clock(at, clock.wall(), clock.zone) if at > 0 else f.NA
+        return clock.time_of(at) if at > 0 else NA
 
     chosen = [
-        FleetColumn("NODE", 7, c.node, gap=0, field="node"),
-        FleetColumn("STATE", 7, c.state, field="state"),
-        FleetColumn("SINCE", 9, c.text(since, "label"), least=150),
-        FleetColumn("DEVICE", 9, c.device, least=116, field="device"),
-        FleetColumn("SHARE", 10, c.share, field="share"),
-        FleetColumn("MICRO", 6, c.micro, field="micro"),
-        FleetColumn("OWN T/S", 7, c.own, True, field="tok/s"),
-        FleetColumn("TREND", 8, c.trend, least=112, gap=2),
-        FleetColumn(bar_title, 0, c.bar, gap=2, field="busy"),
-        FleetColumn("WAIT", 6, c.wait, True, 100, field="wait"),
-        FleetColumn("MEM GB", 7, c.memory, True, 70, gap=2, field="mem"),
-        FleetColumn("HELD", 5, c.held, True, 132, field="held"),
+        FleetColumn("NODE", 7, fleet_cells.node, gap=0, field="node"),
+        FleetColumn("STATE", 7, fleet_cells.state, field="state"),
+        FleetColumn("SINCE", 9, fleet_cells.text(since, "label"), least=150),
+        FleetColumn("DEVICE", 9, fleet_cells.device, least=116, field="device"),
+        FleetColumn("SHARE", 10, fleet_cells.share, field="share"),
+        FleetColumn("MICRO", 6, fleet_cells.micro, field="micro"),
+        FleetColumn("OWN T/S", 7, fleet_cells.own, True, field="tok/s"),
+        FleetColumn("TREND", 8, fleet_cells.trend, least=112, gap=2),
+        FleetColumn(bar_title, 0, fleet_cells.bar, gap=2, field="busy"),
+        FleetColumn("WAIT", 6, fleet_cells.wait, True, 100, field="wait"),
+        FleetColumn("MEM GB", 7, fleet_cells.memory, True, 70, gap=2, field="mem"),
+        FleetColumn("HELD", 5, fleet_cells.held, True, 132, field="held"),
         FleetColumn(device, 4, percent, True, 76, field=device.lower()),
-        FleetColumn("CLK", 5, c.clock_rate, True, with_gpu, field="clock"),
-        FleetColumn("W", 4, c.watts, True, with_gpu, field="power"),
-        FleetColumn("°C", 4, c.celsius, True, 104, field="temp"),
-        FleetColumn("LINK", 10, c.link, least=132, gap=2),
-        FleetColumn("AGE", 3, c.age, True, field="age"),
+        FleetColumn("CLK", 5, fleet_cells.clock_rate, True, with_gpu, field="clock"),
+        FleetColumn("W", 4, fleet_cells.watts, True, with_gpu, field="power"),
+        FleetColumn("°C", 4, fleet_cells.celsius, True, 104, field="temp"),
+        FleetColumn("LINK", 10, fleet_cells.link, least=132, gap=2),
+        FleetColumn("AGE", 3, fleet_cells.age, True, field="age"),
     ]
     fixed = sum(column.size + column.gap for column in chosen if columns >= column.least)
     more = _metric_columns(metrics, columns - fixed - _LEAST_BAR) if columns >= _METRICS_FROM else []
@@ -116,20 +242,20 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock, metrics: S
 
 
 def _metric_columns(wanted: Sequence[str], room: int) -> list[FleetColumn]:
-    """Of the metrics that a person wants, then of those with a heading, as many as fit."""
-    headed = [one.name for one in m.METRICS.values() if one.heading]
+    headed = [one.name for one in METRICS.values() if one.heading]
     made = []
     for name in dict.fromkeys((*wanted, *headed)):
-        one = m.metric_of(name)
+        one = metric_of(name)
         title = one.heading or one.title[:_LONGEST_TITLE].lower()  # capitals are for the columns above
-        field = one.name if m.is_by_name(one.name) else ""
-        made.append(FleetColumn(title, max(len(title), 7), c.metric(one), True, field=field))
+        field = one.name if is_by_name(one.name) else ""
+        made.append(FleetColumn(title, max(len(title), 7), fleet_cells.metric(one), True, field=field))
     ends = accumulate(column.size + column.gap for column in made)
     return [column for column, end in zip(made, ends, strict=True) if end <= room]
 
 
 def _head(shown: list[FleetColumn], columns: int, order: SortOrder, glyphs: Glyphs) -> Line:
-    """The titles; that of the column that the table is sorted by with an arrow, in its gap where it has no room."""
+    """Return the titles; that of the column that the table is sorted by with an arrow, in its gap where it has no
+    room."""
     parts: list[Piece] = []
     for column in shown:
         gap = 0 if column.right else column.gap
@@ -147,24 +273,27 @@ def _body(row: Row, shown: list[FleetColumn], columns: int, glyphs: Glyphs) -> L
         parts += [Piece(" " * column.gap), *cell] if column.gap else cell
     opens = f"screen.toggle_node({row.view.rank})" if row.members else f"app.node({row.view.rank})"
     keep = ("bad", "warning", "cursor") if row.old or row.out else ()
-    return tuple([
-        Piece(text, role if not keep or role in keep else "old", opens) for text, role, _ in fit(parts, columns) if text
-    ])  # fmt: skip
+    return tuple(
+        [
+            Piece(text, role if not keep or role in keep else "old", opens)
+            for text, role, _ in fit(parts, columns)
+            if text
+        ]
+    )
 
 
 def _with_room_for_why(row: Row, shown: list[FleetColumn], glyphs: Glyphs) -> list[FleetColumn]:
-    """The columns; where a why is longer than the step's bar, which it stands for, it goes on over those to its right
-    that would say n/a."""
-    at = next(place for place, column in enumerate(shown) if column.cell is c.bar)
+    """Return the columns; where a why is longer than the step's bar, which it stands for, it goes on over those to its
+    right that would say n/a."""
+    at = next(place for place, column in enumerate(shown) if column.cell is fleet_cells.bar)
     needed = width((Piece(clean(row.view.why)),))
     size, end = shown[at].size, at + 1
-    while size < needed and end < len(shown) - 1 and plain(shown[end].cell(row, glyphs, shown[end].size)) == f.NA:
+    while size < needed and end < len(shown) - 1 and plain(shown[end].cell(row, glyphs, shown[end].size)) == NA:
         size, end = size + shown[end].gap + shown[end].size, end + 1
     return [*shown[:at], replace(shown[at], size=size), *shown[end:]]
 
 
 def _total(state: ViewState, table: list[Row], shown: list[FleetColumn]) -> Line:
-    """Sums over the ranks that take part: shares, own rates, peaks of memory."""
     assert state.run is not None
     ranks = state.run.ranks
     live = sum(1 for view in ranks if view.state not in BAD_STATES and view.share != 0)
@@ -172,17 +301,18 @@ def _total(state: ViewState, table: list[Row], shown: list[FleetColumn]) -> Line
     memory = [row.step.peak_or_held_bytes if row.step else None for row in table if not row.out]
     known = [size for size in memory if size is not None]
     texts = {
-        "NODE": "FLEET", "STATE": f"{live}/{len(ranks)}",
-        "SHARE": str(sum(shares)) if len(shares) == len(ranks) else f.NA,
-        "OWN T/S": f.rate(sum_of_own_rates(state)),
-        "MEM GB": f.gigabytes(sum(known)) if known and len(known) == len(memory) else f.NA,
-    }  # fmt: skip
-    rate = fleet_rate(state)
+        "NODE": "FLEET",
+        "STATE": f"{live}/{len(ranks)}",
+        "SHARE": str(sum(shares)) if len(shares) == len(ranks) else NA,
+        "OWN T/S": rate(sum_of_own_rates(state)),
+        "MEM GB": gigabytes(sum(known)) if known and len(known) == len(memory) else NA,
+    }
+    together = fleet_rate(state)
     parts = []
     for column in shown:
         text = texts.get(column.title, "")
         if column.title.startswith("STEP"):
-            text = f"{f.compact(rate)} together"
+            text = f"{compact(together)} together"
         text = text.rjust(column.size) if column.right else text.ljust(column.size)
         parts.append(" " * column.gap + text[: column.size])
     return line(Piece("".join(parts), "label"))

@@ -1,31 +1,34 @@
-"""What of the merged logs is on screen: where in them, what is searched for, and the lines it comes to; all pure."""
+"""The part of the merged logs that is on screen: where in them, what is searched for, and its lines; all pure."""
 
 import bisect
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from trainctl.tui.charts.metrics import rank_names
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail, Query
-from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
+from trainctl.tui.state.view_state import Clock, ViewState
+from trainctl.tui.text.formatting import NA, moment
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, filled, fit, line, shorten, split, width
 from trainctl.tui.widgets.theme import rank_role
 
 LEVELS = {
-    "DEBUG": ("debug", "dim"), "INFO": ("info", "dim"), "WARNING": ("WARN", "warning"), "ERROR": ("ERROR", "bad"),
+    "DEBUG": ("debug", "dim"),
+    "INFO": ("info", "dim"),
+    "WARNING": ("WARN", "warning"),
+    "ERROR": ("ERROR", "bad"),
     "CRITICAL": ("ERROR", "bad"),
-}  # fmt: skip
+}
 _TEXT_ROLES = {"WARNING": "warning", "ERROR": "bad", "CRITICAL": "bad", "DEBUG": "dim"}
 _NODE_CELLS = 12
 
 
 @dataclass(frozen=True)
 class View:
-    """Where one looks: `top` is the first line shown, None while the end is followed; `at` the match that was jumped
-    to; `shift` the cells of the text left out at its start."""
+    """The place in the logs: `top` is the first line shown, None while the end is followed; `at` the match that was
+    jumped to; `shift` the cells of the text left out at its start."""
 
     query: Query = Query()  # noqa: RUF009  frozen itself
     only: bool = False  # lines without a match are left out
@@ -45,7 +48,7 @@ class Named:
 
 
 def names_of(state: ViewState) -> dict[int, Named]:
-    """Every rank of the run shown, in the colour and with the letter it has in the charts."""
+    """Return every rank of the run shown, in the colour and with the letter it has in the charts."""
     nodes = {view.rank: view.node for view in state.run.ranks} if state.run else {}
     return {
         rank: Named(nodes[rank], label, rank_role(place), string.ascii_lowercase[place % 26])
@@ -54,7 +57,7 @@ def names_of(state: ViewState) -> dict[int, Named]:
 
 
 def first_shown(view: View, entries: Sequence[LogEntry], rows: int) -> int:
-    """The index of the first line on screen."""
+    """Return the index of the first line on screen."""
     last = max(len(entries) - rows, 0)
     if view.top is None:
         return last
@@ -62,20 +65,21 @@ def first_shown(view: View, entries: Sequence[LogEntry], rows: int) -> int:
 
 
 def scrolled(view: View, entries: Sequence[LogEntry], rows: int, by: int) -> View:
-    """`by` lines further down; at the end it is followed again."""
+    """Return the view `by` lines further down; at the end it is followed again."""
     first = max(first_shown(view, entries, rows) + by, 0)
     return replace(view, top=None if first + rows >= len(entries) else entries[first].key)
 
 
 def held(view: View, entries: Sequence[LogEntry], rows: int) -> View:
-    """The end followed if it wasn't, else held where it is."""
+    """Return the end followed if it wasn't, else held where it is."""
     if view.top is not None or not entries:
         return replace(view, top=None)
     return replace(view, top=entries[first_shown(view, entries, rows)].key)
 
 
 def jumped(view: View, entries: Sequence[LogEntry], rows: int, *, back: bool) -> View:
-    """At the next match, or the one before, round the ends; from the last line on screen where there was none."""
+    """Return the view at the next match, or the one before, round the ends; from the last line on screen where there
+    was none."""
     pattern = view.query.pattern
     if pattern is None or not entries:
         return view
@@ -85,12 +89,11 @@ def jumped(view: View, entries: Sequence[LogEntry], rows: int, *, back: bool) ->
         start = min(first_shown(view, entries, rows) + rows, len(entries)) if back else -1
     count = len(entries)
     places = ((start - step if back else start + step) % count for step in range(1, count + 1))
-    found = next((place for place in places if pattern.search(entries[place].text)), None)
-    return view if found is None else _showing(replace(view, at=entries[found].key), entries, rows, found)
+    place = next((place for place in places if pattern.search(entries[place].text)), None)
+    return view if place is None else _showing(replace(view, at=entries[place].key), entries, rows, place)
 
 
 def _showing(view: View, entries: Sequence[LogEntry], rows: int, place: int) -> View:
-    """The same, with a line on screen, in the middle if it wasn't."""
     first = first_shown(view, entries, rows)
     if first <= place < first + rows:
         return view
@@ -99,91 +102,79 @@ def _showing(view: View, entries: Sequence[LogEntry], rows: int, place: int) -> 
 
 
 def lines(
-    tail: LogTail, view: View, entries: Sequence[LogEntry], names: Mapping[int, Named], clock: Clock, columns: int,
-    rows: int, glyphs: Glyphs,
-) -> list[ln.Line]:  # fmt: skip
-    """The log in exactly `rows` lines; with one rank its name is left out."""
+    tail: LogTail,
+    view: View,
+    entries: Sequence[LogEntry],
+    names: Mapping[int, Named],
+    clock: Clock,
+    columns: int,
+    rows: int,
+    glyphs: Glyphs,
+) -> list[Line]:
+    """Return the log in exactly `rows` lines; with one rank its name is left out."""
     first = first_shown(view, entries, rows)
     shown = entries[first : first + rows]
     size = min(max((len(item.label) for item in names.values()), default=0), _NODE_CELLS) if len(names) > 1 else 0
-    now = f.moment(clock.wall(), clock.zone)
-    times = [f.moment(entry.key.at, clock.zone) for entry in shown]
-    today = all(when is None or now is None or when.date() == now.date() for when in times)
-    made = [_line(entry, view, names, clock, columns, glyphs, size, with_day=not today) for entry in shown]
-    if not made and rows:
-        made = [ln.fit(ln.line(ln.Piece(_why_empty(tail, names), "dim")), columns)]
-    return [*made, *([ln.fit((), columns)] * (rows - len(made)))]
+    now, times = moment(clock.wall(), clock.zone), [moment(entry.at, clock.zone) for entry in shown]
+    is_today = all(at is None or now is None or at.date() == now.date() for at in times)
+    layout = "%H:%M:%S" if is_today else "%d %b %H:%M:%S"
+
+    def drawn(entry: LogEntry, at: datetime | None) -> Line:
+        name = names.get(entry.rank, Named(entry.node, entry.node, "label", "?"))
+        when = f"{at:{layout}}" if at is not None else NA.ljust(8 if is_today else 15)
+        parts = [Piece(" " * len(when) if entry.stray else when, "dim"), Piece(" ")]
+        if size:
+            letter = f"{name.letter} " if glyphs.letters else ""
+            label = shorten(clean(name.label), size, glyphs.ellipsis)
+            parts.append(Piece(f"{letter}{label}".ljust(size + len(letter)) + " ", name.role))
+        word, role = LEVELS.get(entry.level, ("", "dim")) if not entry.stray else ("", "dim")
+        parts.append(Piece(word.ljust(5) + " ", role))
+        body = split(_marked(entry, view), view.shift)[1]
+        return fit((*parts, *ellipsized(body, columns - width(parts), glyphs.ellipsis)), columns)
+
+    if not shown:
+        return filled([line(Piece(_why_empty(tail, names), "dim"))], columns, rows)
+    return filled([drawn(entry, at) for entry, at in zip(shown, times, strict=True)], columns, rows)
 
 
 def _why_empty(tail: LogTail, names: Mapping[int, Named]) -> str:
     if not names:
         return "no run yet, so no logs"
-    if any(entry.key.rank in names for entry in tail.entries):
+    if any(entry.rank in names for entry in tail.entries):
         return "no matching lines"
     if all(rank in tail.problems and rank not in tail.files for rank in names):
         return "no log could be read"
     return "nothing has been written yet" if any(rank in tail.files for rank in names) else "reading the logs"
 
 
-def _line(
-    entry: LogEntry, view: View, names: Mapping[int, Named], clock: Clock, columns: int, glyphs: Glyphs, size: int,
-    *, with_day: bool,
-) -> ln.Line:  # fmt: skip
-    name = names.get(entry.key.rank, Named(entry.node, entry.node, "label", "?"))
-    layout, moment = "%d %b %H:%M:%S" if with_day else "%H:%M:%S", f.moment(entry.key.at, clock.zone)
-    when = f"{moment:{layout}}" if moment is not None else f.NA.ljust(15 if with_day else 8)
-    parts = [ln.Piece(" " * len(when) if entry.stray else when, "dim"), ln.Piece(" ")]
-    if size:
-        letter = f"{name.letter} " if glyphs.letters else ""
-        label = ln.shorten(ln.clean(name.label), size, glyphs.ellipsis)
-        parts.append(ln.Piece(f"{letter}{label}".ljust(size + len(letter)) + " ", name.role))
-    word, role = LEVELS.get(entry.level, ("", "dim")) if not entry.stray else ("", "dim")
-    parts.append(ln.Piece(word.ljust(5) + " ", role))
-    room = columns - ln.width(parts)
-    body = _marked(entry, view)
-    if view.shift:
-        body = _from(body, view.shift)
-    return ln.fit((*parts, *ln.ellipsized(body, room, glyphs.ellipsis)), columns)
-
-
-def _marked(entry: LogEntry, view: View) -> ln.Line:
-    """The text with what was found in it."""
-    text, role = ln.clean(entry.text), _TEXT_ROLES.get(entry.level, "dim" if entry.stray else "text")
+def _marked(entry: LogEntry, view: View) -> Line:
+    text, role = clean(entry.text), _TEXT_ROLES.get(entry.level, "dim" if entry.stray else "text")
     if view.query.pattern is None:
-        return (ln.Piece(text, role),)
+        return (Piece(text, role),)
     parts, at = [], 0
     found_role = "cursor" if entry.key == view.at else "mark"
     for found in view.query.pattern.finditer(text):
         if found.end() > found.start():
-            parts += [ln.Piece(text[at : found.start()], role), ln.Piece(found.group(), found_role)]
+            parts += [Piece(text[at : found.start()], role), Piece(found.group(), found_role)]
             at = found.end()
-    return ln.line(*parts, ln.Piece(text[at:], role))
-
-
-def _from(pieces: ln.Line, cells: int) -> ln.Line:
-    """The pieces without their first cells."""
-    made = []
-    for piece in pieces:
-        made.append(piece._replace(text=piece.text[cells:]))
-        cells = max(cells - len(piece.text), 0)
-    return ln.line(*made)
+    return line(*parts, Piece(text[at:], role))
 
 
 def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, names: Mapping[int, Named]) -> str:
-    """What the rule above the log says."""
+    """Return what the rule above the log says."""
     who = next(iter(names.values())).label if len(names) == 1 else f"{len(names)} logs"
     lines = f"{len(entries):,} line" + "s" * (len(entries) != 1)
-    words = [f"log of {ln.clean(who)}" if len(names) == 1 else who, lines]
+    words = [f"log of {clean(who)}" if len(names) == 1 else who, lines]
     if tail.left_out:
         words.append("older ones left out")
     words.append("live" if view.top is None else "paused")
-    query = ln.clean(view.query.text.strip())
+    query = clean(view.query.text.strip())
     if query:
         words.append(f"{query!r}" + (f" in {found:,}" if view.query.pattern is not None else ""))
     return ", ".join(words)
 
 
 def problems(tail: LogTail, names: Mapping[int, Named]) -> str:
-    """Whose log can't be read now, and why; empty if all can."""
-    told = [f"{ln.clean(names[rank].label)}: {ln.clean(why)}" for rank, why in tail.problems.items() if rank in names]
+    """Return whose log can't be read now, and why; empty if all can."""
+    told = [f"{clean(names[rank].label)}: {clean(why)}" for rank, why in tail.problems.items() if rank in names]
     return "; ".join(told)

@@ -1,120 +1,123 @@
-"""What is known of one node and its rank, as lines of labelled words: its state, its part, its agent, its machine."""
+"""Facts of one node and its rank, as lines of labelled words: its state, its part, its agent, its machine."""
 
 from collections.abc import Mapping
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui.screens import fleet_cells as c
-from trainctl.tui.state.clock import Clock
+from trainctl.protocol.messages import CLOCK_LIMITED_BY, Compute, HostReading, NodeView, RankStep
+from trainctl.tui.screens import fleet_cells
 from trainctl.tui.state.rank_rows import Row
-from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import compute_words, energy
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text.compile_times import Compilation
-from trainctl.tui.text.figure_names import PROCESS_NAMES
+from trainctl.tui.state.step_phases import Compilation
+from trainctl.tui.state.view_state import Clock, ViewState
+from trainctl.tui.text import run_lines
+from trainctl.tui.text.formatting import NA, age, count, duration, figure, gigabytes, percent, rate, seconds
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.run_lines import PROCESS_NAMES
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, flowed, groups, line, plain, shorten
 from trainctl.tui.widgets.inline_bars import share_bar
 
 _ROLES = ("trainer", "reducer", "standby", "keeper", "agent", "helper")
-"""Of processes, those first that matter most."""
+"""Roles of processes, those first that matter most."""
 MOST_COMPUTE_LINES = 3
-"""For what a rank resolved."""
+"""Lines for what a rank resolved."""
 MOST_VERSION_LINES = 2
-"""For versions of its libraries."""
+"""Lines for versions of its libraries."""
 
 
 def facts(
-    row: Row, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, compiled: Compilation | None = None, *,
+    row: Row,
+    state: ViewState,
+    clock: Clock,
+    columns: int,
+    glyphs: Glyphs,
+    compiled: Compilation | None = None,
+    *,
     with_versions: bool = False,
-) -> list[Line]:  # fmt: skip
-    """Six lines of `columns` cells, or up to eight, and one or two more with versions. `compiled`: the compiler's time
-    in the step that it slowed most."""
-    agent = _agent(row.view.node, state, clock, columns, glyphs)
-    made = [
-        _state(row, clock, columns, glyphs), _part(row, columns, glyphs),
+) -> list[Line]:
+    """Return six lines of `columns` cells, or up to eight, and one or two more with versions. `compiled`: the
+    compiler's time in the step that it slowed most."""
+    agent, compute = _agent(row.view.node, state, clock, columns, glyphs), row.view.compute
+    libraries = run_lines.library_versions(compute) if compute is not None and with_versions else {}
+    versions = flowed(run_lines.setting_pieces(libraries), columns)
+    lines = [
+        _state(row, clock, columns, glyphs),
+        _part(row, columns, glyphs),
         *_compute(row.view.compute, compiled, row.step, columns),
-        *(_versions(row.view.compute, columns) if with_versions else ()),
-        agent, _machine(row, columns), _processes(row, columns),
-    ]  # fmt: skip
-    return [fit(pieces, columns) for pieces in made]
+        *versions[:MOST_VERSION_LINES],
+        agent,
+        _machine(row, columns),
+        _processes(row, columns),
+    ]
+    return [fit(pieces, columns) for pieces in lines]
 
 
 def _labelled(label: str, text: str, role: str = "text") -> Line:
-    return line(Piece(f"{label} ", "label"), Piece(text, "dim" if text == f.NA else role))
+    return line(Piece(f"{label} ", "label"), Piece(text, "dim" if text == NA else role))
 
 
 def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
-    """Its state, since when and why; then what it runs on."""
     view = row.view
-    since = f.clock(view.since_at, clock.wall(), clock.zone) if view.since_at > 0 else f.NA
+    since = clock.time_of(view.since_at) if view.since_at > 0 else NA
     why = shorten(clean(view.why), columns // 2, glyphs.ellipsis)
-    reported = f.NA if row.age is None else f"{f.age(row.age)} ago"
+    reported = NA if row.age is None else f"{age(row.age)} ago"
     slow = f"the others wait for its {row.slow_phase}" if row.slow_phase and view.state == "run" else ""
-    made = [
-        line(*c.state(row, glyphs, 9), Piece(" since ", "label"), since),
+    pieces = [
+        line(*fleet_cells.state(row, glyphs, 9), Piece(" since ", "label"), since),
         line(Piece(why or slow, "warning")),
         _labelled("rank", str(view.rank)),
-        _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or f.NA),
-        _labelled("pid", f.figure(view.pid, "{}")),
+        _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or NA),
+        _labelled("pid", figure(view.pid, "{}")),
         () if row.out else _labelled("reported", reported, "warning" if row.old else "text"),
     ]
-    return groups(made, columns)
+    return groups(pieces, columns)
 
 
 def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
-    """Its share of the batch, and how fast it is."""
     view, step = row.view, row.step
     whole = row.global_batch
     part = view.share / whole if whole and view.share is not None else None
     share = line(
-        Piece("share ", "label"), Piece(f.figure(view.share, "{}"), "strong"), f" of {f.figure(whole, '{}')} ",
-        f"{f.percent(part)} " if part is not None else "", share_bar(part or 0.0, 12, glyphs),
-    )  # fmt: skip
-    micro = c.micro(row, glyphs, 6)
-    made = [
+        Piece("share ", "label"),
+        Piece(figure(view.share, "{}"), "strong"),
+        f" of {figure(whole, '{}')} ",
+        f"{percent(part)} " if part is not None else "",
+        share_bar(part or 0.0, 12, glyphs),
+    )
+    micro = fleet_cells.micro(row, glyphs, 6)
+    pieces = [
         share,
         line(Piece("micro ", "label"), Piece(plain(micro).strip())),
-        _labelled("own", f"{f.rate(row.own_rate)} tok/s" if row.own_rate else f.NA, "strong"),
-        _labelled("wait", f.NA if row.wait is None else f.seconds(row.wait)),
-        _labelled("last step", f.NA if step is None else f"{step.step:,}"),
-        _labelled("tokens", f.NA if step is None else f.count(step.tokens)),
-        _labelled("replays", f.NA if step is None else str(step.replays)),
+        _labelled("own", f"{rate(row.own_rate)} tok/s" if row.own_rate else NA, "strong"),
+        _labelled("wait", NA if row.wait is None else seconds(row.wait)),
+        _labelled("last step", NA if step is None else f"{step.step:,}"),
+        _labelled("tokens", NA if step is None else count(step.tokens)),
+        _labelled("replays", NA if step is None else str(step.replays)),
     ]
-    return groups(made, columns)
+    return groups(pieces, columns)
 
 
-def _compute(
-    compute: m.Compute | None, compiled: Compilation | None, step: m.RankStep | None, columns: int
-) -> list[Line]:  # fmt: skip
-    """The precision, the kernels that it computes with, the compiler's time, and how much it computes: at most
+def _compute(compute: Compute | None, compiled: Compilation | None, step: RankStep | None, columns: int) -> list[Line]:
+    """Return the precision, the kernels that it computes with, the compiler's time, and how much it computes: at most
     three lines."""
     if compute is None:
-        return [_labelled("dtype", f.NA)]
+        return [_labelled("dtype", NA)]
     flops = _flops(step.values if step is not None else {})
     took = _labelled("compiled", compiled.text) if compiled is not None else ()
-    return flowed([*compute_words.pieces(compute_words.settings(compute)), took, flops], columns)[:MOST_COMPUTE_LINES]
-
-
-def _versions(compute: m.Compute | None, columns: int) -> list[Line]:
-    """Of the libraries that it computes with: at most two lines."""
-    found = compute_words.versions(compute) if compute is not None else {}
-    return flowed(compute_words.pieces(found), columns)[:MOST_VERSION_LINES]
+    settings = run_lines.setting_pieces(run_lines.compute_settings(compute))
+    return flowed([*settings, took, flops], columns)[:MOST_COMPUTE_LINES]
 
 
 def _flops(values: Mapping[str, float]) -> Line:
-    """`6.2 TFLOP/s, 48% of its matmul peak, MFU 41%`; nothing where the model's sizes aren't known. Without a
+    """Return `6.2 TFLOP/s, 48% of its matmul peak, MFU 41%`; nothing where the model's sizes aren't known. Without a
     calibration of its data type, its peak isn't known."""
-    if (rate := values.get("tflops")) is None:
+    if (tflops := values.get("tflops")) is None:
         return ()
     use, mfu = values.get("matmul_use"), values.get("mfu")
-    part = f"{f.percent(use)} of its matmul peak" if use is not None else "peak unknown: trainctl calibrate"
-    stated = f", MFU {f.percent(mfu)}" if mfu is not None else ""
-    return line(Piece(f"{rate:.3g} TFLOP/s", "strong"), f", {part}{stated}")
+    part = f"{percent(use)} of its matmul peak" if use is not None else "peak unknown: trainctl calibrate"
+    stated = f", MFU {percent(mfu)}" if mfu is not None else ""
+    return line(Piece(f"{tflops:.3g} TFLOP/s", "strong"), f", {part}{stated}")
 
 
 def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
-    """The line to the node's agent, and which it is."""
     now = clock.monotonic()
     view, quiet, connection, lag = _line_to(node, state, now)
     peer = next((item for item in state.peers if item.node == node), None)
@@ -123,22 +126,23 @@ def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyp
     boot = view.boot if view else reading.value.boot if reading else ""
     why = clean(connection.why) if connection and quiet is not None else ""
     leads = state.run is not None and state.run.lead == node
-    made = [
+    pieces = [
         line(Piece("agent ", "label"), connection_word(connection, quiet, now)),
         line(Piece(shorten(why, columns // 2, glyphs.ellipsis), "warning")),
         line(Piece("leads" if leads else "", "accent")),
-        _labelled("at", clean(address) if address else f.NA),
-        _labelled("lag", f.seconds(lag)),
-        _labelled("version", clean(view.version) if view else f.NA),
-        _labelled("boot", clean(boot)[:8] or f.NA),
+        _labelled("at", clean(address) if address else NA),
+        _labelled("lag", seconds(lag)),
+        _labelled("version", clean(view.version) if view else NA),
+        _labelled("boot", clean(boot)[:8] or NA),
     ]
-    return groups(made, columns)
+    return groups(pieces, columns)
 
 
 def _line_to(
     node: str, state: ViewState, now: float
-) -> tuple[m.NodeView | None, float | None, Connection | None, float | None]:
-    """Of a node's agent: what it said of itself, seconds of silence (None: the line is good), the line, its lag."""
+) -> tuple[NodeView | None, float | None, Connection | None, float | None]:
+    """Return a node's own view, seconds of its agent's silence (None: the line is good), the line to it, and its
+    lag."""
     if state.node is not None and state.node.node == node:
         lag = state.heartbeat.value.loop_lag_seconds if state.heartbeat else None
         return state.node, state.silent_for(now), state.connection, lag
@@ -149,18 +153,17 @@ def _line_to(
 
 
 def connection_word(connection: Connection | None, quiet: float | None, now: float) -> Piece:
-    """How the line to an agent is, in a word or three."""
+    """Return how the line to an agent is, in a word or three."""
     if connection is None:
-        return Piece(f.NA, "dim")
+        return Piece(NA, "dim")
     if quiet is None:
         return Piece("connected", "good")
     if connection.state == "connecting":
-        return Piece(f"connecting {f.duration(now - connection.since_monotonic)}", "warning")
-    return Piece(f"silent {f.duration(quiet)}", "bad")
+        return Piece(f"connecting {duration(now - connection.since_monotonic)}", "warning")
+    return Piece(f"silent {duration(quiet)}", "bad")
 
 
 def _machine(row: Row, columns: int) -> Line:
-    """What the machine says of itself: an old reading is dimmed."""
     host, gpu = row.host, row.gpu
     role = "old" if row.host_old else "text"
 
@@ -168,53 +171,47 @@ def _machine(row: Row, columns: int) -> Line:
         return _labelled(label, text, role)
 
     celsius = (gpu.temperature_celsius if gpu else None) or (host.temperature_celsius if host else None)
-    made = [
-        of("cpu", f.figure(host.cpu_percent if host else None, "{:.0f}%")),
-        of("load", f.figure(host.load_1min if host else None, "{:.1f}")),
+    pieces = [
+        of("cpu", figure(host.cpu_percent if host else None, "{:.0f}%")),
+        of("load", figure(host.load_1min if host else None, "{:.1f}")),
     ]
     if gpu is not None:
-        made += [
-            of("gpu", f.figure(gpu.utilization_percent, "{:.0f}%")),
-            of("clock", f.figure(gpu.clock_mhz and gpu.clock_mhz / 1000, "{:.2f} GHz")),
-            line(Piece(_limits(gpu), "warning")),
-            of("power", f.figure(gpu.power_watts, "{:.0f} W")),
-            of("energy", energy.text([host] if host else [])),
+        limits = " and ".join(CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits)
+        pieces += [
+            of("gpu", figure(gpu.utilization_percent, "{:.0f}%")),
+            of("clock", figure(gpu.clock_mhz and gpu.clock_mhz / 1000, "{:.2f} GHz")),
+            line(Piece(f"limited by {limits}" if limits else "", "warning")),
+            of("power", figure(gpu.power_watts, "{:.0f} W")),
+            of("energy", run_lines.energy_text([host] if host else [])),
         ]
-    made += [of("temperature", f.figure(celsius, "{:.0f} °C")), of("disk free", _disk_free(host))]
-    return groups(made, columns)
+    pieces += [of("temperature", figure(celsius, "{:.0f} °C")), of("disk free", _disk_free(host))]
+    return groups(pieces, columns)
 
 
-def _limits(gpu: m.GpuReading) -> str:
-    """What lowers its clock."""
-    words = [m.CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits]
-    return f"limited by {' and '.join(words)}" if words else ""
-
-
-def _disk_free(host: m.HostReading | None) -> str:
+def _disk_free(host: HostReading | None) -> str:
     if host is None or host.disk_free_bytes is None:
-        return f.NA
+        return NA
     of = f" of {_size(host.disk_total_bytes)}" if host.disk_total_bytes else ""
     return f"{_size(host.disk_free_bytes)}{of}"
 
 
 def _processes(row: Row, columns: int) -> Line:
-    """The processes of this program on the node, the trainer's first."""
     found = row.host.processes if row.host else ()
     mine = sorted(
         (item for item in found if item.rank in (None, row.view.rank)),
         key=lambda item: _ROLES.index(item.role) if item.role in _ROLES else len(_ROLES),
     )
     if not mine:
-        return _labelled("processes", f.NA)
+        return _labelled("processes", NA)
     role = "old" if row.host_old else "text"
     parts = []
     for item in mine:
-        figures = f"{item.pid} {f.figure(item.cpu_percent, '{:.0f}%')} {_size(item.memory_bytes)}"
+        figures = f"{item.pid} {figure(item.cpu_percent, '{:.0f}%')} {_size(item.memory_bytes)}"
         parts.append(line(Piece(f"{clean(PROCESS_NAMES.get(item.role, item.role))} ", "label"), Piece(figures, role)))
     return groups(parts, columns)
 
 
 def _size(value: float | None) -> str:
     if value is None:
-        return f.NA
-    return f"{value / 1e6:.0f} MB" if value < 0.995e9 else f"{f.gigabytes(value)} GB"
+        return NA
+    return f"{value / 1e6:.0f} MB" if value < 0.995e9 else f"{gigabytes(value)} GB"

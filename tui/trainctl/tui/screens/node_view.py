@@ -5,20 +5,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainctl.tui.charts import marks as mk
-from trainctl.tui.charts import plot as p
 from trainctl.tui.charts.layout import Block, beside, widths
+from trainctl.tui.charts.marks import of_run
+from trainctl.tui.charts.plot import Plot, draw_plot, panel
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import page
-from trainctl.tui.screens import node_facts, phase_view
-from trainctl.tui.state import series as s
-from trainctl.tui.state import step_phases
-from trainctl.tui.state.clock import Clock
+from trainctl.tui.screens import node_facts
+from trainctl.tui.state import series, step_phases
 from trainctl.tui.state.rank_rows import Row
-from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import styled_line as ln
+from trainctl.tui.state.step_phases import MEAN_STEPS, StepPhases, means
+from trainctl.tui.state.view_state import Clock, ViewState
+from trainctl.tui.text.formatting import percent, seconds
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, from_cells, line, rule, shorten
 from trainctl.tui.widgets import memory_breakdown
+from trainctl.tui.widgets.inline_bars import BAR_PHASES, in_cells
 from trainctl.tui.widgets.theme import rank_role
 
 _TABLE_CELLS, _MEMORY_CELLS = 40, 44
@@ -28,13 +29,13 @@ _LEAST_CHART_CELLS = 28
 RECENT_CHART_STEPS = 240
 """Steps the charts span."""
 ROWS_WITH_VERSIONS = 34
-"""From these on, versions of the rank's libraries are shown: the charts have room beside them."""
+"""Rows from which versions of the rank's libraries are shown: the charts have room beside them."""
 PHASE_ROWS = 8
-"""Of the phases, their rule included."""
+"""Rows of the phases, their rule included."""
 
 
 def layout(rows: int) -> tuple[int, int]:
-    """Of the rows below the facts those of the charts and of the phases, rules included; the log has the rest. Without
+    """Return the rows of the charts and of the phases below the facts, rules included; the log has the rest. Without
     rows for both, charts and phases share one."""
     if rows < 24:
         return 0, min(PHASE_ROWS, max(rows - 4, 0))
@@ -43,8 +44,8 @@ def layout(rows: int) -> tuple[int, int]:
 
 def lines(
     state: ViewState, row: Row, past: step_phases.RecordedPhases, clock: Clock, columns: int, rows: int, glyphs: Glyphs
-) -> tuple[list[ln.Line], int]:
-    """Everything but the head and the log, and how many of `rows` are left for that."""
+) -> tuple[list[Line], int]:
+    """Return everything but the head and the log, and how many of `rows` are left for that."""
     compiled = step_phases.compiled(state, past, row.view.rank)
     tall = rows >= ROWS_WITH_VERSIONS
     facts = node_facts.facts(row, state, clock, columns, glyphs, compiled, with_versions=tall)
@@ -59,14 +60,17 @@ def lines(
     return made[:rows], max(rows - len(made), 0)
 
 
-def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> ln.Line:
+def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> Line:
     views = sorted(view.rank for view in (state.run.ranks if state.run else ()))
     letter = f"{string.ascii_lowercase[row.place % 26]} " if glyphs.letters else ""
-    name = f" {letter}{ln.shorten(ln.clean(row.view.node), columns // 2, glyphs.ellipsis)} "
-    return ln.rule(
-        columns, glyphs.horizontal, (0, f"{glyphs.horizontal} node", "title"), (6, name, rank_role(row.place)),
+    name = f" {letter}{shorten(clean(row.view.node), columns // 2, glyphs.ellipsis)} "
+    return rule(
+        columns,
+        glyphs.horizontal,
+        (0, f"{glyphs.horizontal} node", "title"),
+        (6, name, rank_role(row.place)),
         (6 + len(name), f"{row.place + 1} of {len(views)} ", "label"),
-    )  # fmt: skip
+    )
 
 
 def _charts(
@@ -78,17 +82,23 @@ def _charts(
     return [_drawn(item, size, rows, glyphs) for item, size in zip(panels, sizes, strict=False)]
 
 
-def _drawn(item: p.Plot, columns: int, rows: int, glyphs: Glyphs) -> Block:
-    body, labels = p.draw(item, columns, rows, glyphs)
+def _drawn(item: Plot, columns: int, rows: int, glyphs: Glyphs) -> Block:
+    body, labels = draw_plot(item, columns, rows, glyphs)
     return body, labels, columns
 
 
 def _phases(
-    state: ViewState, row: Row, found: Sequence[step_phases.StepPhases], columns: int, rows: int, glyphs: Glyphs, *,
+    state: ViewState,
+    row: Row,
+    found: Sequence[step_phases.StepPhases],
+    columns: int,
+    rows: int,
+    glyphs: Glyphs,
+    *,
     with_chart: bool,
-) -> list[Block]:  # fmt: skip
-    """The last steps' phases as columns, their means, and memory; on a short screen the speed in place of columns, and
-    on a narrow one only means and memory."""
+) -> list[Block]:
+    """Return the last steps' phases as columns, their means, and memory; on a short screen the speed in place of
+    columns, and on a narrow one only means and memory."""
     dash = glyphs.horizontal
     newest = state.run.step if state.run else 0
     sizes = [_TABLE_CELLS] + ([min(_MEMORY_CELLS, columns - _TABLE_CELLS - 1)] if columns >= _TWO_CHARTS else [])
@@ -99,15 +109,15 @@ def _phases(
     elif with_chart:
         first = [_drawn(busy_panel(state, row), room, rows, glyphs)]
     elif room >= 20:
-        shown = phase_view.stacked(found, newest, room, rows)
+        shown = phase_columns(found, newest, room, rows)
         first = [(shown, [(0, f"{dash} phases by step, seconds ", "title")], room)]
     sizes[-1] = columns - sum(sizes[:-1]) - (room + 1 if first else 0) - (len(sizes) - 1)
-    table = phase_view.table(found, sizes[0], rows, glyphs)
-    made = [*first, (table, [(0, f"{dash} where a step's time goes ", "title")], sizes[0])]
+    table = phase_table(found, sizes[0], rows, glyphs)
+    blocks = [*first, (table, [(0, f"{dash} where a step's time goes ", "title")], sizes[0])]
     if len(sizes) > 1:
         memory = memory_breakdown.lines(row, sizes[1], rows, glyphs)
-        made.append((memory, [(0, f"{dash} memory and disk, GB ", "title")], sizes[1]))
-    return made
+        blocks.append((memory, [(0, f"{dash} memory and disk, GB ", "title")], sizes[1]))
+    return blocks
 
 
 # ---------------------------------------------------------------- the charts
@@ -118,29 +128,89 @@ def _span(state: ViewState) -> tuple[int, int]:
     return page(step, RECENT_CHART_STEPS) if steps > RECENT_CHART_STEPS else (1, max(steps, 2))
 
 
-def busy_panel(state: ViewState, row: Row) -> p.Plot:
-    """What the rank needs for its part, beside the step that all take."""
+def busy_panel(state: ViewState, row: Row) -> Plot:
+    """Return what the rank needs for its part, beside the step that all take."""
     tracks = (
         Trace(state.lately("step_seconds"), "step", "dim", letter="s"),
         Trace(state.lately("busy_seconds", row.view.rank), "busy", rank_role(row.place), letter="b"),
     )
-    return p.panel("busy and step seconds", tracks, *_span(state), mk.of_run(state), least_span=0.2,
-                   most_times=4.0)  # fmt: skip
+    return panel("busy and step seconds", tracks, *_span(state), of_run(state), least_span=0.2, most_times=4.0)
 
 
-def rate_panel(state: ViewState, row: Row) -> p.Plot:
-    """The rank's rate alone."""
+def rate_panel(state: ViewState, row: Row) -> Plot:
+    """Return the rank's rate alone."""
     track = Trace(state.lately("own_tokens_per_second", row.view.rank), "", rank_role(row.place))
-    return p.panel("own tok/s", (track,), *_span(state), mk.of_run(state), least_span=0.2)
+    return panel("own tok/s", (track,), *_span(state), of_run(state), least_span=0.2)
 
 
-def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPhases]) -> p.Plot:
-    """The peaks of the trainer's memory, in GB."""
+def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPhases]) -> Plot:
+    """Return the peaks of the trainer's memory, in GB."""
     known = [(lap.step, lap.memory_bytes / 1e9) for lap in found if lap.memory_bytes is not None]
     steps = np.array([step for step, _ in known], np.int64)
     values = np.array([value for _, value in known], np.float64)
     ones, none = np.ones(len(known)), np.zeros(len(known), np.int64)
-    window = s.Window(1, steps, values, values, values, ones, values, none)
+    window = series.Window(1, steps, values, values, values, ones, values, none)
     track = Trace(window, "", rank_role(row.place))
-    return p.panel("trainer's peak memory, GB", (track,), *_span(state), mk.of_run(state), empty_text="n/a",
-                   least_span=0.2)  # fmt: skip
+    return panel("trainer's peak memory, GB", (track,), *_span(state), of_run(state), empty_text="n/a", least_span=0.2)
+
+
+def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    """Return each phase's letter, name, mean and part of the step, in exactly `rows` lines."""
+    mean = means(found)
+    whole = sum(mean.values())
+    lines = []
+    for name, letter, role in BAR_PHASES:
+        part = mean[name] / whole if mean and whole > 0 else None
+        size = max(columns - 29, 0)
+        lines.append(
+            line(
+                Piece(f" {letter} ", role),
+                Piece(name.ljust(10), "label"),
+                Piece(seconds(mean.get(name)).rjust(7), "text" if mean else "dim"),
+                Piece(percent(part).rjust(6) + "  ", "strong" if mean else "dim"),
+                Piece(glyphs.block * round(size * (part or 0.0)), role),
+            )
+        )
+    steps = min(len(found), MEAN_STEPS)
+    words = f"mean of {steps} steps" if steps > 1 else "of one step" if steps else "no step yet"
+    lines.append(
+        line(
+            Piece("   step      ", "label"),
+            Piece(seconds(whole if mean else None).rjust(7), "strong"),
+            Piece(f"  {words}", "dim"),
+        )
+    )
+    return filled(lines, columns, rows)
+
+
+def phase_columns(found: Sequence[StepPhases], newest: int, columns: int, rows: int) -> list[Line]:
+    """Return the last steps as columns of phase letters, seconds up, in exactly `rows` lines; a step that isn't known
+    is a gap."""
+    plot = rows - 1
+    if not found or plot < 2 or columns < 20:
+        text = line(Piece("  no step yet", "dim"))
+        return [fit(text if row == rows // 2 and not found else (), columns) for row in range(rows)]
+    lengths = sorted(lap.seconds for lap in found)
+    top = min(lengths[-1], 2 * lengths[len(lengths) // 2]) or 1.0  # one far beyond the others runs out of the chart
+    labels = {0: seconds(top).replace(" ", ""), plot // 2: seconds(top * (1 - (plot // 2) / plot)).replace(" ", "")}
+    gutter = max(len(text) for text in labels.values()) + 1
+    first, last = page(newest, columns - gutter)
+    by_step = {lap.step: lap for lap in found}
+    bars = [_bar(by_step.get(step), top, plot) for step in range(first, last + 1)]
+    lines: list[Line] = []
+    for row in range(plot):
+        cells = [bar[plot - 1 - row] if plot - 1 - row < len(bar) else (" ", "text") for bar in bars]
+        label = Piece(labels.get(row, "").rjust(gutter - 1) + " ", "axis")
+        lines.append(fit((label, *from_cells(cells)), columns))
+    right = f"{last:,}"
+    axis = f"{first:,}".ljust(max(len(bars) - len(right), 0)) + right
+    lines.append(fit(line(Piece(" " * gutter + axis, "axis")), columns))
+    return lines
+
+
+def _bar(lap: StepPhases | None, top: float, rows: int) -> list[tuple[str, str]]:
+    if lap is None or lap.seconds <= 0:
+        return []
+    lengths = [max(getattr(lap.phases, name), 0.0) for name, *_ in BAR_PHASES]
+    counts = in_cells(lengths, max(min(round(rows * lap.seconds / top), rows), 1))
+    return [(letter, role) for (_, letter, role), many in zip(BAR_PHASES, counts, strict=True) for _ in range(many)]

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.tui.dialogs import clipboard
-from trainctl.tui.screens import fleet_grouping, fleet_table, overview_view
+from trainctl.tui.commands.context import Values
+from trainctl.tui.screens import fleet_table, overview_view
 from trainctl.tui.screens.table_screen import TableScreen
 from trainctl.tui.state import table_schemas
 from trainctl.tui.state.rank_rows import Row, rows
@@ -34,15 +34,15 @@ class OverviewScreen(TableScreen):
         self._ready = _NOTHING  # drawn in parts, to be shown
 
     @property
-    def wanted(self) -> fleet_grouping.Arrangement:
-        """The fleet table as it was filtered, sorted and opened."""
+    def wanted(self) -> fleet_table.Arrangement:
+        """Return the fleet table as it was filtered, sorted and opened."""
         owner, bar = self.owner, self.bar
         bar.table = table_schemas.fleet(owner.shown.own_metrics)
-        return fleet_grouping.Arrangement(bar.filter, self.order, self.opened, owner.fleet_metrics, bar.table)
+        return fleet_table.Arrangement(bar.filter, self.order, self.opened, owner.fleet_metrics, bar.table)
 
     def painting(self) -> Iterator[None]:
-        """Each part of the page by itself, and all of them shown together at the end; given up where the screen is
-        painted meanwhile, which is newer."""
+        """Return each part of the page by itself, and all of them shown together at the end; given up where the screen
+        is painted meanwhile, which is newer."""
         columns, rows = self.size
         if self.is_whole and overview_view.too_small(columns, rows) is None:
             room, number = (columns, self._body_rows()), self.paints
@@ -57,18 +57,26 @@ class OverviewScreen(TableScreen):
         yield
 
     def lines(self, columns: int, rows: int) -> list[Line]:
-        (room, made), self._ready = self._ready, _NOTHING
+        (room, drawn), self._ready = self._ready, _NOTHING
         if room != (columns, rows):
-            made = [pieces for part in self._parts(columns, rows) for pieces in part]
-        return made
+            drawn = [pieces for part in self._parts(columns, rows) for pieces in part]
+        return drawn
 
     def _parts(self, columns: int, rows: int) -> Iterator[list[Line]]:
         owner = self.owner
         self.filter_rows(self._rows() if self.bar.rows else [])
         return overview_view.parts(
-            owner.shown, owner.clock, columns, rows, owner.glyphs, selected=owner.selected, badge=owner.badge,
-            address=owner.address, cache=self._charts, wanted=self.wanted,
-        )  # fmt: skip
+            owner.shown,
+            owner.clock,
+            columns,
+            rows,
+            owner.glyphs,
+            selected=owner.selected,
+            badge=owner.badge,
+            address=owner.address,
+            cache=self._charts,
+            wanted=self.wanted,
+        )
 
     def _rows(self) -> list[Row]:
         return rows(self.owner.shown, self.owner.clock, self.owner.selected)
@@ -81,25 +89,32 @@ class OverviewScreen(TableScreen):
         return fleet_table.sortable(self.owner.shown, self.owner.clock, self.size.width, self.owner.fleet_metrics)
 
     def action_choose(self, by: int) -> None:
-        """Moves the choice among the rows; dialogs start from the chosen one."""
-        rank = fleet_grouping.chosen(fleet_grouping.arranged(self._rows(), self.wanted), by)
+        """Move the choice among the rows; dialogs start from the chosen one."""
+        rank = fleet_table.rank_at(fleet_table.arranged(self._rows(), self.wanted), by)
         if rank is not None:
             self.owner.selected = rank
         self.paint()
 
     def action_open_node(self, wide: bool) -> None:
-        """Opens the chosen node into its ranks, or closes it."""
+        """Open the chosen node into its ranks, or closes it."""
         row = self._chosen
         if row is not None:
             self.opened = self.opened | {row.view.node} if wide else self.opened - {row.view.node}
             self.paint()
 
     def action_toggle_node(self, rank: int) -> None:
-        """A click on a node of several ranks."""
+        """Open or close a node of several ranks that was clicked."""
         node = next((row.view.node for row in self._rows() if row.view.rank == rank), "")
         self.opened ^= {node}
         self.paint()
 
-    def values(self) -> clipboard.Values:
-        """What `y` copies of the chosen node, or else of the run."""
-        return clipboard.of_fleet(self.owner.shown, self._chosen)
+    def values(self) -> Values:
+        """Return what `y` copies of the chosen node, or else of the run."""
+        row, node = self._chosen, self.owner.shown.node
+        if row is None:
+            return super().values()
+        rate = f"{row.own_rate:.1f}" if row.own_rate is not None else ""
+        address = node.address if node is not None and node.node == row.view.node else ""
+        pid = str(row.view.pid) if row.view.pid is not None else ""
+        texts = ("address", address), ("own tok/s", rate), ("pid", pid), ("why", row.view.why)
+        return (("node", row.view.node), *((name, text) for name, text in texts if text), *super().values())

@@ -5,27 +5,25 @@ import string
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from trainctl.protocol import messages as m
-from trainctl.tui.charts import marks as mk
-from trainctl.tui.charts import plot as p
+from trainctl.protocol.messages import WRITING, RankView
 from trainctl.tui.charts.layout import side_by_side
+from trainctl.tui.charts.marks import of_run
+from trainctl.tui.charts.plot import Plot, panel
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import window_end
-from trainctl.tui.screens import fleet_grouping, fleet_table, header, recent_events
-from trainctl.tui.screens.fleet_grouping import Arrangement
-from trainctl.tui.state import rank_speed, stragglers
-from trainctl.tui.state import series as s
-from trainctl.tui.state.clock import Clock
+from trainctl.tui.screens import events_table, fleet_table, header
+from trainctl.tui.screens.fleet_table import UNARRANGED, Arrangement
+from trainctl.tui.state import rank_rows, rank_speed, series
 from trainctl.tui.state.rank_rows import BAD_STATES
-from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
+from trainctl.tui.state.view_state import Clock, ViewState
+from trainctl.tui.text.formatting import seconds
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, line, rule, shorten
 from trainctl.tui.widgets.theme import rank_role, run_role
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
 MOST_LINES = 6
-"""Of ranks in one chart by node."""
+"""Lines of ranks in one chart by node."""
 _TWO_CHARTS, _THREE_CHARTS = 72, 150
 _EVENTS_PART = 0.34
 
@@ -38,11 +36,11 @@ class ChartCache:
 
     def __init__(self) -> None:
         self._shown: tuple[object, ...] = ()
-        self._drawn: list[ln.Line] = []
+        self._drawn: list[Line] = []
 
     def lines(
         self, state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None
-    ) -> list[ln.Line]:
+    ) -> list[Line]:
         shown = (state.values, state.events, state.run, state.slow, glyphs, columns, room, selected)
         if len(shown) != len(self._shown) or any(a is not b for a, b in zip(shown, self._shown, strict=True)):
             self._shown, self._drawn = shown, chart_lines(state, columns, room, glyphs, selected)
@@ -50,8 +48,8 @@ class ChartCache:
 
 
 def layout(columns: int, rows: int, ranks: int) -> tuple[int, int, int, int]:
-    """The rows of head, fleet, charts and events, rules included. The fleet gets what it needs up to half; charts and
-    events share the rest 2 : 1."""
+    """Return the rows of head, fleet, charts and events, rules included. The fleet gets what it needs up to half;
+    charts and events share the rest 2 : 1."""
     head = 4 if rows >= 36 and columns >= 120 else 3 if rows >= 29 and columns >= 80 else 2
     table = min(1 + max(ranks, 1) + (1 if _with_total(rows, ranks) else 0), max((rows - head) // 2, 2))
     rest = rows - head - table
@@ -67,141 +65,133 @@ def _with_total(rows: int, ranks: int) -> bool:
 
 
 def too_small(columns: int, rows: int) -> str | None:
-    """What to say instead of a screen that can't be read, or None."""
+    """Return what to say instead of a screen that can't be read, or None."""
     if columns >= LEAST_COLUMNS and rows >= LEAST_ROWS:
         return None
     return f"needs {LEAST_COLUMNS}x{LEAST_ROWS}: {columns}x{rows} is too small"
 
 
 def parts(
-    state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs, *, selected: int | None = None,
-    badge: str = "", address: str = "", cache: ChartCache | None = None,
-    wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
-) -> Iterator[list[ln.Line]]:  # fmt: skip
-    """Exactly `rows` lines of `columns` cells, each part when it is asked for."""
-    head, fleet, charts, events = layout(columns, rows, fleet_grouping.count(state.run, wanted.opened))
+    state: ViewState,
+    clock: Clock,
+    columns: int,
+    rows: int,
+    glyphs: Glyphs,
+    *,
+    selected: int | None = None,
+    badge: str = "",
+    address: str = "",
+    cache: ChartCache | None = None,
+    wanted: Arrangement = UNARRANGED,
+) -> Iterator[list[Line]]:
+    """Return exactly `rows` lines of `columns` cells, each part when it is asked for."""
+    head, fleet, charts, events = layout(columns, rows, fleet_table.row_count(state.run, wanted.opened))
     yield header.lines(state, clock, columns, glyphs, rows=head, badge=badge, address=address)
-    yield fleet_lines(state, clock, columns, fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
+    if state.run is None:
+        why = clean(state.connection.why) if state.connection.state != "connected" else ""
+        nothing = "no run yet: trainctl run RUN.toml starts one" if state.heard_at is not None else "connecting"
+        table = [line(Piece(why, "warning") if why else Piece(nothing, "dim"))]
+    else:
+        total = _with_total(rows, len(state.run.ranks))
+        table = fleet_table.lines(
+            state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted, room=fleet
+        )
+    yield filled(table, columns, fleet)
     yield (cache or ChartCache()).lines(state, columns, charts, glyphs, selected)
     if events:
-        rule = _events_rule(state, clock, columns, glyphs, selected)
-        yield [rule, *recent_events.lines(state, clock, columns, events - 1, glyphs)]
+        title = _events_rule(state, clock, columns, glyphs, selected)
+        yield [title, *events_table.recent_lines(state, clock, columns, events - 1, glyphs)]
 
 
-def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, selected: int | None) -> ln.Line:
-    """The events' title, and at its right end why the selected rank is out, or else the rank that the others wait for,
-    with the phase that makes them, or else how far a checkpoint is."""
+def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, selected: int | None) -> Line:
+    """Return the events' title, and at its right end why the selected rank is out, or else the rank that the others
+    wait for, with the phase that makes them, or else how far a checkpoint is."""
     title = f"{glyphs.horizontal} events "
     text, role = _why_out(state, clock, selected) or _straggler(state, glyphs) or _writing(state) or ("", "")
     if not text:
-        return ln.rule(columns, glyphs.horizontal, (0, title, "title"))
-    text = f" {ln.shorten(text, columns - len(title) - 4, glyphs.ellipsis)} "
-    return ln.rule(columns, glyphs.horizontal, (0, title, "title"), (columns - len(text) - 1, text, role))
+        return rule(columns, glyphs.horizontal, (0, title, "title"))
+    text = f" {shorten(text, columns - len(title) - 4, glyphs.ellipsis)} "
+    return rule(columns, glyphs.horizontal, (0, title, "title"), (columns - len(text) - 1, text, role))
 
 
 def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str, str] | None:
-    """The selected rank's state, since when and why, with its role, where it reports no steps."""
+    """Return the selected rank's state, since when and why, with its role, where it reports no steps."""
     view = next((view for view in (state.run.ranks if state.run else ()) if view.rank == selected), None)
     if view is None or not view.why or view.state not in rank_speed.SILENT_STATES:
         return None
-    since = f.clock(view.since_at, clock.wall(), clock.zone)
+    since = clock.time_of(view.since_at)
     role = "bad" if view.state in BAD_STATES else "warning"
-    return f"{ln.clean(view.node)} {view.state} since {since}: {ln.clean(view.why)}", role
+    return f"{clean(view.node)} {view.state} since {since}: {clean(view.why)}", role
 
 
 def _straggler(state: ViewState, glyphs: Glyphs) -> tuple[str, str] | None:
-    slow = stragglers.named_straggler(state)
+    slow = rank_rows.named_straggler(state)
     if slow is None:
         return None
-    node = ln.shorten(ln.clean(slow.node), 20, glyphs.ellipsis)
-    return f"straggler {node}: +{f.seconds(slow.excess_seconds)} in {slow.phase}", "warning"
+    node = shorten(clean(slow.node), 20, glyphs.ellipsis)
+    return f"straggler {node}: +{seconds(slow.excess_seconds)} in {slow.phase}", "warning"
 
 
 def _writing(state: ViewState) -> tuple[str, str] | None:
-    """The first rank that writes a checkpoint, and how far it is."""
-    found = (view for view in (state.run.ranks if state.run else ()) if view.why.startswith(m.WRITING))
+    found = (view for view in (state.run.ranks if state.run else ()) if view.why.startswith(WRITING))
     view = next(found, None)
-    return (f"{ln.clean(view.node)} is {ln.clean(view.why)}", "dim") if view is not None else None
+    return (f"{clean(view.node)} is {clean(view.why)}", "dim") if view is not None else None
 
 
-def fleet_lines(
-    state: ViewState, clock: Clock, columns: int, room: int, glyphs: Glyphs, *, rows: int, selected: int | None,
-    wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
-) -> list[ln.Line]:  # fmt: skip
-    """The table in exactly `room` lines; ranks that don't fit are counted, the selected one is always among those
-    shown."""
-    if state.run is None:
-        why = ln.clean(state.connection.why) if state.connection.state != "connected" else ""
-        nothing = "no run yet: trainctl run RUN.toml starts one" if state.heard_at is not None else "connecting"
-        waiting = ln.line(ln.Piece(why, "warning") if why else ln.Piece(nothing, "dim"))
-        return [ln.fit(waiting if row == 0 else (), columns) for row in range(room)]
-    total = _with_total(rows, len(state.run.ranks))
-    table = fleet_table.lines(state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted, room=room)
-    return (table + [ln.fit((), columns)] * room)[:room]
+def chart_lines(state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None) -> list[Line]:
+    """Return the charts side by side under one rule, in exactly `room` lines."""
+    plots = [loss_panel(state)]
+    plots += [busy_panel(state, selected)] if columns >= _TWO_CHARTS else []
+    plots += [rate_panel(state, selected)] if columns >= _THREE_CHARTS else []
+    return side_by_side(plots, columns, room, glyphs)
 
 
-def chart_lines(
-    state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None
-) -> list[ln.Line]:
-    """The charts side by side under one rule, in exactly `room` lines."""
-    return side_by_side(_panels(state, columns, selected), columns, room, glyphs)
-
-
-def _panels(state: ViewState, columns: int, selected: int | None) -> list[p.Plot]:
-    made = [loss_panel(state)]
-    if columns >= _TWO_CHARTS:
-        made.append(busy_panel(state, selected))
-    if columns >= _THREE_CHARTS:
-        made.append(rate_panel(state, selected))
-    return made
-
-
-def loss_panel(state: ViewState) -> p.Plot:
-    """Loss over the whole run, with the evaluations as points."""
+def loss_panel(state: ViewState) -> Plot:
+    """Return loss over the whole run, with the evaluations as points."""
     evaluations = state.window("eval_loss")
     tracks = [Trace(state.window("loss"), "", run_role(0), band="band")]
     if len(evaluations):
         tracks.append(Trace(evaluations, "eval", run_role(1), points=True))
-    return p.panel("loss", tuple(tracks), *_range(state), mk.of_run(state))
+    return panel("loss", tuple(tracks), *_range(state), of_run(state))
 
 
-def busy_panel(state: ViewState, selected: int | None = None) -> p.Plot:
-    """Data, forward and backward of each rank, as means of as many steps as a bucket has, which tell who is slow, and
-    the group's step, which is the same for all; the first ones of a run, which warm up, don't set the scale."""
-    made = _by_rank(state, "busy_seconds", "busy seconds by node", selected, most_times=4.0)
+def busy_panel(state: ViewState, selected: int | None = None) -> Plot:
+    """Return data, forward and backward of each rank, as means of as many steps as a bucket has, which tell who is
+    slow, and the group's step, which is the same for all; the first ones of a run, which warm up, don't set the
+    scale."""
+    plot = _by_rank(state, "busy_seconds", "busy seconds by node", selected, most_times=4.0)
     if state.run is None or len(state.run.ranks) < 2:
-        return made
-    return replace(made, traces=(Trace(s.means(state.window("step_seconds")), "step", "dim"), *made.traces))
+        return plot
+    return replace(plot, traces=(Trace(series.means(state.window("step_seconds")), "step", "dim"), *plot.traces))
 
 
-def rate_panel(state: ViewState, selected: int | None = None) -> p.Plot:
-    """Own rates of each rank."""
+def rate_panel(state: ViewState, selected: int | None = None) -> Plot:
+    """Return own rates of each rank."""
     return _by_rank(state, "own_tokens_per_second", "own tok/s by node", selected)
 
 
-def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, most_times: float = math.inf) -> p.Plot:
-    """A line for each rank; of more than can be told apart, their span and mean, and the lines of the one that the
-    others wait for and of the selected one."""
+def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, most_times: float = math.inf) -> Plot:
+    """Return a line for each rank; of more than can be told apart, their span and mean, and the lines of the one that
+    the others wait for and of the selected one."""
     views = sorted(state.run.ranks, key=lambda view: view.rank) if state.run else []
     lines_of: set[int | None] = {view.rank for view in views}
     together: tuple[Trace, ...] = ()
     if len(views) > MOST_LINES:
-        all_of_them = s.combined([state.window(metric, view.rank) for view in views])
+        all_of_them = series.combined([state.window(metric, view.rank) for view in views])
         together = (Trace(all_of_them, "mean", "label", band="band"),)
-        slow = stragglers.named_straggler(state)
+        slow = rank_rows.named_straggler(state)
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
-    return p.panel(title, (*together, *tracks), *_range(state), mk.of_run(state), least_span=0.2, most_times=most_times)
+    return panel(title, (*together, *tracks), *_range(state), of_run(state), least_span=0.2, most_times=most_times)
 
 
-def _track(state: ViewState, metric: str, views: Sequence[m.RankView], index: int) -> Trace:
+def _track(state: ViewState, metric: str, views: Sequence[RankView], index: int) -> Trace:
     view = views[index]
     several = sum(other.node == view.node for other in views) > 1
-    name = ln.shorten(ln.clean(view.node), 10) + (f":{view.rank}" if several else "")
+    name = shorten(clean(view.node), 10) + (f":{view.rank}" if several else "")
     role, letter = rank_role(index), string.ascii_lowercase[index % 26]
-    return Trace(s.means(state.window(metric, view.rank)), name, role, letter=letter)
+    return Trace(series.means(state.window(metric, view.rank)), name, role, letter=letter)
 
 
 def _range(state: ViewState) -> tuple[int, int]:
-    """First and last step of every chart: the whole run."""
     return 1, window_end(state.run.step, state.run.steps or 0) if state.run else 2

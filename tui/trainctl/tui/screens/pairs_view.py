@@ -4,23 +4,26 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from trainctl.protocol import messages as m
-from trainctl.tui.text import styled_line as ln
+from trainctl.protocol.messages import WORST_PAIRS, EvaluatedPair, HeldOutPairs
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece
+from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line, one_line, rule, shorten, wrap_lines
 
 _COLUMN_CELLS = 23
 """Cells of an evaluation's column at least, with the gap before it."""
 _NO_PAIRS = (
-    ("no held-out pairs yet", "strong"), ("", "text"), ("e evaluates now.", "text"),
-    ("For evaluations at regular steps, set in the run file:", "text"), ("", "text"), ("[evaluate]", "dim"),
+    ("no held-out pairs yet", "strong"),
+    ("", "text"),
+    ("e evaluates now.", "text"),
+    ("For evaluations at regular steps, set in the run file:", "text"),
+    ("", "text"),
+    ("[evaluate]", "dim"),
     ("every_steps = 100", "dim"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
 class ChosenPair:
-    """What is looked at."""
+    """The choice that is looked at."""
 
     index: int | None = None  # of a pair; None: the worst
     step: int | None = None  # of an evaluation; None: the newest
@@ -30,49 +33,49 @@ class ChosenPair:
 class PairTable:
     """A run's held-out pairs, by evaluation."""
 
-    evaluations: tuple[m.HeldOutPairs, ...]  # ascending
+    evaluations: tuple[HeldOutPairs, ...]  # ascending
     chosen: ChosenPair
 
     @classmethod
-    def of(cls, evaluations: Iterable[m.HeldOutPairs], chosen: ChosenPair) -> "PairTable":
-        return cls(tuple(sorted(evaluations, key=lambda one: one.step)), chosen)
+    def of(cls, evaluations: Iterable[HeldOutPairs], chosen: ChosenPair) -> "PairTable":
+        return cls(tuple(sorted(evaluations, key=lambda evaluation: evaluation.step)), chosen)
 
     @property
-    def place(self) -> int:
-        """Of the chosen evaluation; of a step without one that before it."""
+    def step_index(self) -> int:
+        """Return the place of the chosen evaluation; of a step without one that of the evaluation before it."""
         at = self.chosen.step
         if at is None:
             return len(self.evaluations) - 1
         return max((place for place, one in enumerate(self.evaluations) if one.step <= at), default=0)
 
     @property
-    def rows(self) -> list[m.EvaluatedPair]:
-        """Of the chosen evaluation, the lowest margin first."""
-        found = self.evaluations[self.place].pairs if self.evaluations else ()
+    def rows(self) -> list[EvaluatedPair]:
+        """Return the pairs of the chosen evaluation, the lowest margin first."""
+        found = self.evaluations[self.step_index].pairs if self.evaluations else ()
         return sorted(found, key=lambda pair: -math.inf if math.isnan(pair.margin) else pair.margin)
 
     @property
-    def row(self) -> int:
-        """Of the chosen pair among `rows`."""
+    def prompt_index(self) -> int:
+        """Return the place of the chosen pair among `rows`."""
         return next((row for row, pair in enumerate(self.rows) if pair.index == self.chosen.index), 0)
 
-    def at(self, place: int, index: int) -> m.EvaluatedPair | None:
-        """What an evaluation found of a pair; None if it doesn't say."""
+    def at(self, place: int, index: int) -> EvaluatedPair | None:
+        """Return what an evaluation found of a pair; None if it doesn't say."""
         return next((pair for pair in self.evaluations[place].pairs if pair.index == index), None)
 
-    def to_row(self, row: int) -> ChosenPair:
+    def to_prompt(self, row: int) -> ChosenPair:
         rows = self.rows
         return replace(self.chosen, index=rows[min(max(row, 0), len(rows) - 1)].index) if rows else self.chosen
 
-    def to_place(self, place: int) -> ChosenPair:
-        """The newest is followed."""
+    def to_step(self, place: int) -> ChosenPair:
+        """Choose another; the newest is followed."""
         at = min(max(place, 0), len(self.evaluations) - 1)
         step = self.evaluations[at].step if 0 <= at < len(self.evaluations) - 1 else None
         return replace(self.chosen, step=step)
 
 
 def title(table: PairTable, glyphs: Glyphs) -> str:
-    """Of the rule above."""
+    """Return the title of the rule above."""
     count, times = len(table.rows), len(table.evaluations)
     when = f"{times} evaluation{'s' if times != 1 else ''}"
     counted = f": margin chosen/rejected, lowest of {count} first, {when}" if count else ""
@@ -80,69 +83,65 @@ def title(table: PairTable, glyphs: Glyphs) -> str:
 
 
 def body(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """Exactly `rows` lines."""
+    """Return exactly `rows` lines."""
     if not table.rows:
-        made = [ln.line(Piece(text, role)) for text, role in _NO_PAIRS]
+        lines = [line(Piece(text, role)) for text, role in _NO_PAIRS]
     else:
         above = max(4, rows * 3 // 5)
-        made = _margins(table, columns, above, glyphs) + _in_full(table, columns, glyphs)
-    return [ln.fit(pieces, columns) for pieces in [*made, *([()] * rows)][:rows]]
+        lines = _margins(table, columns, above, glyphs) + _in_full(table, columns, glyphs)
+    return filled(lines, columns, rows)
 
 
 def _margins(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """A line a pair, with its margin and rewards at the newest evaluations up to the chosen one."""
     left = min(max(columns // 4, 18), 40)
     count = max((columns - left) // _COLUMN_CELLS, 1)
     cells = (columns - left) // count
-    last = max(table.place + 1, min(count, len(table.evaluations)))
+    last = max(table.step_index + 1, min(count, len(table.evaluations)))
     places = range(max(0, last - count), last)
     heads = [_head(table, place, cells) for place in places]
-    start = min(max(table.row - (rows - 2), 0), max(len(table.rows) - (rows - 1), 0))
-    label = ln.fit(ln.line(Piece("  PAIR", "label")), left)
-    made: list[Line] = [(*label, *(piece for head in heads for piece in head))]
+    start = min(max(table.prompt_index - (rows - 2), 0), max(len(table.rows) - (rows - 1), 0))
+    label = fit(line(Piece("  PAIR", "label")), left)
+    lines: list[Line] = [(*label, *(piece for head in heads for piece in head))]
     for row, pair in enumerate(table.rows[start : start + rows - 1], start):
         name = _name(table, row, pair, left, glyphs)
-        figures = [_figures(table.at(place, pair.index), cells, is_chosen=row == table.row) for place in places]
-        made.append((*name, *(piece for found in figures for piece in found)))
-    return made + [()] * (rows - len(made))
+        figures = [
+            _figures(table.at(place, pair.index), cells, is_chosen=row == table.prompt_index) for place in places
+        ]
+        lines.append((*name, *(piece for found in figures for piece in found)))
+    return lines + [()] * (rows - len(lines))
 
 
 def _head(table: PairTable, place: int, cells: int) -> Line:
-    role = "cursor" if place == table.place else "label"
-    return ln.fit(ln.line(Piece(f"@{table.evaluations[place].step:,}", role, f"screen.choose_step({place})")), cells)
+    role = "cursor" if place == table.step_index else "label"
+    return fit(line(Piece(f"@{table.evaluations[place].step:,}", role, f"screen.choose_step({place})")), cells)
 
 
-def _name(table: PairTable, row: int, pair: m.EvaluatedPair, left: int, glyphs: Glyphs) -> Line:
-    text = ln.shorten(glyphs.text(f"#{pair.index} {_flat(pair.prompt)}"), left - 3, glyphs.ellipsis)
-    is_chosen = row == table.row
+def _name(table: PairTable, row: int, pair: EvaluatedPair, left: int, glyphs: Glyphs) -> Line:
+    text = shorten(glyphs.text(f"#{pair.index} {one_line(pair.prompt)}"), left - 3, glyphs.ellipsis)
+    is_chosen = row == table.prompt_index
     mark = Piece(glyphs.cursor if is_chosen else " ", "key")
-    role = "cursor" if is_chosen else "text" if row < m.WORST_PAIRS else "dim"
-    return ln.fit(ln.line(mark, " ", Piece(text, role, f"screen.choose_prompt({row})")), left)
+    role = "cursor" if is_chosen else "text" if row < WORST_PAIRS else "dim"
+    return fit(line(mark, " ", Piece(text, role, f"screen.choose_prompt({row})")), left)
 
 
-def _figures(pair: m.EvaluatedPair | None, cells: int, *, is_chosen: bool) -> Line:
-    """Such as `+0.521 +0.31/-0.21`."""
+def _figures(pair: EvaluatedPair | None, cells: int, *, is_chosen: bool) -> Line:
     if pair is None:
-        return ln.fit(ln.line(Piece("n/a", "dim")), cells)
+        return fit(line(Piece("n/a", "dim")), cells)
     role = "bad" if not pair.margin > 0 else "strong" if is_chosen else "text"
     rewards = Piece(f" {pair.chosen:+.2f}/{pair.rejected:+.2f}", "dim")
-    return ln.fit(ln.line(Piece(f"{pair.margin:+.3f}", role), rewards), cells)
+    return fit(line(Piece(f"{pair.margin:+.3f}", role), rewards), cells)
 
 
 def _in_full(table: PairTable, columns: int, glyphs: Glyphs) -> list[Line]:
-    """The rule that says of which pair, its prompt, and both answers."""
-    pair, step = table.rows[table.row], table.evaluations[table.place].step
+    pair, step = table.rows[table.prompt_index], table.evaluations[table.step_index].step
     label = f"{glyphs.horizontal} pair #{pair.index} @{step:,}  margin {pair.margin:+.3f} "
     parts = (
-        ("prompt", pair.prompt), (f"chosen {pair.chosen:+.3f}", pair.chosen_text),
+        ("prompt", pair.prompt),
+        (f"chosen {pair.chosen:+.3f}", pair.chosen_text),
         (f"rejected {pair.rejected:+.3f}", pair.rejected_text),
-    )  # fmt: skip
-    made = [ln.rule(columns, glyphs.horizontal, (0, ln.shorten(label, columns, glyphs.ellipsis), "title"))]
+    )
+    lines = [rule(columns, glyphs.horizontal, (0, shorten(label, columns, glyphs.ellipsis), "title"))]
     for name, text in parts:
-        made.append(ln.line(Piece(f"  {name}", "label")))
-        made += [ln.line(Piece(f"    {row}")) for row in ln.wrap_lines(glyphs.text(text), max(columns - 4, 1))]
-    return made
-
-
-def _flat(text: str) -> str:
-    return " ".join(ln.clean(text).split())
+        lines.append(line(Piece(f"  {name}", "label")))
+        lines += [line(Piece(f"    {row}")) for row in wrap_lines(glyphs.text(text), max(columns - 4, 1))]
+    return lines

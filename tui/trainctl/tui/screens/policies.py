@@ -4,22 +4,21 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import PolicyStatus, RunView
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.dispatch import UNWATCHED
+from trainctl.tui.commands.context import UNWATCHED
 from trainctl.tui.commands.verb_description import NoInverse
 from trainctl.tui.dialogs import undo_picker
 from trainctl.tui.screens import policies_view
 from trainctl.tui.screens.polled_screen import PolledScreen
-from trainctl.tui.state import policy_report
-from trainctl.tui.state.policy_report import PolicyReport
+from trainctl.tui.state import effects
+from trainctl.tui.state.effects import PolicyReport
 from trainctl.tui.state.source import Source
-from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.styled_line import Line
+from trainctl.tui.text.styled_line import Line, key_words
 
 
-class PoliciesScreen(PolledScreen[PolicyReport, m.PolicyStatus]):
+class PoliciesScreen(PolledScreen[PolicyReport, PolicyStatus]):
     """One row for each policy, and the chosen one in full."""
 
     POLL_SECONDS = 1.0
@@ -31,34 +30,37 @@ class PoliciesScreen(PolledScreen[PolicyReport, m.PolicyStatus]):
     ]
 
     @property
-    def rows(self) -> tuple[m.PolicyStatus, ...]:
+    def rows(self) -> tuple[PolicyStatus, ...]:
         return self.answer.told.policies if self.answer is not None else ()
 
-    def is_of(self, answer: PolicyReport, run: m.RunView) -> bool:
+    def is_of(self, answer: PolicyReport, run: RunView) -> bool:
         return answer.told.run == run.run
 
-    def key(self, row: m.PolicyStatus) -> str:
+    def key(self, row: PolicyStatus) -> str:
         return row.name
 
-    def depends_on(self, run: m.RunView) -> tuple[int, str]:
-        """Another step, or another mode, has other figures."""
+    def depends_on(self, run: RunView) -> tuple[int, str]:
+        """Return the step and the modes: another of them has other figures."""
         return run.step, str(run.policies)
 
     async def ask(self, client: Source, run: str) -> PolicyReport:
-        return await policy_report.ask(client, run, self.answer)
+        return await effects.policy_report(client.lead, run, self.answer)
 
     def heading(self, answer: PolicyReport | None) -> str:
         return policies_view.title(answer, self.owner.glyphs)
 
     def table(self, answer: PolicyReport, columns: int, rows: int) -> list[Line]:
-        keys = [ln.key_words("enter", "mode", "screen.mode"), ln.key_words("o", "off", "screen.off"),
-                ln.key_words("u", "undo its last command", "app.undo")]  # fmt: skip
+        keys = [
+            key_words("enter", "mode", "screen.mode"),
+            key_words("o", "off", "screen.off"),
+            key_words("u", "undo its last command", "app.undo"),
+        ]
         return policies_view.lines(answer, self.cursor, self.owner.clock, columns, rows, self.owner.glyphs, keys)
 
     # ------------------------------------------------------------ actions
 
     def action_mode(self) -> None:
-        """The dialog of the policy's mode, which says what the mode may do to the curve."""
+        """Open the dialog of the policy's mode, which says what the mode may do to the curve."""
         if self.chosen is not None:
             self.owner.open_dialog("autopilot", {"name": self.chosen.name})
 
@@ -67,7 +69,7 @@ class PoliciesScreen(PolledScreen[PolicyReport, m.PolicyStatus]):
             self.owner.send_order(Order("autopilot", {"name": self.chosen.name, "mode": "off"}), UNWATCHED)
 
     def undo(self) -> None:
-        """The dialog of what undoes the chosen policy's last command, or why nothing does."""
+        """Open the dialog of what undoes the chosen policy's last command, or say why nothing does."""
         if self.answer is None or self.chosen is None:
             return
         found = _inverse(self.answer, self.chosen, self.owner.shown.run)
@@ -77,8 +79,7 @@ class PoliciesScreen(PolledScreen[PolicyReport, m.PolicyStatus]):
             undo_picker.open_undo(self.owner, found)
 
 
-def _inverse(report: PolicyReport, policy: m.PolicyStatus, run: m.RunView | None) -> undo.Inverse | str:
-    """What undoes a policy's last command, or why nothing does."""
+def _inverse(report: PolicyReport, policy: PolicyStatus, run: RunView | None) -> undo.Inverse | str:
     if not policy.actions:
         return f"{policy.name} has sent no command in this run"
     try:

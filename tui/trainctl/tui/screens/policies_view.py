@@ -6,26 +6,24 @@ from typing import Any, Final
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import POLICIES
-from trainctl.tui.state import effects, event_text
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.policy_report import PolicyReport
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
+from trainctl.protocol.messages import Event, PolicyFigure, PolicyStatus
+from trainctl.tui.state import effects, run_events
+from trainctl.tui.state.effects import PolicyReport
+from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text.glyphs import UNICODE, Glyphs
-from trainctl.tui.text.styled_line import Line, Piece
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, labelled, line, rule, shorten
 
 _NAME_CELLS, _MODE_CELLS, _LABEL_CELLS = 15, 8, 9
 _ROLES = {"on": "good", "advise": "text", "off": "dim"}
 POLICY_WORDS: Final[dict[str, str]] = {name: entry.summary for name, entry in POLICIES.items()}
-"""What each policy does, by name."""
+"""Summaries of the policies by name."""
 _LEAST_DETAIL = 8
 """Rows that the chosen policy gets at least, where there are so many."""
 
 
 def title(report: PolicyReport | None, glyphs: Glyphs) -> str:
-    """What stands in the rule above the table."""
+    """Return what stands in the rule above the table."""
     step = f" @{report.told.step:,}" if report is not None else ""
     return f"{glyphs.horizontal} policies{step} "
 
@@ -33,22 +31,21 @@ def title(report: PolicyReport | None, glyphs: Glyphs) -> str:
 def lines(
     report: PolicyReport, cursor: int, clock: Clock, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line] = ()
 ) -> list[Line]:
-    """Exactly `rows` lines; `keys`: of the last line."""
+    """Return exactly `rows` lines; `keys`: of the last line."""
     policies = report.told.policies
     room = min(len(policies), max(rows - 3 - _LEAST_DETAIL, 1))
     start = min(max(cursor - room + 1, 0), len(policies) - room)
-    made = [ln.line(Piece(f"  {'POLICY':<{_NAME_CELLS}}{'MODE':<{_MODE_CELLS}}SEES, OR WOULD DO", "label"))]
+    drawn = [line(Piece(f"  {'POLICY':<{_NAME_CELLS}}{'MODE':<{_MODE_CELLS}}SEES, OR WOULD DO", "label"))]
     shown = policies[start : start + room]
-    made += [_row(policy, at, columns, glyphs, chosen=at == cursor) for at, policy in enumerate(shown, start)]
+    drawn += [_row(policy, at, columns, glyphs, chosen=at == cursor) for at, policy in enumerate(shown, start)]
     chosen = policies[cursor]
     name = f"{glyphs.horizontal} {chosen.name}: {POLICY_WORDS.get(chosen.name, '')} "
-    made.append(ln.rule(columns, glyphs.horizontal, (0, ln.shorten(name, columns - 2, glyphs.ellipsis), "title")))
-    made += detail(report, chosen, clock, columns, glyphs)
-    made = [*made, *([()] * rows)][: rows - 1]
-    return [ln.fit(pieces, columns) for pieces in (*made, ln.groups(keys, columns))]
+    drawn.append(rule(columns, glyphs.horizontal, (0, shorten(name, columns - 2, glyphs.ellipsis), "title")))
+    drawn += detail(report, chosen, clock, columns, glyphs)
+    return [*filled(drawn, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
-def _row(policy: m.PolicyStatus, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
+def _row(policy: PolicyStatus, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
     would = f"{'would send' if policy.mode == 'on' else 'advises'} {policy.command}" if policy.command else ""
     said = (
         would
@@ -58,42 +55,43 @@ def _row(policy: m.PolicyStatus, at: int, columns: int, glyphs: Glyphs, *, chose
     role = "warning" if would else "dim" if policy.mode == "off" else "text"
     room = max(columns - 2 - _NAME_CELLS - _MODE_CELLS, 1)
     cells: Line = (
-        Piece(glyphs.cursor if chosen else " ", "key"), Piece(" "),
+        Piece(glyphs.cursor if chosen else " ", "key"),
+        Piece(" "),
         Piece(f"{policy.name:<{_NAME_CELLS}}", "strong" if policy.mode != "off" else "dim"),
         Piece(f"{policy.mode:<{_MODE_CELLS}}", _ROLES[policy.mode]),
-        Piece(ln.shorten(ln.clean(glyphs.text(said)), room, glyphs.ellipsis), role),
-    )  # fmt: skip
-    made = tuple(piece._replace(action=f"screen.choose_at({at})") for piece in ln.fit(cells, columns))
-    return tuple(piece._replace(role="cursor") if chosen and place else piece for place, piece in enumerate(made))
+        Piece(shorten(clean(glyphs.text(said)), room, glyphs.ellipsis), role),
+    )
+    pieces = tuple(piece._replace(action=f"screen.choose_at({at})") for piece in fit(cells, columns))
+    return tuple(piece._replace(role="cursor") if chosen and place else piece for place, piece in enumerate(pieces))
 
 
-def detail(report: PolicyReport, policy: m.PolicyStatus, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
-    """One policy in full: figures against thresholds, the next command and why, the last commands with effects."""
-    made = [
-        ln.line(
+def detail(report: PolicyReport, policy: PolicyStatus, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
+    """Return one policy in full: figures against thresholds, the next command and why, the last commands with
+    effects."""
+    lines = [
+        line(
             Piece(
-                f"  {ln.clean(glyphs.text(figure_words(figure, policy.mode)))}",
-                "warning" if is_beyond(figure) else "text",
+                f"  {clean(glyphs.text(figure_words(figure, policy.mode)))}", "warning" if is_beyond(figure) else "text"
             )
         )
         for figure in policy.figures
     ]
     for label, words, role in next_words(policy):
-        made += ln.labelled(f"  {label}".ljust(_LABEL_CELLS), glyphs.text(words), columns, role)
+        lines += labelled(f"  {label}".ljust(_LABEL_CELLS), glyphs.text(words), columns, role)
     for event in reversed(policy.actions):
-        at = f.clock(event.at, clock.wall(), clock.zone)
+        at = clock.time_of(event.at)
         text = f"{at} {action_words(report, event, glyphs)}"
-        made += ln.labelled("  did".ljust(_LABEL_CELLS), glyphs.text(text), columns)
+        lines += labelled("  did".ljust(_LABEL_CELLS), glyphs.text(text), columns)
     if not policy.actions:
-        made += ln.labelled("  did".ljust(_LABEL_CELLS), "nothing in this run yet", columns, "dim")
-    return made
+        lines += labelled("  did".ljust(_LABEL_CELLS), "nothing in this run yet", columns, "dim")
+    return lines
 
 
 # ---------------------------------------------------------------- words, for the command line too
 
 
-def figure_words(figure: m.PolicyFigure, mode: str = "on") -> str:
-    """`gain of the best split: 3.1 %, acts above 5 %`, or `advises above 5 %` by its policy's mode."""
+def figure_words(figure: PolicyFigure, mode: str = "on") -> str:
+    """Return `gain of the best split: 3.1 %, acts above 5 %`, or `advises above 5 %` by its policy's mode."""
     value = _in_unit(figure.value, figure.unit) if figure.value is not None else "not known yet"
     does = "advises" if mode == "advise" else "acts"
     acts = f", {does} {figure.acts} {_in_unit(figure.threshold, figure.unit)}" if figure.threshold is not None else ""
@@ -109,8 +107,8 @@ def _in_unit(value: float, unit: str) -> str:
     return f"{number} {unit}".rstrip()
 
 
-def is_beyond(figure: m.PolicyFigure) -> bool:
-    """Whether the policy acts at the value."""
+def is_beyond(figure: PolicyFigure) -> bool:
+    """Return whether the policy acts at the value."""
     if figure.value is None or figure.threshold is None:
         return False
     match figure.acts:
@@ -122,8 +120,8 @@ def is_beyond(figure: m.PolicyFigure) -> bool:
             return figure.value >= figure.threshold
 
 
-def next_words(policy: m.PolicyStatus) -> list[tuple[str, str, str]]:
-    """What it would do next and why, as label, words and role."""
+def next_words(policy: PolicyStatus) -> list[tuple[str, str, str]]:
+    """Return what it would do next and why, as label, words and role."""
     if policy.mode == "off":
         return [("next", "nothing: it is off and observes nothing", "dim")]
     if not policy.command:
@@ -133,39 +131,40 @@ def next_words(policy: m.PolicyStatus) -> list[tuple[str, str, str]]:
     return [("next", f"{verb} {policy.command}", "warning"), *waits, ("why", policy.why, "dim")]
 
 
-def action_words(report: PolicyReport, event: m.Event, glyphs: Glyphs) -> str:
-    """A command of a policy: what it changed, how it ended, and the measured effect."""
+def action_words(report: PolicyReport, event: Event, glyphs: Glyphs) -> str:
+    """Return a command of a policy: what it changed, how it ended, and the measured effect."""
     ended = f" ({event.outcome})" if event.outcome not in (None, "applied") else ""
     effect = effects.figures(report.measured.get(event.id), event, glyphs)
-    return f"{event_text.words(event, glyphs.arrow)}{ended}; effect: {effect}"
+    return f"{run_events.event_words(event, glyphs.arrow)}{ended}; effect: {effect}"
 
 
 # ---------------------------------------------------------------- the command line
 
 
 def text(report: PolicyReport) -> str:
-    """All policies: a paragraph for each."""
+    """Return all policies: a paragraph for each."""
     head = f"run {report.told.run}, step {report.told.step:,}"
     return "\n\n".join([head, *("\n".join(_paragraph(report, policy)) for policy in report.told.policies)])
 
 
-def _paragraph(report: PolicyReport, policy: m.PolicyStatus) -> list[str]:
+def _paragraph(report: PolicyReport, policy: PolicyStatus) -> list[str]:
     head = f"{policy.name:<{_NAME_CELLS}}{policy.mode:<{_MODE_CELLS}}{POLICY_WORDS.get(policy.name, '')}"
     said = [("sees", figure_words(figure, policy.mode)) for figure in policy.figures]
     said += [(label, words) for label, words, _ in next_words(policy)]
     said += [("did", action_words(report, event, UNICODE)) for event in reversed(policy.actions)]
-    return [head.rstrip(), *(f"  {label:<6}{ln.clean(words)}" for label, words in said)]
+    return [head.rstrip(), *(f"  {label:<6}{clean(words)}" for label, words in said)]
 
 
 def objects(report: PolicyReport) -> list[dict[str, Any]]:
-    """The policies for a script; an action also has its text, and as `effect` the tokens per second around it."""
+    """Return the policies for a script; an action also has its text, and as `effect` the tokens per second around
+    it."""
     return [
         msgspec.to_builtins(policy) | {"actions": [_action(report, event) for event in policy.actions]}
         for policy in report.told.policies
     ]
 
 
-def _action(report: PolicyReport, event: m.Event) -> dict[str, Any]:
+def _action(report: PolicyReport, event: Event) -> dict[str, Any]:
     effect = report.measured.get(event.id)
     rates = {"rate_before": effect.before, "rate_after": effect.after} if effect is not None else None
-    return event_text.with_words(event) | {"effect": rates}
+    return run_events.event_fields(event) | {"effect": rates}

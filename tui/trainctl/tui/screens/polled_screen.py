@@ -1,16 +1,15 @@
-"""What screens share that ask the agent for rows while they are open: Policies and Diagnosis."""
+"""A screen that asks the agent for rows while it is open: Policies, Diagnosis and Profile are such."""
 
 import abc
 import math
 from collections.abc import Hashable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import RunView
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.source import Source
-from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.styled_line import Line, Piece, rule
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, line, rule, wrap
 
 Answer = TypeVar("Answer")
 Row = TypeVar("Row")
@@ -32,18 +31,18 @@ class PolledScreen(BaseScreen, Generic[Answer, Row]):
 
     @property
     def answer(self) -> Answer | None:
-        """Of the run shown; None before the agent has answered."""
+        """Return the answer about the run shown; None before the agent has answered."""
         run = self.owner.shown.run
         return self._answer if self._answer is not None and run is not None and self.is_of(self._answer, run) else None
 
     @property
     @abc.abstractmethod
     def rows(self) -> Sequence[Row]:
-        """The answer's rows; empty without one."""
+        """Return the answer's rows; empty without one."""
 
     @property
     def cursor(self) -> int:
-        """The place of the chosen row, which may have moved; the first if it is gone."""
+        """Return the place of the chosen row, which may have moved; the first if it is gone."""
         known = [self.key(row) for row in self.rows]
         return known.index(self._chosen) if self._chosen in known else 0
 
@@ -52,28 +51,28 @@ class PolledScreen(BaseScreen, Generic[Answer, Row]):
         return self.rows[self.cursor] if self.rows else None
 
     @abc.abstractmethod
-    def is_of(self, answer: Answer, run: m.RunView) -> bool:
-        """Whether an answer is about a run."""
+    def is_of(self, answer: Answer, run: RunView) -> bool:
+        """Return whether an answer is about a run."""
 
     @abc.abstractmethod
     def key(self, row: Row) -> Hashable:
-        """What a row is known by in the next answer."""
+        """Return what a row is known by in the next answer."""
 
     @abc.abstractmethod
-    def depends_on(self, run: m.RunView) -> Hashable:
-        """What the answer follows from: once it is another, the agent is asked again."""
+    def depends_on(self, run: RunView) -> Hashable:
+        """Return what the answer follows from: once it is another, the agent is asked again."""
 
     @abc.abstractmethod
     async def ask(self, client: Source, run: str) -> Answer:
-        """The agent's answer. Raises TrainctlError."""
+        """Return the agent's answer. Raises TrainctlError."""
 
     @abc.abstractmethod
     def heading(self, answer: Answer | None) -> str:
-        """Of the rule above the rows."""
+        """Return the title of the rule above the rows."""
 
     @abc.abstractmethod
     def table(self, answer: Answer, columns: int, rows: int) -> list[Line]:
-        """The rows and the chosen one in full: exactly `rows` lines of `columns` cells."""
+        """Return the rows and the chosen one in full: exactly `rows` lines of `columns` cells."""
 
     # ------------------------------------------------------------ asking the agent
 
@@ -99,7 +98,7 @@ class PolledScreen(BaseScreen, Generic[Answer, Row]):
             self.run_worker(self._ask(run.run, wanted), group="polled")
 
     async def _ask(self, run: str, wanted: Hashable) -> None:
-        """A request that failed is repeated: a paused run has no next step that would ask again."""
+        """Ask the agent; a request that failed is repeated, for a paused run has no next step that would ask again."""
         try:
             client = self.owner.client
             if client is not None:
@@ -115,12 +114,12 @@ class PolledScreen(BaseScreen, Generic[Answer, Row]):
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner, answer = self.owner, self.answer
-        made = [self.head(columns), rule(columns, owner.glyphs.horizontal, (0, self.heading(answer), "title"))]
+        drawn = [self.head(columns), rule(columns, owner.glyphs.horizontal, (0, self.heading(answer), "title"))]
         if answer is not None:
-            return [*made, *self.table(answer, columns, rows - 2)]
+            return [*drawn, *self.table(answer, columns, rows - 2)]
         words = self._problem or "asking the agent" if owner.shown.run is not None else "no run"
-        body = [ln.line(Piece(text, "dim")) for text in ln.wrap(ln.clean(words), columns)]
-        return [ln.fit(line, columns) for line in [*made, *body, *([()] * rows)][:rows]]
+        body = [line(Piece(text, "dim")) for text in wrap(clean(words), columns)]
+        return filled([*drawn, *body], columns, rows)
 
     # ------------------------------------------------------------ actions
 
@@ -128,7 +127,7 @@ class PolledScreen(BaseScreen, Generic[Answer, Row]):
         self.action_choose_at(self.cursor + by)
 
     def action_choose_at(self, index: int) -> None:
-        """The cursor to a place."""
+        """Move the cursor to a place."""
         if self.rows:
             self._chosen = self.key(self.rows[min(max(index, 0), len(self.rows) - 1)])
             self.paint()

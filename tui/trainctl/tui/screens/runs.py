@@ -6,15 +6,17 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import RunSummary, WorkSummary
 from trainctl.tui.commands import forms
-from trainctl.tui.dialogs import clipboard
-from trainctl.tui.dialogs.start_run import BranchDialog, StartDialog
+from trainctl.tui.commands.context import Values
+from trainctl.tui.dialogs.command_dialog import BranchDialog, StartDialog
 from trainctl.tui.screens import runs_view
 from trainctl.tui.screens.table_screen import RowsScreen
 from trainctl.tui.state.table_schemas import RUNS, RunRow
-from trainctl.tui.text.styled_line import EMPTY, Line, fit, rule
+from trainctl.tui.text.formatting import loss
+from trainctl.tui.text.run_lines import LAST_LOSS
+from trainctl.tui.text.styled_line import Line, filled, rule
 
 RUNS_REFRESH_SECONDS = 5.0
 WORK_REFRESH_SECONDS = 1.0
@@ -40,8 +42,8 @@ class RunsScreen(RowsScreen[RunRow]):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.runs: tuple[m.RunSummary, ...] | None = None
-        self.works: tuple[m.WorkSummary, ...] = ()
+        self.runs: tuple[RunSummary, ...] | None = None
+        self.works: tuple[WorkSummary, ...] = ()
         self.problem = ""
         self.marked: frozenset[str] = frozenset()
 
@@ -66,32 +68,32 @@ class RunsScreen(RowsScreen[RunRow]):
         if not self.order.field:
             self.rows = runs_view.as_tree(self.rows)
         title = f"{owner.glyphs.horizontal} runs: {len(self.rows)} " if self.runs is not None else ""
-        made = [self.head(columns, owner.live), rule(columns, owner.glyphs.horizontal, (0, title, "title"))]
-        made.append(runs_view.head(columns, self.order, owner.glyphs, priced=self._priced))
+        drawn = [self.head(columns, owner.live), rule(columns, owner.glyphs.horizontal, (0, title, "title"))]
+        drawn.append(runs_view.head(columns, self.order, owner.glyphs, priced=self._priced))
         low = self._low(columns, rows)
-        room = max(rows - len(made) - len(low), 1)
+        room = max(rows - len(drawn) - len(low), 1)
         body = self._body(columns, room)
-        return [fit(line, columns) for line in [*made, *body, *([EMPTY] * (room - len(body))), *low][:rows]]
+        return filled([*drawn, *body, *([()] * (room - len(body))), *low], columns, rows)
 
     def _body(self, columns: int, room: int) -> list[Line]:
         if self.problem or not self.rows:
             return [runs_view.nothing(self.runs, self.hidden, self.problem)]
         start = min(max(self.cursor - room + 1, 0), max(len(self.rows) - room, 0))
-        made = []
+        lines = []
         for index, item in enumerate(self.rows[start : start + room], start):
             here, marked = index == self.cursor, item.run.run in self.marked
             pieces = runs_view.row(
                 item, here, marked, self.owner.clock, columns, self.owner.glyphs, priced=self._priced
             )
-            made.append(tuple(piece._replace(action=f"screen.pick({index})") for piece in pieces))
-        return made
+            lines.append(tuple(piece._replace(action=f"screen.pick({index})") for piece in pieces))
+        return lines
 
     @property
     def _priced(self) -> bool:
         return any(run.cost is not None for run in self.runs or ())
 
     def _low(self, columns: int, rows: int) -> list[Line]:
-        """The chosen run, separate work and the nodes, as far as they leave some rows to the runs."""
+        """Return the chosen run, separate work and the nodes, as far as they leave some rows to the runs."""
         owner = self.owner
         work = runs_view.work(self.works, columns, owner.glyphs)
         room = min(rows // 2 - 3 - len(work), _MOST_NODES)
@@ -110,14 +112,18 @@ class RunsScreen(RowsScreen[RunRow]):
         return row.run.run
 
     @property
-    def chosen(self) -> m.RunSummary | None:
+    def chosen(self) -> RunSummary | None:
         return self.rows[self.cursor].run if self.rows else None
 
     def sort_fields(self) -> Sequence[str]:
         return runs_view.SORTED_BY
 
-    def values(self) -> clipboard.Values:
-        return clipboard.of_run(self.chosen) if self.chosen is not None else ()
+    def values(self) -> Values:
+        run = self.chosen
+        if run is None:
+            return ()
+        last = ((LAST_LOSS.label, loss(run.last_loss)),) if run.last_loss is not None else ()
+        return (("run", run.run), ("directory", run.directory), ("name", run.name), *last)
 
     def arrived(self) -> None:
         self.action_reload()
@@ -143,7 +149,7 @@ class RunsScreen(RowsScreen[RunRow]):
     async def _load_works(self) -> None:
         client = self.owner.client
         with contextlib.suppress(TrainctlError):  # the runs say what is wrong
-            self.works = (await client.works()).works if client is not None else ()
+            self.works = (await client.lead.works()).works if client is not None else ()
         self.paint()
 
     # ------------------------------------------------------------ actions
@@ -164,13 +170,13 @@ class RunsScreen(RowsScreen[RunRow]):
             self.app.push_screen(BranchDialog(self.chosen.run))
 
     def action_mark(self) -> None:
-        """Marks the chosen run, or no longer."""
+        """Mark the chosen run, or unmark it."""
         if self.chosen is not None:
             self.marked ^= {self.chosen.run}
             self.action_move(1)
 
     def action_compare(self) -> None:
-        """Opens Charts with the marked runs and the chosen one; without a mark, a branch with its parent."""
+        """Open Charts with the marked runs and the chosen one; without a mark, a branch with its parent."""
         chosen = self.chosen
         wanted = self.marked | ({chosen.run} if chosen is not None else set())
         if not self.marked and chosen is not None and chosen.branch is not None:
@@ -182,7 +188,6 @@ class RunsScreen(RowsScreen[RunRow]):
         self.run_worker(self._compare(runs), group="open", exclusive=True)
 
     async def _compare(self, runs: tuple[str, ...]) -> None:
-        """Charts shows one of them, and lays the others over it."""
         shown = self.owner.shown.run
         if shown is None or shown.run not in runs:
             await self.owner.open_run(runs[0])

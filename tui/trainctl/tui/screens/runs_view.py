@@ -4,19 +4,17 @@ they are doing."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, PolicyView, RunSummary, WorkSummary
 from trainctl.tui.screens.header import STATE_ROLES
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.sorting import SortOrder, column_title
+from trainctl.tui.state.table_fields import SortOrder, column_title
 from trainctl.tui.state.table_schemas import RunRow
-from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import energy
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.figure_names import LAST_LOSS
+from trainctl.tui.state.view_state import Clock, ViewState
+from trainctl.tui.text import run_lines
+from trainctl.tui.text.formatting import NA, count, duration, figure, gigabytes, loss, used_of
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import (
+    LAST_LOSS,
     cost_amount,
     cost_pieces,
     missing_prices,
@@ -28,6 +26,7 @@ from trainctl.tui.text.run_lines import (
     work_task,
     work_title,
 )
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, key_words, line, rule, shorten, spread, width
 
 SORTED_BY = ("name", "state", "step", "loss", "age", "duration", "lead")
 _LEAST_NAME = 12
@@ -46,28 +45,36 @@ class RunsColumn:
 
 _LOSS = LAST_LOSS.label.upper()
 _COLUMNS = (
-    RunsColumn("name", "RUN", 0), RunsColumn("state", "STATE", 9), RunsColumn("step", "STEPS", 16, True),
-    RunsColumn("loss", _LOSS, 9, True), RunsColumn("age", "STARTED", 14, True),
-    RunsColumn("duration", "LASTED", 10, True, 76), RunsColumn("lead", "  LEAD", 11, least=100),
+    RunsColumn("name", "RUN", 0),
+    RunsColumn("state", "STATE", 9),
+    RunsColumn("step", "STEPS", 16, True),
+    RunsColumn("loss", _LOSS, 9, True),
+    RunsColumn("age", "STARTED", 14, True),
+    RunsColumn("duration", "LASTED", 10, True, 76),
+    RunsColumn("lead", "  LEAD", 11, least=100),
     RunsColumn("", "  NODES", 30, least=120),
-)  # fmt: skip
+)
 _COST = RunsColumn("", "COST", 12, True, 100)
-_PRICED_COLUMNS = (*_COLUMNS[:-2], _COST, RunsColumn("lead", "  LEAD", 11, least=120),
-                   RunsColumn("", "  NODES", 30, least=140))  # fmt: skip
-"""Where a run has a cost, which then stands before the nodes."""
+_PRICED_COLUMNS = (
+    *_COLUMNS[:-2],
+    _COST,
+    RunsColumn("lead", "  LEAD", 11, least=120),
+    RunsColumn("", "  NODES", 30, least=140),
+)
+"""Columns where a run has a cost, which then stands before the nodes."""
 
 
-def row_of(run: m.RunSummary, clock: Clock) -> RunRow:
-    """A run with its ages; a run that has ended lasted until its last step."""
+def row_of(run: RunSummary, clock: Clock) -> RunRow:
+    """Return a run with its ages; a run that has ended lasted until its last step."""
     now = clock.wall()
-    end = now if run.state in m.ACTIVE_RUN_STATES else run.last_step_at
+    end = now if run.state in ACTIVE_RUN_STATES else run.last_step_at
     lasted = max(end - run.started_at, 0.0) if end is not None else None
     return RunRow(run, max(now - run.started_at, 0.0), lasted)
 
 
 def as_tree(rows: Sequence[RunRow]) -> list[RunRow]:
-    """Each branch below the run that it branched off, where that is among the rows. A tree stands where the first of
-    its runs would."""
+    """Return each branch below the run that it branched off, where that is among the rows. A tree stands where the
+    first of its runs would."""
     known = {row.run.run: row for row in rows}
     below: dict[str, list[RunRow]] = {}
     for row in rows:
@@ -95,214 +102,215 @@ def _parent(row: RunRow) -> str:
 
 
 def columns_of(columns: int, *, priced: bool = False) -> list[tuple[RunsColumn, int]]:
-    """The columns that fit, with their sizes: names get what is left, up to what a name may need."""
+    """Return the columns that fit, with their sizes: names get what is left, up to what a name may need."""
     shown = [column for column in (_PRICED_COLUMNS if priced else _COLUMNS) if columns >= column.least]
     left = columns - 3 - sum(column.size + 1 for column in shown)
     name = max(min(left, 48), _LEAST_NAME)
     return [(column, column.size or name) for column in shown]
 
 
-def head(columns: int, order: SortOrder, glyphs: Glyphs, *, priced: bool = False) -> ln.Line:
-    """The titles, to be clicked; the one that the table is sorted by carries an arrow."""
-    made = [ln.Piece("   ")]
+def head(columns: int, order: SortOrder, glyphs: Glyphs, *, priced: bool = False) -> Line:
+    """Return the titles, to be clicked; the one that the table is sorted by carries an arrow."""
+    pieces = [Piece("   ")]
     for column, size in columns_of(columns, priced=priced):
         title = column_title(column.field, column.title, size, order, glyphs, right=column.right)
-        made += [title, ln.Piece(" ")]
-    return ln.fit(made, columns)
+        pieces += [title, Piece(" ")]
+    return fit(pieces, columns)
 
 
 def row(
     item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, glyphs: Glyphs, *, priced: bool = False
-) -> ln.Line:
-    """One run; `marked` for a comparison; `priced`: whether any run has a cost."""
+) -> Line:
+    """Return one run; `marked` for a comparison; `priced`: whether any run has a cost."""
     run = item.run
     texts = {
-        "RUN": f"{'  ' * (item.depth - 1)}{glyphs.child} " * bool(item.depth) + ln.clean(run.name),
+        "RUN": f"{'  ' * (item.depth - 1)}{glyphs.child} " * bool(item.depth) + clean(run.name),
         "STATE": _state(run),
-        "STEPS": f"{run.step:,}/{f.count(run.steps)}", _LOSS: f.loss(run.last_loss),
-        "STARTED": f.clock(run.started_at, clock.wall(), clock.zone), "LASTED": f.duration(item.duration_seconds),
-        "  LEAD": f"  {ln.clean(run.lead) or f.NA}", "  NODES": "  " + (" ".join(map(ln.clean, run.nodes)) or f.NA),
+        "STEPS": f"{run.step:,}/{count(run.steps)}",
+        _LOSS: loss(run.last_loss),
+        "STARTED": clock.time_of(run.started_at),
+        "LASTED": duration(item.duration_seconds),
+        "  LEAD": f"  {clean(run.lead) or NA}",
+        "  NODES": "  " + (" ".join(map(clean, run.nodes)) or NA),
         "COST": _spent(run, clock),
-    }  # fmt: skip
+    }
     mark = f"{glyphs.cursor if chosen else ' '}{'*' if marked else ' '} "
-    made = [ln.Piece(mark, "mark")]
+    pieces = [Piece(mark, "mark")]
     for column, size in columns_of(columns, priced=priced):
-        text = ln.shorten(texts[column.title], size, glyphs.ellipsis)
-        role = STATE_ROLES[run.state] if column.title == "STATE" else "dim" if f.NA in text else "text"
-        made += [ln.Piece(text.rjust(size) if column.right else text.ljust(size), role), ln.Piece(" ")]
-    return tuple(piece._replace(role="cursor") for piece in ln.fit(made, columns)) if chosen else ln.fit(made, columns)
+        text = shorten(texts[column.title], size, glyphs.ellipsis)
+        role = STATE_ROLES[run.state] if column.title == "STATE" else "dim" if NA in text else "text"
+        pieces += [Piece(text.rjust(size) if column.right else text.ljust(size), role), Piece(" ")]
+    return tuple(piece._replace(role="cursor") for piece in fit(pieces, columns)) if chosen else fit(pieces, columns)
 
 
-def _state(run: m.RunSummary) -> str:
-    """In capitals where it must not be overlooked. The colour says how a simulated run ended."""
+def _state(run: RunSummary) -> str:
+    """Return the state, in capitals where it must not be overlooked. The colour says how a simulated run ended."""
     if run.simulated:
         return "SIMULATED"
     return (run.state.upper() if run.state == "failed" else run.state) + ("?" if run.stale else "")
 
 
-def _spent(run: m.RunSummary, clock: Clock) -> str:
-    """What it has cost; with a > where a node has no price."""
+def _spent(run: RunSummary, clock: Clock) -> str:
     if run.cost is None:
-        return f.NA
+        return NA
     found = cost.figures(run.cost, clock.wall(), None, None)
     return cost_amount(found, found.spent)
 
 
-def costs(run: m.RunSummary, state: ViewState, clock: Clock, columns: int) -> list[ln.Line]:
-    """What the chosen run costs; with the energy if it is the live one. No line without a price, a second one on a
-    narrow screen for the nodes that have none."""
+def costs(run: RunSummary, state: ViewState, clock: Clock, columns: int) -> list[Line]:
+    """Return what the chosen run costs; with the energy if it is the live one. No line without a price, a second one on
+    a narrow screen for the nodes that have none."""
     if run.cost is None:
         return []
     live = state.run if state.run is not None and state.run.run == run.run else None
-    words = energy.words([item.value for item in state.hosts.values()], live, run.cursor) if live is not None else ""
+    words = (
+        run_lines.run_energy([item.value for item in state.hosts.values()], live, run.cursor)
+        if live is not None
+        else ""
+    )
     left = run.rates.seconds_left if run.rates is not None else None
     trained = live.trained(run.cursor) if live is not None else run.cursor  # what an ended run skipped isn't known here
     found = cost.figures(run.cost, clock.wall(), left, trained)
     samples = samples_of(run.rates.unit if run.rates is not None else "")
-    active = run.state in m.ACTIVE_RUN_STATES
+    active = run.state in ACTIVE_RUN_STATES
     told = cost_pieces(found, samples, active=active, energy=words)
     own_line = missing_prices(found) if columns < 100 else []
     rest = [pieces for pieces in told if pieces not in own_line]
-    return [ln.fit(ln.groups(pieces, columns), columns) for pieces in (rest, own_line) if pieces]
+    return [fit(groups(pieces, columns), columns) for pieces in (rest, own_line) if pieces]
 
 
 def detail(
-    run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs, policies: Sequence[m.PolicyView] = (),
-    costs: Sequence[ln.Line] = (),
-) -> list[ln.Line]:  # fmt: skip
-    """The chosen run's id and directory, its time left, on a wide screen how fast it is, `costs`, its policies if they
-    are known, and what can be done with it; `marked` counts it with those marked."""
-    again = run.state not in m.ACTIVE_RUN_STATES
-    keys = [("enter", "opens it", "open"), *([("s", "resumes it", "resume_run")] if again else []),
-            ("space", "marks it", "mark")]  # fmt: skip
+    run: RunSummary,
+    marked: int,
+    columns: int,
+    glyphs: Glyphs,
+    policies: Sequence[PolicyView] = (),
+    costs: Sequence[Line] = (),
+) -> list[Line]:
+    """Return the chosen run's id and directory, its time left, on a wide screen how fast it is, `costs`, its policies
+    if they are known, and what can be done with it; `marked` counts it with those marked."""
+    again = run.state not in ACTIVE_RUN_STATES
+    keys = [
+        ("enter", "opens it", "open"),
+        *([("s", "resumes it", "resume_run")] if again else []),
+        ("space", "marks it", "mark"),
+    ]
     if marked > 1:
         keys.append(("c", f"compares {marked} runs", "compare"))
     elif run.branch is not None:
         keys.append(("c", "compares it with its parent", "compare"))
     keys += [("N", "starts a run", "start"), ("B", "branches off it", "branch")]
-    hints = [ln.key_words(key, words, f"screen.{action}") for key, words, action in keys]
-    name = f"{glyphs.horizontal} {ln.clean(run.run)} "
+    hints = [key_words(key, words, f"screen.{action}") for key, words, action in keys]
+    name = f"{glyphs.horizontal} {clean(run.run)} "
     return [
-        ln.rule(columns, glyphs.horizontal, (0, name, "title")),
+        rule(columns, glyphs.horizontal, (0, name, "title")),
         _place(run, columns, glyphs),
         *_lineage(run, columns, glyphs),
         *_rates(run, columns),
         *costs,
         *_policies(policies, columns),
-        ln.fit(ln.groups(hints, columns), columns),
+        fit(groups(hints, columns), columns),
     ]
 
 
-def _place(run: m.RunSummary, columns: int, glyphs: Glyphs) -> ln.Line:
-    """Its directory and, on a narrow screen, its time left."""
+def _place(run: RunSummary, columns: int, glyphs: Glyphs) -> Line:
     left = time_left(run.rates) if run.rates is not None and columns < 100 else ()
-    room = columns - ln.width(left) - 1 if left else columns
-    directory = ln.line(ln.Piece(ln.shorten(ln.clean(run.directory), room, glyphs.ellipsis), "dim"))
-    return ln.spread(directory, left, columns)
+    room = columns - width(left) - 1 if left else columns
+    directory = line(Piece(shorten(clean(run.directory), room, glyphs.ellipsis), "dim"))
+    return spread(directory, left, columns)
 
 
-def _lineage(run: m.RunSummary, columns: int, glyphs: Glyphs) -> list[ln.Line]:
-    """The checkpoint that a branch started from."""
+def _lineage(run: RunSummary, columns: int, glyphs: Glyphs) -> list[Line]:
     if run.branch is None:
         return []
-    words = f"branched off {ln.clean(run.branch.run)} at step {run.branch.step:,}"
-    return [ln.line(ln.Piece(ln.shorten(words, columns, glyphs.ellipsis), "text"))]
+    words = f"branched off {clean(run.branch.run)} at step {run.branch.step:,}"
+    return [line(Piece(shorten(words, columns, glyphs.ellipsis), "text"))]
 
 
-def _rates(run: m.RunSummary, columns: int) -> list[ln.Line]:
-    """On a wide screen the time left and how fast it is."""
+def _rates(run: RunSummary, columns: int) -> list[Line]:
     if run.rates is None or columns < 100:
         return []
     told = [time_left(run.rates), *rate_pieces(run.rates)]
-    return [ln.fit(ln.groups([pieces for pieces in told if pieces], columns), columns)]
+    return [fit(groups([pieces for pieces in told if pieces], columns), columns)]
 
 
-def _policies(policies: Sequence[m.PolicyView], columns: int) -> list[ln.Line]:
-    """What each does by itself."""
+def _policies(policies: Sequence[PolicyView], columns: int) -> list[Line]:
     roles = {"on": "good", "advise": "warning", "off": "dim"}
-    each = [
-        ln.line(ln.Piece(f"{ln.clean(view.name)} ", "label"), ln.Piece(view.mode, roles[view.mode]))
-        for view in policies
-    ]
-    return [ln.fit(ln.groups([ln.line(ln.Piece("policies", "strong")), *each], columns), columns)] if each else []
+    each = [line(Piece(f"{clean(view.name)} ", "label"), Piece(view.mode, roles[view.mode])) for view in policies]
+    return [fit(groups([line(Piece("policies", "strong")), *each], columns), columns)] if each else []
 
 
-def work(works: Sequence[m.WorkSummary], columns: int, glyphs: Glyphs) -> list[ln.Line]:
-    """Separate work: how far it is, and its nodes; of work that failed why."""
-    made = []
+def work(works: Sequence[WorkSummary], columns: int, glyphs: Glyphs) -> list[Line]:
+    """Return separate work: how far it is, and its nodes; of work that failed why."""
+    lines = []
     for one in works:
-        title = ln.shorten(work_title(one), columns - 4, glyphs.ellipsis)
-        made.append(ln.rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} {title} ", "title")))
-        made.append(ln.fit(ln.groups(work_progress(one), columns), columns))
+        title = shorten(work_title(one), columns - 4, glyphs.ellipsis)
+        lines.append(rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} {title} ", "title")))
+        lines.append(fit(groups(work_progress(one), columns), columns))
         if one.is_active:
-            made.append(ln.fit(ln.groups(work_nodes(one), columns), columns))
-    return made
+            lines.append(fit(groups(work_nodes(one), columns), columns))
+    return lines
 
 
 def nodes(
-    state: ViewState, works: Sequence[m.WorkSummary], clock: Clock, columns: int, room: int, glyphs: Glyphs
-) -> list[ln.Line]:
-    """The cluster's nodes, idle ones first, in at most `room` lines with their rule; those that don't fit are
+    state: ViewState, works: Sequence[WorkSummary], clock: Clock, columns: int, room: int, glyphs: Glyphs
+) -> list[Line]:
+    """Return the cluster's nodes, idle ones first, in at most `room` lines with their rule; those that don't fit are
     counted."""
     names = [*([state.node.node] if state.node else []), *state.agents]
-    busy = {view.node: _in_run(view.node, state.run) for view in state.run.ranks} if state.run and state.active else {}
-    busy |= {node.node: work_task(one) for one in works if one.is_active for node in one.view.nodes}
+    run, busy = state.run, {}
+    if run is not None and state.active:
+        busy = {view.node: f"{'leads' if run.lead == view.node else 'in'} {clean(run.name)}" for view in run.ranks}
+    busy |= {node.node: work_task(work) for work in works if work.is_active for node in work.view.nodes}
     names.sort(key=lambda name: name in busy)
     if room < 2 or not names:
         return []
     idle = sum(1 for name in names if name not in busy)
     title = f"{glyphs.horizontal} nodes: {idle} idle of {len(names)} "
-    made = [ln.rule(columns, glyphs.horizontal, (0, title, "title"))]
+    lines = [rule(columns, glyphs.horizontal, (0, title, "title"))]
     fits = len(names) if len(names) < room else room - 2
-    made += [_node(name, busy.get(name, ""), state, clock, columns, glyphs) for name in names[:fits]]
+    lines += [_node(name, busy.get(name, ""), state, clock, columns, glyphs) for name in names[:fits]]
     if fits < len(names):
-        made.append(ln.fit((ln.Piece(f"{glyphs.ellipsis} {len(names) - fits} more", "dim"),), columns))
-    return made
+        lines.append(fit((Piece(f"{glyphs.ellipsis} {len(names) - fits} more", "dim"),), columns))
+    return lines
 
 
-def _node(name: str, task: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> ln.Line:
-    """What it does, and how its machine is as far as that was heard lately."""
+def _node(name: str, task: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     own = state.node if state.node is not None and state.node.node == name else None
     quiet = state.silent_for(clock.monotonic()) if own else state.agents[name].silent_for(clock.monotonic())
     seen = state.hosts.get(name)
     host = seen.value if seen is not None and quiet is None else None
     doing = (
-        (f"silent {f.duration(quiet)}", "warning")
-        if quiet is not None
-        else (task, "text")
-        if task
-        else ("idle", "good")
+        (f"silent {duration(quiet)}", "warning") if quiet is not None else (task, "text") if task else ("idle", "good")
     )
     gpus = host.gpus if host else ()
     parts = [
-        ln.fit((ln.Piece(ln.shorten(ln.clean(name), 14, glyphs.ellipsis), "strong"),), 14),
-        ln.fit((ln.Piece(ln.shorten(doing[0], 20, glyphs.ellipsis), doing[1]),), 20),
-        _figure("cpu", f.figure(host.cpu_percent if host else None, "{:.0f}%"), 4),
-        _figure("ram", f.used_of(host.memory_used_bytes, host.memory_total_bytes) if host else f.NA, 7, " GB"),
-        _figure("disk free", f.gigabytes(host.disk_free_bytes) if host else f.NA, 4, " GB"),
-        ln.line(ln.Piece(f"{len(gpus)}{glyphs.times}{ln.clean(gpus[0].name)}" if gpus else "", "label")),
-        ln.line(ln.Piece(f"{ln.clean(own.address)}  trainctl {ln.clean(own.version)}" if own else "", "dim")),
-    ]  # fmt: skip
-    return ln.fit(ln.groups(parts, columns), columns)
+        fit((Piece(shorten(clean(name), 14, glyphs.ellipsis), "strong"),), 14),
+        fit((Piece(shorten(doing[0], 20, glyphs.ellipsis), doing[1]),), 20),
+        _figure("cpu", figure(host.cpu_percent if host else None, "{:.0f}%"), 4),
+        _figure("ram", used_of(host.memory_used_bytes, host.memory_total_bytes) if host else NA, 7, " GB"),
+        _figure("disk free", gigabytes(host.disk_free_bytes) if host else NA, 4, " GB"),
+        line(Piece(f"{len(gpus)}{glyphs.times}{clean(gpus[0].name)}" if gpus else "", "label")),
+        line(Piece(f"{clean(own.address)}  trainctl {clean(own.version)}" if own else "", "dim")),
+    ]
+    return fit(groups(parts, columns), columns)
 
 
-def _in_run(name: str, run: m.RunView) -> str:
-    return f"{'leads' if run.lead == name else 'in'} {ln.clean(run.name)}"
-
-
-def _figure(name: str, value: str, size: int, unit: str = "") -> ln.Line:
-    known = value != f.NA
+def _figure(name: str, value: str, size: int, unit: str = "") -> Line:
+    known = value != NA
     text = f"{value}{unit if known else ''}".ljust(size + len(unit))
-    return ln.line(ln.Piece(f"{name} ", "label"), ln.Piece(text, "text" if known else "dim"))
+    return line(Piece(f"{name} ", "label"), Piece(text, "text" if known else "dim"))
 
 
-def nothing(runs: Sequence[m.RunSummary] | None, hidden: int, problem: str) -> ln.Line:
-    """What stands in the place of rows."""
+def nothing(runs: Sequence[RunSummary] | None, hidden: int, problem: str) -> Line:
+    """Return what stands in the place of rows."""
     if problem:
-        return ln.line(ln.Piece(ln.clean(problem), "bad"))
+        return line(Piece(clean(problem), "bad"))
     if runs is None:
-        return ln.line(ln.Piece("loading runs from the agent", "dim"))
-    words = "the filter hides all runs; esc clears it" if hidden else (
-        "no run yet: N or `trainctl run RUN.toml` starts one, `trainctl demo` trains one"
-    )  # fmt: skip
-    return ln.line(ln.Piece(words, "dim"))
+        return line(Piece("loading runs from the agent", "dim"))
+    words = (
+        "the filter hides all runs; esc clears it"
+        if hidden
+        else ("no run yet: N or `trainctl run RUN.toml` starts one, `trainctl demo` trains one")
+    )
+    return line(Piece(words, "dim"))

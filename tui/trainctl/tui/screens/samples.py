@@ -1,13 +1,13 @@
-"""What the model answers to prompts, over the steps; of a run on pairs, what it makes of those held out."""
+"""The model's answers to prompts, over the steps; of a run on pairs, what it makes of those held out."""
 
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.objectives import PAIRS
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.dialogs import clipboard
+from trainctl.protocol.messages import HeldOutPairs, Sample
+from trainctl.tui.commands.context import Values
 from trainctl.tui.screens import pairs_view, samples_view
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.screens.pairs_view import ChosenPair, PairTable
@@ -35,16 +35,16 @@ class SamplesScreen(BaseScreen):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self._recorded: tuple[m.Sample, ...] = ()
+        self._recorded: tuple[Sample, ...] = ()
         self._chosen = Chosen()
-        self._pairs: tuple[m.HeldOutPairs, ...] = ()
+        self._pairs: tuple[HeldOutPairs, ...] = ()
         self._chosen_pair = ChosenPair()
         self._of_evaluation: tuple[str, int | None] | None = None  # run and step that pairs were loaded for
         self._wants_answers = False
 
     @property
     def shows_pairs(self) -> bool:
-        """Whether the run is on pairs, and the answers to prompts aren't wanted."""
+        """Return whether the run is on pairs, and the answers to prompts aren't wanted."""
         run = self.owner.shown.run
         return run is not None and run.sample_unit == PAIRS and not self._wants_answers
 
@@ -54,10 +54,14 @@ class SamplesScreen(BaseScreen):
 
     @property
     def answers(self) -> AnswerTable:
-        """Those of the run shown: from its record, and what came since."""
+        """Return the answers of the run shown: from its record, and what came since."""
         state = self.owner.shown
         run = state.run.run if state.run is not None else ""
         return AnswerTable.of((one for one in (*self._recorded, *state.samples) if one.run == run), self._chosen)
+
+    @property
+    def table(self) -> AnswerTable | PairTable:
+        return self.pairs if self.shows_pairs else self.answers
 
     def on_screen_resume(self) -> None:
         super().on_screen_resume()
@@ -71,16 +75,16 @@ class SamplesScreen(BaseScreen):
         if client is None or run is None:
             return
         try:
-            self._recorded = (await client.samples(run.run, limit=SAMPLES_PAGE, newest=True)).samples
+            self._recorded = (await client.lead.samples(run.run, limit=SAMPLES_PAGE, newest=True)).samples
             if run.sample_unit == PAIRS:
                 self._of_evaluation = (run.run, run.eval_step)
-                self._pairs = (await client.pairs(run.run)).evaluations
+                self._pairs = (await client.lead.pairs(run.run)).evaluations
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
         self.paint()
 
     def paint(self) -> None:
-        """Another evaluation has other figures."""
+        """Draw the present state, and ask again after another evaluation."""
         super().paint()
         run = self.owner.shown.run
         if self.shows_pairs and run is not None and self._of_evaluation not in (None, (run.run, run.eval_step)):
@@ -88,32 +92,29 @@ class SamplesScreen(BaseScreen):
             self.arrived()
 
     def lines(self, columns: int, rows: int) -> list[Line]:
+        glyphs = self.owner.glyphs
         if self.shows_pairs:
-            pairs, glyphs = self.pairs, self.owner.glyphs
-            head = rule(columns, glyphs.horizontal, (0, pairs_view.title(pairs, glyphs), "title"))
-            return [self.head(columns), head, *pairs_view.body(pairs, columns, rows - 2, glyphs)]
-        answers, glyphs = self.answers, self.owner.glyphs
-        title = samples_view.title(answers, glyphs)
-        body = samples_view.body(answers, columns, rows - 2, glyphs)
+            title, body = pairs_view.title(self.pairs, glyphs), pairs_view.body(self.pairs, columns, rows - 2, glyphs)
+        else:
+            answers = self.answers
+            title, body = samples_view.title(answers, glyphs), samples_view.body(answers, columns, rows - 2, glyphs)
         return [self.head(columns), rule(columns, glyphs.horizontal, (0, title, "title")), *body]
 
-    def values(self) -> clipboard.Values:
-        if self.shows_pairs:
-            rows = self.pairs.rows
-            pair = rows[self.pairs.row] if rows else None
-            texts = (("the prompt", pair.prompt), ("the chosen answer", pair.chosen_text),
-                     ("the rejected answer", pair.rejected_text)) if pair is not None else ()  # fmt: skip
-            return (*texts, *super().values())
-        sample = self.answers.sample
-        found = (("the answer", sample.answer), ("the prompt", sample.prompt)) if sample is not None else ()
-        return (*found, *super().values())
+    def values(self) -> Values:
+        texts: Values = ()
+        if self.shows_pairs and self.pairs.rows:
+            pair = self.pairs.rows[self.pairs.prompt_index]
+            rejected = ("the rejected answer", pair.rejected_text)
+            texts = ("the prompt", pair.prompt), ("the chosen answer", pair.chosen_text), rejected
+        elif not self.shows_pairs and (sample := self.answers.sample) is not None:
+            texts = ("the answer", sample.answer), ("the prompt", sample.prompt)
+        return (*texts, *super().values())
 
-    def _choose(self, chosen: Chosen) -> None:
-        self._chosen = chosen
-        self.paint()
-
-    def _choose_pair(self, chosen: ChosenPair) -> None:
-        self._chosen_pair = chosen
+    def _choose(self, chosen: Chosen | ChosenPair) -> None:
+        if isinstance(chosen, ChosenPair):
+            self._chosen_pair = chosen
+        else:
+            self._chosen = chosen
         self.paint()
 
     def action_switch(self) -> None:
@@ -121,35 +122,21 @@ class SamplesScreen(BaseScreen):
         self.paint()
 
     def action_prompt(self, by: int) -> None:
-        if self.shows_pairs:
-            self._choose_pair(self.pairs.to_row(self.pairs.row + by))
-            return
-        answers = self.answers
-        self._choose(answers.to_prompt(answers.prompt_index + by))
+        self._choose(self.table.to_prompt(self.table.prompt_index + by))
 
     def action_step(self, by: int) -> None:
-        if self.shows_pairs:
-            self._choose_pair(self.pairs.to_place(self.pairs.place + by))
-            return
-        answers = self.answers
-        self._choose(answers.to_step(answers.step_index + by))
+        self._choose(self.table.to_step(self.table.step_index + by))
 
     def action_choose_prompt(self, index: int) -> None:
-        """A click on a prompt or a pair."""
-        if self.shows_pairs:
-            self._choose_pair(self.pairs.to_row(index))
-            return
-        self._choose(self.answers.to_prompt(index))
+        """Choose a prompt or a pair that was clicked."""
+        self._choose(self.table.to_prompt(index))
 
     def action_choose_step(self, index: int) -> None:
-        """A click on an answer or an evaluation."""
-        if self.shows_pairs:
-            self._choose_pair(self.pairs.to_place(index))
-            return
-        self._choose(self.answers.to_step(index))
+        """Choose an answer or an evaluation that was clicked."""
+        self._choose(self.table.to_step(index))
 
     def action_scroll_answer(self, pages: int) -> None:
-        """The pane below by most of its rows."""
+        """Scroll the pane below by most of its rows."""
         sample = self.answers.sample
         if sample is not None:
             count = len(samples_view.answer_rows(sample, self.size.width - 2, self.owner.glyphs))

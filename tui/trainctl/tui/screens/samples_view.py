@@ -1,27 +1,31 @@
 """The model's answers as lines: prompts, the answers to one of them side by side over the steps, and one in full."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from trainctl.protocol import messages as m
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
+from trainctl.protocol.messages import Sample
+from trainctl.tui.text.formatting import loss, seconds
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, one_line, rule, shorten, wrap_lines
 
 _COLUMN_CELLS = 27
 """Cells of an answer's column at least, with the gap before it."""
 _NO_SAMPLES = (
-    ("no samples yet", "strong"), ("", "text"), ("i has the model answer a prompt now.", "text"),
-    ("For answers at regular steps, add prompts to the run file:", "text"), ("", "text"), ("[samples]", "dim"),
-    ('prompts = ["Once upon a time"]', "dim"), ("every_steps = 500", "dim"),
-)  # fmt: skip
+    ("no samples yet", "strong"),
+    ("", "text"),
+    ("i has the model answer a prompt now.", "text"),
+    ("For answers at regular steps, add prompts to the run file:", "text"),
+    ("", "text"),
+    ("[samples]", "dim"),
+    ('prompts = ["Once upon a time"]', "dim"),
+    ("every_steps = 500", "dim"),
+)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is looked at."""
+    """The choice that is looked at."""
 
     prompt: str | None = None  # None: the first
     sample: tuple[float, int] | None = None  # time and number of an answer; None: the newest
@@ -32,14 +36,14 @@ class Chosen:
 class AnswerTable:
     """A run's answers, each once, by prompt in the order in which prompts were first asked."""
 
-    by_prompt: dict[str, list[m.Sample]]  # by time
+    by_prompt: dict[str, list[Sample]]  # by time
     chosen: Chosen
 
     @classmethod
-    def of(cls, samples: Iterable[m.Sample], chosen: Chosen) -> "AnswerTable":
-        """Some may be given twice."""
-        known = {key(one): one for one in samples}
-        by_prompt: dict[str, list[m.Sample]] = {}
+    def of(cls, samples: Iterable[Sample], chosen: Chosen) -> "AnswerTable":
+        """Return the table of these answers, some of which may be there twice."""
+        known = {key(sample): sample for sample in samples}
+        by_prompt: dict[str, list[Sample]] = {}
         for one in sorted(known.values(), key=key):
             by_prompt.setdefault(one.prompt, []).append(one)
         return cls(by_prompt, chosen)
@@ -50,14 +54,14 @@ class AnswerTable:
         return prompts.index(self.chosen.prompt) if self.chosen.prompt in prompts else 0
 
     @property
-    def row(self) -> list[m.Sample]:
-        """The answers to the chosen prompt."""
+    def row(self) -> list[Sample]:
+        """Return the answers to the chosen prompt."""
         rows = list(self.by_prompt.values())
         return rows[self.prompt_index] if rows else []
 
     @property
     def step_index(self) -> int:
-        """Of the chosen answer: of another prompt's the one of its step or before."""
+        """Return the place of the chosen answer: of another prompt's the one of its step or before."""
         row = self.row
         at = self.chosen.sample
         if at is None:
@@ -65,7 +69,7 @@ class AnswerTable:
         return max((place for place, one in enumerate(row) if one.at <= at[0]), default=0)
 
     @property
-    def sample(self) -> m.Sample | None:
+    def sample(self) -> Sample | None:
         return self.row[self.step_index] if self.row else None
 
     def to_prompt(self, index: int) -> Chosen:
@@ -75,30 +79,30 @@ class AnswerTable:
         return replace(self.chosen, prompt=prompts[min(max(index, 0), len(prompts) - 1)], scroll=0)
 
     def to_step(self, index: int) -> Chosen:
-        """The newest is followed."""
+        """Choose another; the newest is followed."""
         row = self.row
         at = min(max(index, 0), len(row) - 1)
         sample = key(row[at]) if row and at < len(row) - 1 else None
         return replace(self.chosen, sample=sample, scroll=0)
 
 
-def key(sample: m.Sample) -> tuple[float, int]:
-    """What tells an answer from others."""
+def key(sample: Sample) -> tuple[float, int]:
+    """Return what tells an answer from others."""
     return sample.at, sample.number
 
 
 def body(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """Exactly `rows` lines."""
+    """Return exactly `rows` lines."""
     if not answers.by_prompt:
-        made = [ln.line(Piece(text, role)) for text, role in _NO_SAMPLES]
+        lines = [line(Piece(text, role)) for text, role in _NO_SAMPLES]
     else:
         above = max(4, rows * 3 // 5)
-        made = _side_by_side(answers, columns, above, glyphs) + _in_full(answers, columns, rows - above, glyphs)
-    return [ln.fit(pieces, columns) for pieces in [*made, *([()] * rows)][:rows]]
+        lines = _side_by_side(answers, columns, above, glyphs) + _in_full(answers, columns, rows - above, glyphs)
+    return filled(lines, columns, rows)
 
 
 def title(answers: AnswerTable, glyphs: Glyphs) -> str:
-    """Of the rule above."""
+    """Return the title of the rule above."""
     count, steps = len(answers.by_prompt), len({one.at for row in answers.by_prompt.values() for one in row})
     counted = f": {_counted(count, 'prompt')}, answered {_counted(steps, 'time')}" if count else ""
     return f"{glyphs.horizontal} samples{counted} "
@@ -109,7 +113,6 @@ def _counted(count: int, what: str) -> str:
 
 
 def _side_by_side(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """The prompts at the left, and the newest answers up to the chosen one, or from it on."""
     left = min(max(columns // 5, 16), 34)
     count = max((columns - left) // _COLUMN_CELLS, 1)
     cells = (columns - left) // count
@@ -119,67 +122,60 @@ def _side_by_side(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs)
     cut = [_column(answers, one, cells - 2, rows, glyphs) for one in shown]
     widths = [left, *[cells] * len(cut)]
     return [
-        tuple(piece for cell, size in zip(line, widths, strict=True) for piece in ln.fit(cell, size))
-        for line in zip_longest(*prompts, *cut, fillvalue=())
+        tuple(piece for cell, size in zip(row, widths, strict=True) for piece in fit(cell, size))
+        for row in zip_longest(*prompts, *cut, fillvalue=())
     ]
 
 
 def _prompt_lines(answers: AnswerTable, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """A line a prompt, those around the chosen one."""
     prompts, at = list(answers.by_prompt), answers.prompt_index
     start = min(max(at - (rows - 1) + 1, 0), max(len(prompts) - (rows - 1), 0))
-    made = [ln.line(Piece("  PROMPT", "label"))]
+    lines = [line(Piece("  PROMPT", "label"))]
     for index, prompt in enumerate(prompts[start : start + rows - 1], start):
         role = "cursor" if index == at else "text"
-        text = ln.shorten(glyphs.text(_flat(prompt)), cells, glyphs.ellipsis)
+        text = shorten(glyphs.text(one_line(prompt)), cells, glyphs.ellipsis)
         mark = Piece(glyphs.cursor if index == at else " ", "key")
-        made.append(ln.line(mark, Piece(" "), Piece(text, role, f"screen.choose_prompt({index})")))
-    return made
+        lines.append(line(mark, Piece(" "), Piece(text, role, f"screen.choose_prompt({index})")))
+    return lines
 
 
-def _column(answers: AnswerTable, sample: m.Sample, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _column(answers: AnswerTable, sample: Sample, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
     chosen = answers.sample is not None and key(sample) == key(answers.sample)
     action = f"screen.choose_step({answers.row.index(sample)})"
-    head = f"@{sample.step:,} loss {f.loss(sample.loss)}"
-    made = [ln.line(Piece(ln.shorten(head, cells), "cursor" if chosen else "label", action))]
+    head = f"@{sample.step:,} loss {loss(sample.loss)}"
+    lines = [line(Piece(shorten(head, cells), "cursor" if chosen else "label", action))]
     texts = answer_rows(sample, cells, glyphs)
     if len(texts) > rows - 1:
-        texts = [*texts[: rows - 2], ln.shorten(f"{texts[rows - 2]} {glyphs.ellipsis}", cells, glyphs.ellipsis)]
-    return [*made, *(ln.line(Piece(text, "text" if chosen else "dim", action)) for text in texts)]
+        texts = [*texts[: rows - 2], shorten(f"{texts[rows - 2]} {glyphs.ellipsis}", cells, glyphs.ellipsis)]
+    return [*lines, *(line(Piece(text, "text" if chosen else "dim", action)) for text in texts)]
 
 
 def _in_full(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """The rule that says of what, and the answer from where it is scrolled to."""
     sample = answers.sample
     assert sample is not None
     texts = answer_rows(sample, columns - 2, glyphs)
     start = min(answers.chosen.scroll, max(len(texts) - (rows - 1), 0))
-    label = ln.shorten(f"{glyphs.horizontal} {said(sample)} ", columns, glyphs.ellipsis)
+    label = shorten(f"{glyphs.horizontal} {said(sample)} ", columns, glyphs.ellipsis)
     more = len(texts) - start - (rows - 1)
     tail = f" {more:,} more {'rows' if more != 1 else 'row'}: pagedown " if more > 0 else ""
     place = columns - len(tail)
     labels = [(0, label, "title"), *([(place, tail, "dim")] if tail and place > len(label) else [])]
-    return [ln.rule(columns, glyphs.horizontal, *labels), *_indented(texts[start : start + rows - 1])]
+    return [
+        rule(columns, glyphs.horizontal, *labels),
+        *(line(Piece(f"  {text}")) for text in texts[start : start + rows - 1]),
+    ]
 
 
-def _indented(texts: Sequence[str]) -> list[Line]:
-    return [ln.line(Piece(f"  {text}")) for text in texts]
-
-
-def said(sample: m.Sample) -> str:
-    """`@1,500  loss 2.310  eval 2.402  57 tokens in 1.20 s on studio by auto`."""
-    evaluated = f"  eval {f.loss(sample.eval_loss)}" if sample.eval_loss is not None else ""
+def said(sample: Sample) -> str:
+    """Return `@1,500 loss 2.310 eval 2.402 57 tokens in 1.20 s on studio by auto`."""
+    evaluated = f"  eval {loss(sample.eval_loss)}" if sample.eval_loss is not None else ""
     how = f"  temperature {sample.temperature:g}" if sample.temperature else ""
     cut = "" if sample.ended else ", cut"
-    made = f"{_counted(sample.tokens, 'token')} in {f.seconds(sample.seconds)}{cut}"
-    who = ln.clean(f"{sample.node} {sample.by}")
-    return f"@{sample.step:,}  loss {f.loss(sample.loss)}{evaluated}{how}  {made}  {who}"
+    made = f"{_counted(sample.tokens, 'token')} in {seconds(sample.seconds)}{cut}"
+    who = clean(f"{sample.node} {sample.by}")
+    return f"@{sample.step:,}  loss {loss(sample.loss)}{evaluated}{how}  {made}  {who}"
 
 
-def answer_rows(sample: m.Sample, cells: int, glyphs: Glyphs) -> list[str]:
-    """The answer as it is, its own lines kept."""
-    return ln.wrap_lines(glyphs.text(sample.answer), max(cells, 1))
-
-
-def _flat(text: str) -> str:
-    return " ".join(ln.clean(text).split())
+def answer_rows(sample: Sample, cells: int, glyphs: Glyphs) -> list[str]:
+    """Return the answer as it is, its own lines kept."""
+    return wrap_lines(glyphs.text(sample.answer), max(cells, 1))

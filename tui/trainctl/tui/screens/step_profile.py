@@ -5,19 +5,18 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.trace_download import download
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.dialogs import clipboard
-from trainctl.tui.screens import step_profile_view, step_profiles
+from trainctl.protocol.messages import RunView, Traces
+from trainctl.tui.commands.context import Values
+from trainctl.tui.screens import step_profile_view
 from trainctl.tui.screens.polled_screen import PolledScreen
-from trainctl.tui.screens.step_profiles import StepProfile
+from trainctl.tui.screens.step_profile_view import StepProfile
 from trainctl.tui.state.source import Source
-from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.styled_line import Line
+from trainctl.tui.text.styled_line import Line, key_words
 
 
-class StepProfileScreen(PolledScreen[m.Traces, str]):
+class StepProfileScreen(PolledScreen[Traces, str]):
     """A row for each phase, a column for each rank; the operators of one of them below."""
 
     POLL_SECONDS = 2.0
@@ -39,11 +38,11 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
 
     @property
     def groups(self) -> tuple[StepProfile, ...]:
-        return step_profiles.groups(self.answer.profiles) if self.answer is not None else ()
+        return step_profile_view.profiles_of(self.answer.profiles) if self.answer is not None else ()
 
     @property
     def place(self) -> int:
-        """Of the group that is looked at."""
+        """Return the place of the group that is looked at."""
         keys = [group.command for group in self.groups]
         return keys.index(self._command) if self._command in keys else len(keys) - 1
 
@@ -59,33 +58,35 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
     def rows(self) -> tuple[str, ...]:
         return self.group.phases if self.group is not None else ()
 
-    def is_of(self, answer: m.Traces, run: m.RunView) -> bool:
+    def is_of(self, answer: Traces, run: RunView) -> bool:
         return answer.run == run.run
 
     def key(self, row: str) -> str:
         return row
 
-    def depends_on(self, run: m.RunView) -> tuple[int, str, float]:
-        """A trace is written while a run may be paused."""
+    def depends_on(self, run: RunView) -> tuple[int, str, float]:
+        """Return the step, state and time: a trace is written while a run may be paused."""
         return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
-    async def ask(self, client: Source, run: str) -> m.Traces:
-        return await client.traces(run)
+    async def ask(self, client: Source, run: str) -> Traces:
+        return await client.lead.traces(run)
 
-    def heading(self, answer: m.Traces | None) -> str:
+    def heading(self, answer: Traces | None) -> str:
         return step_profile_view.title(self.groups, self.place, self.owner.glyphs)
 
-    def table(self, answer: m.Traces, columns: int, rows: int) -> list[Line]:
+    def table(self, answer: Traces, columns: int, rows: int) -> list[Line]:
         group = self.group
         if group is None:
             return step_profile_view.nothing(columns, rows)
-        keys = [ln.key_words("f", "copy the traces here", "screen.fetch"),
-                ln.key_words("enter", "profile again", "screen.record")]  # fmt: skip
+        keys = [
+            key_words("f", "copy the traces here", "screen.fetch"),
+            key_words("enter", "profile again", "screen.record"),
+        ]
         phase = self.chosen or ""
         return step_profile_view.lines(group, phase, self.column, columns, rows, self.owner.glyphs, keys)
 
-    def values(self) -> clipboard.Values:
-        """The folder of the traces on their node, and the name of the chosen rank's."""
+    def values(self) -> Values:
+        """Return the folder of the traces on their node, and the name of the chosen rank's."""
         group = self.group
         if group is None or not group.ranks:
             return super().values()
@@ -99,12 +100,12 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
             self.paint()
 
     def action_choose_cell(self, row: int, column: int) -> None:
-        """A click on a phase of a rank."""
+        """Choose a phase of a rank that was clicked."""
         self._column = column
         self.action_choose_at(row)
 
     def action_older(self, by: int) -> None:
-        """The newest is followed."""
+        """Choose another; the newest is followed."""
         groups = self.groups
         if groups:
             at = min(max(self.place - by, 0), len(groups) - 1)
@@ -127,7 +128,7 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
         self.app.notify(f"copying {len(group.ranks)} traces to {folder}", markup=False)
         for rank in group.ranks:
             try:
-                path = await download(client, run, rank, folder)
+                path = await download(client.lead, run, rank, folder)
             except (TrainctlError, OSError) as error:
                 self.app.notify(f"no trace of {group.label(rank)}: {error}", severity="error", markup=False)
             else:

@@ -1,37 +1,92 @@
 """A profile as lines: the time of each phase on each rank, and the longest operators of one of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import events as e
-from trainctl.tui.screens.step_profiles import StepProfile, count, phase_of
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text import styled_line as ln
+from trainctl.protocol.messages import PHASES, Event, PhaseProfile
+from trainctl.protocol.messages.events import AnyEvent, Profiled, ProfileFailed
+from trainctl.tui.text.formatting import NA, percent, seconds
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece
+from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, labelled, line, rule, shorten
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """The ranks' profiles by one command."""
+
+    command: str
+    ranks: tuple[Profiled, ...] = ()  # by rank
+    failed: tuple[ProfileFailed, ...] = ()  # of the others that were asked
+
+    @property
+    def first_step(self) -> int:
+        """Return the first step that any rank has recorded; 0 if none has."""
+        return min((rank.first_step for rank in self.ranks), default=0)
+
+    @property
+    def last_step(self) -> int:
+        """Return the last step that any rank has recorded: one may have ended early."""
+        return max((rank.last_step for rank in self.ranks), default=0)
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Return the phases that a rank has, in their order."""
+        found = {phase.name for rank in self.ranks for phase in rank.phases}
+        return tuple(name for name in PHASES if name in found)
+
+    def label(self, rank: Profiled) -> str:
+        """Return a node, or node:rank where a node has several."""
+        alone = sum(other.node == rank.node for other in self.ranks) == 1
+        return rank.node if alone else f"{rank.node}:{rank.rank}"
+
+
+def profiles_of(events: Iterable[Event]) -> tuple[StepProfile, ...]:
+    """Return a group for each command, oldest first: steps may repeat after a rollback."""
+    found: dict[str, list[AnyEvent]] = {}
+    for event in sorted(events, key=lambda event: event.id):
+        found.setdefault(event.command or "", []).append(event.data)
+    return tuple(_group(command, outcomes) for command, outcomes in found.items())
+
+
+def _group(command: str, outcomes: Sequence[AnyEvent]) -> StepProfile:
+    ranks = [outcome for outcome in outcomes if isinstance(outcome, Profiled)]
+    failed = tuple(one for one in outcomes if isinstance(one, ProfileFailed))
+    return StepProfile(command, tuple(sorted(ranks, key=lambda view: view.rank)), failed)
+
+
+def steps_in(rank: Profiled) -> int:
+    """Return the number of steps that a rank recorded."""
+    return rank.last_step - rank.first_step + 1
+
+
+def phase_of(rank: Profiled, name: str) -> PhaseProfile | None:
+    """Return a rank's phase of that name."""
+    return next((phase for phase in rank.phases if phase.name == name), None)
+
 
 _PHASE_CELLS, _RANK_CELLS, _CALLS_CELLS, _TIME_CELLS, _SHARE_CELLS = 12, 17, 9, 10, 7
 _NO_PROFILE: Final = (
-    ("no profile yet", "strong"), ("", "text"),
+    ("no profile yet", "strong"),
+    ("", "text"),
     ("enter records how long each operator takes in the next steps.", "text"),
     ("The steps are slower meanwhile; the loss curve stays the same.", "text"),
-)  # fmt: skip
+)
 _NO_OPERATORS: Final = "no operators: none ran in this phase, or the library records none"
 
 
-def title(groups: Sequence[StepProfile], at: int, glyphs: Glyphs) -> str:
-    """What stands in the rule above the table."""
-    if not groups:
+def title(profiles: Sequence[StepProfile], at: int, glyphs: Glyphs) -> str:
+    """Return what stands in the rule above the table."""
+    if not profiles:
         return f"{glyphs.horizontal} profile "
-    place = f", {at + 1} of {len(groups)}" if len(groups) > 1 else ""
-    return f"{glyphs.horizontal} profile of {steps_words(groups[at])}{place} "
+    place = f", {at + 1} of {len(profiles)}" if len(profiles) > 1 else ""
+    return f"{glyphs.horizontal} profile of {steps_words(profiles[at])}{place} "
 
 
 def steps_words(group: StepProfile) -> str:
-    """`steps 5 to 7`."""
+    """Return `steps 5 to 7`."""
     if not group.ranks:
         return "no steps"
     one = group.first_step == group.last_step
@@ -39,108 +94,104 @@ def steps_words(group: StepProfile) -> str:
 
 
 def nothing(columns: int, rows: int) -> list[Line]:
-    """Exactly `rows` lines of a run without a profile."""
-    made = [ln.line(Piece(text, role)) for text, role in _NO_PROFILE]
-    return [ln.fit(line, columns) for line in [*made, *([()] * rows)][:rows]]
+    """Return exactly `rows` lines of a run without a profile."""
+    lines = [line(Piece(text, role)) for text, role in _NO_PROFILE]
+    return filled(lines, columns, rows)
 
 
 def lines(
     group: StepProfile, phase: str, column: int, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line] = ()
 ) -> list[Line]:
-    """Exactly `rows` lines; `keys`: of the last line. Of `column` and `phase` the operators are shown."""
+    """Return exactly `rows` lines; `keys`: of the last line. Of `column` and `phase` the operators are shown."""
     if not group.ranks:
         return _only_failures(group, columns, rows, glyphs, keys)
     rank = group.ranks[column]
-    over = f"over {count(rank)} steps" if count(rank) != 1 else "in the step"
-    name = f"{glyphs.horizontal} {phase} on {ln.clean(glyphs.text(group.label(rank)))} {over} "
+    over = f"over {steps_in(rank)} steps" if steps_in(rank) != 1 else "in the step"
+    name = f"{glyphs.horizontal} {phase} on {clean(glyphs.text(group.label(rank)))} {over} "
     remarks = _remarks(group, rank, columns, glyphs)
-    head = ln.rule(columns, glyphs.horizontal, (0, ln.shorten(name, columns - 2, glyphs.ellipsis), "title"))
-    made = [*_phases(group, phase, column, columns, glyphs), head, *_operators(rank, phase, columns, glyphs), *remarks]
-    made = [*made, *([()] * rows)][: rows - 1]
-    return [ln.fit(pieces, columns) for pieces in (*made, ln.groups(keys, columns))]
+    head = rule(columns, glyphs.horizontal, (0, shorten(name, columns - 2, glyphs.ellipsis), "title"))
+    drawn = [*_phases(group, phase, column, columns, glyphs), head, *_operators(rank, phase, columns, glyphs), *remarks]
+    return [*filled(drawn, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
 def _only_failures(group: StepProfile, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line]) -> list[Line]:
-    """Of a profile that no rank has recorded."""
-    made = [ln.line(Piece("no rank has recorded a profile", "strong")), ()]
+    lines = [line(Piece("no rank has recorded a profile", "strong")), ()]
     for failure in group.failed:
-        made += ln.labelled("  failed".ljust(10), ln.clean(glyphs.text(failure_words(failure))), columns, "warning")
-    made = [*made, *([()] * rows)][: rows - 1]
-    return [ln.fit(pieces, columns) for pieces in (*made, ln.groups(keys, columns))]
+        lines += labelled("  failed".ljust(10), clean(glyphs.text(failure_words(failure))), columns, "warning")
+    return [*filled(lines, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
 def _phases(group: StepProfile, chosen: str, column: int, columns: int, glyphs: Glyphs) -> list[Line]:
-    """A line for each phase, its time per step on each rank; the ranks around the chosen one."""
     room = max((columns - _PHASE_CELLS) // _RANK_CELLS, 1)
     start = min(max(column - room + 1, 0), max(len(group.ranks) - room, 0))
     shown = [*enumerate(group.ranks)][start : start + room]
     heads = [Piece(_name(group.label(rank), glyphs), "key" if at == column else "label") for at, rank in shown]
-    made = [ln.line(Piece(f"  {'PER STEP':<{_PHASE_CELLS - 2}}", "label"), *heads)]
+    lines = [line(Piece(f"  {'PER STEP':<{_PHASE_CELLS - 2}}", "label"), *heads)]
     for at, phase in enumerate(group.phases):
         cells = [_phase_cell(group, rank, phase, place, at, (chosen, column), glyphs) for place, rank in shown]
         mark = glyphs.cursor if phase == chosen else " "
-        made.append(ln.line(Piece(mark, "key"), Piece(f" {phase:<{_PHASE_CELLS - 2}}"), *cells))
-    return made
+        lines.append(line(Piece(mark, "key"), Piece(f" {phase:<{_PHASE_CELLS - 2}}"), *cells))
+    return lines
 
 
 def _name(label: str, glyphs: Glyphs) -> str:
-    return f"{ln.shorten(ln.clean(glyphs.text(label)), _RANK_CELLS - 2, glyphs.ellipsis):>{_RANK_CELLS - 1}} "
+    return f"{shorten(clean(glyphs.text(label)), _RANK_CELLS - 2, glyphs.ellipsis):>{_RANK_CELLS - 1}} "
 
 
 def _phase_cell(
-    group: StepProfile, rank: e.Profiled, name: str, place: int, row: int, chosen: tuple[str, int], glyphs: Glyphs
+    group: StepProfile, rank: Profiled, name: str, place: int, row: int, chosen: tuple[str, int], glyphs: Glyphs
 ) -> Piece:
     found, whole = phase_of(rank, name), sum(phase.seconds for phase in rank.phases)
-    text = f.NA
+    text = NA
     if found is not None and whole > 0:
-        text = f"{f.seconds(found.seconds / count(rank))} {f.percent(found.seconds / whole):>4}"
+        text = f"{seconds(found.seconds / steps_in(rank))} {percent(found.seconds / whole):>4}"
     role = "cursor" if (name, place) == chosen else "text"
     return Piece(f"{glyphs.text(text):>{_RANK_CELLS - 1}} ", role, f"screen.choose_cell({row}, {place})")
 
 
-def _operators(rank: e.Profiled, name: str, columns: int, glyphs: Glyphs) -> list[Line]:
-    """The heading and the operators, the longest first."""
+def _operators(rank: Profiled, name: str, columns: int, glyphs: Glyphs) -> list[Line]:
     phase = phase_of(rank, name)
     if phase is None or not phase.operators:
-        return [ln.line(Piece(f"  {_NO_OPERATORS}", "dim"))]
+        return [line(Piece(f"  {_NO_OPERATORS}", "dim"))]
     rows = operator_rows(phase, max(columns - 2, 1), glyphs.ellipsis)
-    return [ln.line(Piece(f"  {text}", "label" if at == 0 else "text")) for at, text in enumerate(rows)]
+    return [line(Piece(f"  {text}", "label" if at == 0 else "text")) for at, text in enumerate(rows)]
 
 
-def operator_rows(phase: m.PhaseProfile, columns: int, ellipsis: str) -> list[str]:
-    """The heading and a row for each operator, of at most `columns` cells."""
+def operator_rows(phase: PhaseProfile, columns: int, ellipsis: str) -> list[str]:
+    """Return the heading and a row for each operator, of at most `columns` cells."""
     on_device = phase.device_seconds > 0
     figures = _CALLS_CELLS + _TIME_CELLS * (2 if on_device else 1) + _SHARE_CELLS
     room = min(max(columns - figures, 8), 60)
     device = f"{'DEVICE':>{_TIME_CELLS}}" if on_device else ""
-    made = [f"{'OPERATOR':<{room}}{'CALLS':>{_CALLS_CELLS}}{'SELF':>{_TIME_CELLS}}{device}{'SHARE':>{_SHARE_CELLS}}"]
-    for one in phase.operators:
-        device = f"{f.seconds(one.device_seconds):>{_TIME_CELLS}}" if on_device else ""
-        name = ln.shorten(ln.clean(one.name), room - 1, ellipsis)
-        share = f"{f.percent(phase.share(one)):>{_SHARE_CELLS}}"
-        made.append(f"{name:<{room}}{one.calls:>{_CALLS_CELLS},}{f.seconds(one.seconds):>{_TIME_CELLS}}{device}{share}")
-    return made
+    words = [f"{'OPERATOR':<{room}}{'CALLS':>{_CALLS_CELLS}}{'SELF':>{_TIME_CELLS}}{device}{'SHARE':>{_SHARE_CELLS}}"]
+    for operator in phase.operators:
+        device = f"{seconds(operator.device_seconds):>{_TIME_CELLS}}" if on_device else ""
+        name = shorten(clean(operator.name), room - 1, ellipsis)
+        share = f"{percent(phase.share(operator)):>{_SHARE_CELLS}}"
+        words.append(
+            f"{name:<{room}}{operator.calls:>{_CALLS_CELLS},}{seconds(operator.seconds):>{_TIME_CELLS}}{device}{share}"
+        )
+    return words
 
 
-def _remarks(group: StepProfile, rank: e.Profiled, columns: int, glyphs: Glyphs) -> list[Line]:
-    """What the trace lacks, its file, and the ranks without one."""
+def _remarks(group: StepProfile, rank: Profiled, columns: int, glyphs: Glyphs) -> list[Line]:
     said = [("trace", file_words(rank), "dim")]
     said += [("lacks", rank.lacks, "warning")] if rank.lacks else []
     said += [("failed", failure_words(failure), "warning") for failure in group.failed]
-    made: list[Line] = []
+    lines: list[Line] = []
     for label, words, role in said:
-        made += ln.labelled(f"  {label}".ljust(10), ln.clean(glyphs.text(words)), columns, role)
-    return made
+        lines += labelled(f"  {label}".ljust(10), clean(glyphs.text(words)), columns, role)
+    return lines
 
 
-def file_words(rank: e.Profiled) -> str:
-    """The trace's size and name, and what it cost."""
-    cost = f"the loop was paused for {f.seconds(rank.loop_seconds)}"
+def file_words(rank: Profiled) -> str:
+    """Return the trace's size and name, and what it cost."""
+    cost = f"the loop was paused for {seconds(rank.loop_seconds)}"
     return f"{rank.file} on {rank.node}, {rank.size_bytes / 1e6:,.1f} MB; {cost}"
 
 
-def failure_words(failure: e.ProfileFailed) -> str:
-    """Why a rank recorded nothing."""
+def failure_words(failure: ProfileFailed) -> str:
+    """Return why a rank recorded nothing."""
     return f"{failure.node}: {failure.reason}"
 
 
@@ -148,36 +199,41 @@ def failure_words(failure: e.ProfileFailed) -> str:
 
 
 def text(group: StepProfile, columns: int = 80) -> str:
-    """All phases on all ranks, a paragraph for each."""
+    """Return all phases on all ranks, a paragraph for each."""
     made = [f"profile of {steps_words(group)}"]
     for rank in group.ranks:
-        made += ["", ln.clean(f"{group.label(rank)}: {file_words(rank)}")]
-        made += [ln.clean(f"  lacks: {rank.lacks}")] if rank.lacks else []
+        made += ["", clean(f"{group.label(rank)}: {file_words(rank)}")]
+        made += [clean(f"  lacks: {rank.lacks}")] if rank.lacks else []
         for phase in rank.phases:
             whole = sum(other.seconds for other in rank.phases)
-            part = f"{f.percent(phase.seconds / whole)} of the phases" if whole > 0 else ""
-            made.append(f"  {phase.name}: {f.seconds(phase.seconds / count(rank))} per step, {part}")
+            part = f"{percent(phase.seconds / whole)} of the phases" if whole > 0 else ""
+            made.append(f"  {phase.name}: {seconds(phase.seconds / steps_in(rank))} per step, {part}")
             if phase.operators:
                 made += [f"    {row}" for row in operator_rows(phase, columns - 4, "…")]
-    made += [ln.clean(f"no profile from {failure_words(failure)}") for failure in group.failed]
+    made += [clean(f"no profile from {failure_words(failure)}") for failure in group.failed]
     return "\n".join(made)
 
 
 def objects(group: StepProfile) -> dict[str, Any]:
-    """The same as plain values; operators have names for their fields, as they are an array on the wire."""
+    """Return the same as plain values; operators have names for their fields, as they are an array on the wire."""
     ranks = []
     for rank in group.ranks:
         fields = msgspec.to_builtins(rank)
         phases = [
             {
-                "name": phase.name, "seconds": phase.seconds, "device_seconds": phase.device_seconds,
+                "name": phase.name,
+                "seconds": phase.seconds,
+                "device_seconds": phase.device_seconds,
                 "operators": [
-                    {**{name: getattr(one, name) for name in one.__struct_fields__}, "share": phase.share(one)}
-                    for one in phase.operators
+                    {
+                        **{name: getattr(operator, name) for name in operator.__struct_fields__},
+                        "share": phase.share(operator),
+                    }
+                    for operator in phase.operators
                 ],
             }
             for phase in rank.phases
-        ]  # fmt: skip
+        ]
         ranks.append({**fields, "phases": phases})
     failed = [{"node": one.node, "reason": one.reason} for one in group.failed]
     return {"first_step": group.first_step, "last_step": group.last_step, "ranks": ranks, "failed": failed}

@@ -1,7 +1,8 @@
-"""What the screens with a table share: `/` filters it, `o` and `O` sort it, esc clears the filter."""
+"""A screen with a table: `/` filters it, `o` and `O` sort it, esc clears the filter."""
 
 import abc
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from textual.binding import Binding, BindingType
@@ -9,8 +10,8 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from trainctl.tui.screens.base import BaseScreen
-from trainctl.tui.state import sorting
-from trainctl.tui.state.filter_fields import Table
+from trainctl.tui.state import table_fields
+from trainctl.tui.state.table_fields import Table
 from trainctl.tui.widgets.filter_bar import FilterBar
 
 R = TypeVar("R")
@@ -31,7 +32,7 @@ class TableScreen(BaseScreen):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.order = sorting.SortOrder()
+        self.order = table_fields.SortOrder()
         self.hidden = self.total = 0
 
     def between(self) -> Iterable[Widget]:
@@ -50,11 +51,11 @@ class TableScreen(BaseScreen):
             self.bar.paint(self.hidden, self.total)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """These keys are text while something is typed."""
+        """Return whether an action may run now: these keys are text while something is typed."""
         return action not in _WHILE_TYPING or not isinstance(self.focused, Input)
 
     def filter_rows(self, every: Sequence[R]) -> list[R]:
-        """Those that the filter keeps, counted."""
+        """Return the rows that the filter keeps, and count them."""
         kept = self.bar.filter.kept(every)
         self.total, self.hidden = len(every), len(every) - len(kept)
         return kept
@@ -75,19 +76,19 @@ class TableScreen(BaseScreen):
 
     @abc.abstractmethod
     def sort_fields(self) -> Sequence[str]:
-        """What `o` goes through."""
+        """Return what `o` goes through."""
 
     def action_sort_next(self) -> None:
-        self.order = sorting.turned(self.order, self.sort_fields())
+        self.order = table_fields.next_order(self.order, self.sort_fields())
         self.paint()
 
     def action_sort_reverse(self) -> None:
-        self.order = sorting.reversed_(self.order)
+        self.order = replace(self.order, falling=not self.order.falling)
         self.paint()
 
     def action_sort(self, field: str) -> None:
-        """A click on a column's head."""
-        self.order = sorting.picked(self.order, field)
+        """Sort by a column whose head was clicked."""
+        self.order = table_fields.order_by(self.order, field)
         self.paint()
 
 
@@ -101,22 +102,22 @@ class RowsScreen(TableScreen, Generic[R]):
 
     @abc.abstractmethod
     def row_key(self, row: R) -> object:
-        """What the row is chosen by."""
+        """Return what the row is chosen by."""
 
     def arrange_rows(self, every: Sequence[R]) -> None:
-        """The rows to be shown, filtered and sorted."""
-        self.rows = sorting.in_order(self.filter_rows(every), self.order, self.TABLE)
+        """Set the rows to be shown, filtered and sorted."""
+        self.rows = table_fields.in_order(self.filter_rows(every), self.order, self.TABLE)
 
     @property
     def cursor(self) -> int:
-        """Where the chosen row is."""
+        """Return where the chosen row is."""
         return next((at for at, row in enumerate(self.rows) if self.row_key(row) == self.chosen_key), 0)
 
     def action_move(self, by: int) -> None:
         self.action_pick(min(max(self.cursor + by, 0), len(self.rows) - 1))
 
     def action_pick(self, index: int) -> None:
-        """A click on a row."""
+        """Choose a row that was clicked."""
         if 0 <= index < len(self.rows):
             self.chosen_key = self.row_key(self.rows[index])
         self.paint()

@@ -1,20 +1,20 @@
-"""What a change did to the fleet's rate, as measured: medians over the steps before and after it.
+"""Effects of changes on the fleet's rate, as measured: medians over the steps before and after, also of what policies
+did.
 
 Only throughput is attributed: shares, micro-batches and members change it at once, while a loss goes on changing by
 itself, so that no difference of it could honestly be laid to a command.
 """
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from trainctl.protocol import messages as m
-from trainctl.tui.state import plan_changes
-from trainctl.tui.state import series as s
-from trainctl.tui.text import formatting as f
+from trainctl.protocol.messages import Event, Events, History, Policies
+from trainctl.tui.state import run_events, series
+from trainctl.tui.text.formatting import rate
 from trainctl.tui.text.glyphs import Glyphs
 
 EFFECT_STEPS = 20
@@ -36,33 +36,34 @@ class Effect:
 
     @property
     def change(self) -> float | None:
-        """Relative: 0.26 is 26 % faster."""
+        """Return relative: 0.26 is 26 % faster."""
         return self.after / self.before - 1 if self.before and self.after else None
 
 
-def measured(rates: s.Window, events: Sequence[m.Event], event: m.Event) -> Effect | None:
-    """The effect of an event on a window of tokens/s; None where it changed nothing, or the window is too coarse."""
-    if event.step is None or rates.bucket_steps > _COARSEST or not plan_changes.took_effect(event):
+def measured(rates: series.Window, events: Sequence[Event], event: Event) -> Effect | None:
+    """Return the effect of an event on a window of tokens/s; None where it changed nothing, or the window is too
+    coarse."""
+    if event.step is None or rates.bucket_steps > _COARSEST or not run_events.took_effect(event):
         return None
     first, last = _undisturbed(events, event, event.step)
     before, after = _values(rates, first, event.step - 1), _values(rates, event.step, last)
     return Effect(_median(before), _median(after), len(before), len(after))
 
 
-def _undisturbed(events: Sequence[m.Event], event: m.Event, step: int) -> tuple[int, int]:
-    """First and last step around the event's up to which it alone changed the plan."""
+def _undisturbed(events: Sequence[Event], event: Event, step: int) -> tuple[int, int]:
+    """Return first and last step around the event's up to which it alone changed the plan."""
     others = [
         other.step
         for other in events
-        if other.id != event.id and other.step is not None and plan_changes.changes_speed(other)
+        if other.id != event.id and other.step is not None and run_events.changes_speed(other)
     ]
     first = max([step - EFFECT_STEPS, *(other for other in others if other <= step)])
     last = min([step + EFFECT_STEPS - 1, *(other - 1 for other in others if other >= step)])
     return first, last
 
 
-def _values(rates: s.Window, first: int, last: int) -> list[float]:
-    window = s.tail(rates, first)
+def _values(rates: series.Window, first: int, last: int) -> list[float]:
+    window = series.tail(rates, first)
     values = window.last[window.first <= last]
     found: list[float] = values[np.isfinite(values)].tolist()
     return found
@@ -72,37 +73,75 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if len(values) >= LEAST_STEPS else None
 
 
-def covered(rates: s.Window, step: int) -> bool:
-    """Whether a window reaches back to all that an effect at `step` is measured from, step by step."""
+def covered(rates: series.Window, step: int) -> bool:
+    """Return whether a window reaches back to all that an effect at `step` is measured from, step by step."""
     return bool(len(rates)) and rates.bucket_steps <= _COARSEST and int(rates.first[0]) <= max(step - EFFECT_STEPS, 1)
 
 
-class History(Protocol):
+class HistorySource(Protocol):
     """The part of an agent's client that gives series of the record."""
 
     async def history(
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> m.History: ...
+    ) -> History: ...
 
 
-async def in_record(client: History, run: str, events: Sequence[m.Event], event: m.Event) -> Effect | None:
-    """The effect of an event at a step, measured on the record; None where it changed nothing. `events`: what may have
-    disturbed it. Raises what the client raises."""
+async def in_record(client: HistorySource, run: str, events: Sequence[Event], event: Event) -> Effect | None:
+    """Return the effect of an event at a step, measured on the record; None where it changed nothing. `events`: what
+    may have disturbed it. Raises what the client raises."""
     step = event.step or 0
     first, last = max(step - EFFECT_STEPS, 1), step + EFFECT_STEPS - 1
     history = await client.history(run, (_RATE,), first, last, 2 * EFFECT_STEPS)
-    window = next((s.from_series(one, last) for one in history.series if one.metric == _RATE), None)
+    window = next((series.from_series(sery, last) for sery in history.series if sery.metric == _RATE), None)
     return measured(window, events, event) if window is not None else None
 
 
-def figures(effect: Effect | None, event: m.Event, glyphs: Glyphs) -> str:
-    """The effect with its figures, or why there are none."""
-    if not plan_changes.changes_speed(event):
+def figures(effect: Effect | None, event: Event, glyphs: Glyphs) -> str:
+    """Return the effect with its figures, or why there are none."""
+    if not run_events.changes_speed(event):
         return "not measured: it doesn't change the speed, and a change in loss can't be attributed to one command"
     if effect is None:
         return "not measured: the individual steps aren't available"
     if effect.change is None:
         side, steps = ("before", effect.steps_before) if effect.before is None else ("after", effect.steps_after)
         return f"not measured: it needs {LEAST_STEPS} undisturbed steps {side} the change, and there are only {steps}"
-    values = f"{f.rate(effect.before)} {glyphs.arrow} {f.rate(effect.after)} tokens/s"
+    values = f"{rate(effect.before)} {glyphs.arrow} {rate(effect.after)} tokens/s"
     return f"{values}, {100 * effect.change:+.1f} % (medians of {effect.steps_before} and {effect.steps_after} steps)"
+
+
+NEWEST_EVENTS = 500
+"""Newest events of the run in which disturbances of an effect are looked for."""
+
+
+class PolicySource(HistorySource, Protocol):
+    """The part of an agent's client that this needs."""
+
+    async def policies(self, run: str | None = None) -> Policies: ...
+
+    async def events(
+        self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
+    ) -> Events: ...
+
+
+@dataclass(frozen=True)
+class PolicyReport:
+    """An answer of the agent, and what was measured."""
+
+    told: Policies
+    events: tuple[Event, ...] = ()  # the run's newest, oldest first
+    measured: Mapping[int, Effect] = field(default_factory=dict)  # by event id, of commands that change speed
+
+
+async def policy_report(client: PolicySource, run: str | None, before: PolicyReport | None = None) -> PolicyReport:
+    """Return the report of now; effects that were complete `before` aren't measured again. Raises TrainctlError if the
+    run isn't active."""
+    told = await client.policies(run)
+    actions = [event for policy in told.policies for event in policy.actions]
+    events = (await client.events(told.run, limit=NEWEST_EVENTS, newest=True)).events
+    found = dict(before.measured) if before is not None and before.told.run == told.run else {}
+    complete = {id for id, effect in found.items() if effect.steps_after >= EFFECT_STEPS}
+    for event in actions:
+        if run_events.changes_speed(event) and event.id not in complete:
+            effect = await in_record(client, told.run, events, event)
+            found |= {event.id: effect} if effect is not None else {}
+    return PolicyReport(told, events, found)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.state.filter_fields import OPERATORS, Table, Test, ValueProblem, pattern_of, test_of
+from trainctl.tui.state.table_fields import OPERATORS, Table, Test, ValueProblem, pattern_of, test_of
 
 R = TypeVar("R")
 _DEEPEST = 40
@@ -19,7 +19,7 @@ _MARKS = frozenset("<>=!:~")
 
 
 class FilterError(InvalidInputError):
-    """What is wrong with a filter, and in which column of it (from 1)."""
+    """A fault of a filter, and in which column of it (from 1)."""
 
     def __init__(self, column: int, problem: str) -> None:
         super().__init__(f"column {column}", problem)
@@ -91,7 +91,7 @@ class Filter(Generic[R]):
 
 
 def parse(text: str, table: Table[R]) -> Filter[R]:
-    """Raises FilterError naming the column and what would be right there."""
+    """Raise FilterError naming the column and what would be right there."""
     return Filter(text.strip(), _Parser(text, table).whole(), table)
 
 
@@ -217,15 +217,16 @@ class _Parser(Generic[R]):
         return lambda value: isinstance(value, str) and pattern.search(value) is not None
 
     def _read_field(self) -> str:
-        """The longest name of a field that an operator follows; nothing where there is none."""
+        """Return the longest name of a field that an operator follows; nothing where there is none."""
         text = self._text[self._at :].lower()
         known = [name for field in self._table.fields for name in (field.name, *field.aliases)]
-        found = max((name for name in known if text.startswith(name) and _compared(text, name)), key=len, default="")
+        compared = (name for name in known if text.startswith(name) and text.startswith(OPERATORS, len(name)))
+        words = max(compared, key=len, default="")
         whole = next((name for name in known if _MARKS & set(name) and text.split(None, 1)[:1] == [name]), "")
-        if whole and not found:
+        if whole and not words:
             raise FilterError(self._at + len(whole) + 1, f"a comparison is missing after {whole}, such as {whole}<100")
-        self._at += len(found)
-        return found
+        self._at += len(words)
+        return words
 
     def _read_word(self) -> str:
         start = self._at
@@ -238,7 +239,7 @@ class _Parser(Generic[R]):
         return char.isspace() or char in "()\"'" or char in _MARKS
 
     def _read_value(self, after: str, example: str | Sequence[str] = ()) -> str:
-        """A quoted string, or all up to a blank or a parenthesis that closes another one."""
+        """Return a quoted string, or all up to a blank or a parenthesis that closes another one."""
         if self._left and self._text[self._at] in "\"'":
             return self._string()
         start, depth = self._at, 0
@@ -277,7 +278,7 @@ class _Parser(Generic[R]):
             self._at += 1
 
     def _peek(self) -> str:
-        """The word that comes next in small letters, empty if it is a field's."""
+        """Return the word that comes next in small letters, empty if it is a field's."""
         end = self._at
         while end < len(self._text) and not self._ends_word(self._text[end]):
             end += 1
@@ -285,7 +286,6 @@ class _Parser(Generic[R]):
         return "" if is_field else self._text[self._at : end].lower()
 
     def _keyword(self, word: str) -> bool:
-        """Takes the word if it comes next."""
         if self._peek() != word:
             return False
         self._at += len(word)
@@ -294,10 +294,6 @@ class _Parser(Generic[R]):
 
     def _wrong(self, problem: str) -> FilterError:
         return FilterError(self._at + 1, problem)
-
-
-def _compared(text: str, name: str) -> bool:
-    return text.startswith(OPERATORS, len(name))
 
 
 def _flat(terms: Sequence[Term], kind: type[And] | type[Or]) -> tuple[Term, ...]:

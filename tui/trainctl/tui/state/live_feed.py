@@ -1,19 +1,19 @@
-"""What keeps the screens' state up to date: every agent of the cluster followed for as long as the program runs."""
+"""The feeds of the screens: the state and the logs, kept up to date for as long as the program runs."""
 
 import asyncio
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import TrainctlError, UnreachableError
+from trainctl.protocol.messages import Snapshot
 from trainctl.tui.state import reducer
-from trainctl.tui.state import view_state as md
-from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.lead_client import ATTEND_SECONDS
+from trainctl.tui.state.merged_log import PART_BYTES, LogTail, failed, take
 from trainctl.tui.state.source import Connect, Source
+from trainctl.tui.state.view_state import Arrived, Clock, Incoming, ViewState
 
 RETRY_SECONDS = 1.0
 SNAPSHOT_COLUMNS = 200
@@ -21,8 +21,14 @@ MOST_WAITING = 256
 """Messages that are taken into the state together at most, so that it never takes long."""
 _HISTORY_STEPS = 256
 _HISTORY_METRICS = (
-    "loss", "grad_norm", "learning_rate", "step_seconds", "tokens_per_second", "busy_seconds", "own_tokens_per_second"
-)  # fmt: skip
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "step_seconds",
+    "tokens_per_second",
+    "busy_seconds",
+    "own_tokens_per_second",
+)
 
 
 class LiveFeed:
@@ -33,31 +39,32 @@ class LiveFeed:
     """
 
     def __init__(
-        self, connect: Connect, clock: Clock, arrived: Callable[[], None], told: Callable[[md.Incoming], None]
+        self, connect: Connect, clock: Clock, arrived: Callable[[], None], told: Callable[[Incoming], None]
     ) -> None:
         self._connect, self._clock, self._arrived, self._told = connect, clock, arrived, told
-        self._live = md.ViewState()
-        self._opened: md.ViewState | None = None
-        self._waiting: list[md.Arrived] = []
+        self._live = ViewState()
+        self._opened: ViewState | None = None
+        self._waiting: list[Arrived] = []
         self.client: Source | None = None
 
     @property
-    def live(self) -> md.ViewState:
-        """The state after all that has come."""
+    def live(self) -> ViewState:
+        """Return the state after all that has come."""
         self._take_waiting()
         return self._live
 
     @property
-    def opened(self) -> md.ViewState | None:
-        """The run that was opened beside the one that is followed: as it stands if it is live, else as recorded."""
+    def opened(self) -> ViewState | None:
+        """Return the run that was opened beside the one that is followed: as it stands if it is live, else as
+        recorded."""
         self._take_waiting()
         return self._opened
 
-    async def snapshot_of(self, run: str) -> m.Snapshot:
-        """Raises TrainctlError."""
+    async def snapshot_of(self, run: str) -> Snapshot:
+        """Raise TrainctlError."""
         if self.client is None:
             raise UnreachableError("no agent answers yet")
-        return await self.client.snapshot(SNAPSHOT_COLUMNS, run)
+        return await self.client.lead.snapshot(SNAPSHOT_COLUMNS, run)
 
     async def follow_run(self, run: str) -> bool:
         """Follow another active run's lead from here on; False if no agent leads it. Raises TrainctlError."""
@@ -71,10 +78,10 @@ class LiveFeed:
             if self.opened is not None and self.opened.run is not None and self.opened.run.run == opened.run.run:
                 self.show_beside(snapshot)
 
-    def show_beside(self, snapshot: m.Snapshot | None) -> None:
+    def show_beside(self, snapshot: Snapshot | None) -> None:
         """Show the snapshot's run beside the one that is followed; None: no other run."""
         self._take_waiting()
-        opened = reducer.apply(md.ViewState(), snapshot, self._clock.monotonic()) if snapshot is not None else None
+        opened = reducer.apply(ViewState(), snapshot, self._clock.monotonic()) if snapshot is not None else None
         self._opened = opened
 
     def _take_waiting(self) -> None:
@@ -84,11 +91,12 @@ class LiveFeed:
         self._live = reducer.take_all(self._live, waiting)
         if self._opened is not None and self._opened.active:
             run = self._opened.run.run if self._opened.run is not None else ""
-            own = [item for item in waiting if not isinstance(item[1], m.Snapshot) and _concerns(item[1], run)]
+            news = [item for item in waiting if not isinstance(item[1], Snapshot)]
+            own = [item for item in news if getattr(item[1], "run", "") in ("", run)]  # about it, or about no run
             self._opened = reducer.take_all(self._opened, own)
 
     async def keep_up(self) -> None:
-        """Follows the agents, and begins again whenever the client gives up; it ends by being cancelled."""
+        """Follow the agents, and begin again whenever the client gives up; it ends by being cancelled."""
         while True:
             try:
                 async with self._connect() as client, contextlib.aclosing(client.follow(SNAPSHOT_COLUMNS)) as items:
@@ -102,20 +110,20 @@ class LiveFeed:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def attend(self, read_only: Callable[[], bool]) -> None:
-        """Says every few seconds that somebody is here, and learns who else is; it ends by being cancelled."""
+        """Say every few seconds that somebody is here, and learn who else is; it ends by being cancelled."""
         viewer = uuid.uuid4().hex
         while True:
             client = self.client
             if client is not None:
                 with contextlib.suppress(TrainctlError):
-                    reply = await client.attend(viewer, read_only=read_only())
+                    reply = await client.lead.attend(viewer, read_only=read_only())
                     self._live = dataclasses.replace(self.live, viewers=reply.viewers)
             await asyncio.sleep(ATTEND_SECONDS if client is not None else RETRY_SECONDS)
 
-    def _take(self, node: str, message: md.Incoming) -> None:
-        """The screen follows at its own pace."""
+    def _take(self, node: str, message: Incoming) -> None:
+        """Keep a message for the screen, which follows at its own pace."""
         self._waiting.append((node, message, self._clock.monotonic()))
-        if isinstance(message, m.Snapshot):
+        if isinstance(message, Snapshot):
             self._arrived()
         else:
             self._told(message)
@@ -123,7 +131,7 @@ class LiveFeed:
                 self._take_waiting()
 
     async def refine(self) -> None:
-        """Fetches the last steps one by one where the state has them only in buckets."""
+        """Fetch the last steps one by one where the state has them only in buckets."""
         run = self.live.run
         coarse = any(window.bucket_steps > 1 for (_, rank), window in self.live.recent.items() if rank is not None)
         if run is None or not coarse or self.client is None:
@@ -131,10 +139,47 @@ class LiveFeed:
         with contextlib.suppress(TrainctlError):
             first = max(run.step - _HISTORY_STEPS + 1, 0)
             metrics = tuple(dict.fromkeys((*_HISTORY_METRICS, run.rate_metric)))
-            history = await self.client.history(run.run, metrics, first_step=first, columns=_HISTORY_STEPS)
+            history = await self.client.lead.history(run.run, metrics, first_step=first, columns=_HISTORY_STEPS)
             self._live = reducer.apply_history(self.live, run.run, history)
 
 
-def _concerns(message: md.Incoming, run: str) -> bool:
-    """Whether a message is about a run, or about none."""
-    return getattr(message, "run", "") in ("", run)
+LOG_POLL_SECONDS = 1.0
+LOG_RETRY_SECONDS = 2.0
+
+
+class LogFeed:
+    """The tail read so far. `source` gives what to ask, or None; `arrived` is called when a rank is first known."""
+
+    def __init__(self, source: Callable[[], Source | None], clock: Clock, arrived: Callable[[], None]) -> None:
+        self._source, self._clock, self._arrived = source, clock, arrived
+        self.tail = LogTail()
+
+    async def keep_up(self, run: str, ranks: Mapping[int, str]) -> None:
+        """Read the logs of the ranks, given with their nodes, until it is cancelled."""
+        if self.tail.run != run:
+            self.tail = LogTail(run)
+        async with asyncio.TaskGroup() as readers:
+            for rank, node in ranks.items():
+                readers.create_task(self._read(run, rank, node))
+
+    async def _read(self, run: str, rank: int, node: str) -> None:
+        while True:
+            known = rank in self.tail.files or rank in self.tail.problems
+            pause = await self._read_once(run, rank, node)
+            if not known:
+                self._arrived()
+            await asyncio.sleep(pause)
+
+    async def _read_once(self, run: str, rank: int, node: str) -> float:
+        """Return one part; gives the seconds to wait for the next."""
+        source = self._source()
+        if source is None:
+            self.tail = failed(self.tail, rank, "no agent answers yet")
+            return LOG_RETRY_SECONDS
+        try:
+            part = await source.log(node, run, rank, self.tail.next_offset(rank), PART_BYTES)
+        except TrainctlError as error:
+            self.tail = failed(self.tail, rank, str(error))
+            return LOG_RETRY_SECONDS
+        self.tail = take(self.tail, node, rank, part, PART_BYTES, self._clock.wall())
+        return 0.0 if self.tail.files[rank].behind_bytes else LOG_POLL_SECONDS

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import NamedTuple
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import LogPart
 from trainctl.protocol.record import log_format
 
 MAX_LINES = 5000
@@ -22,7 +21,7 @@ FIRST_BYTES = 131_072
 """Read of a log's end at first."""
 PART_BYTES = 65_536
 MOST_BEHIND_BYTES = 1_048_576
-"""Of a log that grows faster than it is read the middle is left out, and that is said."""
+"""Bytes of a log by which reading may be behind: of one that grows faster the middle is left out, and that is said."""
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
 _BAD = re.compile(
@@ -31,27 +30,30 @@ _BAD = re.compile(
 _DOUBTFUL = re.compile(r"warn", re.IGNORECASE)
 
 
-class LogKey(NamedTuple):
-    """Where an entry stands among all."""
-
-    at: float  # Unix seconds
-    rank: int
-    number: int  # in its file, as read
+LogKey = tuple[float, int, int]
+"""The place of an entry among all: its time in Unix seconds, its rank, and its number in its file, as read."""
 
 
-class LogEntry(NamedTuple):
+@dataclass(frozen=True)
+class LogEntry:
     """One line; `stray` is one without a time of its own."""
 
-    key: LogKey
+    at: float
+    rank: int
+    number: int
     node: str
     level: str  # "INFO", "WARNING", "ERROR", or empty
     text: str
     stray: bool = False
 
+    @property
+    def key(self) -> LogKey:
+        return self.at, self.rank, self.number
+
 
 @dataclass(frozen=True)
 class LogProgress:
-    """How far a rank's log has been read."""
+    """The progress of reading a rank's log."""
 
     offset: int | None = None  # first byte not read; None: nothing was
     rest: str = ""  # of a line whose end isn't there yet
@@ -73,13 +75,14 @@ class LogTail:
     most_behind_bytes: float = MOST_BEHIND_BYTES
 
     def next_offset(self, rank: int) -> int:
-        """What to ask for: where the last part ended, or the file's end at first and where too much has come since."""
+        """Return what to ask for: where the last part ended, or the file's end at first and where too much has come
+        since."""
         file = self.files.get(rank, LogProgress())
         return -FIRST_BYTES if file.offset is None or file.behind_bytes > self.most_behind_bytes else file.offset
 
 
-def take(tail: LogTail, node: str, rank: int, part: m.LogPart, asked_bytes: int, now: float) -> LogTail:
-    """The tail with a part of a rank's log, asked for with a limit of `asked_bytes`; `now` is Unix seconds."""
+def take(tail: LogTail, node: str, rank: int, part: LogPart, asked_bytes: int, now: float) -> LogTail:
+    """Return the tail with a part of a rank's log, asked for with a limit of `asked_bytes`; `now` is Unix seconds."""
     file = tail.files.get(rank, LogProgress())
     if file.offset is not None and part.size_bytes < file.offset:  # its start is asked for next
         return _kept(tail, rank, LogProgress(0, "", None, file.lines), [])
@@ -101,20 +104,15 @@ def take(tail: LogTail, node: str, rank: int, part: m.LogPart, asked_bytes: int,
 
 
 def from_start(run: str, ranks: Iterable[int], most: int) -> LogTail:
-    """A tail that reads whole logs, and keeps the newest `most` lines."""
+    """Return a tail that reads whole logs, and keeps the newest `most` lines."""
     return LogTail(
         run, files=MappingProxyType({rank: LogProgress(0) for rank in ranks}), most=most, most_behind_bytes=math.inf
     )
 
 
 def failed(tail: LogTail, rank: int, why: str) -> LogTail:
-    """The tail with a rank whose log couldn't be read this time."""
+    """Return the tail with a rank whose log couldn't be read this time."""
     return replace(tail, problems=MappingProxyType({**tail.problems, rank: why}))
-
-
-def grade(text: str) -> str:
-    """How grave a line without a level sounds."""
-    return "ERROR" if _BAD.search(text) else "WARNING" if _DOUBTFUL.search(text) else ""
 
 
 def _entries(texts: list[str], file: LogProgress, node: str, rank: int, now: float) -> list[LogEntry]:
@@ -122,21 +120,22 @@ def _entries(texts: list[str], file: LogProgress, node: str, rank: int, now: flo
     at = file.at
     if at is None:
         at = next((line.at for line in read if line.at is not None), now)
-    made = []
+    entries = []
     for number, line in enumerate(read, file.lines):
         at = line.at if line.at is not None else at
-        level = line.level or grade(line.text)
-        made.append(LogEntry(LogKey(at, rank, number), node, level, line.text[:MAX_CHARACTERS], line.at is None))
-    return made
+        sounds = "ERROR" if _BAD.search(line.text) else "WARNING" if _DOUBTFUL.search(line.text) else ""
+        level = line.level or sounds
+        entries.append(LogEntry(at, rank, number, node, level, line.text[:MAX_CHARACTERS], line.at is None))
+    return entries
 
 
 def _visible(text: str) -> str:
-    """What a terminal would show of a line: after its last return, without colours."""
+    """Return what a terminal would show of a line: after its last return, without colours."""
     return _ESCAPES.sub("", text.rstrip("\r").rpartition("\r")[2]).expandtabs(4).rstrip()
 
 
 def _kept(tail: LogTail, rank: int, file: LogProgress, made: list[LogEntry]) -> LogTail:
-    newest = next((entry.key.at for entry in reversed(made) if not entry.stray), file.at)
+    newest = next((entry.at for entry in reversed(made) if not entry.stray), file.at)
     file = replace(file, at=newest, lines=file.lines + len(made))
     made = [entry for entry in made if entry.text]
     problems = MappingProxyType({other: why for other, why in tail.problems.items() if other != rank})
@@ -180,7 +179,7 @@ def parse_query(text: str) -> Query:
 
 
 def filtered(entries: Sequence[LogEntry], query: Query, *, only: bool) -> Sequence[LogEntry]:
-    """The lines that are shown: of the nodes asked for, and with `only` those with a match."""
+    """Return the lines that are shown: of the nodes asked for, and with `only` those with a match."""
     if not query.nodes and (query.pattern is None or not only):
         return entries
     pattern = query.pattern if only else None

@@ -1,13 +1,83 @@
-"""What the fleet table knows of each rank: its view, last step, own rate, wait and machine, with their ages."""
+"""Each rank as the screens show it: its view, last step, own rate, wait and machine, and which one is waited for."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainctl.protocol import messages as m
-from trainctl.tui.state import rank_speed, stragglers
-from trainctl.tui.state import series as s
-from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.view_state import Seen, ViewState
-from trainctl.tui.text.figure_names import RATE_STEPS
+from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.batch.step_model import StepModel, Timing, models
+from trainctl.protocol.messages import GpuReading, HostReading, Metric, RankStep, RankView
+from trainctl.tui.state import rank_speed, series
+from trainctl.tui.state.rank_speed import FEW_STEPS, SILENT_STATES, Straggler, reporting, straggler_of, typical
+from trainctl.tui.state.view_state import Clock, Seen, ViewState
+from trainctl.tui.text.run_lines import RATE_STEPS
+
+_NEWEST_STEPS = 8
+
+
+def common_parts(state: ViewState) -> dict[int, RankStep]:
+    """Return the newest step that all ranks which report have reported; empty where there is none."""
+    parts = {rank: state.parts.get(rank, ()) for rank in reporting(state.run)}
+    if not parts or not all(parts.values()):
+        return {}
+    step = min(own[-1].step for own in parts.values())  # nearly always the one
+    newest = {rank: part for rank, own in parts.items() for part in own[-2:] if part.step == step}
+    if len(newest) == len(parts):
+        return newest
+    return {rank: steps[-1] for rank, steps in _common(state, 0).items()}
+
+
+def awaited(state: ViewState, step: int) -> bool:
+    """Return whether a rank that has reported before still has to report this step; quickly told, for it is asked at
+    each report, and reports come in the order of the ranks."""
+    for view in reversed(state.run.ranks if state.run else ()):
+        own = state.parts.get(view.rank)
+        if own and own[-1].step < step and view.state not in SILENT_STATES:
+            return True
+    return False
+
+
+def _common(state: ViewState, first_step: int) -> dict[int, list[RankStep]]:
+    by_rank = {
+        rank: {part.step: part for part in state.parts.get(rank, ()) if part.step >= first_step}
+        for rank in reporting(state.run)
+    }
+    known = set.intersection(*(set(parts) for parts in by_rank.values())) if by_rank else set()
+    return {rank: [parts[step] for step in sorted(known)] for rank, parts in by_rank.items()} if known else {}
+
+
+def paces(state: ViewState, views: Iterable[RankView]) -> dict[int, StepModel]:
+    """Return what a step takes each rank, by its last ones, and by its curve if that is known: then steps of other
+    micro-batches count too."""
+    views = [*views]
+    parts = {
+        view.rank: (state.laps if view.passes else state.parts).get(view.rank, ())[-_NEWEST_STEPS:] for view in views
+    }
+    curves = {view.rank: PassCurve(view.passes) for view in views if view.passes}
+    timings = {
+        rank: [Timing.of(part.samples, part.phases, 0 if part.replays else part.micro_batch or 0) for part in steps]
+        for rank, steps in parts.items()
+    }
+    return models(timings, curves)
+
+
+def named_straggler(state: ViewState) -> Straggler | None:
+    """Return the one judged at the last common step, while the run goes on and it takes part."""
+    slow, run = state.slow, state.run
+    return slow if slow and run and run.state == "running" and slow.rank in reporting(run) else None
+
+
+def straggler(state: ViewState, was: Straggler | None = None) -> Straggler | None:
+    """Return the rank that waits least while the others wait for it, by the steps of the present plan that all
+    reported.
+
+    None if nobody does, or before `FEW_STEPS` of them. The node named by `was` stays so until it is clearly none.
+    """
+    common = _common(state, state.plan_step)
+    if len(common) < 2 or min(len(steps) for steps in common.values()) < FEW_STEPS:
+        return None
+    node_of = {rank: steps[-1].node for rank, steps in common.items()}
+    return straggler_of({rank: typical(steps) for rank, steps in common.items()}, node_of, was)
+
 
 BAD_STATES = ("hung", "lost", "failed")
 _OLD_SECONDS = 5.0
@@ -19,15 +89,15 @@ _HOST_SECONDS = 30.0
 class Row:
     """One rank with all that is known of it; `age` in seconds, of its last report, or of its state where it is out."""
 
-    view: m.RankView
+    view: RankView
     place: int  # among the run's ranks by number: its colour and letter
-    step: m.RankStep | None
+    step: RankStep | None
     age: float | None
     old: bool
-    host: m.HostReading | None
+    host: HostReading | None
     host_old: bool
     own_rate: float | None
-    own_rates: s.Window
+    own_rates: series.Window
     waited: float | None  # of sync, for slower ranks; unknown where ranks report different steps
     global_batch: int | None
     slowest_seconds: float | None
@@ -47,17 +117,17 @@ class Row:
 
     @property
     def out(self) -> bool:
-        """Whether it isn't in the group now, so that its last figures say nothing."""
-        return self.view.state in rank_speed.SILENT_STATES
+        """Return whether it isn't in the group now, so that its last figures say nothing."""
+        return self.view.state in SILENT_STATES
 
     @property
     def says_why(self) -> bool:
-        """Whether the why of its state is of more use than where its last step went."""
+        """Return whether the why of its state is of more use than where its last step went."""
         return self.step is None or self.view.state == "late"
 
     @property
     def passes(self) -> tuple[int, int] | None:
-        """Micro-batch and how many of them its share takes; None where it has no share."""
+        """Return micro-batch and how many of them its share takes; None where it has no share."""
         if self.members:
             return self.micro
         count, whole = self.view.micro_batch, self.view.share
@@ -67,69 +137,64 @@ class Row:
 
     @property
     def wait(self) -> float | None:
-        """For slower ranks and for the plan."""
+        """Return the seconds of waiting for slower ranks and for the plan."""
         return self.waited + self.step.phases.wait if self.step and self.waited is not None else None
 
     @property
-    def gpu(self) -> m.GpuReading | None:
-        """The rank's device where the host reads it."""
+    def gpu(self) -> GpuReading | None:
+        """Return the rank's device where the host reads it."""
         return self.host.gpu_of(self.view.device) if self.host is not None else None
 
-    def value_of(self, metric: m.Metric) -> float | None:
-        """A metric of its last step, or of its machine's newest reading."""
+    def value_of(self, metric: Metric) -> float | None:
+        """Return a metric of its last step, or of its machine's newest reading."""
         if metric.scope == "host":
             return metric.of_machine(self.host, self.gpu)
         return metric.of(self.step) if self.step is not None else None
 
 
 def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Row]:
-    """One for each rank, in the order of their numbers; their steps are the same one where all have reported one."""
+    """Return one for each rank, in the order of their numbers; their steps are the same one where all have reported
+    one."""
     run = state.run
     if run is None:
         return []
-    common, slow = stragglers.common_parts(state), stragglers.named_straggler(state)
-    due = set(rank_speed.reporting(run))
-    known = {rank: common.get(rank, seen.value) for rank, seen in state.ranks.items() if rank in due}
-    slowest = max((step.step_seconds for step in known.values()), default=None)
+    common, slow, now = common_parts(state), named_straggler(state), clock.monotonic()
+    due, silent = set(reporting(run)), state.silent_for(now) is not None
+    newest = {rank: common.get(rank, seen.value) for rank, seen in state.ranks.items() if rank in due}
+    slowest = max((step.step_seconds for step in newest.values()), default=None)
     waits = rank_speed.waits(common)
     hot = {alert.rank for alert in state.open_alerts if alert.kind == "clock"}
-    views = sorted(run.ranks, key=lambda item: item.rank)
-    return [
-        _row(
-            state, clock, view, place, known.get(view.rank), slowest, waits.get(view.rank),
-            slow.phase if slow and slow.rank == view.rank else "", view.rank == selected, view.rank in hot,
+    table = []
+    for place, view in enumerate(sorted(run.ranks, key=lambda item: item.rank)):
+        seen, host, out = state.ranks.get(view.rank), state.hosts.get(view.node), view.state in SILENT_STATES
+        age = seen.age(now) if seen else None
+        late = age is not None and age > max(_OLD_SECONDS, 3 * (slowest or 0.0))
+        fresh = host is not None and (silent or host.age(now) <= _HOST_SECONDS)
+        link, link_seconds = _link(state, view.node, now)
+        row = Row(
+            view=view,
+            place=place,
+            step=None if out else newest.get(view.rank),
+            age=max(clock.wall() - view.since_at, 0.0) if out else age,
+            old=silent or (run.state == "running" and late and not out),
+            host=host.value if host and fresh else None,
+            host_old=host is not None and host.age(now) > _OLD_SECONDS,
+            own_rate=None if out else own_rate(state, view.rank, seen),
+            own_rates=state.lately("own_tokens_per_second", view.rank),
+            waited=waits.get(view.rank),
+            global_batch=run.global_batch,
+            slowest_seconds=slowest,
+            slow_phase=slow.phase if slow and slow.rank == view.rank else "",
+            selected=view.rank == selected,
+            hot=view.rank in hot,
+            link=link,
+            link_seconds=link_seconds,
         )
-        for place, view in enumerate(views)
-    ]  # fmt: skip
-
-
-def _row(
-    state: ViewState, clock: Clock, view: m.RankView, place: int, step: m.RankStep | None, slowest: float | None,
-    waited: float | None, slow_phase: str, selected: bool, hot: bool,
-) -> Row:  # fmt: skip
-    assert state.run is not None
-    now = clock.monotonic()
-    silent = state.silent_for(now) is not None
-    seen, host = state.ranks.get(view.rank), state.hosts.get(view.node)
-    out = view.state in rank_speed.SILENT_STATES
-    age = seen.age(now) if seen else None
-    late = age is not None and age > max(_OLD_SECONDS, 3 * (slowest or 0.0))
-    link, link_seconds = _link(state, view.node, now)
-    fresh = host is not None and (silent or host.age(now) <= _HOST_SECONDS)
-    return Row(
-        view=view, place=place, step=None if out else step,
-        age=max(clock.wall() - view.since_at, 0.0) if out else age,
-        old=silent or (state.run.state == "running" and late and not out),
-        host=host.value if host and fresh else None, host_old=host is not None and host.age(now) > _OLD_SECONDS,
-        own_rate=None if out else own_rate(state, view.rank, seen),
-        own_rates=state.lately("own_tokens_per_second", view.rank),
-        waited=waited, global_batch=state.run.global_batch, slowest_seconds=slowest, slow_phase=slow_phase,
-        selected=selected, hot=hot, link=link, link_seconds=link_seconds,
-    )  # fmt: skip
+        table.append(row)
+    return table
 
 
 def _link(state: ViewState, node: str, now: float) -> tuple[str, float | None]:
-    """How the line to a node's agent is, and for how long it has been silent."""
     if state.node is not None and state.node.node == node:
         quiet = state.silent_for(now)
     elif node in state.agents:
@@ -139,21 +204,21 @@ def _link(state: ViewState, node: str, now: float) -> tuple[str, float | None]:
     return ("up" if quiet is None else "silent"), quiet
 
 
-def own_rate(state: ViewState, rank: int, seen: Seen[m.RankStep] | None) -> float | None:
-    """Tokens per second the rank would reach alone: the median of its last steps."""
+def own_rate(state: ViewState, rank: int, seen: Seen[RankStep] | None) -> float | None:
+    """Return the tokens per second that the rank would reach alone: the median of its last steps."""
     if seen is None:
         return None
-    return s.typical(state.lately("own_tokens_per_second", rank), RATE_STEPS) or seen.value.own_tokens_per_second
+    return series.typical(state.lately("own_tokens_per_second", rank), RATE_STEPS) or seen.value.own_tokens_per_second
 
 
-def _taking_part(state: ViewState) -> list[m.RankView]:
-    """The ranks that take part, or did to the run's end."""
+def _taking_part(state: ViewState) -> list[RankView]:
     ranks = state.run.ranks if state.run else ()
     return [view for view in ranks if view.state == "done" or view.state not in rank_speed.OUT_STATES]
 
 
 def sum_of_own_rates(state: ViewState) -> float | None:
-    """What the live ranks would do together if none waited; None unless all are known, as that of a hung one isn't."""
+    """Return what the live ranks would do together if none waited; None unless all are known, as that of a hung one
+    isn't."""
     live = _taking_part(state)
     rates = [own_rate(state, view.rank, state.ranks.get(view.rank)) for view in live if view.state != "hung"]
     known = [rate for rate in rates if rate is not None]
@@ -161,14 +226,14 @@ def sum_of_own_rates(state: ViewState) -> float | None:
 
 
 def fleet_rate(state: ViewState) -> float | None:
-    """The run's rate lately, by the present plan as soon as it has done a step; in its `rate_unit`."""
+    """Return the run's rate lately, by the present plan as soon as it has done a step; in its `rate_unit`."""
     rates = state.lately(state.run.rate_metric if state.run is not None else "tokens_per_second")
-    return s.typical(s.tail(rates, state.plan_step), RATE_STEPS) or s.typical(rates, RATE_STEPS)
+    return series.typical(series.tail(rates, state.plan_step), RATE_STEPS) or series.typical(rates, RATE_STEPS)
 
 
 def efficiency(state: ViewState) -> float | None:
-    """The fleet's rate over the sum of the live ranks' own, all by steps of the present plan; None before it has done
-    a few, or while one is unknown, as the others' are to a node that doesn't conduct."""
+    """Return the fleet's rate over the sum of the live ranks' own, all by steps of the present plan; None before it has
+    done a few, or while one is unknown, as the others' are to a node that doesn't conduct."""
     ranks = state.run.ranks if state.run else ()
     whole = state.run.global_batch if state.run is not None else None
     if whole is None or sum(view.share or 0 for view in ranks) < whole:
@@ -180,6 +245,6 @@ def efficiency(state: ViewState) -> float | None:
 
 
 def _by_plan(state: ViewState, metric: str, rank: int | None = None) -> float | None:
-    window = s.tail(state.lately(metric, rank), state.plan_step)
+    window = series.tail(state.lately(metric, rank), state.plan_step)
     steps = len(window) * window.bucket_steps
-    return s.typical(window, RATE_STEPS) if steps >= rank_speed.FEW_STEPS else None
+    return series.typical(window, RATE_STEPS) if steps >= FEW_STEPS else None

@@ -12,16 +12,30 @@ from typing import TypeVar
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui.state import series as s
-from trainctl.tui.state import stragglers
-from trainctl.tui.state.plan_changes import changed_step
+from trainctl.protocol.messages import (
+    EVALUATED,
+    METRICS,
+    Alerts,
+    Event,
+    Generation,
+    Heartbeat,
+    History,
+    HostReading,
+    Live,
+    NodeView,
+    RankStep,
+    RunView,
+    Sample,
+    Snapshot,
+    StepCommitted,
+)
+from trainctl.tui.state import rank_rows, series, step_phases
+from trainctl.tui.state.run_events import changed_step
 from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, SeriesKey, Trial, Tried, ViewState
-from trainctl.tui.text import compile_times
 
 MAX_EVENTS, MAX_SAMPLES = 500, 200
-_OF_EVALUATIONS = m.EVALUATED | {"eval_loss", "perplexity"}
+_OF_EVALUATIONS = EVALUATED | {"eval_loss", "perplexity"}
 MAX_SERIES = 256
 RECENT_STEPS = 512
 """Steps of full resolution kept beside the whole run's windows."""
@@ -34,18 +48,19 @@ MAX_TRIED = 256
 K = TypeVar("K")
 V = TypeVar("V")
 _MAPPINGS = ("ranks", "parts", "laps", "tried", "agents", "hosts", "alerts", "windows", "recent")
-"""Of a state."""
+"""Mappings of a state."""
 
 
 def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
-    """The state after a message. One of another run, or already in it (same boot, seq at or below), changes nothing."""
+    """Return the state after a message. One of another run, or already in it (same boot, seq at or below), changes
+    nothing."""
     if isinstance(message, Connection):
         return replace(state, connection=message)
-    if isinstance(message, m.Snapshot):
+    if isinstance(message, Snapshot):
         return _open(state, message, now)
-    if isinstance(message, m.NodeView):  # of one that is not another's any more: its snapshot follows
+    if isinstance(message, NodeView):  # of one that is not another's any more: its snapshot follows
         return state
-    if isinstance(message, m.Heartbeat):
+    if isinstance(message, Heartbeat):
         heartbeat = Seen(message, now) if message.boot == state.boot else state.heartbeat
         return _with(state, heard_at=now, heartbeat=heartbeat)
     if message.boot != state.boot or message.seq <= state.seq:
@@ -54,23 +69,25 @@ def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
 
 
 def _with(state: ViewState, **changes: object) -> ViewState:
-    """As `dataclasses.replace`, which for each of many messages would go through all fields."""
-    made = object.__new__(ViewState)
-    made.__dict__.update(state.__dict__, **changes)
-    return made
+    """Return the state with other values: `dataclasses.replace` would go through all fields for each of many
+    messages."""
+    view_state = object.__new__(ViewState)
+    view_state.__dict__.update(state.__dict__, **changes)
+    return view_state
 
 
 def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
-    """The state after a message of `node`'s agent, the one that conducts or another; an empty name is the one
+    """Return the state after a message of `node`'s agent, the one that conducts or another; an empty name is the one
     asked first. A snapshot says who conducts from here on."""
     main = state.node.node if state.node is not None else node
-    if isinstance(message, m.Snapshot) or node in ("", main):
+    if isinstance(message, Snapshot) or node in ("", main):
         return apply(state, message, now)
     return apply_other(state, node, message, now)
 
 
 def take_all(state: ViewState, arrived: Iterable[Arrived]) -> ViewState:
-    """As `take` one after another, with each mapping copied once: that would be most of the work for many nodes."""
+    """Return the state after all that arrived, with each mapping copied once: that would be most of the work for many
+    nodes."""
     state = _with(state, **{name: _Draft(getattr(state, name)) for name in _MAPPINGS})
     for node, message, now in arrived:
         state = take(state, node, message, now)
@@ -83,7 +100,7 @@ class _Draft(dict[K, V]):
 
 
 def _set(mapping: Mapping[K, V], changes: Mapping[K, V]) -> Mapping[K, V]:
-    """The mapping with other values of some keys: a draft itself, of any other a changed copy."""
+    """Return the mapping with other values of some keys: a draft itself, of any other a changed copy."""
     if isinstance(mapping, _Draft):
         mapping.update(changes)
         return mapping
@@ -91,7 +108,8 @@ def _set(mapping: Mapping[K, V], changes: Mapping[K, V]) -> Mapping[K, V]:
 
 
 def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
-    """The state after a message of another node's agent: its line and its machine. The run is for the lead to tell."""
+    """Return the state after a message of another node's agent: its line and its machine. The run is for the lead to
+    tell."""
     line = state.agents.get(node)
     if line is None and len(state.agents) >= MAX_AGENTS:
         return state
@@ -99,47 +117,49 @@ def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> V
     match message:
         case Connection():
             heard = replace(line, connection=message) if line is not None else AgentLine(message)
-        case m.NodeView():
+        case NodeView():
             heard = replace(heard, node=message)
-        case m.Heartbeat():
+        case Heartbeat():
             heard = replace(heard, lag_seconds=message.loop_lag_seconds)
-        case m.HostReading():
+        case HostReading():
             state = _with(state, hosts=_set(state.hosts, {node: Seen(message, now)}))
-        case m.Alerts():
+        case Alerts():
             if state.node is None or message.node != state.node.node:
                 # What the agent that conducts has raised is its own to tell, and to end.
                 state = _with(state, alerts=_set(state.alerts, {message.node: message}))
-        case m.Snapshot() | m.RunView() | m.StepCommitted() | m.RankStep() | m.Event() | m.Sample():
+        case Snapshot() | RunView() | StepCommitted() | RankStep() | Event() | Sample():
             pass
     return _with(state, agents=_set(state.agents, {node: heard}))
 
 
-def apply_history(state: ViewState, run: str, history: m.History) -> ViewState:
-    """The state with the recent windows of `run` taken from a ranged reply, where they are finer than those it has."""
+def apply_history(state: ViewState, run: str, history: History) -> ViewState:
+    """Return the state with the recent windows of `run` taken from a ranged reply, where they are finer than those it
+    has."""
     if state.run is None or state.run.run != run:
         return state
     recent = dict(state.recent)
-    for series in history.series:
-        key = (series.metric, series.rank)
-        made = _keep_recent(s.from_series(series, state.run.step, RECENT_STEPS))
+    for recorded in history.series:
+        key = (recorded.metric, recorded.rank)
+        made = _keep_recent(series.from_series(recorded, state.run.step, RECENT_STEPS))
         had = recent.get(key)
         if had is None or made.bucket_steps < had.bucket_steps:
             recent[key] = _with_newer(made, had)
     return replace(state, recent=_frozen(recent), values=object())
 
 
-def _with_newer(made: s.Window, had: s.Window | None) -> s.Window:
-    """Steps that came live while the history was on its way go after it."""
+def _with_newer(window: series.Window, had: series.Window | None) -> series.Window:
+    """Return steps that came live while the history was on its way go after it."""
     if had is None:
-        return made
-    newer = s.tail(had, made.newest_step + 1)
+        return window
+    newer = series.tail(had, window.newest_step + 1)
     for step, value in zip(newer.first.tolist(), newer.last.tolist(), strict=True):
-        made = s.add(made, step, value)
-    return made
+        window = series.add(window, step, value)
+    return window
 
 
-def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
-    """A snapshot replaces all but the lines to agents and what others said; ages come from the agent's own clock."""
+def _open(state: ViewState, snapshot: Snapshot, now: float) -> ViewState:
+    """Return the state after a snapshot, which replaces all but the lines to agents and what others said; ages come
+    from the agent's own clock."""
 
     def seen_at(at: float) -> float:
         return now - max(snapshot.at - at, 0.0)
@@ -147,36 +167,52 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
     last = snapshot.last_step
     committed = now if last is None else seen_at(last.committed_at)
     newest = snapshot.run.step if snapshot.run else 0
-    windows = {(item.metric, item.rank): s.from_series(item, newest) for item in snapshot.series[:MAX_SERIES]}
+    windows = {(item.metric, item.rank): series.from_series(item, newest) for item in snapshot.series[:MAX_SERIES]}
     host, main = snapshot.node.host, snapshot.node.node
     hosts = {node: seen for node, seen in state.hosts.items() if node in state.agents}
     own = state.agents.get(main)  # it was another's until now
     steps = _frozen({step.rank: (step,) for step in snapshot.rank_steps})
     return replace(
-        state, connection=own.connection if own is not None else state.connection,
-        agents=_frozen({node: line for node, line in state.agents.items() if node != main}), heard_at=now,
-        boot=snapshot.boot, seq=snapshot.seq, node=snapshot.node, run=snapshot.run,
-        last_step=Seen(last, committed) if last else None, steps=(last,) if last else (),
-        ranks=_frozen({step.rank: Seen(step, committed) for step in snapshot.rank_steps}), parts=steps, laps=steps,
-        peers=snapshot.peers, tried=_tried_by(state, snapshot.run) if snapshot.run else _frozen({}),
-        plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""), slow=None,
-        hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts), heartbeat=None,
-        events=snapshot.events[-MAX_EVENTS:], samples=(),
-        alerts=_frozen(_alerts_after(state, snapshot)), windows=_frozen(windows),
-        recent=_frozen({key: _keep_recent(s.tail(own, newest - RECENT_STEPS + 1)) for key, own in windows.items()}),
+        state,
+        connection=own.connection if own is not None else state.connection,
+        agents=_frozen({node: line for node, line in state.agents.items() if node != main}),
+        heard_at=now,
+        boot=snapshot.boot,
+        seq=snapshot.seq,
+        node=snapshot.node,
+        run=snapshot.run,
+        last_step=Seen(last, committed) if last else None,
+        steps=(last,) if last else (),
+        ranks=_frozen({step.rank: Seen(step, committed) for step in snapshot.rank_steps}),
+        parts=steps,
+        laps=steps,
+        peers=snapshot.peers,
+        tried=_tried_by(state, snapshot.run) if snapshot.run else _frozen({}),
+        plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""),
+        slow=None,
+        hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
+        heartbeat=None,
+        events=snapshot.events[-MAX_EVENTS:],
+        samples=(),
+        alerts=_frozen(_alerts_after(state, snapshot)),
+        windows=_frozen(windows),
+        recent=_frozen(
+            {key: _keep_recent(series.tail(own, newest - RECENT_STEPS + 1)) for key, own in windows.items()}
+        ),
         values=object(),
-    )  # fmt: skip
+    )
 
 
-def _alerts_after(state: ViewState, snapshot: m.Snapshot) -> dict[str, m.Alerts]:
-    """What other agents have raised stays; of the one that reports all there is what it says now."""
+def _alerts_after(state: ViewState, snapshot: Snapshot) -> dict[str, Alerts]:
+    """Return what other agents have raised stays; of the one that reports all there is what it says now."""
     main = snapshot.node.node
     others = {node: told for node, told in state.alerts.items() if node in state.agents and node != main}
     return {**others, main: snapshot.alerts} if snapshot.alerts is not None else others
 
 
-def _tried_by(state: ViewState, view: m.RunView) -> Tried:
-    """What was tried on the run's present trainers: one may have been replaced for a micro-batch that took too much."""
+def _tried_by(state: ViewState, view: RunView) -> Tried:
+    """Return what was tried on the run's present trainers: one may have been replaced for a micro-batch that took too
+    much."""
     before = state.run
     if before is None or before.run != view.run:
         return _frozen({})
@@ -185,22 +221,22 @@ def _tried_by(state: ViewState, view: m.RunView) -> Tried:
     return _frozen({key: trial for key, trial in state.tried.items() if key[0] in same})
 
 
-def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
+def _live(state: ViewState, message: Live, now: float) -> ViewState:
     match message:
-        case m.RunView():
+        case RunView():
             return _run_changed(state, message)
-        case m.HostReading():
+        case HostReading():
             return _with(state, hosts=_set(state.hosts, {message.node: Seen(message, now)}))
-        case m.Alerts():
+        case Alerts():
             return _with(state, alerts=_set(state.alerts, {message.node: message}))
-        case m.Event():
+        case Event():
             return replace(state, events=(*state.events, message)[-MAX_EVENTS:])
-        case m.Sample():
+        case Sample():
             ours = _ours(state, message.run)
             return _with(state, samples=(*state.samples, message)[-MAX_SAMPLES:]) if ours else state
-        case m.StepCommitted():
+        case StepCommitted():
             return _step(state, message, now) if _ours(state, message.run) else state
-        case m.RankStep():
+        case RankStep():
             return _rank_step(state, message, now) if _ours(state, message.run) else state
 
 
@@ -208,15 +244,26 @@ def _ours(state: ViewState, run: str) -> bool:
     return state.run is not None and state.run.run == run
 
 
-def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
-    """Another run that starts takes the screen, a guest only from one that has ended; one that has ended elsewhere
-    doesn't."""
+def _run_changed(state: ViewState, view: RunView) -> ViewState:
+    """Return the state after another view of a run. A run that starts takes the screen, a guest only from one that has
+    ended; one that has ended elsewhere doesn't."""
     if state.run is None or (view.run != state.run.run and view.takes_over(state.run)):
         return replace(
-            state, run=view, last_step=None, steps=(), ranks=_frozen({}), parts=_frozen({}), laps=_frozen({}),
-            plan_step=0, slow=None, samples=(), tried=_frozen({}), windows=_frozen({}), recent=_frozen({}),
+            state,
+            run=view,
+            last_step=None,
+            steps=(),
+            ranks=_frozen({}),
+            parts=_frozen({}),
+            laps=_frozen({}),
+            plan_step=0,
+            slow=None,
+            samples=(),
+            tried=_frozen({}),
+            windows=_frozen({}),
+            recent=_frozen({}),
             values=object(),
-        )  # fmt: skip
+        )
     if view.run != state.run.run:
         return state
     view = view.with_passes_of(state.run)
@@ -234,22 +281,20 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
 
 
 def _without_undone(state: ViewState, step: int) -> ViewState:
-    """The state without evaluations of later steps: the run has gone back, and no other point takes their place until
-    the next evaluation."""
+    """Return the state without evaluations of later steps: the run has gone back, and no other point takes their place
+    until the next evaluation."""
     of_evaluations = {key: key[0] in _OF_EVALUATIONS for key in state.windows}
-    windows = {key: s.head(window, step) for key, window in state.windows.items() if of_evaluations[key]}
-    recent = {key: s.head(window, step) for key, window in state.recent.items() if of_evaluations.get(key)}
-    return replace(
-        state, windows=_set(state.windows, windows), recent=_set(state.recent, recent), values=object()
-    )  # fmt: skip
+    windows = {key: series.head(window, step) for key, window in state.windows.items() if of_evaluations[key]}
+    recent = {key: series.head(window, step) for key, window in state.recent.items() if of_evaluations.get(key)}
+    return replace(state, windows=_set(state.windows, windows), recent=_set(state.recent, recent), values=object())
 
 
-def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:
+def _step(state: ViewState, step: StepCommitted, now: float) -> ViewState:
     assert state.run is not None
     run = state.run
     if step.generation >= run.generation:
         run = _with_step(run, step)
-    found = {metric.name: metric.of(step) for metric in m.METRICS.values() if metric.scope == "run" and metric.drawn}
+    found = {metric.name: metric.of(step) for metric in METRICS.values() if metric.scope == "run" and metric.drawn}
     values: dict[SeriesKey, float] = {(name, None): value for name, value in found.items() if value is not None}
     if (last := state.last_step) is not None and _made_by(last.value) != _made_by(step):
         state = replace(state, plan_step=step.step)
@@ -257,25 +302,30 @@ def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:
     return _record(_with(state, run=run, last_step=Seen(step, now), steps=steps), step.step, values)
 
 
-def _made_by(step: m.StepCommitted) -> tuple[int, m.Generation]:
+def _made_by(step: StepCommitted) -> tuple[int, Generation]:
     return step.plan_version, step.generation
 
 
-def _with_step(run: m.RunView, step: m.StepCommitted) -> m.RunView:
-    """A RunView isn't published at each step, so the step moves it on."""
+def _with_step(run: RunView, step: StepCommitted) -> RunView:
+    """Return the run moved on by a step: no RunView is published at each one."""
     return msgspec.structs.replace(
-        run, step=step.step, cursor=step.cursor, learning_rate=step.learning_rate, global_batch=step.global_batch,
-        plan_version=max(run.plan_version, step.plan_version), generation=step.generation,
-    )  # fmt: skip
+        run,
+        step=step.step,
+        cursor=step.cursor,
+        learning_rate=step.learning_rate,
+        global_batch=step.global_batch,
+        plan_version=max(run.plan_version, step.plan_version),
+        generation=step.generation,
+    )
 
 
-def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
+def _rank_step(state: ViewState, step: RankStep, now: float) -> ViewState:
     values: dict[SeriesKey, float] = {("busy_seconds", step.rank): step.phases.busy}
     own = step.own_tokens_per_second
     if own is not None:
         values["own_tokens_per_second", step.rank] = own
-    if compile_times.METRIC in step.values:
-        values[compile_times.METRIC, step.rank] = step.values[compile_times.METRIC]
+    if step_phases.COMPILE_METRIC in step.values:
+        values[step_phases.COMPILE_METRIC, step.rank] = step.values[step_phases.COMPILE_METRIC]
     ranks = _set(state.ranks, {step.rank: Seen(step, now)})
     known = state.parts.get(step.rank, ())
     if known and known[-1].micro_batch != step.micro_batch:
@@ -284,15 +334,15 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     parts = _set(state.parts, {step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _set(state.laps, {step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
     state = _with(state, ranks=ranks, parts=parts, laps=laps)
-    if not stragglers.awaited(state, step.step) and all(
-        part.step >= step.step for part in stragglers.common_parts(state).values()
+    if not rank_rows.awaited(state, step.step) and all(
+        part.step >= step.step for part in rank_rows.common_parts(state).values()
     ):
-        state = _with(state, slow=stragglers.straggler(state, state.slow))
+        state = _with(state, slow=rank_rows.straggler(state, state.slow))
     return _record(state, step.step, values)
 
 
-def tried_with(tried: Tried, parts: Sequence[m.RankStep]) -> Tried:
-    """What was tried, and what a rank's last steps, all of one micro-batch, say of that."""
+def tried_with(tried: Tried, parts: Sequence[RankStep]) -> Tried:
+    """Return what was tried, and what a rank's last steps, all of one micro-batch, say of that."""
     rates = [part.samples / part.phases.busy for part in parts if part.phases.busy > 0 and part.samples]
     last = parts[-1] if parts else None
     if not rates or last is None or last.micro_batch is None:
@@ -303,22 +353,22 @@ def tried_with(tried: Tried, parts: Sequence[m.RankStep]) -> Tried:
 
 
 def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> ViewState:
-    windows: dict[SeriesKey, s.Window] = {}
-    recent: dict[SeriesKey, s.Window] = {}
+    windows: dict[SeriesKey, series.Window] = {}
+    recent: dict[SeriesKey, series.Window] = {}
     for key, value in values.items():
         known = state.windows.get(key)
         if known is None and len(state.windows.keys() | windows.keys()) >= MAX_SERIES:
             continue
-        windows[key] = s.add(known or s.empty(), step, value)
-        recent[key] = _keep_recent(s.add(state.recent.get(key) or s.empty(2 * RECENT_STEPS), step, value))
+        windows[key] = series.add(known or series.empty(), step, value)
+        recent[key] = _keep_recent(series.add(state.recent.get(key) or series.empty(2 * RECENT_STEPS), step, value))
     return _with(state, windows=_set(state.windows, windows), recent=_set(state.recent, recent), values=object())
 
 
-def _keep_recent(window: s.Window) -> s.Window:
-    """Drops the oldest in pages, so that what is drawn from it doesn't scroll with each step."""
+def _keep_recent(window: series.Window) -> series.Window:
+    """Drop the oldest in pages, so that what is drawn from it doesn't scroll with each step."""
     if window.capacity != 2 * RECENT_STEPS:
         window = replace(window, capacity=2 * RECENT_STEPS)
-    return s.tail(window, window.newest_step - RECENT_STEPS + 1) if len(window) >= 2 * RECENT_STEPS else window
+    return series.tail(window, window.newest_step - RECENT_STEPS + 1) if len(window) >= 2 * RECENT_STEPS else window
 
 
 def _frozen(mapping: dict[K, V]) -> Mapping[K, V]:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Series
 
 CAPACITY = 512
 """Buckets a window holds before it folds; even, so that a fold halves it."""
 
 _ROOM = 1025
-"""Of buckets that a window is given at least, as far as its capacity goes."""
+"""Buckets that a window is given at least, as far as its capacity goes."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -48,13 +48,13 @@ class Window:
 
     @property
     def mean(self) -> Floats:
-        """Mean of each bucket's finite values; NaN where there were none."""
+        """Return mean of each bucket's finite values; NaN where there were none."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(self.count > 0, self.total / self.count, np.nan)
 
     @property
     def newest_step(self) -> int:
-        """Last step the window covers, 0 when empty."""
+        """Return last step the window covers, 0 when empty."""
         return int(self.first[-1]) + self.bucket_steps - 1 if len(self) else 0
 
 
@@ -81,11 +81,11 @@ class Store:
         self._whole[0, : self.used], self._whole[1, : self.used] = window.first, window.broken
 
     def takes(self, window: Window) -> bool:
-        """Whether a value can be written after this window's last."""
+        """Return whether a value can be written after this window's last."""
         return window.last.base is self._memory and len(window) == self.used < self.room
 
     def grown(self, window: Window, start: int, values: Sequence[float], broken: int) -> Window:
-        """The window with a bucket after its last; `values` are in the order of the columns."""
+        """Return the window with a bucket after its last; `values` are in the order of the columns."""
         end = self.used = self.used + 1
         self._floats[:, end - 1] = values
         self._whole[:, end - 1] = start, broken
@@ -100,20 +100,21 @@ class Store:
         self._floats[:, place] = np.fmin(minimum, value), np.fmax(maximum, value), total + value, count + 1, value
 
     def window(self, like: Window) -> Window:
-        """All that is written, with the buckets and the capacity of another window."""
+        """Return all that is written, with the buckets and the capacity of another window."""
         first, broken = self._whole[:, : self.used]
         return _like(like, (first, *self._floats[:, : self.used], broken), self)
 
 
 def empty(capacity: int = CAPACITY, bucket_steps: int = 1) -> Window:
-    """A window without a value."""
+    """Return a window without a value."""
     floats = np.empty(0)
     whole = np.empty(0, np.int64)
     return Window(bucket_steps, whole, floats, floats, floats, floats, floats, whole, capacity)
 
 
 def add(window: Window, step: int, value: float) -> Window:
-    """The window with one more value; a step seen before adds to its bucket, for a redo must not hide what it redid."""
+    """Return the window with one more value; a step seen before adds to its bucket, for a redo must not hide what it
+    redid."""
     start = step // window.bucket_steps * window.bucket_steps
     finite = math.isfinite(value)
     if not len(window) or start > window.first[-1]:  # as nearly always
@@ -129,26 +130,26 @@ def add(window: Window, step: int, value: float) -> Window:
 
 
 def _single(value: float, finite: bool) -> tuple[float, ...]:
-    """The columns of a bucket with one value."""
     shown = value if finite else math.nan
     return shown, shown, value if finite else 0.0, float(finite), shown
 
 
 def _stored(window: Window) -> Window:
-    """The same in a store, if it isn't in one."""
+    """Return the same in a store, if it isn't in one."""
     return window if window.store is not None else Store(window).window(window)
 
 
 def _appended(window: Window, start: int, value: float, finite: bool) -> Window:
-    """With a bucket after the last: what nearly every value is, so it takes no general insertion."""
+    """Return the window with a bucket after the last: nearly every value is one, so it takes no general insertion."""
     store = window.store
     if store is None or not store.takes(window):
         store = Store(window)
     return store.grown(window, start, _single(value, finite), int(not finite))
 
 
-def from_series(series: m.Series, newest_step: int, capacity: int = CAPACITY) -> Window:
-    """The agent's buckets as a window. A bucket's count of steps isn't sent: it is full, and the newest has begun."""
+def from_series(series: Series, newest_step: int, capacity: int = CAPACITY) -> Window:
+    """Return the agent's buckets as a window. A bucket's count of steps isn't sent: it is full, and the newest has
+    begun."""
     first = np.asarray(series.steps, np.int64)
     order = np.argsort(first, kind="stable")
     columns = [
@@ -166,7 +167,7 @@ def from_series(series: m.Series, newest_step: int, capacity: int = CAPACITY) ->
 
 
 def appended(window: Window, newer: Window, after: int) -> Window:
-    """The window with the newer one's buckets that begin after step `after`, which is at least its own newest
+    """Return the window with the newer one's buckets that begin after step `after`, which is at least its own newest
     bucket's first step; each goes where its first step falls."""
     more = tail(newer, after + 1)
     if not len(more):
@@ -176,8 +177,8 @@ def appended(window: Window, newer: Window, after: int) -> Window:
 
 
 def combined(windows: Sequence[Window]) -> Window:
-    """Several series as one, in the coarsest one's buckets: of each the least, the greatest, and what gives the mean
-    of all values; its last is the mean of their last."""
+    """Return several series as one, in the coarsest one's buckets: of each the least, the greatest, and what gives the
+    mean of all values; its last is the mean of their last."""
     size = max((window.bucket_steps for window in windows), default=1)
     parts = [_rebucket(window, size) for window in windows if len(window)]
     if not parts:
@@ -196,60 +197,67 @@ def combined(windows: Sequence[Window]) -> Window:
     with np.errstate(invalid="ignore"):
         mean_last = np.where(known, last, 0.0).sum(axis=0) / known.sum(axis=0)
     return Window(
-        size, first, np.fmin.reduce(laid("minimum", np.nan)), np.fmax.reduce(laid("maximum", np.nan)),
-        laid("total", 0.0).sum(axis=0), laid("count", 0.0).sum(axis=0), mean_last,
-        laid("broken", 0.0).sum(axis=0).astype(np.int64), max(window.capacity for window in windows),
-    )  # fmt: skip
+        size,
+        first,
+        np.fmin.reduce(laid("minimum", np.nan)),
+        np.fmax.reduce(laid("maximum", np.nan)),
+        laid("total", 0.0).sum(axis=0),
+        laid("count", 0.0).sum(axis=0),
+        mean_last,
+        laid("broken", 0.0).sum(axis=0).astype(np.int64),
+        max(window.capacity for window in windows),
+    )
 
 
 def means(window: Window) -> Window:
-    """The window with the mean of each bucket in the place of its extremes, so that it draws as a line."""
+    """Return the window with the mean of each bucket in the place of its extremes, so that it draws as a line."""
     mean = window.mean
     return replace(window, minimum=mean, maximum=mean, store=None) if window.bucket_steps > 1 else window
 
 
 def fold(window: Window) -> Window:
-    """The window at the coarsest resolution it needs: bucket size doubled until it is within its capacity."""
+    """Return the window at the coarsest resolution it needs: bucket size doubled until it is within its capacity."""
     while len(window) > window.capacity:
         window = _rebucket(window, window.bucket_steps * 2)
     return window
 
 
 def tail(window: Window, first_step: int) -> Window:
-    """The part from `first_step` on; a bucket is kept when it begins there or later."""
+    """Return the part from `first_step` on; a bucket is kept when it begins there or later."""
     place = int(np.searchsorted(window.first, first_step))
     return _like(window, [getattr(window, name)[place:] for name in _ARRAYS])
 
 
 def head(window: Window, last_step: int) -> Window:
-    """The part up to `last_step`; a bucket is kept when it begins there or earlier."""
+    """Return the part up to `last_step`; a bucket is kept when it begins there or earlier."""
     place = int(np.searchsorted(window.first, last_step, side="right"))
     return _like(window, [getattr(window, name)[:place] for name in _ARRAYS])
 
 
 def _like(window: Window, arrays: Iterable[Any], store: Store | None = None) -> Window:
-    """Other buckets of the same size, with the same capacity; `arrays` in the order of the fields."""
+    """Return other buckets of the same size, with the same capacity; `arrays` in the order of the fields."""
     columns = dict(zip(_ARRAYS, arrays, strict=True))
     return Window(window.bucket_steps, **columns, capacity=window.capacity, store=store)
 
 
 def typical(window: Window, newest: int = 8) -> float | None:
-    """Median of the last values: what it is like now, without one odd step. None when nothing finite is there."""
+    """Return median of the last values: what it is like now, without one odd step. None when nothing finite is
+    there."""
     values = [value for value in window.last[-newest:].tolist() if math.isfinite(value)]
     return statistics.median(values) if values else None
 
 
 def lately(window: Window, steps: int) -> float | None:
-    """Mean of the finite values of the last `steps` steps, as near as the buckets come to that (at least the newest
-    one). None when nothing finite is there."""
+    """Return mean of the finite values of the last `steps` steps, as near as the buckets come to that (at least the
+    newest one). None when nothing finite is there."""
     newest = max(steps // window.bucket_steps, 1)
     count = float(np.sum(window.count[-newest:]))
     return float(np.sum(window.total[-newest:])) / count if count else None
 
 
 def trend(window: Window, over_steps: int) -> float | None:
-    """Relative change over the last `over_steps` steps: the mean of the newest sixteenth of them, against that of as
-    many steps just before them.
+    """Return relative change over the last `over_steps` steps: the mean of the newest sixteenth of them, against that
+    of as many steps just before them.
 
     None while the window doesn't go back that far, or either has no finite value.
     """
@@ -262,14 +270,13 @@ def trend(window: Window, over_steps: int) -> float | None:
 
 
 def _mean_of(window: Window, first_step: int, last_step: int) -> float | None:
-    """Mean of the finite values of the buckets that begin within the two steps."""
     within = (window.first >= first_step) & (window.first <= last_step)
     count = float(np.sum(window.count[within]))
     return float(np.sum(window.total[within])) / count if count else None
 
 
 def _rebucket(window: Window, bucket_steps: int) -> Window:
-    """Buckets of another size, a multiple of the present one; those that fall together are merged."""
+    """Return buckets of another size, a multiple of the present one; those that fall together are merged."""
     starts, place = np.unique(window.first // bucket_steps * bucket_steps, return_inverse=True)
     heads = np.searchsorted(place, np.arange(len(starts)))
     if not len(starts):
@@ -277,8 +284,13 @@ def _rebucket(window: Window, bucket_steps: int) -> Window:
     known = np.where(np.isfinite(window.last), np.arange(len(window)), -1)
     newest = np.maximum.reduceat(known, heads)
     return Window(
-        bucket_steps, starts.astype(np.int64), np.fmin.reduceat(window.minimum, heads),
-        np.fmax.reduceat(window.maximum, heads), np.add.reduceat(window.total, heads),
-        np.add.reduceat(window.count, heads), np.where(newest >= 0, window.last[np.maximum(newest, 0)], np.nan),
-        np.add.reduceat(window.broken, heads), window.capacity,
-    )  # fmt: skip
+        bucket_steps,
+        starts.astype(np.int64),
+        np.fmin.reduceat(window.minimum, heads),
+        np.fmax.reduceat(window.maximum, heads),
+        np.add.reduceat(window.total, heads),
+        np.add.reduceat(window.count, heads),
+        np.where(newest >= 0, window.last[np.maximum(newest, 0)], np.nan),
+        np.add.reduceat(window.broken, heads),
+        window.capacity,
+    )

@@ -1,19 +1,67 @@
-"""Where each of a rank's last steps went: of the record and of what came since as one list. Pure."""
+"""Phases of each of a rank's last steps, by the record and what came since, and when its model was compiled. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final
 
-from trainctl.protocol import messages as m
+import msgspec
+
+from trainctl.protocol.messages import PHASES, RANK_COLUMNS, History, Phases, RunView, Series, peak_or_held
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.compile_times import METRIC as COMPILE_METRIC
-from trainctl.tui.text.compile_times import Compilation, by_rank, longest
+from trainctl.tui.text import formatting
 
-METRICS = (*(f"{name}_seconds" for name in m.PHASES), *m.RANK_COLUMNS)
-"""What of the record this is made from."""
+COMPILE_METRIC: Final = "compile_seconds"
+COMPILE_BUCKETS: Final = 240
+"""Buckets of the whole run, in the first of two questions to the record; the second is about one of them."""
+
+
+class Compilation(msgspec.Struct, frozen=True):
+    """The compiler's time in a step, the longest of `first` to `last`."""
+
+    first: int
+    last: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """Return `41.0 s at step 1`."""
+        at = f"at step {self.first:,}" if self.first == self.last else f"in steps {self.first:,} to {self.last:,}"
+        return f"{formatting.seconds(self.seconds)} {at}"
+
+
+def compilations(series: Series) -> list[Compilation]:
+    """Return one for each bucket."""
+    size = series.bucket_steps
+    return [
+        Compilation(max(first, 1), first + size - 1, seconds)
+        for first, seconds in zip(series.steps, series.maximum, strict=True)
+    ]
+
+
+def longest_compilation(found: Iterable[Compilation]) -> Compilation | None:
+    """Return the longest; of those that are alike, one whose step is known exactly; None without any."""
+    return max(found, key=lambda one: (one.seconds, one.first - one.last), default=None)
+
+
+def compiled_by_rank(histories: Sequence[History]) -> dict[int, Compilation]:
+    """Return the longest of each rank."""
+    every: dict[int, list[Compilation]] = {}
+    for series in (series for history in histories for series in history.series):
+        if series.metric == COMPILE_METRIC and series.rank is not None:
+            every.setdefault(series.rank, []).extend(compilations(series))
+    return {rank: found for rank, one in every.items() if (found := longest_compilation(one)) is not None}
+
+
+def is_compiled(run: RunView) -> bool:
+    """Return whether any rank says that it compiles its model."""
+    return any(rank.compute is not None and rank.compute.compile != "off" for rank in run.ranks)
+
+
+METRICS = (*(f"{name}_seconds" for name in PHASES), *RANK_COLUMNS)
+"""Metrics of the record that this is made from."""
 STEPS = 240
 """Newest steps that are asked for."""
 MOST_BUCKETS = 16_000
@@ -22,21 +70,22 @@ MEAN_STEPS = 16
 """Steps that the means in the table are of."""
 
 
-class StepPhases(NamedTuple):
+@dataclass(frozen=True)
+class StepPhases:
     """One rank's step; in `phases` the wait for slower ranks is taken from the sum itself where that is known."""
 
     step: int
-    phases: m.Phases
+    phases: Phases
     memory_bytes: float | None  # its peak; where none is known, what was held after it
 
     @property
     def seconds(self) -> float:
-        return float(sum(getattr(self.phases, name) for name in m.PHASES))
+        return float(sum(getattr(self.phases, name) for name in PHASES))
 
 
 @dataclass(frozen=True)
 class RecordedPhases:
-    """What the record had of a run's last steps: rank -> step -> lap; and of the compiler, in all steps."""
+    """A run's last steps in its record: rank -> step -> lap; and the compiler's time in all steps."""
 
     run: str = ""
     laps: Mapping[int, Mapping[int, StepPhases]] = field(default_factory=lambda: MappingProxyType({}))
@@ -44,13 +93,13 @@ class RecordedPhases:
 
 
 def columns_of(ranks: int) -> int:
-    """How many steps to ask the record for."""
+    """Return how many steps to ask the record for."""
     return min(STEPS, MOST_BUCKETS // (len(METRICS) * max(ranks, 1)))
 
 
-def past_of(run: str, history: m.History, compiled: Sequence[m.History] = ()) -> RecordedPhases:
-    """The steps of a reply that has them one by one; a bucket of several says nothing of any of them. `compiled`: the
-    replies on the compiler's time."""
+def past_of(run: str, history: History, compiled: Sequence[History] = ()) -> RecordedPhases:
+    """Return the steps of a reply that has them one by one; a bucket of several says nothing of any of them.
+    `compiled`: the replies on the compiler's time."""
     values: dict[int, dict[int, dict[str, float]]] = {}
     for series in history.series:
         if series.rank is None or series.bucket_steps != 1:
@@ -58,21 +107,20 @@ def past_of(run: str, history: m.History, compiled: Sequence[m.History] = ()) ->
         for step, value in zip(series.steps, series.last, strict=True):
             values.setdefault(series.rank, {}).setdefault(step, {})[series.metric] = value
     laps = {rank: _whole(steps) for rank, steps in values.items()}
-    return RecordedPhases(run, laps, by_rank(compiled))
+    return RecordedPhases(run, laps, compiled_by_rank(compiled))
 
 
 def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
-    """Of the steps all of whose phases are known."""
     made = {}
     for step, named in steps.items():
-        phases = {name: named.get(f"{name}_seconds", math.nan) for name in m.PHASES}
+        phases = {name: named.get(f"{name}_seconds", math.nan) for name in PHASES}
         if all(math.isfinite(value) for value in phases.values()):
-            made[step] = StepPhases(step, m.Phases(**phases), m.peak_or_held(named))
+            made[step] = StepPhases(step, Phases(**phases), peak_or_held(named))
     return made
 
 
 def laps(state: ViewState, past: RecordedPhases, rank: int) -> list[StepPhases]:
-    """A rank's known last steps, oldest first."""
+    """Return a rank's known last steps, oldest first."""
     ranks = rank_speed.reporting(state.run) or sorted(state.laps)
     known = {other: _known(state, past, other) for other in {rank, *ranks}}
     return [_split(lap, [known[other].get(step) for other in ranks]) for step, lap in sorted(known[rank].items())]
@@ -88,25 +136,26 @@ def _known(state: ViewState, past: RecordedPhases, rank: int) -> dict[int, StepP
 
 
 def _split(lap: StepPhases, others: Sequence[StepPhases | None]) -> StepPhases:
-    """Of sync, what the least waiting rank didn't spend there is a wait; unknown unless all have reported the step."""
+    """Return a lap with its wait: what the least waiting rank didn't spend in sync; unknown unless all have reported
+    the step."""
     syncs = [other.phases.sync for other in others if other is not None]
     if len(syncs) < 2 or len(syncs) < len(others):
         return lap
     own, waited = lap.phases, max(lap.phases.sync - min(syncs), 0.0)
-    return lap._replace(
-        phases=m.Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
+    return replace(
+        lap, phases=Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
     )
 
 
 def compiled(state: ViewState, past: RecordedPhases, rank: int) -> Compilation | None:
-    """The compiler's time in the step of a rank that it slowed most; None if nothing is known to be compiled."""
+    """Return the compiler's time in the step of a rank that it slowed most; None if nothing is known to be compiled."""
     run, window = state.run.run if state.run else "", state.lately(COMPILE_METRIC, rank)
     live = zip(window.first.tolist(), window.last.tolist(), strict=True)
     recorded = [past.compiled[rank]] if past.run == run and rank in past.compiled else []
-    return longest([*recorded, *(Compilation(step, step, seconds) for step, seconds in live)])
+    return longest_compilation([*recorded, *(Compilation(step, step, seconds) for step, seconds in live)])
 
 
 def means(found: Sequence[StepPhases]) -> dict[str, float]:
-    """Mean seconds of each phase over the last steps; empty without one."""
+    """Return mean seconds of each phase over the last steps; empty without one."""
     newest = found[-MEAN_STEPS:]
-    return {name: sum(getattr(lap.phases, name) for lap in newest) / len(newest) for name in m.PHASES if newest}
+    return {name: sum(getattr(lap.phases, name) for lap in newest) / len(newest) for name in PHASES if newest}

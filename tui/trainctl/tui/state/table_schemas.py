@@ -5,13 +5,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from trainctl.protocol import messages as m
-from trainctl.tui.state import event_text
-from trainctl.tui.state.filter_fields import FilterField, Table
+from trainctl.protocol.messages import (
+    METRICS,
+    CommandState,
+    Event,
+    GpuReading,
+    HostReading,
+    Metric,
+    MetricStyle,
+    RankState,
+    RankStep,
+    RunState,
+    RunSummary,
+    Severity,
+    is_by_name,
+    metric_of,
+)
+from trainctl.tui.state import run_events
 from trainctl.tui.state.rank_rows import Row
-from trainctl.tui.state.units import Kinds
+from trainctl.tui.state.table_fields import FilterField, Kinds, Table
 
-_RANK_STATES = (*get_args(m.RankState), "slow", "stale", "out")
+_RANK_STATES = (*get_args(RankState), "slow", "stale", "out")
 _LINK_STATES = ("up", "silent")
 
 
@@ -20,7 +34,7 @@ class EventRow:
     """An event with what is known of it beside the record: its age in seconds, the nodes that its text names, and the
     relative change of the fleet's rate that it made (None: not measured)."""
 
-    event: m.Event
+    event: Event
     age_seconds: float
     nodes: tuple[str, ...]
     effect: float | None = None
@@ -32,7 +46,7 @@ class RunRow:
     """A run with how long ago it began and how long it lasted, in seconds (None: not known). `depth`: below how many
     runs it stands in the tree of branches."""
 
-    run: m.RunSummary
+    run: RunSummary
     age_seconds: float
     duration_seconds: float | None
     depth: int = 0
@@ -43,20 +57,19 @@ def _percent_of(part: float | None, whole: float | None) -> float | None:
 
 
 def _states(row: Row) -> tuple[str, ...]:
-    """The rank's own state, and what the table makes of it."""
     more = (("slow", bool(row.slow_phase)), ("stale", row.old), ("out", row.out))
     return (row.view.state, *(name for name, holds in more if holds))
 
 
-def _of_step(get: Callable[[m.RankStep], float | None]) -> Callable[[Row], float | None]:
+def _of_step(get: Callable[[RankStep], float | None]) -> Callable[[Row], float | None]:
     return lambda row: get(row.step) if row.step is not None else None
 
 
-def _of_host(get: Callable[[m.HostReading], float | None]) -> Callable[[Row], float | None]:
+def _of_host(get: Callable[[HostReading], float | None]) -> Callable[[Row], float | None]:
     return lambda row: get(row.host) if row.host is not None else None
 
 
-def _of_gpu(get: Callable[[m.GpuReading], float | None]) -> Callable[[Row], float | None]:
+def _of_gpu(get: Callable[[GpuReading], float | None]) -> Callable[[Row], float | None]:
     return lambda row: get(row.gpu) if row.gpu is not None else None
 
 
@@ -66,34 +79,45 @@ def _celsius(row: Row) -> float | None:
     return row.host.temperature_celsius if row.host is not None else None
 
 
-_KINDS: dict[m.MetricStyle, Kinds] = {
-    "seconds": Kinds.SECONDS, "bytes": Kinds.BYTES, "percent": Kinds.PERCENT, "watts": Kinds.WATTS,
-    "celsius": Kinds.CELSIUS, "megabytes": Kinds.BYTES,
-}  # fmt: skip
-_SHORTER = frozenset({
-    "cpu_percent", "disk_free_bytes", "temperature_celsius", "gpu_utilization_percent", "gpu_clock_mhz",
-    "gpu_power_watts", "gpu_temperature_celsius",
-})  # fmt: skip
+_KINDS: dict[MetricStyle, Kinds] = {
+    "seconds": Kinds.SECONDS,
+    "bytes": Kinds.BYTES,
+    "percent": Kinds.PERCENT,
+    "watts": Kinds.WATTS,
+    "celsius": Kinds.CELSIUS,
+    "megabytes": Kinds.BYTES,
+}
+_SHORTER = frozenset(
+    {
+        "cpu_percent",
+        "disk_free_bytes",
+        "temperature_celsius",
+        "gpu_utilization_percent",
+        "gpu_clock_mhz",
+        "gpu_power_watts",
+        "gpu_temperature_celsius",
+    }
+)
 """Metrics of a machine that have a field by a shorter name."""
 
 
-def _metric_field(metric: m.Metric) -> FilterField[Row]:
+def _metric_field(metric: Metric) -> FilterField[Row]:
     kind = _KINDS.get(metric.style, Kinds.COUNT)
     return FilterField(metric.name, metric.help.rstrip("."), lambda row: row.value_of(metric), kind, is_metric=True)
 
 
 _OF_METRICS = tuple(
     _metric_field(metric)
-    for metric in m.METRICS.values()
-    if metric.scope != "run" and m.is_by_name(metric.name) and metric.name not in _SHORTER
+    for metric in METRICS.values()
+    if metric.scope != "run" and is_by_name(metric.name) and metric.name not in _SHORTER
 )
-"""Of the metrics that have no field by a shorter name."""
+"""Fields of the metrics that have none by a shorter name."""
 
 
 @functools.lru_cache(8)
 def fleet(own: tuple[str, ...]) -> Table[Row]:
-    """The fleet's table with the metrics that the run brings, by name, as fields."""
-    brought = (m.metric_of(name) for name in own)
+    """Return the fleet's table with the metrics that the run brings, by name, as fields."""
+    brought = (metric_of(name) for name in own)
     more = [FilterField(one.name, one.help, _of_step(one.of), Kinds.COUNT) for one in brought]
     return replace(FLEET, fields=(*FLEET.fields, *more))
 
@@ -103,7 +127,9 @@ FLEET: Table[Row] = Table(
     (
         FilterField("node", "machine name", lambda row: row.view.node),
         FilterField(
-            "state", "slow: other ranks wait for it; stale: its values are old; out: not in the group", _states,
+            "state",
+            "slow: other ranks wait for it; stale: its values are old; out: not in the group",
+            _states,
             states=_RANK_STATES,
         ),
         FilterField("rank", "rank number in the run", lambda row: row.view.rank, Kinds.COUNT),
@@ -111,24 +137,31 @@ FLEET: Table[Row] = Table(
         FilterField("backend", "torch or mlx", lambda row: row.view.backend),
         FilterField("share", "samples in the global batch", lambda row: row.view.share, Kinds.COUNT),
         FilterField(
-            "share%", "share as a percentage", lambda row: _percent_of(row.view.share, row.global_batch), Kinds.PERCENT,
+            "share%", "share as a percentage", lambda row: _percent_of(row.view.share, row.global_batch), Kinds.PERCENT
         ),
         FilterField("micro", "micro-batch in samples", lambda row: row.view.micro_batch, Kinds.COUNT),
         FilterField("tok/s", "own rate, tokens per second", lambda row: row.own_rate, Kinds.COUNT, aliases=("own",)),
         FilterField("step", "duration of the last step", _of_step(lambda step: step.step_seconds), Kinds.SECONDS),
         FilterField(
-            "busy", "time of data, forward and backward in the last step",
-            _of_step(lambda step: step.phases.busy), Kinds.SECONDS,
+            "busy",
+            "time of data, forward and backward in the last step",
+            _of_step(lambda step: step.phases.busy),
+            Kinds.SECONDS,
         ),
         FilterField("wait", "wait for slower ranks and for the plan", lambda row: row.wait, Kinds.SECONDS),
         FilterField("phase", "phase that makes the rank slow", lambda row: row.slow_phase or None),
         FilterField(
-            "mem", "peak device memory in the last step", _of_step(lambda step: step.peak_or_held_bytes),
-            Kinds.BYTES, aliases=("peak",),
+            "mem",
+            "peak device memory in the last step",
+            _of_step(lambda step: step.peak_or_held_bytes),
+            Kinds.BYTES,
+            aliases=("peak",),
         ),
         FilterField(
-            "mem%", "peak memory as a percentage of the memory cap",
-            _of_step(lambda step: _percent_of(step.peak_or_held_bytes, step.memory_cap_bytes)), Kinds.PERCENT,
+            "mem%",
+            "peak memory as a percentage of the memory cap",
+            _of_step(lambda step: _percent_of(step.peak_or_held_bytes, step.memory_cap_bytes)),
+            Kinds.PERCENT,
         ),
         FilterField(
             "held", "device memory held after the last step", _of_step(lambda step: step.memory_bytes), Kinds.BYTES
@@ -136,22 +169,23 @@ FLEET: Table[Row] = Table(
         FilterField("gpu", "GPU use", _of_gpu(lambda gpu: gpu.utilization_percent), Kinds.PERCENT),
         FilterField("cpu", "the machine's CPU use", _of_host(lambda host: host.cpu_percent), Kinds.PERCENT),
         FilterField(
-            "clock", "GPU clock rate",
-            _of_gpu(lambda gpu: gpu.clock_mhz * 1e6 if gpu.clock_mhz is not None else None), Kinds.HERTZ,
+            "clock",
+            "GPU clock rate",
+            _of_gpu(lambda gpu: gpu.clock_mhz * 1e6 if gpu.clock_mhz is not None else None),
+            Kinds.HERTZ,
         ),
         FilterField("power", "GPU power", _of_gpu(lambda gpu: gpu.power_watts), Kinds.WATTS),
         FilterField("temp", "GPU temperature, or CPU temperature if unknown", _celsius, Kinds.CELSIUS),
         FilterField("disk", "the machine's free disk space", _of_host(lambda host: host.disk_free_bytes), Kinds.BYTES),
         FilterField("age", "time since the last report, or since the rank left", lambda row: row.age, Kinds.SECONDS),
         FilterField(
-            "link", "connection to the node's agent", lambda row: (row.link,) if row.link else None,
-            states=_LINK_STATES,
+            "link", "connection to the node's agent", lambda row: (row.link,) if row.link else None, states=_LINK_STATES
         ),
         *_OF_METRICS,
         FilterField("why", "reason for a state other than run", lambda row: row.view.why or None),
     ),
     lambda row: " ".join((row.view.node, *_states(row), row.view.backend or "", row.view.device or "", row.view.why)),
-)  # fmt: skip
+)
 
 EVENTS: Table[EventRow] = Table(
     "events",
@@ -164,29 +198,33 @@ EVENTS: Table[EventRow] = Table(
         FilterField("text", "event text", lambda row: row.event.text or None),
         FilterField("node", "node that the event names", lambda row: " ".join(row.nodes) or None),
         FilterField("step", "step at which the change took effect", lambda row: row.event.step, Kinds.COUNT),
-        FilterField("severity", "severity level", lambda row: (row.event.severity,), states=get_args(m.Severity)),
+        FilterField("severity", "severity level", lambda row: (row.event.severity,), states=get_args(Severity)),
         FilterField(
-            "outcome", "outcome of the command", lambda row: (row.event.outcome,) if row.event.outcome else None,
-            states=get_args(m.CommandState),
+            "outcome",
+            "outcome of the command",
+            lambda row: (row.event.outcome,) if row.event.outcome else None,
+            states=get_args(CommandState),
         ),
         FilterField("before", "value before the change", lambda row: row.event.before),
         FilterField("after", "value after the change", lambda row: row.event.after),
         FilterField(
-            "effect", "measured change of tokens per second, in percent",
-            lambda row: 100 * row.effect if row.effect is not None else None, Kinds.PERCENT,
+            "effect",
+            "measured change of tokens per second, in percent",
+            lambda row: 100 * row.effect if row.effect is not None else None,
+            Kinds.PERCENT,
         ),
         FilterField("age", "time since the event", lambda row: row.age_seconds, Kinds.SECONDS),
         FilterField("is", "undone: a later command undid it", lambda row: ("undone",) * row.undone, states=("undone",)),
     ),
-    lambda row: f"{row.event.by} {row.event.kind} {row.event.verb or ''} {event_text.words(row.event)}",
-)  # fmt: skip
+    lambda row: f"{row.event.by} {row.event.kind} {row.event.verb or ''} {run_events.event_words(row.event)}",
+)
 
 RUNS: Table[RunRow] = Table(
     "runs",
     (
         FilterField("name", "name in the run file", lambda row: row.run.name),
         FilterField("run", "run id", lambda row: row.run.run),
-        FilterField("state", "running, finished, ...", lambda row: (row.run.state,), states=get_args(m.RunState)),
+        FilterField("state", "running, finished, ...", lambda row: (row.run.state,), states=get_args(RunState)),
         FilterField("step", "last committed step", lambda row: row.run.step, Kinds.COUNT),
         FilterField("steps", "total number of steps", lambda row: row.run.steps, Kinds.COUNT),
         FilterField(

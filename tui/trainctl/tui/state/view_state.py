@@ -1,34 +1,72 @@
-"""What the screens show, as one immutable value; `reducer` makes the next one from a message."""
+"""The state that the screens show, as one immutable value; `reducer` makes the next one from a message."""
 
+import datetime
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui.state import rank_speed
-from trainctl.tui.state import series as s
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    METRICS,
+    Alerts,
+    AlertView,
+    Event,
+    Heartbeat,
+    HostReading,
+    Live,
+    NodeView,
+    PeerView,
+    RankStep,
+    RunView,
+    Sample,
+    Snapshot,
+    StepCommitted,
+    Viewer,
+)
+from trainctl.tui.state import rank_speed, series
+from trainctl.tui.text import formatting
+
+
+@dataclass(frozen=True)
+class Clock:
+    """`monotonic` measures ages; `wall` gives Unix seconds, times of day shown in `zone` (None: this machine's)."""
+
+    zone: datetime.tzinfo | None = None
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+    def time_of(self, at: float) -> str:
+        """Return the time of day of Unix second `at` as it is said now: 14:31, Sat 02:02, 12 Mar 02:02."""
+        return formatting.clock(at, self.wall(), self.zone)
+
 
 SILENT_AFTER_SECONDS = 5.0
-"""Without a word for this long a line that claims to be connected counts as silent."""
+"""Seconds without a word after which a line that claims to be connected counts as silent."""
 
 SeriesKey = tuple[str, int | None]
 V = TypeVar("V")
-Incoming = m.Snapshot | m.NodeView | m.Live | m.Heartbeat | Connection
+Incoming = Snapshot | NodeView | Live | Heartbeat | Connection
 Arrived = tuple[str, Incoming, float]
 """The node whose agent said it, what, and when it came, by the monotonic clock."""
 
 
-class Trial(NamedTuple):
-    """What was measured of a rank at a micro-batch."""
+@dataclass(frozen=True)
+class Trial:
+    """The measured speed and memory of a rank at a micro-batch."""
 
     rate: float  # samples a second of data, forward and backward
     peak_bytes: float | None = None  # of a step's memory
 
 
 Tried = Mapping[tuple[int, int], Trial]
-"""By rank and micro-batch."""
+"""Trials by rank and micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +86,11 @@ class AgentLine:
 
     connection: Connection
     heard_at: float | None = None  # when anything last came from it; None: never
-    node: m.NodeView | None = None  # what it said of itself when it was attached to
+    node: NodeView | None = None  # what it said of itself when it was attached to
     lag_seconds: float | None = None  # of its event loop, by its last heartbeat
 
     def silent_for(self, now: float) -> float | None:
-        """Seconds since it was last heard, or since it is being tried; None while the line is good."""
+        """Return seconds since it was last heard, or since it is being tried; None while the line is good."""
         since = self.heard_at if self.heard_at is not None else self.connection.since_monotonic
         return _silent_for(self.connection, since, now)
 
@@ -65,78 +103,79 @@ class ViewState:
     heard_at: float | None = None  # when anything last came from the agent
     boot: str = ""
     seq: int = 0
-    node: m.NodeView | None = None
-    run: m.RunView | None = None
-    last_step: Seen[m.StepCommitted] | None = None
-    steps: tuple[m.StepCommitted, ...] = ()  # the newest, oldest first
-    ranks: Mapping[int, Seen[m.RankStep]] = field(default_factory=lambda: MappingProxyType({}))
-    parts: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
-    laps: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
+    node: NodeView | None = None
+    run: RunView | None = None
+    last_step: Seen[StepCommitted] | None = None
+    steps: tuple[StepCommitted, ...] = ()  # the newest, oldest first
+    ranks: Mapping[int, Seen[RankStep]] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[int, tuple[RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
+    laps: Mapping[int, tuple[RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
     tried: Tried = field(default_factory=lambda: MappingProxyType({}))  # speeds at micro-batches it has left
     plan_step: int = 0  # the first known step of the present plan and generation
     slow: rank_speed.Straggler | None = None  # as judged at the last step that all ranks reported
-    peers: tuple[m.PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
+    peers: tuple[PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
     agents: Mapping[str, AgentLine] = field(default_factory=lambda: MappingProxyType({}))  # the other nodes'
-    viewers: tuple[m.Viewer, ...] = ()  # who else is attached to the agent that conducts
-    hosts: Mapping[str, Seen[m.HostReading]] = field(default_factory=lambda: MappingProxyType({}))
-    heartbeat: Seen[m.Heartbeat] | None = None
-    events: tuple[m.Event, ...] = ()  # oldest first
-    samples: tuple[m.Sample, ...] = ()  # answers of the model that came live, oldest first
-    alerts: Mapping[str, m.Alerts] = field(default_factory=lambda: MappingProxyType({}))  # by the node that raised them
-    windows: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # the whole run
-    recent: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # its last steps
+    viewers: tuple[Viewer, ...] = ()  # who else is attached to the agent that conducts
+    hosts: Mapping[str, Seen[HostReading]] = field(default_factory=lambda: MappingProxyType({}))
+    heartbeat: Seen[Heartbeat] | None = None
+    events: tuple[Event, ...] = ()  # oldest first
+    samples: tuple[Sample, ...] = ()  # answers of the model that came live, oldest first
+    alerts: Mapping[str, Alerts] = field(default_factory=lambda: MappingProxyType({}))  # by the node that raised them
+    windows: Mapping[SeriesKey, series.Window] = field(default_factory=lambda: MappingProxyType({}))  # the whole run
+    recent: Mapping[SeriesKey, series.Window] = field(default_factory=lambda: MappingProxyType({}))  # its last steps
     values: object = field(default_factory=object, compare=False, repr=False)  # another where windows are others
 
     def silent_for(self, now: float) -> float | None:
-        """Seconds since the agent was last heard, or None while the line is good."""
+        """Return seconds since the agent was last heard, or None while the line is good."""
         return _silent_for(self.connection, self.heard_at, now) if self.heard_at is not None else None
 
     def silent_agents(self, now: float) -> dict[str, float]:
-        """The other nodes whose agents aren't heard, with the seconds since they were."""
+        """Return the other nodes whose agents aren't heard, with the seconds since they were."""
         quiet = {node: line.silent_for(now) for node, line in self.agents.items()}
         return {node: seconds for node, seconds in quiet.items() if seconds is not None}
 
     @property
     def active(self) -> bool:
-        """Whether there is a run that hasn't ended."""
-        return self.run is not None and self.run.state in m.ACTIVE_RUN_STATES
+        """Return whether there is a run that hasn't ended."""
+        return self.run is not None and self.run.state in ACTIVE_RUN_STATES
 
     @property
-    def run_events(self) -> tuple[m.Event, ...]:
-        """Events of the run shown and of the agent itself, oldest first."""
+    def run_events(self) -> tuple[Event, ...]:
+        """Return events of the run shown and of the agent itself, oldest first."""
         run = self.run.run if self.run else ""
         return tuple(event for event in self.events if event.run in ("", run))
 
     @property
-    def open_alerts(self) -> tuple[m.AlertView, ...]:
-        """Those that call for somebody first, errors first among them, then the newest first."""
+    def open_alerts(self) -> tuple[AlertView, ...]:
+        """Return the open alerts, those that call for somebody first, errors first among them, then the newest
+        first."""
         found = [alert for told in self.alerts.values() for alert in told.alerts]
         return tuple(sorted(found, key=lambda alert: (not calls(alert), alert.severity != "error", -alert.raised_at)))
 
     @property
-    def calling(self) -> tuple[m.AlertView, ...]:
+    def calling(self) -> tuple[AlertView, ...]:
         """Open alerts that nobody has acknowledged or muted."""
         return tuple(alert for alert in self.open_alerts if calls(alert))
 
-    def window(self, metric: str, rank: int | None = None) -> s.Window:
-        """The metric over the whole run; empty when it was never reported."""
-        return self.windows.get((metric, rank)) or s.empty()
+    def window(self, metric: str, rank: int | None = None) -> series.Window:
+        """Return the metric over the whole run; empty when it was never reported."""
+        return self.windows.get((metric, rank)) or series.empty()
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
-        """The metrics of ranks that the run brings beside those of the table, by name."""
+        """Return the metrics of ranks that the run brings beside those of the table, by name."""
         brought = {name for seen in self.ranks.values() for name in seen.value.values}
-        return tuple(sorted(brought - m.METRICS.keys()))
+        return tuple(sorted(brought - METRICS.keys()))
 
     @property
     def own_run_metrics(self) -> tuple[str, ...]:
-        """The same of those that it has as a whole."""
+        """Return the same of those that it has as a whole."""
         values = self.last_step.value.values if self.last_step is not None else {}
-        return tuple(sorted(values.keys() - m.METRICS.keys()))
+        return tuple(sorted(values.keys() - METRICS.keys()))
 
-    def lately(self, metric: str, rank: int | None = None) -> s.Window:
-        """The metric's last steps at the finest resolution there is."""
-        return self.recent.get((metric, rank)) or s.empty()
+    def lately(self, metric: str, rank: int | None = None) -> series.Window:
+        """Return the metric's last steps at the finest resolution there is."""
+        return self.recent.get((metric, rank)) or series.empty()
 
 
 def _silent_for(connection: Connection, heard_at: float, now: float) -> float | None:
@@ -144,6 +183,24 @@ def _silent_for(connection: Connection, heard_at: float, now: float) -> float | 
     return quiet if connection.state != "connected" or quiet > SILENT_AFTER_SECONDS else None
 
 
-def calls(alert: m.AlertView) -> bool:
-    """Whether it still calls for somebody."""
+def calls(alert: AlertView) -> bool:
+    """Return whether it still calls for somebody."""
     return alert.acknowledged_by is None and not alert.muted
+
+
+class AlertBell:
+    """`on` is the switch; alerts raised while it is off don't ring later."""
+
+    def __init__(self, *, on: bool = True) -> None:
+        self.on = on
+        self._known: set[tuple[str, float]] | None = None  # None until the agent has first reported
+
+    def rings(self, state: ViewState) -> bool:
+        """Return whether an alert that calls for somebody is new since the last time this was asked."""
+        if state.heard_at is None or not state.boot:
+            return False
+        calling = {(alert.id, alert.raised_at) for alert in state.calling}
+        new = calling - self._known if self._known is not None else set()
+        still_open = {(alert.id, alert.raised_at) for alert in state.open_alerts}
+        self._known = calling | ((self._known or set()) & still_open)
+        return self.on and bool(new)

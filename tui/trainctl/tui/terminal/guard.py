@@ -1,4 +1,4 @@
-"""Which of Textual's private parts may be used: those of versions that were tried, as far as they are still there.
+"""Guard of Textual's private parts: those of versions that were tried may be used, as far as they are still there.
 
 With any other Textual each feature that needs them is off, and the program draws the way Textual does: slower, but
 right.
@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import textual
 
 TRIED: Final = ("8.2.",)
-"""How the versions of Textual begin whose private parts were tried."""
+"""Beginnings of the versions of Textual whose private parts were tried."""
 
 Feature = Literal["partial update", "styles cache"]
 PARTS: Final[dict[Feature, dict[str, tuple[str, ...]]]] = {
@@ -24,24 +24,23 @@ PARTS: Final[dict[Feature, dict[str, tuple[str, ...]]]] = {
         "textual._compositor:ChopsUpdate": ("chop_ends", "chops", "spans"),
     },
     "styles cache": {"textual._styles_cache:StylesCache": ("get_inner_outer",)},
-}  # fmt: skip
-"""By feature the classes whose parts it uses, and the parts: methods, and what they set on their objects."""
+}
+"""Classes by the feature that uses their parts, with those parts: methods, and what they set on their objects."""
 
 
 @functools.cache
 def allows(feature: Feature) -> bool:
-    """Whether the feature may use its parts of the Textual that is installed."""
+    """Return whether the feature may use its parts of the Textual that is installed."""
     return version().startswith(TRIED) and all(_has(name, parts) for name, parts in PARTS[feature].items())
 
 
 def version() -> str:
-    """Of the Textual that is installed, by its metadata folder's name: importing importlib.metadata takes 0.03 s."""
+    """Return the version of Textual by its metadata folder's name: importing importlib.metadata takes 0.03 s."""
     folders = [*Path(textual.__file__).parents[1].glob("textual-*.dist-info")]
     return folders[0].stem.removeprefix("textual-") if len(folders) == 1 else textual.__version__
 
 
 def _has(name: str, parts: tuple[str, ...]) -> bool:
-    """Whether a class is there, with these parts."""
     module, _, attribute = name.partition(":")
     try:
         kind: type[Any] = getattr(importlib.import_module(module), attribute)
@@ -51,7 +50,6 @@ def _has(name: str, parts: tuple[str, ...]) -> bool:
 
 
 def _sets(kind: type[Any], part: str) -> bool:
-    """Whether a method of the class sets this on its objects."""
     codes = [
         item.__code__ for parent in kind.__mro__ for item in vars(parent).values() if isinstance(item, FunctionType)
     ]

@@ -1,4 +1,4 @@
-"""What is written to the terminal when parts of the screen change: those cells alone, and of their style what differs.
+"""Updates of the terminal when parts of the screen change: those cells alone, and of their style what differs.
 
 Textual writes a changed stretch from the beginning of its widget's line, and each piece's colours in full: some four
 times as much, which a slow line feels.
@@ -6,7 +6,7 @@ times as much, which a slow line feels.
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from rich.color import ColorSystem
 from rich.console import COLOR_SYSTEMS, Console, ConsoleOptions, RenderableType, RenderResult
@@ -17,13 +17,21 @@ from textual.strip import Strip
 
 _SHOWN_ON_SPACES = "underline", "underline2", "overline", "reverse", "strike"
 _ATTRIBUTES = {
-    "bold": "1", "dim": "2", "italic": "3", "underline": "4", "blink": "5", "reverse": "7", "strike": "9",
-    "underline2": "21", "overline": "53",
-}  # fmt: skip
+    "bold": "1",
+    "dim": "2",
+    "italic": "3",
+    "underline": "4",
+    "blink": "5",
+    "reverse": "7",
+    "strike": "9",
+    "underline2": "21",
+    "overline": "53",
+}
 _NOTHING = Style()
 
 
-class Codes(NamedTuple):
+@dataclass(frozen=True)
+class Codes:
     """A style as a terminal is given it."""
 
     attributes: frozenset[str]
@@ -46,7 +54,7 @@ def codes_of(style: Style, system: ColorSystem) -> Codes:
 
 @functools.lru_cache(4096)
 def turn(before: Codes, after: Codes) -> str:
-    """The sequence that turns one style into another."""
+    """Return the sequence that turns one style into another."""
     if before == after:
         return ""
     gone = before.attributes - after.attributes
@@ -70,7 +78,7 @@ class SpanUpdate(CompositorUpdate):
         yield from self._update.__rich_console__(console, options)
 
     def render_segments(self, console: Console) -> str:
-        """The terminal's sequences for all spans."""
+        """Return the terminal's sequences for all spans."""
         return write(self._stretches(), console)
 
     def _stretches(self) -> Iterator[tuple[int, int, Strip]]:
@@ -83,12 +91,12 @@ class SpanUpdate(CompositorUpdate):
 
 
 def compact(update: RenderableType | None) -> RenderableType | None:
-    """What Textual is about to write, in fewer bytes where it is parts of the screen."""
+    """Return what Textual is about to write, in fewer bytes where it is parts of the screen."""
     return SpanUpdate(update) if isinstance(update, ChopsUpdate) else update
 
 
 def write(stretches: Iterable[tuple[int, int, Iterable[Segment]]], console: Console) -> str:
-    """The sequences for stretches of the screen, each (row, column, what is there), by rows."""
+    """Return the sequences for stretches of the screen, each (row, column, what is there), by rows."""
     system = COLOR_SYSTEMS[console.color_system or "truecolor"]
     made: list[str] = []
     state = nothing = codes_of(_NOTHING, system)
@@ -102,7 +110,7 @@ def write(stretches: Iterable[tuple[int, int, Iterable[Segment]]], console: Cons
 
 
 def _write(segments: Iterable[Segment], state: Codes, system: ColorSystem, made: list[str]) -> Codes:
-    """Adds segments' text to what is made; gives the style that the terminal is left in."""
+    """Add segments' text to what is made; gives the style that the terminal is left in."""
     for text, style, control in segments:
         if control:
             continue

@@ -11,12 +11,12 @@ from typing import Any
 
 from textual.app import App
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Heartbeat, HostReading, NodeView
 
 REPAINT_SECONDS = 0.5
 KEY_SECONDS = 0.03  # after a key a repaint waits so long, for what the key does to be on screen
 KEYS_SECONDS = 0.25  # and no longer than this for several
-_UNHURRIED = (m.HostReading, m.Heartbeat, m.NodeView)  # nobody waits for these: they come each second from each node
+_UNHURRIED = (HostReading, Heartbeat, NodeView)  # nobody waits for these: they come each second from each node
 
 SLOWEST_SECONDS = 0.95  # what arrives is still shown within a second
 SETTLED_SECONDS = 0.05  # after a step's first word, for what its ranks say of it
@@ -37,12 +37,12 @@ class RepaintThrottle:
 
     @property
     def due(self) -> float:
-        """When to repaint next, by the monotonic clock."""
+        """Return when to repaint next, by the monotonic clock."""
         wanted = min(self._prompt + SETTLED_SECONDS, self._first + SLOWEST_SECONDS, self._began + IDLE_SECONDS)
         return max(wanted, self._began + self.seconds)
 
     def told(self, now: float, *, prompt: bool) -> bool:
-        """Something has come, which is to be shown promptly or within a second; whether `due` is another now."""
+        """Note something that is to be shown promptly or within a second; return whether `due` is another now."""
         before = self.due
         self._first = min(self._first, now)
         if prompt:
@@ -50,12 +50,12 @@ class RepaintThrottle:
         return self.due != before
 
     def begun(self, now: float) -> None:
-        """A repaint begins, of all that has come."""
+        """Note that a repaint begins, of all that has come."""
         self._began = now
         self._first = self._prompt = math.inf
 
     def after(self, cpu_seconds: float, now: float) -> None:
-        """Called after each repaint with the processor time taken so far, and a monotonic clock."""
+        """Note the end of a repaint, with the processor time taken so far and a monotonic clock."""
         if self._before is not None and now > self._before[1]:
             share = (cpu_seconds - self._before[0]) / (now - self._before[1])
             if share > DEAR:
@@ -76,24 +76,25 @@ class RepaintScheduler:
         self._pressed = self._begun = 0.0  # the last key, and the repaint under way
 
     def start(self) -> None:
-        """From here on; in the app's own loop."""
+        """Begin to repaint, in the app's own loop."""
         self._wait()
 
     def told(self, message: object) -> None:
-        """Something has come."""
+        """Note that something has come."""
         changed = self._throttle.told(time.monotonic(), prompt=not isinstance(message, _UNHURRIED))
         if changed and self._timer is not None:
             self._wait()
 
     def pressed(self) -> None:
-        """A key has come, which goes first."""
+        """Note that a key has come, which goes first."""
         self._pressed = time.monotonic()
 
     def _wait(self) -> None:
         self._later(self._throttle.due - time.monotonic(), self._begin)
 
     def _later(self, seconds: float, then: Callable[[], None]) -> None:
-        """As a message of the app's, behind those that it has; a Textual timer is a task of its own each time."""
+        """Call a function later as a message of the app's, behind those that it has; a Textual timer is a task of its
+        own each time."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._app.call_later, then)
@@ -106,7 +107,7 @@ class RepaintScheduler:
         self._go_on()
 
     def _go_on(self) -> None:
-        """The next part, in a turn of the loop of its own."""
+        """Draw the next part in a turn of the loop of its own."""
         self._timer, now = None, time.monotonic()
         left = min(self._pressed + KEY_SECONDS, self._begun + KEYS_SECONDS) - now
         if left > 0:
@@ -118,7 +119,6 @@ class RepaintScheduler:
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _drawn(self) -> bool:
-        """Draws the next part; whether that was the last."""
         try:
             return next(self._running, self) is self
         except Exception as error:  # noqa: BLE001  raised again in a message, where Textual ends the program and reports it

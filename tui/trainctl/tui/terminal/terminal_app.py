@@ -1,5 +1,9 @@
 """An app on a real terminal: updates in fewer bytes, keys that are typed ahead, and characters of ASCII terminals."""
 
+import contextlib
+import ctypes
+import functools
+import gc
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -14,7 +18,7 @@ from textual.dom import DOMNode
 from textual.filter import LineFilter
 from textual.screen import Screen
 
-from trainctl.tui.terminal import guard, memory
+from trainctl.tui.terminal import guard
 from trainctl.tui.text.glyphs import in_same_cells
 
 ESCAPE_SECONDS = 0.025
@@ -31,7 +35,7 @@ class TypeAhead:
     """
 
     def __init__(self, app: App[Any], press: Callable[[events.Key], Awaitable[None]]) -> None:
-        """`press` is what handles a key."""
+        """Take keys for an app; `press` handles one."""
         self._app, self._press = app, press
         self._held: list[events.Key] | None = None
 
@@ -98,7 +102,7 @@ class TerminalApp(App[int]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        memory.let_closed_screens_go()
+        let_closed_screens_go()
         _let_escape_lead_before_letters()
         if "ESCDELAY" not in os.environ:
             constants.ESCAPE_DELAY = ESCAPE_SECONDS  # type: ignore[misc]
@@ -109,3 +113,40 @@ class TerminalApp(App[int]):
             from trainctl.tui.terminal.partial_update import compact
 
             super()._display(screen, compact(renderable))
+
+
+_METHOD = "get_inner_outer"
+
+
+def let_closed_screens_go() -> None:
+    """Have Textual's styles cache keep its colours by themselves. It keeps two by the cache that asked for them, and so
+    keeps alive, of the last thousand widgets, every line they showed after their screen was closed (textual#6665). A
+    Textual that does so itself is left as it is."""
+    if not guard.allows("styles cache"):
+        return
+    from textual._styles_cache import StylesCache
+
+    kept: Any = StylesCache.__dict__.get(_METHOD)
+    if hasattr(kept, "cache_info"):
+        shared = functools.partial(kept.__wrapped__, StylesCache)
+        setattr(StylesCache, _METHOD, staticmethod(functools.lru_cache(1024)(shared)))
+
+
+def give_back() -> None:
+    """Drop what is left in cycles, and hand free pages back to the system: after a burst the allocator would keep most
+    of them."""
+    gc.collect()
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _trim() -> Callable[[int], Any] | None:
+    """Return the C library's `malloc_trim`, where there is one: in glibc."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        found = ctypes.CDLL(None).malloc_trim
+        found.argtypes, found.restype = [ctypes.c_size_t], ctypes.c_int
+        made: Callable[[int], Any] = found
+        return made
+    return None

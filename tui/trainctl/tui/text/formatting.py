@@ -13,19 +13,19 @@ def _without_digits(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Whole number with thousands separated: 18,240."""
+    """Return whole number with thousands separated: 18,240."""
     return _without_digits(value) if value is None or not math.isfinite(value) else f"{round(value):,}"
 
 
 def rate(value: float | None) -> str:
-    """A rate in a column: 7,100 up to 99,999, then 123k, 1.2M."""
+    """Return a rate in a column: 7,100 up to 99,999, then 123k, 1.2M."""
     if value is None or not math.isfinite(value):
         return _without_digits(value)
     return count(value) if abs(value) < 99_999.5 else compact(value)
 
 
 def compact(value: float | None) -> str:
-    """Three significant digits with k, M, G, T: 10.7k, 842, 1.2M."""
+    """Return three significant digits with k, M, G, T: 10.7k, 842, 1.2M."""
     if value is None or not math.isfinite(value):
         return _without_digits(value)
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -36,7 +36,7 @@ def compact(value: float | None) -> str:
 
 
 def loss(value: float | None) -> str:
-    """A loss or another number of order one, four digits: 1.842, 12.31, nan."""
+    """Return a loss or another number of order one, four digits: 1.842, 12.31, nan."""
     if value is None or not math.isfinite(value):
         return _without_digits(value)
     size = abs(value)
@@ -46,7 +46,7 @@ def loss(value: float | None) -> str:
 
 
 def scientific(value: float | None) -> str:
-    """A learning rate: 1.62e-4, 3e-5, 0."""
+    """Return a learning rate: 1.62e-4, 3e-5, 0."""
     if value is None or not math.isfinite(value):
         return _without_digits(value)
     if value == 0:
@@ -56,7 +56,7 @@ def scientific(value: float | None) -> str:
 
 
 def learning_rate(value: float | None) -> str:
-    """A learning rate that stands still where it is shown: always three digits, 2.90e-3."""
+    """Return a learning rate that stands still where it is shown: always three digits, 2.90e-3."""
     if value is None or not math.isfinite(value) or value == 0:
         return scientific(value)
     digits, _, exponent = f"{value:.2e}".partition("e")
@@ -64,17 +64,17 @@ def learning_rate(value: float | None) -> str:
 
 
 def short_unit(unit: str) -> str:
-    """The unit of a rate where there is little room: tok/s, pairs/s."""
+    """Return the unit of a rate where there is little room: tok/s, pairs/s."""
     return "tok/s" if unit == "tokens/s" else unit
 
 
 def figure(value: float | None, spec: str) -> str:
-    """A value in a format of its own, such as `{:.0f} W`."""
+    """Return a value in a format of its own, such as `{:.0f} W`."""
     return NA if value is None else spec.format(value)
 
 
 def money(value: float | None, currency: str) -> str:
-    """An amount: 12.40 USD, 12,340 USD; below a tenth with two digits that count, 0.0042 USD."""
+    """Return an amount: 12.40 USD, 12,340 USD; below a tenth with two digits that count, 0.0042 USD."""
     if value is None or not math.isfinite(value):
         return NA
     size = abs(value)
@@ -85,12 +85,12 @@ def money(value: float | None, currency: str) -> str:
 
 
 def percent(part: float | None) -> str:
-    """A fraction of one as whole percent: 92%."""
+    """Return a fraction of one as whole percent: 92%."""
     return _without_digits(part) if part is None or not math.isfinite(part) else f"{100 * part:.0f}%"
 
 
 def gigabytes(value: float | None) -> str:
-    """Bytes in GB of 10^9, without the unit: 160, 41, 2.4, 0.31."""
+    """Return bytes in GB of 10^9, without the unit: 160, 41, 2.4, 0.31."""
     if value is None:
         return NA
     size = value / _GIGABYTE
@@ -108,14 +108,14 @@ def space(value: float | None) -> str:
 
 
 def used_of(used: float | None, cap: float | None) -> str:
-    """Memory as used/cap in GB; one unknown half is left out, both unknown are n/a."""
+    """Return memory as used/cap in GB; one unknown half is left out, both unknown are n/a."""
     if used is None:
         return NA
     return gigabytes(used) if cap is None else f"{gigabytes(used)}/{gigabytes(cap)}"
 
 
 def seconds(value: float | None) -> str:
-    """A step's length: 3.06 s, 41 ms, 75 s; below half a millisecond 0.42 ms."""
+    """Return a step's length: 3.06 s, 41 ms, 75 s; below half a millisecond 0.42 ms."""
     if value is None or not math.isfinite(value):
         return _without_digits(value)
     if 0 < value <= 0.0005:
@@ -126,7 +126,7 @@ def seconds(value: float | None) -> str:
 
 
 def age(value: float | None) -> str:
-    """How long ago, in one unit: 1s, 12m, 4h, 3d."""
+    """Return how long ago, in one unit: 1s, 12m, 4h, 3d."""
     if value is None or not math.isfinite(value):
         return NA
     value = max(value, 0.0)
@@ -137,7 +137,7 @@ def age(value: float | None) -> str:
 
 
 def duration(value: float | None) -> str:
-    """How long, in two units: 1d 11h, 3h 05m, 4m 20s, 12s."""
+    """Return how long, in two units: 1d 11h, 3h 05m, 4m 20s, 12s."""
     if value is None or not math.isfinite(value):
         return NA
     whole = round(max(value, 0.0))
@@ -149,7 +149,7 @@ def duration(value: float | None) -> str:
 
 
 def moment(at: float, zone: datetime.tzinfo | None) -> datetime.datetime | None:
-    """Unix second `at` in `zone` (None: the machine's own), where a date can say it."""
+    """Return Unix second `at` in `zone` (None: the machine's own), where a date can say it."""
     try:
         return datetime.datetime.fromtimestamp(at, zone or datetime.UTC).astimezone(zone)
     except (OverflowError, OSError, ValueError):
@@ -157,7 +157,8 @@ def moment(at: float, zone: datetime.tzinfo | None) -> datetime.datetime | None:
 
 
 def clock(at: float, now: float, zone: datetime.tzinfo | None = None) -> str:
-    """Time of day of Unix second `at` as seen at `now`: 14:31 today, Sat 02:02 within six days, else 12 Mar 02:02."""
+    """Return time of day of Unix second `at` as seen at `now`: 14:31 today, Sat 02:02 within six days, else 12 Mar
+    02:02."""
     when, today = moment(at, zone), moment(now, zone)
     if when is None or today is None:
         return NA
@@ -168,13 +169,13 @@ def clock(at: float, now: float, zone: datetime.tzinfo | None = None) -> str:
 
 
 def eta(remaining_seconds: float | None, now: float, zone: datetime.tzinfo | None = None) -> str:
-    """`1d 11h, Sat 02:02`: how long it still takes and when that is."""
+    """Return `1d 11h, Sat 02:02`: how long it still takes and when that is."""
     if remaining_seconds is None or not math.isfinite(remaining_seconds):
         return NA
     return f"{duration(remaining_seconds)}, {clock(now + remaining_seconds, now, zone)}"
 
 
 def span(best_seconds: float | None, worst_seconds: float | None) -> str:
-    """`1h 36m to 1h 55m`; empty where either isn't known."""
+    """Return `1h 36m to 1h 55m`; empty where either isn't known."""
     known = [value for value in (best_seconds, worst_seconds) if value is not None and math.isfinite(value)]
     return " to ".join(duration(value) for value in known) if len(known) == 2 else ""

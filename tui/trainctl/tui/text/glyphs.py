@@ -36,13 +36,13 @@ class Glyphs:
     letters: bool = False
 
     def text(self, text: str) -> str:
-        """Text from elsewhere with the characters that can be shown, before it is measured and laid out."""
+        """Return text from elsewhere with the characters that can be shown, before it is measured and laid out."""
         return to_ascii(text) if self.ascii_only else text
 
 
 UNICODE = Glyphs(
     False, "─", "│", "┬", "┊", "╎", "×", "→", "↑", "↓", "→", "·", "…", "▇", "▁▂▃▄▅▆▇█", "◆", "✕", "▸", "▾", "└"
-)  # fmt: skip
+)
 ASCII = Glyphs(
     True,
     "-",
@@ -77,12 +77,13 @@ _WHOLE = {"⏎": "enter", "←": "left", "→": "right", "↑": "up", "↓": "do
 
 
 def to_ascii(text: str) -> str:
-    """Text with every character in ASCII, an arrow or a comparison in two; the rest become `?`."""
+    """Return text with every character in ASCII, an arrow or a comparison in two; the rest become `?`."""
     return text if text.isascii() else text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
 
 
 def in_same_cells(text: str) -> str:
-    """Text with every character in ASCII and as many cells as before: of what is laid out already nothing moves."""
+    """Return text with every character in ASCII and as many cells as before: of what is laid out already nothing
+    moves."""
     if text.isascii():
         return text
     made = []
@@ -93,12 +94,12 @@ def in_same_cells(text: str) -> str:
 
 
 def key_in_ascii(display: str) -> str:
-    """A key's name as it is printed, in words where it is a sign."""
+    """Return a key's name as it is printed, in words where it is a sign."""
     return "".join(_WHOLE.get(char, char) for char in display) if not display.isascii() else display
 
 
 def for_locale() -> Glyphs:
-    """Unicode where the locale's encoding can carry it, else ASCII.
+    """Return Unicode where the locale's encoding can carry it, else ASCII.
 
     Python takes the C locale for UTF-8: it says so in its own encoding, and unless LC_ALL forbids it in LC_CTYPE too.
     """

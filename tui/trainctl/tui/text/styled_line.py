@@ -20,27 +20,31 @@ class Piece(NamedTuple):
 
 
 Line = tuple[Piece, ...]
-EMPTY: Line = ()
 
 
 def line(*parts: Piece | str) -> Line:
-    """Pieces and plain strings as one line; empty texts vanish."""
+    """Return pieces and plain strings as one line; empty texts vanish."""
     pieces = [Piece(part) if isinstance(part, str) else part for part in parts]
     return tuple([piece for piece in pieces if piece.text])
 
 
 def key_words(key: str, words: str, action: str = "") -> Line:
-    """A key and what it does; a click on either does it."""
+    """Return a key and what it does; a click on either does it."""
     return line(Piece(key, "key", action), Piece(f" {words}" if words else "", "label", action))
 
 
 def clean(text: str) -> str:
-    """Text from elsewhere made safe to print: control characters, escape sequences' included, become spaces."""
+    """Return text from elsewhere made safe to print: control characters, escape sequences' included, become spaces."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
+def one_line(text: str) -> str:
+    """Return text from elsewhere on one line, safe to print."""
+    return " ".join(clean(text).split())
+
+
 def plain(pieces: Iterable[Piece]) -> str:
-    """The line's text."""
+    """Return the line's text."""
     return "".join([text for text, _, _ in pieces])
 
 
@@ -51,28 +55,27 @@ _NARROW = re.compile(
 
 
 def is_narrow(text: str) -> bool:
-    """Whether each character is known to take one cell."""
+    """Return whether each character is known to take one cell."""
     return _NARROW(text) is not None
 
 
 def cell_len(text: str) -> int:
-    """Terminal cells the text takes; measured often, and nearly all of it is narrow."""
+    """Return the terminal cells that the text takes; measured often, and nearly all of it is narrow."""
     return len(text) if text.isascii() or _NARROW(text) else _cell_len(text)
 
 
 def width(pieces: Sequence[Piece]) -> int:
-    """Terminal cells the line takes."""
+    """Return the terminal cells that the line takes."""
     whole = plain(pieces)
     return len(whole) if is_narrow(whole) else sum([_cell_len(text) for text, _, _ in pieces])
 
 
 def crop(pieces: Sequence[Piece], columns: int) -> Line:
-    """At most `columns` cells; a wide character cut in half becomes a space."""
+    """Return at most `columns` cells; a wide character cut in half becomes a space."""
     return _cut(pieces, columns)[0]
 
 
 def _cut(pieces: Sequence[Piece], columns: int) -> tuple[Line, int]:
-    """At most `columns` cells, and how many of them are left."""
     whole = "".join([piece[0] for piece in pieces])
     if len(whole) <= columns and is_narrow(whole):  # as nearly always: measured in one go
         return tuple(pieces), columns - len(whole)
@@ -91,7 +94,7 @@ def _cut(pieces: Sequence[Piece], columns: int) -> tuple[Line, int]:
 
 
 def shorten(text: str, columns: int, ellipsis: str = "…") -> str:
-    """At most `columns` cells of text, ending in `ellipsis` where something was cut."""
+    """Return at most `columns` cells of text, ending in `ellipsis` where something was cut."""
     if cell_len(text) <= columns:
         return text
     if columns <= len(ellipsis):
@@ -100,12 +103,11 @@ def shorten(text: str, columns: int, ellipsis: str = "…") -> str:
 
 
 def _resized(text: str, columns: int) -> str:
-    """The first `columns` cells of a text that takes more."""
     return text[:columns] if is_narrow(text) else set_cell_size(text, columns)
 
 
 def ellipsized(pieces: Sequence[Piece], columns: int, ellipsis: str = "…") -> Line:
-    """At most `columns` cells of the line, ending in `ellipsis` where something was cut."""
+    """Return at most `columns` cells of the line, ending in `ellipsis` where something was cut."""
     if width(pieces) <= columns or not pieces:
         return tuple(pieces)
     kept = crop(pieces, columns - len(ellipsis))
@@ -113,23 +115,23 @@ def ellipsized(pieces: Sequence[Piece], columns: int, ellipsis: str = "…") -> 
 
 
 def folded(pieces: Sequence[Piece], columns: int, most: int, ellipsis: str = "…") -> list[Line]:
-    """The line over one to `most` rows of at most `columns` cells, broken at spaces where there are such; the last row
-    ends in `ellipsis` where something was cut."""
+    """Return the line over one to `most` rows of at most `columns` cells, broken at spaces where there are such; the
+    last row ends in `ellipsis` where something was cut."""
     rows: list[Line] = []
     rest = tuple(pieces)
     while len(rows) < most - 1 and width(rest) > columns > 0:
         text = plain(rest)
         whole = len(chop_cells(text, columns)[0])
         space = text.rfind(" ", 0, whole + 1)
-        row, rest = _split(rest, space if space > 0 else whole)
+        row, rest = split(rest, space if space > 0 else whole)
         rows.append(row)
         text = plain(rest)
-        rest = _split(rest, len(text) - len(text.lstrip(" ")))[1]
+        rest = split(rest, len(text) - len(text.lstrip(" ")))[1]
     return [*rows, ellipsized(rest, columns, ellipsis)]
 
 
-def _split(pieces: Sequence[Piece], count: int) -> tuple[Line, Line]:
-    """The first `count` characters, and the others."""
+def split(pieces: Sequence[Piece], count: int) -> tuple[Line, Line]:
+    """Return the first `count` characters of a line, and the others."""
     before: list[Piece] = []
     after: list[Piece] = []
     for piece in pieces:
@@ -140,19 +142,25 @@ def _split(pieces: Sequence[Piece], count: int) -> tuple[Line, Line]:
 
 
 def fit(pieces: Sequence[Piece], columns: int, role: str = "text") -> Line:
-    """Exactly `columns` cells: cut, or filled with spaces of `role`."""
+    """Return exactly `columns` cells: cut, or filled with spaces of `role`."""
     cut, missing = _cut(pieces, columns)
     return (*cut, Piece(" " * missing, role)) if missing else cut
 
 
+def filled(lines: Sequence[Line], columns: int, rows: int) -> list[Line]:
+    """Return exactly `rows` lines of `columns` cells: the lines as far as there is room, then blank ones."""
+    return [fit(lines[row] if row < len(lines) else (), columns) for row in range(rows)]
+
+
 def pad_left(pieces: Sequence[Piece], columns: int) -> Line:
-    """Exactly `columns` cells, the text at the right end."""
+    """Return exactly `columns` cells, the text at the right end."""
     missing = columns - width(pieces)
     return (Piece(" " * missing), *pieces) if missing > 0 else crop(pieces, columns)
 
 
 def spread(left: Sequence[Piece], right: Sequence[Piece], columns: int) -> Line:
-    """`left` at the start and `right` at the end of `columns` cells; the right side goes first when both don't fit."""
+    """Return `left` at the start and `right` at the end of `columns` cells; the right side goes first when both don't
+    fit."""
     used = width(left) + width(right)
     if used + 1 > columns:
         return fit(left, columns)
@@ -160,26 +168,26 @@ def spread(left: Sequence[Piece], right: Sequence[Piece], columns: int) -> Line:
 
 
 def groups(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> Line:
-    """As many of the groups, in order, as fit whole in `columns` cells, with `gap` between them."""
-    made: list[Piece] = []
+    """Return as many of the groups, in order, as fit whole in `columns` cells, with `gap` between them."""
+    pieces: list[Piece] = []
     used = 0
     for part in parts:
         size = width(part)
         if not size:
             continue
-        lead = gap if made else ""
+        lead = gap if pieces else ""
         if used + len(lead) + size > columns:
             break
         if lead:
-            made.append(Piece(lead))
-        made.extend(part)
+            pieces.append(Piece(lead))
+        pieces.extend(part)
         used += len(lead) + size
-    return tuple(made)
+    return tuple(pieces)
 
 
 def flowed(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> list[Line]:
-    """All groups, in order, in lines of at most `columns` cells, with `gap` between those of a line; a group that is
-    longer is cut."""
+    """Return all groups, in order, in lines of at most `columns` cells, with `gap` between those of a line; a group
+    that is longer is cut."""
     rows: list[Line] = []
     for part in parts:
         if not width(part):
@@ -192,7 +200,7 @@ def flowed(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> l
 
 
 def rule(columns: int, glyph: str, *labels: tuple[int, str, str]) -> Line:
-    """A horizontal rule; each label is (first cell, text, role), later labels win where they meet."""
+    """Return a horizontal rule; each label is (first cell, text, role), later labels win where they meet."""
     cells: list[tuple[str, str]] = [(glyph, "rule")] * max(columns, 0)
     for start, text, role in labels:
         for offset, char in enumerate(text):
@@ -202,20 +210,20 @@ def rule(columns: int, glyph: str, *labels: tuple[int, str, str]) -> Line:
 
 
 def from_cells(cells: Iterable[tuple[str, str]]) -> Line:
-    """Single characters with roles, neighbours of one role joined."""
-    made: list[Piece] = []
+    """Return single characters with roles, neighbours of one role joined."""
+    pieces: list[Piece] = []
     text, current = "", ""
     for char, role in cells:
         if role != current and text:
-            made.append(Piece(text, current))
+            pieces.append(Piece(text, current))
             text = ""
         text, current = text + char, role
-    return (*made, Piece(text, current)) if text else tuple(made)
+    return (*pieces, Piece(text, current)) if text else tuple(pieces)
 
 
 def merged(pieces: Iterable[Piece]) -> Line:
-    """The same cells in fewer pieces: neighbours of one look joined, blanks taken into the piece before them."""
-    made: list[Piece] = []
+    """Return the same cells in fewer pieces: neighbours of one look joined, blanks taken into the piece before them."""
+    cells: list[Piece] = []
     texts: list[str] = []
     last_role, last_action = "", ""  # of the piece that `texts` make up
     for text, role, action in pieces:
@@ -227,20 +235,20 @@ def merged(pieces: Iterable[Piece]) -> Line:
             texts.append(text)
         elif text:
             if texts:
-                made.append(Piece("".join(texts), last_role, last_action))
+                cells.append(Piece("".join(texts), last_role, last_action))
             texts, last_role, last_action = [text], role, action
-    return (*made, Piece("".join(texts), last_role, last_action)) if texts else ()
+    return (*cells, Piece("".join(texts), last_role, last_action)) if texts else ()
 
 
 def labelled(name: str, text: str, columns: int, role: str = "text") -> list[Line]:
-    """A text from elsewhere under a name at its left, wrapped to `columns` cells in all."""
+    """Return a text from elsewhere under a name at its left, wrapped to `columns` cells in all."""
     rows = wrap(clean(text), max(columns - len(name), 10))
     return [line(Piece(name if not at else " " * len(name), "label"), Piece(row, role)) for at, row in enumerate(rows)]
 
 
 def wrap_lines(text: str, columns: int) -> list[str]:
-    """A text's own lines in rows of at most `columns` cells. One that fits stays as it is; a longer one is broken at
-    spaces, and what continues it begins where it does."""
+    """Return a text's own lines in rows of at most `columns` cells. One that fits stays as it is; a longer one is
+    broken at spaces, and what continues it begins where it does."""
     rows: list[str] = []
     for line in text.expandtabs(4).splitlines() or [""]:
         shown = clean(line).rstrip()
@@ -253,7 +261,7 @@ def wrap_lines(text: str, columns: int) -> list[str]:
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """Text broken at spaces into rows of at most `columns` cells; a word too long is broken anywhere."""
+    """Return text broken at spaces into rows of at most `columns` cells; a word too long is broken anywhere."""
     rows: list[str] = []
     row = ""
     for word in text.split():

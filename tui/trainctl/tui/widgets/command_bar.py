@@ -13,7 +13,7 @@ from trainctl.tui.commands.context import READ_ONLY, AppContext, KeyHint, contex
 from trainctl.tui.commands.forms import preview
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, key_words, line, spread, width
-from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.fields import InputField
 from trainctl.tui.widgets.line_view import Lines
 
 _LAST = ("command_line", "filter", "search", "help", "detach")
@@ -23,8 +23,8 @@ _MOST_SAID = 4
 
 
 def keys_line(keys: list[KeyHint], columns: int) -> Line:
-    """The keys as one line: what fits of the first ones, and always `:`, `/`, `?` and `q`; where not all fit, the
-    screens share one word. A click presses the key."""
+    """Return the keys as one line: what fits of the first ones, and always `:`, `/`, `?` and `q`; where not all fit,
+    the screens share one word. A click presses the key."""
     parts = {hint.action: _key(hint, hint.words) for hint in keys}
     right = groups([parts[name] for name in _LAST if name in parts], columns, gap=" ")
     room = columns - width(right) - 1
@@ -60,7 +60,7 @@ class CommandBar(Vertical):
 
     @property
     def open(self) -> bool:
-        """Whether the `:` line is there."""
+        """Return whether the `:` line is there."""
         return bool(self.query_one("#command", Input).display)
 
     @property
@@ -77,7 +77,7 @@ class CommandBar(Vertical):
         self.query_one("#command").display = False
 
     def paint(self) -> None:
-        """The keys of the moment; while the `:` line is open, what it says stays."""
+        """Show the keys of the moment; while the `:` line is open, what it says stays."""
         if not self.open:
             owner, columns = self._owner, self.size.width
             bottom = owner.key_hints(), owner.outcome, columns
@@ -87,7 +87,7 @@ class CommandBar(Vertical):
                 self.query_one("#keys", Lines).show([fit(outcome, columns) if outcome else keys_line(hints, columns)])
 
     def start(self) -> None:
-        """Opens the `:` line."""
+        """Open the `:` line."""
         box = self.query_one("#command", Input)
         box.display, box.value, self.progress = True, "", None
         self.screen.set_focus(box)
@@ -124,7 +124,7 @@ class CommandBar(Vertical):
         self._say(self._judge(event.value))
 
     def _begin_again(self, box: Input) -> None:
-        """`:` typed into the line that is open, as after a command that has ended: a new command begins."""
+        """Begin a new command: `:` was typed into the line that is open, as after a command that has ended."""
         text = box.value.lstrip(":")
         box.value, box.cursor_position, self.progress = text, len(text), None
         if not text:

@@ -10,10 +10,10 @@ from textual.widgets import Input
 
 from trainctl.tui.commands.context import context_of
 from trainctl.tui.state import filter_language
-from trainctl.tui.state.filter_fields import Table
+from trainctl.tui.state.table_fields import Table
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
-from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.fields import InputField
 from trainctl.tui.widgets.line_view import Lines
 
 _MOST_SAID = 3
@@ -30,7 +30,7 @@ class FilterBar(Vertical):
     """
 
     class Changed(Message):
-        """Another filter is in effect, or the bar takes more rows or fewer."""
+        """The news that another filter is in effect, or the bar takes more rows or fewer."""
 
     def __init__(self, table: Table[Any], glyphs: Glyphs) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ class FilterBar(Vertical):
         self.query_one("#filter").display = False
 
     def start(self) -> None:
-        """Opens the line, the filter in effect in it."""
+        """Open the line, the filter in effect in it."""
         self.typing = True
         self._rearrange()
         self.screen.set_focus(self.query_one("#filter"))
 
     def clear(self) -> None:
-        """Without any filter."""
+        """End any filter."""
         self.filter, self.problem = filter_language.parse("", self.table), ""
         box = self.query_one("#filter", Input)
         with box.prevent(Input.Changed):
@@ -95,11 +95,10 @@ class FilterBar(Vertical):
         self.clear()
 
     def paint(self, hidden: int, total: int) -> None:
-        """Says how many of `total` rows the filter in effect hides."""
+        """Say how many of `total` rows the filter in effect hides."""
         self.query_one("#filter-note", Lines).show(self._note(f"{hidden} of {total} hidden"))
 
     def _note(self, hidden: str) -> list[Line]:
-        """What is to be said, in as many rows as it takes."""
         columns = self.size.width or context_of(self).size.width
         if self.problem:
             said = line(Piece(clean(self.problem), "bad"))

@@ -3,22 +3,24 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from trainctl.protocol import messages as m
-from trainctl.tui.state import series as s
-from trainctl.tui.text import formatting as f
+from trainctl.protocol.messages import BUSY_PHASES, Phases
+from trainctl.tui.state import series
+from trainctl.tui.text.formatting import NA
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, line
 
 BAR_PHASES = (
-    *((name, name[0], f"phase_{name[0]}") for name in m.BUSY_PHASES), ("wait", ".", "phase_wait"),
-    ("sync", "s", "phase_s"), ("optimizer", "o", "phase_o"),
-)  # fmt: skip
+    *((name, name[0], f"phase_{name[0]}") for name in BUSY_PHASES),
+    ("wait", ".", "phase_wait"),
+    ("sync", "s", "phase_s"),
+    ("optimizer", "o", "phase_o"),
+)
 """Phases in the order of the bar, with their letters and roles. A wait, for slower ranks or for the plan, is `.`."""
 
 
-def sparkline(window: s.Window, size: int, glyphs: Glyphs) -> str:
-    """The last steps' values, each cell the mean of its part; the middle is their middle, and a tenth more or less
-    shows."""
+def sparkline(window: series.Window, size: int, glyphs: Glyphs) -> str:
+    """Return the last steps' values, each cell the mean of its part; the middle is their middle, and a tenth more or
+    less shows."""
     values = [value for value in window.last[-8 * size :].tolist() if value == value]
     if len(values) < 2:
         return ""
@@ -31,8 +33,8 @@ def sparkline(window: s.Window, size: int, glyphs: Glyphs) -> str:
     return "".join(glyphs.sparks[round(top * (0.5 + (mean - (low + high) / 2) / span))] for mean in means)
 
 
-def phase_bar(phases: m.Phases, size: int, whole_seconds: float, *, waited: float = 0.0, loud: str = "") -> Line:
-    """Letters in proportion to the seconds of each phase; `whole_seconds` fills `size` cells.
+def phase_bar(phases: Phases, size: int, whole_seconds: float, *, waited: float = 0.0, loud: str = "") -> Line:
+    """Return letters in proportion to the seconds of each phase; `whole_seconds` fills `size` cells.
 
     `waited` seconds of sync were spent waiting for other ranks; the letters of the phase named `loud` are capitals.
     """
@@ -41,14 +43,14 @@ def phase_bar(phases: m.Phases, size: int, whole_seconds: float, *, waited: floa
     seconds[3], seconds[4] = seconds[3] + moved, seconds[4] - moved
     total = sum(seconds)
     if total <= 0 or whole_seconds <= 0:
-        return line(Piece(f.NA, "dim"))
+        return line(Piece(NA, "dim"))
     counts = in_cells(seconds, min(round(size * total / max(whole_seconds, total)), size))
     letters = [(letter.upper() if name == loud else letter, role) for name, letter, role in BAR_PHASES]
     return line(*(Piece(letter * many, role) for (letter, role), many in zip(letters, counts, strict=True)))
 
 
 def in_cells(parts: Sequence[float], cells: int) -> list[int]:
-    """`cells` cells in proportion to `parts`, whose sum is above 0, by largest remainders."""
+    """Return `cells` cells in proportion to `parts`, whose sum is above 0, by largest remainders."""
     whole = sum(parts)
     exact = [cells * part / whole for part in parts]
     counts = [int(part) for part in exact]
@@ -59,6 +61,6 @@ def in_cells(parts: Sequence[float], cells: int) -> list[int]:
 
 
 def share_bar(part: float, cells: int, glyphs: Glyphs) -> Piece:
-    """A part of one in blocks, at least one of them for anything above nothing."""
+    """Return a part of one in blocks, at least one of them for anything above nothing."""
     blocks = max(round(part * cells), 1 if cells and part > 0 else 0)
     return Piece(glyphs.block * min(blocks, max(cells, 0)), "bar")

@@ -1,11 +1,13 @@
-"""The thin Textual side of the pure lines: a widget that repaints only the cells that changed."""
+"""The Textual side of the pure lines: widgets that repaint only cells that changed, and tell what the mouse does."""
 
 import abc
 from collections.abc import Iterator, Sequence
 
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.geometry import Region
+from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -18,7 +20,7 @@ _APART = 12
 
 
 def changed_spans(old: Line, new: Line) -> list[tuple[int, int]]:
-    """(first cell, number of cells) of each stretch where two lines differ; all of it with wide characters."""
+    """Return first cell and number of cells of each stretch where two lines differ; all of it with wide characters."""
     if old == new:
         return []
     was, text = plain(old), plain(new)
@@ -39,12 +41,11 @@ def changed_spans(old: Line, new: Line) -> list[tuple[int, int]]:
 
 
 def _alike(one: Line, other: Line) -> int:
-    """How many pieces are the same at the beginning of two lines."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _cells(pieces: Line) -> list[tuple[str, str, str]]:
-    """What is seen in each cell; a blank looks the same in every role."""
+    """Return what is seen in each cell; a blank looks the same in every role."""
     return [(char, role if char != " " else "", action) for text, role, action in pieces for char in text]
 
 
@@ -66,11 +67,11 @@ class Lines(Widget):
 
     @property
     def shown(self) -> list[str]:
-        """The text on each line, for tests and for copying."""
+        """Return the text on each line, for tests and for copying."""
         return [plain(pieces) for pieces in self._lines]
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Replaces the lines. With `grow` the widget is as tall as they are."""
+        """Replace the lines. With `grow` the widget is as tall as they are."""
         old, self._lines = self._lines, [merged(pieces) for pieces in lines]
         if len(old) != len(self._lines):
             if self._grow:
@@ -111,13 +112,64 @@ class Lines(Widget):
 
 
 class Repaintable:
-    """What `paint` of the program brings up to date: screens, and dialogs that show the present state."""
+    """A part that the program's `paint` brings up to date: screens, and dialogs that show the present state."""
 
     @abc.abstractmethod
     def paint(self) -> None:
-        """Shows the present state."""
+        """Show the present state."""
 
     def painting(self) -> Iterator[None]:
-        """As `paint`, in parts, between which others may have a turn."""
+        """Draw the present state in parts, between which others may have a turn."""
         self.paint()
         yield
+
+
+class ChartArea(Lines):
+    """Lines that post what the mouse does on them, in cells from their upper left corner."""
+
+    class Pointed(Message):
+        """The mouse moved, or was pressed."""
+
+        def __init__(self, column: int, row: int, *, pressed: bool = False) -> None:
+            super().__init__()
+            self.column, self.row, self.pressed = column, row, pressed
+
+        def can_replace(self, message: Message) -> bool:
+            """Return whether another move replaces this one: only the last of many counts."""
+            return isinstance(message, ChartArea.Pointed) and not message.pressed and not self.pressed
+
+    class Wheeled(Message):
+        """The wheel turned: `by` is -1 upwards, 1 downwards."""
+
+        def __init__(self, by: int, column: int, row: int) -> None:
+            super().__init__()
+            self.by, self.column, self.row = by, column, row
+
+    class Dragged(Message):
+        """The mouse moved by `columns` with its button down."""
+
+        def __init__(self, columns: int) -> None:
+            super().__init__()
+            self.columns = columns
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if event.button and event.delta_x:
+            self.post_message(self.Dragged(event.delta_x))
+        elif not event.button:
+            self.post_message(self.Pointed(event.x, event.y))
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        if event.button == 1 and not event.style.meta.get("@click"):
+            self.capture_mouse()
+            self.post_message(self.Pointed(event.x, event.y, pressed=True))
+
+    def on_mouse_up(self, event: events.MouseUp) -> None:
+        self.release_mouse()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.post_message(self.Wheeled(-1, event.x, event.y))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.post_message(self.Wheeled(1, event.x, event.y))

@@ -1,15 +1,16 @@
-"""Where a node's memory goes: its step's peak and its parts, what was held after it, the cache, the machine, the device
-and the disk. Pure."""
+"""Breakdown of a node's memory: its step's peak and its parts, what was held after it, the cache, the machine, the
+device and the disk. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final, NamedTuple
+from typing import Final
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import MEMORY_PARTS, HostReading, RankStep
 from trainctl.tui.state.rank_rows import Row
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import NA, gigabytes, percent, used_of
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, fit, line
+from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line
 from trainctl.tui.widgets.inline_bars import in_cells, share_bar
 
 FULL_PART: Final = 0.92
@@ -19,7 +20,8 @@ _BEFORE_BAR = 33
 """Cells."""
 
 
-class Used(NamedTuple):
+@dataclass(frozen=True)
+class Used:
     """A line of the breakdown, in bytes; None: not known."""
 
     name: str
@@ -28,11 +30,12 @@ class Used(NamedTuple):
 
     @property
     def part(self) -> float | None:
-        """Of the whole."""
+        """Return the part of the whole."""
         return self.used / self.whole if self.used is not None and self.whole else None
 
 
-class MemoryPart(NamedTuple):
+@dataclass(frozen=True)
+class MemoryPart:
     """A part of a step's peak."""
 
     name: str
@@ -40,33 +43,32 @@ class MemoryPart(NamedTuple):
 
     @property
     def letter(self) -> Piece:
-        """Stands for it in a bar, where colour alone must not say it."""
+        """Return the letter that stands for it in a bar, where colour alone must not say it."""
         return Piece(self.name[0], _ROLES[self.name])
 
 
 def lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """In exactly `rows` lines. Parts stand two to a line if there are few rows; of the lines below them, those that say
-    least are left out."""
+    """Return the breakdown in exactly `rows` lines. Parts stand two to a line if there are few rows; of the lines below
+    them, those that say least are left out."""
     step, cap = row.step, row.step.memory_cap_bytes if row.step else None
     peak, parts, below = step.peak_or_held_bytes if step else None, _parts(step), _below(row, cap)
-    made = [_line(Used("step peak", peak, cap), columns, glyphs, parts)]
-    if len(made) + len(parts) + len(below) <= rows:
-        made += [_part_line(part, cap, columns, glyphs) for part in parts]
+    drawn = [_line(Used("step peak", peak, cap), columns, glyphs, parts)]
+    if len(drawn) + len(parts) + len(below) <= rows:
+        drawn += [_part_line(part, cap, columns, glyphs) for part in parts]
     else:
-        made += _pairs(parts, columns)
-    made += [_line(one, columns, glyphs) for one in _most_telling(below, rows - len(made))]
-    return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
+        drawn += _pairs(parts, columns)
+    drawn += [_line(one, columns, glyphs) for one in _most_telling(below, rows - len(drawn))]
+    return filled(drawn, columns, rows)
 
 
-def _parts(step: m.RankStep | None) -> list[MemoryPart]:
-    """What the step's peak consists of, as far as it is known."""
+def _parts(step: RankStep | None) -> list[MemoryPart]:
+    """Return what the step's peak consists of, as far as it is known."""
     values = step.values if step is not None else {}
-    known = {name: values.get(f"memory_{name}_bytes") for name in m.MEMORY_PARTS}
+    known = {name: values.get(f"memory_{name}_bytes") for name in MEMORY_PARTS}
     return [MemoryPart(name, used) for name, used in known.items() if used is not None]
 
 
 def _below(row: Row, cap: float | None) -> list[Used]:
-    """What else there is to say of memory, and the disk that holds the runs."""
     step, host, gpu = row.step, row.host, row.gpu
     trees = [item.memory_bytes for item in (host.processes if host else ()) if item.rank == row.view.rank]
     cache = step.values.get("memory_cache_bytes") if step else None
@@ -80,37 +82,37 @@ def _below(row: Row, cap: float | None) -> list[Used]:
     ]
 
 
-def disk(host: m.HostReading | None) -> Used:
-    """What is used of the disk that holds the runs, or only what is free where its size isn't known."""
+def disk(host: HostReading | None) -> Used:
+    """Return what is used of the disk that holds the runs, or only what is free where its size isn't known."""
     free, total = (host.disk_free_bytes, host.disk_total_bytes) if host else (None, None)
     return Used("disk free", free) if free is None or total is None else Used("disk", total - free, total)
 
 
 def _most_telling(found: Sequence[Used], rows: int) -> list[Used]:
-    """At most `rows` of them, without the process's size, what isn't known and what was held after the step, as far as
-    they must go."""
+    """Return at most `rows` of them, without the process's size, what isn't known and what was held after the step, as
+    far as they must go."""
     kept = list(found)
     for name in ("resident", *(one.name for one in found if one.used is None), "held after"):
         if len(kept) > rows:
-            kept = [one for one in kept if one.name != name]
+            kept = [entry for entry in kept if entry.name != name]
     return kept
 
 
 def _line(one: Used, columns: int, glyphs: Glyphs, parts: Sequence[MemoryPart] = ()) -> Line:
-    """With a bar on the scale of the whole, of its parts' letters if it has any."""
-    text = f.NA if one.used is None else f"{f.used_of(one.used, one.whole)} GB"
+    text = NA if one.used is None else f"{used_of(one.used, one.whole)} GB"
     warned = "warning" if one.part is not None and one.part > FULL_PART else ""
     bar = _bar(one.part, warned or "bar", columns, glyphs)
     cells = len(bar.text) if one.part is not None else max(columns - _BEFORE_BAR, 0)
     return line(
         Piece(f" {one.name.ljust(10)}", "label"),
         Piece(text.rjust(13), "dim" if one.used is None else warned or "text"),
-        Piece(_percent(one.part), warned or "strong"), *(_letters(parts, cells) or [bar]),
-    )  # fmt: skip
+        Piece(_percent(one.part), warned or "strong"),
+        *(_letters(parts, cells) or [bar]),
+    )
 
 
 def _percent(part: float | None) -> str:
-    return (f.percent(part) if part is not None else "").rjust(6) + "  "
+    return (percent(part) if part is not None else "").rjust(6) + "  "
 
 
 def _bar(part: float | None, role: str, columns: int, glyphs: Glyphs) -> Piece:
@@ -118,26 +120,27 @@ def _bar(part: float | None, role: str, columns: int, glyphs: Glyphs) -> Piece:
 
 
 def _letters(parts: Sequence[MemoryPart], cells: int) -> list[Piece]:
-    """A bar of `cells` cells in proportion to the parts."""
     sizes = [part.used for part in parts]
     counts = in_cells(sizes, cells) if sum(sizes) > 0 else []
     return [part.letter._replace(text=part.letter.text * many) for part, many in zip(parts, counts, strict=False)]
 
 
 def _part_line(part: MemoryPart, cap: float | None, columns: int, glyphs: Glyphs) -> Line:
-    """A part on a line of its own, on the scale of the peak."""
     of_cap = Used(part.name, part.used, cap).part
     return line(
-        " ", part.letter, Piece(f" {part.name.ljust(11)}", "label"), Piece(f"{f.gigabytes(part.used)} GB".rjust(10)),
-        Piece(_percent(of_cap), "strong"), _bar(of_cap, part.letter.role, columns, glyphs),
-    )  # fmt: skip
+        " ",
+        part.letter,
+        Piece(f" {part.name.ljust(11)}", "label"),
+        Piece(f"{gigabytes(part.used)} GB".rjust(10)),
+        Piece(_percent(of_cap), "strong"),
+        _bar(of_cap, part.letter.role, columns, glyphs),
+    )
 
 
 def _pairs(parts: Sequence[MemoryPart], columns: int) -> list[Line]:
-    """Two parts to a line, in GB."""
     size = columns // 2
     cells = [
-        line(" ", part.letter, Piece(f" {part.name.ljust(11)}", "label"), Piece(f.gigabytes(part.used).rjust(5)))
+        line(" ", part.letter, Piece(f" {part.name.ljust(11)}", "label"), Piece(gigabytes(part.used).rjust(5)))
         for part in parts
     ]
     return [(*fit(left, size), *right) for left, right in zip_longest(cells[::2], cells[1::2], fillvalue=())]

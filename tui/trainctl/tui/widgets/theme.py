@@ -1,9 +1,9 @@
-"""How each role looks: a dark, a light, a high-contrast and a terminal-coloured theme. Colour only repeats what a word
+"""Looks of each role: a dark, a light, a high-contrast and a terminal-coloured theme. Colour only repeats what a word
 or letter says."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from rich.style import Style
 from textual.theme import BUILTIN_THEMES, Theme
@@ -35,22 +35,39 @@ LOOKS = {
     "series6": ("#c5e06b", "#5f7300", "#d8ff5c", "bright_green"),
     "series7": ("#ff8ec6", "#b0246f", "#ff9ac8", "bright_magenta"),
 }
-"""Of each role in the themes night, day, contrast and terminal."""
-LOOKS |= {"axis": LOOKS["dim"], "phase_wait": LOOKS["dim"], "phase_d": LOOKS["series3"], "phase_f": LOOKS["series0"],
-          "phase_s": LOOKS["series1"], "phase_o": LOOKS["series2"]}  # fmt: skip
+"""Looks of each role in the themes night, day, contrast and terminal."""
+LOOKS |= {
+    "axis": LOOKS["dim"],
+    "phase_wait": LOOKS["dim"],
+    "phase_d": LOOKS["series3"],
+    "phase_f": LOOKS["series0"],
+    "phase_s": LOOKS["series1"],
+    "phase_o": LOOKS["series2"],
+}
 
-NIGHT: Final = Theme(
-    name="night", primary="#6fb3ff", secondary="#4f7fd6", accent="#f0b866", warning="#f0b866", error="#ff7a7a",
-    success="#7fd1a0", foreground="#c9d3df", background="#0e141b", surface="#131b24", panel="#1a2430", dark=True,
-)  # fmt: skip
-DAY: Final = Theme(
-    name="day", primary="#0b63c4", secondary="#123f8c", accent="#9a5b00", warning="#9a5b00", error="#b3261e",
-    success="#187546", foreground="#24303c", background="#f7f9fb", surface="#eef2f6", panel="#e3e9ef", dark=False,
-)  # fmt: skip
-CONTRAST: Final = Theme(
-    name="contrast", primary="#7fdcff", secondary="#9db8ff", accent="#ffd400", warning="#ffd400", error="#ff9a9a",
-    success="#5cff8f", foreground="#ffffff", background="#000000", surface="#000000", panel="#1c1c1c", dark=True,
-)  # fmt: skip
+_COLORS = {
+    "primary": ("#6fb3ff", "#0b63c4", "#7fdcff"),
+    "secondary": ("#4f7fd6", "#123f8c", "#9db8ff"),
+    "accent": ("#f0b866", "#9a5b00", "#ffd400"),
+    "warning": ("#f0b866", "#9a5b00", "#ffd400"),
+    "error": ("#ff7a7a", "#b3261e", "#ff9a9a"),
+    "success": ("#7fd1a0", "#187546", "#5cff8f"),
+    "foreground": ("#c9d3df", "#24303c", "#ffffff"),
+    "background": ("#0e141b", "#f7f9fb", "#000000"),
+    "surface": ("#131b24", "#eef2f6", "#000000"),
+    "panel": ("#1a2430", "#e3e9ef", "#1c1c1c"),
+}
+"""Textual's own colours in the themes night, day and contrast."""
+
+
+def _theme(name: str, place: int, *, dark: bool = True) -> Theme:
+    colors: dict[str, Any] = {color: looks[place] for color, looks in _COLORS.items()}
+    return Theme(name=name, dark=dark, **colors)
+
+
+NIGHT: Final = _theme("night", 0)
+DAY: Final = _theme("day", 1, dark=False)
+CONTRAST: Final = _theme("contrast", 2)
 TERMINAL: Final = dataclasses.replace(
     BUILTIN_THEMES["ansi-dark"], name="terminal", primary="ansi_cyan", accent="ansi_yellow"
 )
@@ -73,14 +90,14 @@ def run_role(place: int) -> str:
 
 
 def style_of(role: str, theme: str) -> Style:
-    """The look of a role. A theme that isn't ours looks like the terminal's own; an unknown role like text."""
+    """Return the look of a role. A theme that isn't ours looks like the terminal's own; an unknown role like text."""
     table = _STYLES.get(theme, _STYLES[TERMINAL.name])
     return table.get(role) or table["text"]
 
 
 def fitting(environ: Mapping[str, str]) -> str:
-    """The theme for a terminal by what it says of itself: its own colours where it has no more than sixteen or none are
-    wanted, the light one on a light ground."""
+    """Return the theme for a terminal by what it says of itself: its own colours where it has no more than sixteen or
+    none are wanted, the light one on a light ground."""
     if environ.get("NO_COLOR") is not None or _few_colors(environ):
         return TERMINAL.name
     ground = environ.get("COLORFGBG", "").rpartition(";")[2]

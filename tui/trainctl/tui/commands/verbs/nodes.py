@@ -1,49 +1,59 @@
 """Verbs about a node's part in a run: drain it, admit it, make it the lead. Pure."""
 
-from collections.abc import Collection, Sequence
-
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Event, RankView, RunView
 from trainctl.protocol.messages.events import LeadChanged
 from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription
-from trainctl.tui.commands.verb_parts import moved, no_node, node_field
-from trainctl.tui.state.plan_changes import node_of
+from trainctl.tui.commands.verb_description import (
+    FormField,
+    NoInverse,
+    Proposal,
+    VerbDescription,
+    moved,
+    no_node,
+    node_field,
+)
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
+from trainctl.tui.state.run_events import node_of
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean
 
 
-def _drain_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    return (node_field([view for view in (state.run.ranks if state.run else ()) if view.state != "drained"], rank),)
+def _ranks(state: ViewState) -> tuple[RankView, ...]:
+    return state.run.ranks if state.run is not None else ()
 
 
-def _drain_refused(order: Order, state: ViewState, run: m.RunView) -> str:
-    mine = [view for view in run.ranks if view.node == order.node]
-    if not mine:
-        return no_node(order, run)
-    node = clean(mine[0].node)
-    if {view.state for view in mine} <= {"drained", "draining"}:
-        return f"{node} is already drained"
-    others = [view for view in live_ranks(run) if view.node != order.node]
-    return "" if others else f"{node} is the last node in the group"
-
-
-def _drain_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    node, seats = order.node or "", shares.seats_of(state)
-    if all(seat.node != node for seat in seats):
-        return f"{clean(node)} stays out until it is admitted; curve unchanged"
-    staying = [seat for seat in seats if seat.node != node]
-    left = [share for share in shares.without(seats, node) if share]
-    return f"{clean(node)} leaves; {moved(seats, staying, left, glyphs)}"
-
-
-def _drain_undo(event: m.Event, run: m.RunView) -> Order:
+def _node_of_command(event: Event, run: RunView) -> tuple[str, list[RankView]]:
+    """Return the node that a command was for, and its ranks. Raises NoInverse if no command caused the event."""
     node = node_of(event)
     views = [view for view in run.ranks if view.node == node]
     if event.kind != "command" or node is None or not views:
         raise NoInverse("no command caused it")
+    return node, views
+
+
+def _drain_refused(proposal: Proposal) -> str:
+    mine = [view for view in proposal.run.ranks if view.node == proposal.order.node]
+    if not mine:
+        return no_node(proposal)
+    node = clean(mine[0].node)
+    if {view.state for view in mine} <= {"drained", "draining"}:
+        return f"{node} is already drained"
+    others = [view for view in live_ranks(proposal.run) if view.node != proposal.order.node]
+    return "" if others else f"{node} is the last node in the group"
+
+
+def _drain_preview(proposal: Proposal) -> str:
+    node, seats = proposal.order.node or "", shares.seats_of(proposal.state)
+    if all(seat.node != node for seat in seats):
+        return f"{clean(node)} stays out until it is admitted; curve unchanged"
+    staying = [seat for seat in seats if seat.node != node]
+    left = [share for share in shares.without(seats, node) if share]
+    return f"{clean(node)} leaves; {moved(seats, staying, left, proposal.glyphs)}"
+
+
+def _drain_undo(event: Event, run: RunView) -> Order:
+    node, views = _node_of_command(event, run)
     if not any(view.state in HELD_STATES for view in views):
         raise NoInverse(f"{node} is {views[0].state}, not drained")
     return Order("admit", {}, node)
@@ -54,32 +64,22 @@ DRAIN = VerbDescription(
     title="drain a node",
     changes="the node leaves the group; the others take its samples",
     keeps="the curve; the node's trainer waits for admit",
-    fields=_drain_fields,
+    fields=lambda state, rank: (node_field([view for view in _ranks(state) if view.state != "drained"], rank),),
     refused=_drain_refused,
     preview=_drain_preview,
     undo=_drain_undo,
 )
 
 
-def _admit_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    return (node_field([view for view in (state.run.ranks if state.run else ()) if view.state in HELD_STATES], rank),)
-
-
-def _admit_blocked(state: ViewState, fields: Sequence[FormField]) -> str:
-    return "" if fields[0].choices else "no node is drained or failed"
-
-
-def _admit_refused(order: Order, state: ViewState, run: m.RunView) -> str:
-    mine = [view for view in run.ranks if view.node == order.node]
+def _admit_refused(proposal: Proposal) -> str:
+    mine = [view for view in proposal.run.ranks if view.node == proposal.order.node]
     if not mine:
-        return no_node(order, run)
+        return no_node(proposal)
     node, states = clean(mine[0].node), {view.state for view in mine}
     if any(view.state == "failed" and view.pid is None for view in mine):
         return f"{node} has no running trainer"
-    return "" if states & HELD_STATES else _admit_why_not(node, states)
-
-
-def _admit_why_not(node: str, states: Collection[str]) -> str:
+    if states & HELD_STATES:
+        return ""
     if "rejoining" in states:
         return f"{node} is coming back and rejoins automatically"
     if "lost" in states:
@@ -87,25 +87,18 @@ def _admit_why_not(node: str, states: Collection[str]) -> str:
     return f"{node} is not drained"
 
 
-def _admit_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    node = order.node or ""
-    seats = shares.seats_of(state, node)
+def _admit_preview(proposal: Proposal) -> str:
+    node = proposal.order.node or ""
+    seats = shares.seats_of(proposal.state, node)
     before = [seat for seat in seats if seat.node != node]
-    return moved(before, seats, shares.with_back(seats, node), glyphs)
+    return moved(before, seats, shares.with_back(seats, node), proposal.glyphs)
 
 
-def _admit_undo(event: m.Event, run: m.RunView) -> Order:
-    node = node_of(event)
-    views = [view for view in run.ranks if view.node == node]
-    if event.kind != "command" or node is None or not views:
-        raise NoInverse("no command caused it")
+def _admit_undo(event: Event, run: RunView) -> Order:
+    node, views = _node_of_command(event, run)
     if all(view.state in HELD_STATES for view in views):
         raise NoInverse(f"{node} is already out again")
     return Order("drain", {}, node)
-
-
-def _admit_undo_remark(order: Order) -> str:
-    return "its new share follows from its last rate and may differ from the old one"
 
 
 ADMIT = VerbDescription(
@@ -113,39 +106,34 @@ ADMIT = VerbDescription(
     title="admit a node",
     changes="the node rejoins the group and is brought up to date",
     keeps="the curve, the global batch",
-    fields=_admit_fields,
-    blocked=_admit_blocked,
+    fields=lambda state, rank: (node_field([view for view in _ranks(state) if view.state in HELD_STATES], rank),),
+    no_nodes="no node is drained or failed",
     refused=_admit_refused,
     preview=_admit_preview,
     undo=_admit_undo,
-    undo_remark=_admit_undo_remark,
+    undo_remark=lambda order: "its new share follows from its last rate and may differ from the old one",
 )
 
 
 def _promote_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     others = [view for view in state.run.ranks if view.node != state.run.lead] if state.run else []
-    return (
-        node_field(others, rank),
-        FormField("old_lead_is_off", "old lead is off", "false", ("false", "true")),
-    )
+    return node_field(others, rank), FormField("old_lead_is_off", "old lead is off", "false", ("false", "true"))
 
 
-def _promote_blocked(state: ViewState, fields: Sequence[FormField]) -> str:
-    return "" if fields[0].choices else "no other node has a rank of the run"
+def _promote_refused(proposal: Proposal) -> str:
+    node, run = proposal.order.node, proposal.run
+    if all(view.node != node for view in run.ranks):
+        return no_node(proposal)
+    return f"{clean(run.lead)} is already the lead" if node == run.lead else ""
 
 
-def _promote_refused(order: Order, state: ViewState, run: m.RunView) -> str:
-    if all(view.node != order.node for view in run.ranks):
-        return no_node(order, run)
-    return f"{clean(run.lead)} is already the lead" if order.node == run.lead else ""
-
-
-def _promote_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+def _promote_preview(proposal: Proposal) -> str:
+    order = proposal.order
     taken = " even without a majority" if order.args.get("old_lead_is_off") else ""
-    return f"{clean(order.node or '')} leads instead of {clean(run.lead)}{taken}; curve unchanged"
+    return f"{clean(order.node or '')} leads instead of {clean(proposal.run.lead)}{taken}; curve unchanged"
 
 
-def _promote_undo(event: m.Event, run: m.RunView) -> Order:
+def _promote_undo(event: Event, run: RunView) -> Order:
     before = event.data.before if isinstance(event.data, LeadChanged) else ""
     if before == run.lead:
         raise NoInverse(f"{before} is already the lead again")
@@ -160,7 +148,7 @@ PROMOTE = VerbDescription(
     changes="who leads: the lead hands over, or a majority votes if it is gone",
     keeps="the curve, ranks and shares (costs one fence)",
     fields=_promote_fields,
-    blocked=_promote_blocked,
+    no_nodes="no other node has a rank of the run",
     refused=_promote_refused,
     preview=_promote_preview,
     undo=_promote_undo,

@@ -1,48 +1,54 @@
 """Verbs that divide a batch, and never change the loss: shares, and micro-batches. Pure."""
 
 import math
-from collections.abc import Sequence
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Event, RankView, RunView
 from trainctl.protocol.messages.events import MicroBatchChanged, SharesChanged
-from trainctl.tui.commands import predictions, shares
+from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription, VerbKey
-from trainctl.tui.commands.verb_parts import few, joined, micros_changed, moved, no_node, outcome
+from trainctl.tui.commands.verb_description import (
+    FormField,
+    NoInverse,
+    Proposal,
+    VerbDescription,
+    VerbKey,
+    few,
+    joined,
+    micros_changed,
+    moved,
+    no_node,
+    node_field,
+    outcome,
+)
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean
 
 
-def _rebalance_blocked(state: ViewState, fields: Sequence[FormField]) -> str:
-    alone = len(live_ranks(state.run)) < 2
-    return "one rank takes the whole batch: nothing to split" if alone else ""
-
-
-def _rebalance_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _rebalance_refused(proposal: Proposal) -> str:
     try:
-        shares.meant(shares.seats_of(state), order.args)
+        shares.meant(shares.seats_of(proposal.state), proposal.order.args)
     except ValueError as error:
         return clean(str(error))
     return ""
 
 
-def _rebalance_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    seats = shares.seats_of(state)
-    if not order.args.get("auto"):
-        return moved(seats, seats, shares.resolve(seats, order.args["shares"]), glyphs)
-    found = shares.fastest(seats)
-    if found is None:
+def _rebalance_preview(proposal: Proposal) -> str:
+    seats, glyphs = shares.seats_of(proposal.state), proposal.glyphs
+    if not proposal.order.args.get("auto"):
+        return moved(seats, seats, shares.resolve(seats, proposal.order.args["shares"]), glyphs)
+    best = shares.fastest(seats)
+    if best is None:
         return "own rates aren't measured yet; the agent decides"
-    after = shares.with_micros(seats, found.micros)
-    micros = micros_changed(seats, after, found.shares, glyphs)
-    if micros and found.shares == tuple(seat.share for seat in seats):
-        return joined(micros, *outcome(seats, after, found.shares, glyphs), "curve unchanged")
-    return joined(micros, moved(seats, after, found.shares, glyphs))
+    after = shares.with_micros(seats, best.micros)
+    micros = micros_changed(seats, after, best.shares, glyphs)
+    if micros and best.shares == tuple(seat.share for seat in seats):
+        return joined(micros, *outcome(seats, after, best.shares, glyphs), "curve unchanged")
+    return joined(micros, moved(seats, after, best.shares, glyphs))
 
 
-def _rebalance_undo(event: m.Event, run: m.RunView) -> Order:
+def _rebalance_undo(event: Event, run: RunView) -> Order:
     had = event.data.before if isinstance(event.data, SharesChanged) else {}
     before = {node: share for node, share in had.items() if share}
     now: dict[str, int] = {}
@@ -67,7 +73,7 @@ REBALANCE = VerbDescription(
     title="split the global batch",
     changes="the samples each node takes (speed only)",
     keeps="loss, global batch, learning rate, micro-batches unless auto",
-    blocked=_rebalance_blocked,
+    blocked=lambda state: "one rank takes the whole batch: nothing to split" if len(live_ranks(state.run)) < 2 else "",
     refused=_rebalance_refused,
     preview=_rebalance_preview,
     undo=_rebalance_undo,
@@ -78,24 +84,22 @@ REBALANCE = VerbDescription(
 
 
 def _resize_batch_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    views = list(live_ranks(state.run))
-    view = next((item for item in views if item.rank == rank), views[0] if views else None)
-    nodes = tuple(dict.fromkeys(item.node for item in views))
-    return (
-        FormField("node", "node", view.node if view else "", nodes),
-        FormField("micro", "micro-batch", str(view.micro_batch or "") if view else ""),
-    )
+    views = live_ranks(state.run)
+    node = node_field(views, rank)
+    micro = next((view.micro_batch for view in views if view.rank == rank), views[0].micro_batch if views else None)
+    return node, FormField("micro", "micro-batch", str(micro or ""))
 
 
-def _resize_batch_views(order: Order, run: m.RunView) -> list[m.RankView]:
+def _resize_batch_views(order: Order, run: RunView) -> list[RankView]:
     return [view for view in live_ranks(run) if order.node in (None, view.node)]
 
 
-def _resize_batch_refused(order: Order, state: ViewState, run: m.RunView) -> str:
+def _resize_batch_refused(proposal: Proposal) -> str:
+    order, run = proposal.order, proposal.run
     views = _resize_batch_views(order, run)
     out = next((view for view in run.ranks if order.node in (None, view.node)), None)
     if out is None:
-        return no_node(order, run)
+        return no_node(proposal)
     if not views:
         return f"{clean(out.node)} ({out.state}) takes no {run.sample_unit}"
     micro = int(order.args["micro"])
@@ -103,61 +107,46 @@ def _resize_batch_refused(order: Order, state: ViewState, run: m.RunView) -> str
     return f"{micro} is more than {clean(over.node)}'s share of {over.share} {run.sample_unit}" if over else ""
 
 
-def _resize_batch_changes_nothing(order: Order, run: m.RunView) -> bool:
+def _resize_batch_changes_nothing(order: Order, run: RunView) -> bool:
     views = _resize_batch_views(order, run)
     return bool(views) and all(view.micro_batch == order.args.get("micro") for view in views)
 
 
-# ---------------------------------------------------------------- what it would do
-
-
-def _resize_batch_preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    micro = int(order.args["micro"])
-    seats = shares.seats_of(state)
+def _resize_batch_preview(proposal: Proposal) -> str:
+    order, state, glyphs = proposal.order, proposal.state, proposal.glyphs
+    micro, seats = int(order.args["micro"]), shares.seats_of(state)
     if not seats:
         return f"micro-batch {micro}; curve unchanged"
-    parts = []
-    for seat in seats:
-        if order.node in (None, seat.node):
-            old, new = (_resize_batch_passes(seat.share, size, glyphs) for size in (seat.micro_batch, micro))
-            parts.append(
-                f"{clean(seat.node)} {old} {glyphs.arrow} {new}" if old != new else f"{clean(seat.node)} stays {old}"
-            )
     micros = [micro if order.node in (None, seat.node) else seat.micro_batch for seat in seats]
-    if all(
-        min(seat.share, size) == min(seat.share, seat.micro_batch) for seat, size in zip(seats, micros, strict=True)
-    ):
+    parts = []
+    for seat in (seat for seat in seats if order.node in (None, seat.node)):
+        old, new = (_passes(seat.share, size, glyphs) for size in (seat.micro_batch, micro))
+        parts.append(f"{clean(seat.node)} {f'{old} {glyphs.arrow} {new}' if old != new else f'stays {old}'}")
+    both = zip(seats, micros, strict=True)
+    if all(min(seat.share, size) == min(seat.share, seat.micro_batch) for seat, size in both):
         return f"{few(parts)}; curve unchanged"
-    return joined(few(parts), *_resize_batch_resized(state, seats, micros, glyphs), "curve unchanged")
+    counts = [seat.share for seat in seats]
+    then = [shares.with_micro(seat, size, state.tried) for seat, size in zip(seats, micros, strict=True)]
+    now = shares.group_seconds(seats, counts)
+    step = shares.seconds_change(now, shares.group_seconds(then, counts), glyphs.arrow)
+    changed = [(seat, size) for seat, size in zip(seats, micros, strict=True) if size != seat.micro_batch]
+    sizes = ", ".join(map(str, sorted({size for _, size in changed})))
+    memory = shares.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
+    return joined(
+        few(parts),
+        step or f"step time at micro {sizes} isn't measured yet",
+        f"predicted memory {memory}" if memory is not None and not memory.over else "",
+        shares.fits(seats, counts, micros),
+        "curve unchanged",
+    )
 
 
-def _resize_batch_passes(share: int, micro: int, glyphs: Glyphs) -> str:
+def _passes(share: int, micro: int, glyphs: Glyphs) -> str:
     micro = max(min(micro, share), 1)
     return f"{micro}{glyphs.times}{math.ceil(share / micro)}"
 
 
-def _resize_batch_resized(
-    state: ViewState, seats: Sequence[shares.Seat], micros: Sequence[int], glyphs: Glyphs
-) -> tuple[str, str, str]:
-    """The step, the memory of the one node that changes, and whether all of it fits."""
-    counts = [seat.share for seat in seats]
-    then = [predictions.with_micro(seat, size, state.tried) for seat, size in zip(seats, micros, strict=True)]
-    step = predictions.seconds_change(
-        shares.group_seconds(seats, counts), shares.group_seconds(then, counts), glyphs.arrow
-    )
-    changed = [(seat, size) for seat, size in zip(seats, micros, strict=True) if size != seat.micro_batch]
-    sizes = sorted({size for _, size in changed})
-    unknown = f"step time at micro {', '.join(map(str, sizes))} isn't measured yet"
-    memory = predictions.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
-    whole = predictions.fits(seats, counts, micros)
-    peak = f"predicted memory {memory}" if memory is not None and not memory.over else ""
-    return step or unknown, peak, whole
-
-
-# ---------------------------------------------------------------- undo
-
-
-def _resize_batch_undo(event: m.Event, run: m.RunView) -> Order:
+def _resize_batch_undo(event: Event, run: RunView) -> Order:
     if event.kind != "command":
         raise NoInverse("the node ran out of memory at that size; choose a different one with resize-batch")
     if not isinstance(event.data, MicroBatchChanged):
@@ -170,19 +159,15 @@ def _resize_batch_undo(event: m.Event, run: m.RunView) -> Order:
     if len(before) == 1:
         node, size = next(iter(before.items()))
         known = node or (live[0] if len(set(live)) == 1 else None)
-        return Order(RESIZE_BATCH.name, {"micro": size}, _resize_batch_taking_part(known, live))
+        if known is None:
+            raise NoInverse("the record doesn't name its node")
+        if known not in live:
+            raise NoInverse(f"{known} isn't in the group now")
+        return Order(RESIZE_BATCH.name, {"micro": size}, known)
     if len(set(before.values())) > 1 or set(before) != set(live):
         each = ", ".join(f"{name} {size}" for name, size in before.items())
         raise NoInverse(f"it takes several commands to restore the nodes' sizes: {each}")
     return Order(RESIZE_BATCH.name, {"micro": next(iter(before.values()))})
-
-
-def _resize_batch_taking_part(node: str | None, live: Sequence[str]) -> str:
-    if node is None:
-        raise NoInverse("the record doesn't name its node")
-    if node not in live:
-        raise NoInverse(f"{node} isn't in the group now")
-    return node
 
 
 RESIZE_BATCH = VerbDescription(

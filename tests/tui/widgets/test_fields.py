@@ -4,7 +4,7 @@ import pytest
 from textual import events
 from textual.app import App, ComposeResult
 
-from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.fields import InputField
 
 
 class Field(App[None]):

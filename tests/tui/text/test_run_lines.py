@@ -7,7 +7,7 @@ from tests.tui.support.states import ALONE, FLEET
 
 from trainctl.tui.cli import tables
 from trainctl.tui.screens import header
-from trainctl.tui.text import figure_names, styled_line
+from trainctl.tui.text import run_lines, styled_line
 from trainctl.tui.text.glyphs import UNICODE
 
 
@@ -41,5 +41,5 @@ async def test_help_has_every_figure_and_word() -> None:
     async with running(source_of(4), size=(120, 60)) as (pilot, app):
         await pilot.press("question_mark")
         said = " ".join(dialog_text(app).split())
-        for figure in (*figure_names.FIGURES, *figure_names.WORDS):
+        for figure in (*run_lines.FIGURES, *run_lines.WORDS):
             assert " ".join(f"{figure.label} {figure.meaning}".split()) in said

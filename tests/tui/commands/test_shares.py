@@ -8,7 +8,7 @@ from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, sn
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import verbs
-from trainctl.tui.commands import arguments, predictions
+from trainctl.tui.commands import arguments, shares
 from trainctl.tui.commands.forms import preview
 from trainctl.tui.commands.shares import Seat, seats_of
 from trainctl.tui.state import reducer
@@ -47,11 +47,11 @@ def step_at(micro: int, busy_seconds: float, step: int) -> m.RankStep:
 def test_a_speed_at_a_micro_batch_is_what_was_measured_or_lies_between() -> None:
     # A pass costs 0.1 s and a sample 0.05 s.
     tried = {(2, micro): md.Trial(1 / (0.1 / micro + 0.05)) for micro in (4, 16)}
-    assert predictions.rate_at(tried, 2, 4) == pytest.approx(1 / 0.075)
-    assert predictions.rate_at(tried, 2, 8) == pytest.approx(1 / 0.0625)
-    assert predictions.rate_at(tried, 2, 1) == pytest.approx(1 / 0.15)
-    assert predictions.rate_at(tried, 1, 4) is None
-    assert predictions.rate_at({(2, 4): md.Trial(10.0)}, 2, 8) is None
+    assert shares.rate_at(tried, 2, 4) == pytest.approx(1 / 0.075)
+    assert shares.rate_at(tried, 2, 8) == pytest.approx(1 / 0.0625)
+    assert shares.rate_at(tried, 2, 1) == pytest.approx(1 / 0.15)
+    assert shares.rate_at(tried, 1, 4) is None
+    assert shares.rate_at({(2, 4): md.Trial(10.0)}, 2, 8) is None
 
 
 def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
@@ -90,31 +90,31 @@ def test_a_curve_predicts_micro_batches_that_were_never_in_use() -> None:
     seat = next(seat for seat in seats_of(state) if seat.node == "forge")
     assert seat.model is not None and not seat.model.is_linear
     floor = seat.model.floor_seconds
-    assert predictions.with_micro(seat, 3, state.tried).seconds(39) == pytest.approx(13 * 0.19 + floor)
-    assert predictions.with_micro(seat, 39, state.tried).seconds(39) == pytest.approx(1.27 + floor)
+    assert shares.with_micro(seat, 3, state.tried).seconds(39) == pytest.approx(13 * 0.19 + floor)
+    assert shares.with_micro(seat, 39, state.tried).seconds(39) == pytest.approx(1.27 + floor)
     assert seat.seconds(20) == pytest.approx(0.49 + 0.31 + floor)
     again = preview(arguments.parse("resize-batch micro=4 --node forge"), state, UNICODE).text
     assert "isn't measured yet" not in again
 
 
 def test_memory_grows_by_the_samples_of_a_pass_and_is_bounded_where_that_is_not_known() -> None:
-    known = predictions.memory_at(seat(20 * GB, 12 * GB), 16, 16)
+    known = shares.memory_at(seat(20 * GB, 12 * GB), 16, 16)
     assert (str(known), known.over) == ("28 of 24 GB", True)
-    assert str(predictions.memory_at(seat(20 * GB, 12 * GB), 16, 4)) == "at most 20 of 24 GB"
-    assert str(predictions.memory_at(seat(20 * GB, 12 * GB), 16, 8)) == "20 of 24 GB"
-    assert str(predictions.memory_at(seat(6 * GB, 6 * GB), 16, 16)) == "at most 12 of 24 GB"
-    assert str(predictions.memory_at(seat(6 * GB, 6 * GB, None), 16, 16)) == "at most 12 GB"
-    assert predictions.memory_at(seat(None, None), 16, 16) is None
-    assert predictions.memory_at(seat(20 * GB, 12 * GB), 4, 8) == predictions.Memory(20 * GB, 24 * GB, at_most=True)
+    assert str(shares.memory_at(seat(20 * GB, 12 * GB), 16, 4)) == "at most 20 of 24 GB"
+    assert str(shares.memory_at(seat(20 * GB, 12 * GB), 16, 8)) == "20 of 24 GB"
+    assert str(shares.memory_at(seat(6 * GB, 6 * GB), 16, 16)) == "at most 12 of 24 GB"
+    assert str(shares.memory_at(seat(6 * GB, 6 * GB, None), 16, 16)) == "at most 12 GB"
+    assert shares.memory_at(seat(None, None), 16, 16) is None
+    assert shares.memory_at(seat(20 * GB, 12 * GB), 4, 8) == shares.Memory(20 * GB, 24 * GB, at_most=True)
 
 
 def test_who_would_not_fit_is_named() -> None:
-    assert predictions.fits([seat(20 * GB, 12 * GB)], [16], [8]) == "fits"
-    assert predictions.fits([seat(20 * GB, 12 * GB)], [16], [16]) == "forge is over its memory: 28 of 24 GB"
-    assert predictions.fits([seat(16 * GB, 16 * GB)], [16], [16]) == (
+    assert shares.fits([seat(20 * GB, 12 * GB)], [16], [8]) == "fits"
+    assert shares.fits([seat(20 * GB, 12 * GB)], [16], [16]) == "forge is over its memory: 28 of 24 GB"
+    assert shares.fits([seat(16 * GB, 16 * GB)], [16], [16]) == (
         "forge may be over its memory: at most 32 of 24 GB"
     )  # fmt: skip
-    assert predictions.fits([seat(20 * GB, 12 * GB, None)], [16], [8]) == ""
+    assert shares.fits([seat(20 * GB, 12 * GB, None)], [16], [8]) == ""
 
 
 @pytest.mark.parametrize(

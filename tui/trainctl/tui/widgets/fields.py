@@ -1,30 +1,55 @@
-"""A field with a few choices, one of them taken."""
+"""The fields of dialogs and bars: one that is typed into, and one with a few choices."""
 
 from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
+from textual.widgets import Input
 
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import cell_len
 from trainctl.tui.widgets.theme import style_of
 
+
+class InputField(Input):
+    """An Input that takes keys strictly in the order they came.
+
+    A plain Input inserts a character at once and a binding's key (backspace, enter) only after the whole batch, so
+    that what a slow line delivers in one packet arrives shuffled.
+    """
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Insert all lines as one, where a plain Input takes only the first."""
+        event.stop()
+        event.prevent_default()
+        lines = event.text.strip("\r\n").splitlines()
+        self.replace(" ".join(lines[:1] + [line.strip() for line in lines[1:]]), *self.selection)
+
+    async def on_key(self, event: events.Key) -> None:
+        found = None if event.is_printable else self.screen.active_bindings.get(event.key)
+        if found is not None and found.node is self:
+            event.stop()
+            event.prevent_default()
+            await self.run_action(found.binding.action)
+
+
 CHOICE_ROWS = 4
-"""Of a choice at most; the rest comes into view as it is turned."""
+"""Rows of a choice at most; the rest comes into view as it is turned."""
 _CHOICE_WORDS = {"true": "yes", "false": "no"}
 _COUNT_CELLS = 10
 """Kept free at the end of a row for how many there are, where not all are in view."""
 
 
 def choice_rows(choices: Sequence[str], columns: int) -> list[range]:
-    """The choices by the rows that they take in so many cells."""
+    """Return the choices by the rows that they take in so many cells."""
     sizes = [cell_len(_CHOICE_WORDS.get(text, text)) + 6 for text in choices]
     for room in (columns + 2, columns + 2 - _COUNT_CELLS):  # a row's last two cells are blanks
         rows, start, used = [], 0, 0
@@ -52,7 +77,7 @@ class Choice(Widget, can_focus=True):
     index = reactive(0)
 
     class Changed(Message):
-        """Another value was chosen."""
+        """The news that another value was chosen."""
 
     def __init__(self, choices: tuple[str, ...], value: str, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(id=id)

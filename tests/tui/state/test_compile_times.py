@@ -14,8 +14,7 @@ from trainctl.tui.report import read_facts
 from trainctl.tui.screens import node_view
 from trainctl.tui.state import rank_rows, reducer, step_phases
 from trainctl.tui.state import view_state as md
-from trainctl.tui.text import compile_times
-from trainctl.tui.text.compile_times import Compilation
+from trainctl.tui.state.step_phases import Compilation
 from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
 
@@ -32,9 +31,12 @@ def history(*found: tuple[int, float], size: int = 1, rank: int = FORGE) -> m.Hi
 
 def test_the_longest_of_each_rank_is_kept_with_its_exact_step() -> None:
     whole, near = history((0, 41.2), (5000, 9.0), size=100), history((1, 41.2), (2, 3.0))
-    assert compile_times.by_rank([whole]) == {FORGE: Compilation(1, 99, 41.2)}
-    assert compile_times.by_rank([whole, near, history((7, 8.0), rank=0)]) == {FORGE: FIRST, 0: Compilation(7, 7, 8.0)}
-    assert compile_times.by_rank([history()]) == {}
+    assert step_phases.compiled_by_rank([whole]) == {FORGE: Compilation(1, 99, 41.2)}
+    assert step_phases.compiled_by_rank([whole, near, history((7, 8.0), rank=0)]) == {
+        FORGE: FIRST,
+        0: Compilation(7, 7, 8.0),
+    }
+    assert step_phases.compiled_by_rank([history()]) == {}
 
 
 def live(*steps: tuple[int, float]) -> md.ViewState:
