@@ -73,6 +73,29 @@ def test_what_it_writes_passes_check(inputs: Path, monkeypatch: pytest.MonkeyPat
     assert {file.name for file in inputs.iterdir()} == {"My Model", "data", "run.toml", "etc"}, "drafts were left"
 
 
+def test_parts_of_a_data_set_are_known_by_their_files_names(inputs: Path) -> None:
+    folder = inputs / "set"
+    folder.mkdir()
+    for name, text in (("train.txt", "text"), ("valid.txt", "held"), ("test.txt", "test")):
+        (folder / name).write_text(text * 200)
+    assert "all of it is trained on" in call("check", _over(inputs, folder)).stdout
+    (inputs / "run.toml").unlink()
+    data = written(inputs, "--data", folder)["data"]
+    assert (data["path"], data["held_out_path"]) == (str(folder / "train.txt"), str(folder / "valid.txt"))
+    assert "held_out" not in data
+    (folder / "train.txt").rename(folder / "train-00000-of-00002.txt")
+    (folder / "train-00001-of-00002.txt").write_text("more" * 200)
+    assert written(inputs, "--data", folder)["data"]["path"] == str(folder / "train*.txt")
+
+
+def _over(inputs: Path, data: Path) -> Path:
+    """Write a run file, and let it read a whole folder."""
+    call_json(*words(inputs))
+    file = inputs / "run.toml"
+    file.write_text(file.read_text().replace(str(inputs / "data"), str(data)))
+    return file
+
+
 def test_an_agent_on_a_unix_socket_needs_no_cluster_file(inputs: Path) -> None:
     assert call_json(*words(inputs))["written"] == [str(inputs / "run.toml")]
     assert not (inputs / "cluster.toml").exists()

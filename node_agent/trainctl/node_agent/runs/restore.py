@@ -230,7 +230,7 @@ def old_run(
         raise InvalidInputError("resume", f"{paths.directory.name} {problem}")
     if step >= config.run.steps:
         raise InvalidInputError(
-            "resume", f"{paths.directory.name} has already completed all its {config.run.steps} steps"
+            "resume", f"{paths.directory.name} is at step {step:,}, and was to be trained to step {config.run.steps:,}"
         )
     with _recorder(paths) as recorder:
         durable = _kept(recorder)

@@ -4,12 +4,21 @@ A folder and a glob agree: suffixes count in any case, hidden files and folders 
 """
 
 import glob
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final, Literal
 
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind
 from trainctl.protocol.errors import InvalidInputError
 
+Split = Literal["train", "held-out", "test"]
+_SPLITS: Final[dict[str, Split]] = {
+    "train": "train",
+    **dict.fromkeys(("valid", "validation", "val", "dev", "eval"), "held-out"),
+    "test": "test",
+}
+"""Parts of a data set by how the names of their files begin, as mlx-lm and datasets have them."""
 PARTIAL_FOLDER = ".trainctl-partial"
 """Hidden folder of files that are still being copied."""
 _WILDCARDS = frozenset("*?[")
@@ -38,6 +47,26 @@ def data_files(path: Path, kind: DataKind) -> list[Path]:
         if not file.is_file():
             raise InvalidInputError(str(file), "is not a regular file; remove it, or restore what it links to")
     return files
+
+
+def named_splits(folder: Path, kind: DataKind) -> dict[Split, Path]:
+    """Return the parts of a data set in a folder, by the names of its files: a file each, or a glob of several.
+
+    Empty if the folder has no file of training data, or no other part.
+    """
+    if not folder.is_dir():
+        return {}
+    files: dict[Split, list[Path]] = {}
+    for file in data_files(folder, kind):
+        if split := _SPLITS.get(re.split(r"[-_.]", file.name.lower())[0]):
+            files.setdefault(split, []).append(file)
+    if "train" not in files or len(files) == 1:
+        return {}
+    return {split: paths[0] if len(paths) == 1 else _glob_of(paths[0]) for split, paths in files.items()}
+
+
+def _glob_of(file: Path) -> Path:
+    return file.with_name(f"{re.split(r'[-_.]', file.name)[0]}*{file.suffix}")
 
 
 def hidden_files(path: Path, kind: DataKind) -> int:

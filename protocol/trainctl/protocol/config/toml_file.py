@@ -21,7 +21,8 @@ def read(path: Path, what: str) -> dict[str, Any]:
     except OSError as error:
         raise InvalidInputError(str(path), f"not a readable TOML file: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidInputError(str(path), f"not a readable TOML file: {error}") from None
+        other = "; trainctl init writes a run file" if path.suffix in (".yaml", ".yml", ".json") else ""
+        raise InvalidInputError(str(path), f"not a readable TOML file: {error}{other}") from None
     except RecursionError:
         raise InvalidInputError(str(path), "not a readable TOML file: nested too deeply") from None
 

@@ -5,10 +5,12 @@ A setting outside its usual range may be meant, so none of this refuses a run.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from trainctl.protocol.config.data_files import named_splits
 from trainctl.protocol.config.objectives import objective_name
 from trainctl.protocol.config.run_tables import RunFile
 
@@ -119,6 +121,17 @@ def _held_out(config: RunFile, data: DataSize | None) -> Iterator[Unusual]:
     yield Unusual("data.held_out", text, f"data.held_out={HELD_OUT_PART}")
 
 
+def _splits(config: RunFile, data: DataSize | None) -> Iterator[Unusual]:
+    splits = named_splits(Path(config.data.path), config.data.kind)
+    if splits:
+        others = " and ".join(path.name for split, path in splits.items() if split != "train")
+        text = (
+            f"data.path is a folder with {splits['train'].name} beside {others}: all of it is trained on; usual is to "
+            "train on the first alone, and to name held-out data as data.held_out_path"
+        )
+        yield Unusual("data.path", text, f"data.path={splits['train']}")
+
+
 def _outside(setting: str, value: str, usual: UsualRange, nearest: float) -> Unusual:
     side = "below" if nearest == usual.low else "above"
     within = f"at most {usual.high:g}" if not usual.low else f"{usual.low:g} to {usual.high:g}"
@@ -131,4 +144,5 @@ _RULES: Final[tuple[Callable[[RunFile, DataSize | None], Iterator[Unusual]], ...
     _batch,
     _epochs,
     _held_out,
+    _splits,
 )

@@ -137,8 +137,11 @@ def export_model(
     given = {"--to": to, "--step": step, "--output": output_folder, "--dtype": dtype}
     words = [f"{option}={value}" for option, value in given.items() if value is not None]
     words += [option for option, on in (("--best", best), ("--no-verify", no_verify)) if on]
-    seen = stage(output.one_line(f"export-model: {to} of {directory.name}")) if sys.stderr.isatty() else nullcontext()
-    with seen:
+    compared = "" if no_verify else ", then its logits are compared (--no-verify leaves that out)"
+    doing = output.one_line(f"export-model: {to} of {directory.name}{compared}")
+    if not sys.stderr.isatty():
+        output.tell(doing)
+    with stage(doing) if sys.stderr.isatty() else nullcontext():
         made = make([f"--run-directory={directory}", *words])
     return output.answer(description(made), json=json, **made)
 

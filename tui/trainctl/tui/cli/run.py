@@ -131,7 +131,11 @@ def run(
         wanted = "RUN.toml to start a run, --branch RUN@STEP to branch off one, or --resume RUN to resume one"
         raise InvalidInputError("run", f"give {wanted}")
     if resume is not None and set_:
-        raise InvalidInputError("--set", "a resumed run keeps its own run file: leave out --set")
+        raise InvalidInputError(
+            "--set",
+            "a resumed run keeps its own run file: leave out --set, and change it with trainctl send, or use "
+            "--branch in place of --resume",
+        )
     if resume is None and from_step is not None:
         raise InvalidInputError("--from-step", "only a run that is resumed has earlier steps: add --resume RUN")
     if resume is None and steps is not None:
@@ -222,16 +226,22 @@ async def _sent_and_told(client: Any, order: command.Order, seconds: float) -> m
 
 
 async def _tell_of_start(client: Any, name: str | None = None) -> None:
-    told: dict[str, str] = {}
+    """Tell the run's id, then what its ranks do until all of them train: not until a step, which a resumed run has."""
+    words: dict[str, str] = {}
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         run = (await client.snapshot(0, name)).run
-        if run is not None and run.state == "running" and all(rank.state == "run" for rank in run.ranks):
-            return  # not by its step: a resumed run has one before it starts
-        for rank in run.ranks if run is not None else ():
-            if rank.state == "starting" and rank.why and told.get(rank.node) != rank.why:
-                told[rank.node] = rank.why
+        if run is None or run.state not in m.ACTIVE_RUN_STATES:
+            continue
+        if not words:
+            output.tell(f"{run.run} is starting")
+        if run.state == "running" and all(rank.state == "run" for rank in run.ranks):
+            output.tell("all ranks are ready; evaluations and answers that the run file asks for come before a step")
+            return
+        for rank in run.ranks:
+            if rank.state == "starting" and rank.why and words.get(rank.node) != rank.why:
                 output.tell(f"{rank.node}: {rank.why}")
+            words[rank.node] = rank.why
 
 
 def _run_file(

@@ -55,6 +55,7 @@ class Answers(NamedTuple):
     mean_tokens: float | None = None  # of a sample; None: sequence_length
     samples: int | None = None  # of the data, if they were counted
     prompt: str = ""  # that the model answers during the run; empty: none
+    held_out: Path | None = None  # data to evaluate with; None: a part of `data`
 
 
 def run_name(folder: Path) -> str:
@@ -82,6 +83,10 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
     epochs = values.EPOCHS[answers.objective]
     steps = answers.steps or (math.ceil(epochs * answers.samples / whole) if answers.samples else STEPS)
     every = values.every(steps)
+    if answers.held_out is not None:
+        held_out: dict[str, Any] = {"held_out_path": str(answers.held_out)}
+    else:
+        held_out = {"held_out": values.held_out(answers.samples)} if answers.samples else {}
     tables: dict[str, Any] = {
         "run": {"name": answers.name} | ({"steps": answers.steps} if answers.steps else {"epochs": epochs}),
         "model": {"path": str(answers.model), "dtype": "auto"}
@@ -90,7 +95,7 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
         "data": {
             "path": str(answers.data), "kind": answers.kind, "tokenizer": "model" if model.has_tokenizer else "bytes",
             "sequence_length": length,
-        } | ({"held_out": values.held_out(answers.samples)} if answers.samples else {}),
+        } | held_out,
         "batch": {"global": whole, "micro": 1},
         "optimizer": {"learning_rate": rate, "warmup_ratio": values.WARMUP_RATIO},
         "checkpoint": {"every_steps": every},

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from trainctl.protocol.client import local_agents
 from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config import cluster_file as cluster
-from trainctl.protocol.config.data_files import is_glob
+from trainctl.protocol.config.data_files import is_glob, named_splits
 from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_folder
 from trainctl.protocol.config.objectives import sample_unit, sequences_of
 from trainctl.protocol.config.run_tables import DataKind
@@ -86,6 +86,8 @@ def write(given: Given, file: Path, cluster_file: Path | None, ask: Ask | None) 
     with init_files.drafts(texts) as drafts:
         _check(drafts, file, kept or (target if target in drafts else None))
     remarks += init_files.remarks(model, machine, answers.adapter)
+    if answers.held_out is not None:
+        remarks.append(f"trains on {answers.data.name} and evaluates with {answers.held_out.name}")
     if key is None and not is_alone:
         remarks.append("an agent needs keys to listen on TCP: create them with trainctl keys new")
     if kept is not None:
@@ -141,6 +143,8 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     question = "Data: text (*.txt) or rows (*.jsonl, *.parquet), a file or a folder"
     data = _path(given.data, "--data", question, ask, _data)
     kind = init_probe.data_kind(data)
+    splits = named_splits(data, kind)
+    data = splits.get("train", data)
     has_pairs = kind == "rows" and init_probe.has_pairs(data)
     if found.encodes_prompts:
         _check_tokenizer(found)
@@ -166,7 +170,8 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     if address is None and not has_cluster:
         address = _asked(None, _address_question(machine), usual, ask, lambda text: _checked_address(text, machine))
     address = _checked_address(address or usual, machine)
-    return Answers(model, data, name, address, steps, batch, kind, adapter, objective)
+    held_out = splits.get("held-out")
+    return Answers(model, data, name, address, steps, batch, kind, adapter, objective, held_out=held_out)
 
 
 def _check_tokenizer(model: Model) -> None:
