@@ -175,7 +175,7 @@ def chunks_in(folder: Path) -> int:
 def tokenized_bytes(progress: Path) -> int:
     """By the last whole line that the process has said."""
     lines = progress.read_text("utf-8").split("\n")[:-1]
-    return int(json.loads(lines[-1])["done"]) if lines else 0
+    return int(json.loads(lines[-1]).get("done", 0)) if lines else 0
 
 
 def shares_of(directory: Path, first: int, last: int) -> Shares:

@@ -36,7 +36,7 @@ def grow(path, run_file, tmp_path):
             data__chunk_samples=CHUNK, **changes,
         )  # fmt: skip
         errors: list[TrainctlError] = []
-        opened.append(open_growing(config, tmp_path / "caches", "run.toml", failed=errors.append))
+        opened.append(open_growing(config, tmp_path / "caches", "run.toml", on_failed=errors.append))
         opened[-1].errors = errors  # type: ignore[attr-defined]
         return opened[-1]
 

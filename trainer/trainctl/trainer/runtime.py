@@ -405,7 +405,7 @@ def _open_growing(
 
     look = _ended_by(status, control)
     report = _tokenizing(status, control)
-    growing = open_growing(config, caches, where, report, look, first, told=told, failed=control.fail)
+    growing = open_growing(config, caches, where, report, look, first, on_sealed=told, on_failed=control.fail)
     _log_end(growing.now.chunks[0], config)
     return growing
 

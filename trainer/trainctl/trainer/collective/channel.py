@@ -1,4 +1,5 @@
-"""What a trainer says to its reducers, and to the server that forks them: msgpack behind its length, on a socket pair.
+"""Messages between a trainer and its reducers, or the server that forks them: msgpack behind its length, on a socket
+pair.
 
 Each order but `Prepare` is answered once, in order; descriptors travel beside them.
 """
@@ -104,7 +105,7 @@ class Channel:
         self._socket.sendall(frame[sent:])
 
     def next_order(self) -> tuple[Order, list[int]]:
-        """An order and the descriptors that came with it. Raises EOFError at the end."""
+        """Return an order and the descriptors that came with it. Raises EOFError at the end."""
         body, descriptors = self._receive()
         return _ORDERS.decode(body), descriptors
 
@@ -116,7 +117,7 @@ class Channel:
         return _ANSWERS.decode(body)
 
     def has_answer(self, seconds: float) -> bool:
-        """Whether there is something to read, the end included, waiting so long for it."""
+        """Return whether there is something to read, the end included, waiting so long for it."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(seconds * 1000))

@@ -101,9 +101,9 @@ class Ring:
 
 
 def _exchanged_ports(store: Any, index: int, count: int) -> dict[int, list[int]]:
-    """All ranks' TCP ports by place: gloo's errors name a peer by one of them, which it chooses itself."""
+    """Exchange all ranks' TCP ports by place: gloo's errors name a peer by one of them, which it chooses itself."""
     try:
-        own = [found.laddr.port for found in psutil.Process().net_connections("tcp") if found.laddr]
+        own = [each.laddr.port for each in psutil.Process().net_connections("tcp") if each.laddr]
     except psutil.Error:
         own = []
     store.set(f"ports/{index}", json.dumps(own))
@@ -215,10 +215,10 @@ def lost_peer(
         return others[0]
     if _STORE.search(text):
         return 0 if own != 0 else None
-    found = _ADDRESS.search(text)
-    if found is None:
+    address = _ADDRESS.search(text)
+    if address is None:
         return None
-    host, port = found[1], int(found[2])
+    host, port = address[1], int(address[2])
     near = [place for place in others if endpoints[place][0].rsplit(":", 1)[0] == host]
     if len(near) > 1:
         near = [place for place in near if {port, _swapped(port)} & {*ports.get(place, ())}]

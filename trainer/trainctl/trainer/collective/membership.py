@@ -61,8 +61,8 @@ class Membership:
             self._standby.prepare(self._likely, self._links(self._likely))
 
     def offer(self, order: Offer) -> tuple[str, ...]:
-        """host:port of sockets that stay open; the same again for the same generation. Raises GroupError naming the
-        interface."""
+        """Return host:port of sockets that stay open; the same again for the same generation. Raises GroupError naming
+        the interface."""
         offered = self._offered
         if offered is None or (offered.generation, offered.engine) != (order.generation, order.engine):
             self._withdraw()
@@ -73,7 +73,7 @@ class Membership:
         return offered.endpoints
 
     def form(self, order: Form) -> Group:
-        """The group of an order that names this rank; one by a reducer has begun to join. Raises GroupError."""
+        """Return the group of an order that names this rank; one by a reducer has begun to join. Raises GroupError."""
         self.abort()
         self._active = None
         if order.engine == "none":
@@ -121,14 +121,14 @@ class Membership:
         return group
 
     def _links(self, engine: Engine) -> int:
-        """How many rings join at once, each with one link to a neighbour. One ring of MLX's with several links opens
-        them one by one, and listens for a link only after it has accepted the one before. Its peer mostly connects too
-        early, is refused, and sleeps for 1 s each time."""
+        """Return how many rings join at once, each with one link to a neighbour. One ring of MLX's with several links
+        opens them one by one, and listens for a link only after it has accepted the one before. Its peer mostly
+        connects too early, is refused, and sleeps for 1 s each time."""
         return self._table.links_per_peer if engine == "ring" else 1
 
     def _open(self, offered: _Offered) -> None:
-        """gloo: one socket that listens. ring: as many as there are links to a neighbour, only bound, to keep the ports
-        from others until the engine listens on them itself."""
+        """Open one socket that listens for gloo, or for the ring as many as there are links, only bound, to keep the
+        ports from others until the engine listens on them itself."""
         _, address = find_interface(self._interface)
         try:
             for _ in range(self._links(offered.engine)):
@@ -149,14 +149,14 @@ class Membership:
 
 
 def find_interface(name: str) -> tuple[str, str]:
-    """Name and IPv4 address of a network interface; of loopback for an empty name. Raises GroupError naming those that
-    there are."""
+    """Return the name and IPv4 address of a network interface; of loopback for an empty name. Raises GroupError naming
+    those that there are."""
     every = psutil.net_if_addrs().items()
-    found = {name: entry.address for name, entries in every for entry in entries if entry.family == socket.AF_INET}
-    for interface, address in found.items():
+    addresses = {name: entry.address for name, entries in every for entry in entries if entry.family == socket.AF_INET}
+    for interface, address in addresses.items():
         if interface == name or (not name and address == _LOOPBACK):
             return interface, address
-    there = ", ".join(f"{interface} ({address})" for interface, address in found.items()) or "none"
+    there = ", ".join(f"{interface} ({address})" for interface, address in addresses.items()) or "none"
     raise GroupError(
         f"nodes.interface: no interface {name or _LOOPBACK!r} with an IPv4 address here; available: {there}"
     )

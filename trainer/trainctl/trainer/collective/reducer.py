@@ -93,7 +93,7 @@ class Reducer:
         self._collective = collective
 
     def lost_peer(self, text: str) -> int | None:
-        """Place of the rank that an error of the engine is about, where it can be told."""
+        """Return the place of the rank that an error of the engine is about, where it can be told."""
         order, ports = self._joining, self._collective.ports if self._collective is not None else {}
         return engines.lost_peer(text, order.index, order.endpoints, ports) if order is not None else None
 
@@ -127,8 +127,8 @@ def serve(
 
 
 def _reset_signals() -> None:
-    """A trainer blocks the signals that end it, and so would what it starts. They end a reducer at once, even where
-    no Python code runs; and on Linux it ends with the process that made it."""
+    """Have signals end this process at once, even where no Python code runs; the trainer that started it blocks them.
+    On Linux it also ends with the process that made it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGALRM})

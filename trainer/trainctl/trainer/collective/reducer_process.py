@@ -30,7 +30,7 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._status: int | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def poll(self) -> int | None:
         """Return its exit status, negative for a signal; None as long as it runs."""
@@ -41,8 +41,9 @@ class Child:
             return self._status
 
     def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        with self._lock:
+            if self.poll() is None:
+                os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> int | None:
         """Return its exit status once it has ended, or None if it takes too long."""
@@ -52,8 +53,8 @@ class Child:
         return status
 
 
-class Forked(Protocol):
-    """A reducer that a fork server has made, from any thread."""
+class Life(Protocol):
+    """The process behind a reducer: a Child, or a fork server's. From any thread."""
 
     @property
     def pid(self) -> int | None:
@@ -66,7 +67,7 @@ class Forked(Protocol):
 class ReducerProcess:
     """One reducer. `kill` on any thread; all else on the thread that sums."""
 
-    def __init__(self, life: "Child | Forked", channel: Channel) -> None:
+    def __init__(self, life: Life, channel: Channel) -> None:
         self.life, self._channel = life, channel
         self._status: int | None = None
         self.killed = self._reaped = False
@@ -111,7 +112,7 @@ class ReducerProcess:
             self.life.kill()
 
     def close(self) -> None:
-        """`kill`, and let go of what it leaves."""
+        """`kill` it, and let go of what it leaves."""
         self.kill()
         self._reap()
         self._channel.close()
@@ -126,7 +127,7 @@ class ReducerProcess:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Whether a process is there and stopped, by a signal or a debugger."""
+    """Return whether a process is there and stopped, by a signal or a debugger."""
     if pid is None:
         return False
     try:

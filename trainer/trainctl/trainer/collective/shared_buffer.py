@@ -39,7 +39,7 @@ class SharedBuffer:
 
     @classmethod
     def create(cls, words: int) -> "SharedBuffer":
-        """Room for so many 32-bit words. Raises OSError if the system has none."""
+        """Allocate so many 32-bit words. Raises OSError if the system has no room."""
         size_bytes = max(1, words) * WORD_BYTES
         descriptor = _anonymous_memory()
         try:
@@ -58,7 +58,7 @@ class SharedBuffer:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each parameter lies among the flat float32 values."""
+    """The place of each parameter among the flat float32 values."""
 
     shapes: Mapping[str, tuple[int, ...]]  # in ascending order of name
     digest: str  # of names, shapes and offsets
@@ -68,17 +68,18 @@ class Layout:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def views(self, flat: Array) -> dict[str, Array]:
-        """The parameters as parts of `flat`, which holds at least `elements` values; nothing is copied."""
-        made, offset = {}, 0
+        """Return the parameters as parts of `flat`, which holds at least `elements` values; nothing is copied."""
+        arrays, offset = {}, 0
         for name, shape in self.shapes.items():
             size = math.prod(shape)
-            made[name] = flat[offset : offset + size].reshape(shape)
+            arrays[name] = flat[offset : offset + size].reshape(shape)
             offset += size
-        return made
+        return arrays
 
 
 def layout_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """SHA-256 over `name shape offset` of every parameter, sorted by name; offsets count float32 elements."""
+    """Return the SHA-256 over `name shape offset` of every parameter, sorted by name; offsets count float32
+    elements."""
     digest = hashlib.sha256()
     offset = 0
     for name in sorted(shapes):
@@ -88,7 +89,7 @@ def layout_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def tail_words(ranks: int, values: int) -> int:
-    """float32 numbers in a tail of so many values a rank."""
+    """Return the float32 numbers in a tail of so many values a rank."""
     return ranks * values * _PARTS
 
 
@@ -100,13 +101,14 @@ def write_tail(tail: Array, index: int, values: Sequence[float]) -> None:
 
 
 def read_tail(tail: Array, values: int) -> list[list[float]]:
-    """What each rank wrote, in the order of index."""
+    """Return what each rank wrote, in the order of index."""
     parts = tail.astype(np.float64).reshape(-1, values, _PARTS)
     return [[math.fsum(value) if np.isfinite(value).all() else float(value.sum()) for value in rank] for rank in parts]
 
 
 def _split(value: float) -> tuple[float, float, float]:
-    """Three float32 numbers whose sum is the double; infinities (what float32 has no room for too) and NaN whole."""
+    """Return three float32 numbers whose sum is the double; infinities (what float32 has no room for too) and NaN
+    whole."""
     with np.errstate(over="ignore"):
         high = float(np.float32(value))
     if not math.isfinite(high):
@@ -116,7 +118,7 @@ def _split(value: float) -> tuple[float, float, float]:
 
 
 def _anonymous_memory() -> int:
-    """A descriptor of memory that no other process can open."""
+    """Return a descriptor of memory that no other process can open."""
     if sys.platform == "linux":
         return os.memfd_create("trainctl-sums", os.MFD_CLOEXEC)
     shared: Any = importlib.import_module("_posixshmem")

@@ -53,9 +53,9 @@ class Control:
         self.detail = ""  # how far the phase has come
         self._sealed: m.Sealed | None = None  # of a growing file
         self.checkpoint_state: Callable[[], m.FromTrainer | None] = lambda: None
-        """What heartbeats repeat of the newest checkpoint."""
+        """Returns what heartbeats repeat of the newest checkpoint."""
         self.profile_state: Callable[[], m.FromTrainer | None] = lambda: None
-        """The same of the newest profile."""
+        """Returns the same of the newest profile."""
         self.on_recorded: Callable[[m.StepPlan], None] = lambda _: None
         """Receives a checkpoint's plan that comes again, since the lead's disk has its record up to that step."""
         self._outbox = Outbox()
@@ -95,7 +95,7 @@ class Control:
         self._outbox.put(message)
 
     def receive(self, seconds: float) -> m.ReferenceSlice | None:
-        """The next answer to a ReferenceAsk, if one comes within this time."""
+        """Return the next answer to a ReferenceAsk, if one comes within this time."""
         try:
             return self._reference_slices.get(timeout=seconds)
         except Empty:
@@ -271,8 +271,8 @@ class Control:
         )  # fmt: skip
 
     def _signs_of_life(self) -> int:
-        """What the status page was shown; in phases that show nothing for long, also the seconds that all threads but
-        this one have worked."""
+        """Count what the status page was shown; in phases that show nothing for long, also the seconds that all threads
+        but this one have worked."""
         worked = time.process_time() - time.thread_time() if self._status.phase in _LONG_PHASES else 0.0
         return self._status.shown + int(worked)
 
@@ -291,7 +291,12 @@ class Control:
 
 
 class Outbox:
-    """`put` on any thread; `descriptor` becomes readable when `take` has something to give."""
+    """Messages to the agent, from any thread; `descriptor` becomes readable when `take` has something to give.
+
+    The hand-over must cost the training loop microseconds. A write to a pipe would release the interpreter's lock and
+    let the woken thread encode while the loop waits. SimpleQueue's put only posts a semaphore, so a thread of its own
+    encodes when the loop next computes outside the interpreter.
+    """
 
     def __init__(self) -> None:
         self._messages: SimpleQueue[FromTrainer | None] = SimpleQueue()
@@ -311,7 +316,7 @@ class Outbox:
         self._messages.put(message)
 
     def take(self) -> list[bytes]:
-        """The frames encoded so far, oldest first."""
+        """Return the frames encoded so far, oldest first."""
         with suppress(BlockingIOError):  # no one has called `wake` since the last time
             self._woken.recv(4096)
         return [self._frames.popleft() for _ in range(len(self._frames))]

@@ -1,1 +1,1 @@
-"""Samples: tokenizing in processes, the memory-mapped token cache, the permutation of positions, and batches."""
+"""Samples: tokenizing, the memory-mapped token cache, the permutation of positions, and batches."""

@@ -90,7 +90,7 @@ def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
 
 
 def collate_apart(prompts: Sequence[Tokens], completions: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
-    """`collate` completions for a decoder; `prompts` are for the encoder, each with one token more than it reads."""
+    """Collate completions for a decoder; `prompts` are for the encoder, each with one token more than it reads."""
     encoded = collate([(tokens, np.zeros(len(tokens) - 1, np.bool_)) for tokens in prompts])
     return replace(collate(completions), prompts=Prompts(encoded.inputs, encoded.lengths))
 
@@ -98,7 +98,7 @@ def collate_apart(prompts: Sequence[Tokens], completions: Sequence[tuple[Tokens,
 def gathered(
     tokens: NDArray[np.integer[Any]], counted: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> Batch:
-    """`collate` samples that begin at `starts` in flat arrays, each of `lengths` + 1 tokens."""
+    """Collate samples that begin at `starts` in flat arrays, each of `lengths` + 1 tokens."""
     columns = np.arange(int(lengths.max()))
     holds = columns < lengths[:, None]
     places = np.where(holds, starts[:, None] + columns, 0)
@@ -112,7 +112,8 @@ def packed(
     tokens: NDArray[np.integer[Any]], counted: NDArray[np.uint8], starts: NDArray[np.int64],
     lengths: NDArray[np.int64], rows: NDArray[np.int64],
 ) -> Batch:  # fmt: skip
-    """`gathered`, with each sample in one of ascending `rows`, after those before it in its row."""
+    """Collate samples as `gathered` does, with each sample in one of ascending `rows`, after those before it in its
+    row."""
     before = np.cumsum(lengths) - lengths  # targets in samples before each, and before each row's first
     widths = np.bincount(rows, lengths).astype(np.int64)
     row_start = np.cumsum(widths) - widths

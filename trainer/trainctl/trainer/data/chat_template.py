@@ -15,7 +15,7 @@ takes its place and always writes the same date, so that tokens don't depend on 
 
 import datetime
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from trainctl.protocol.batch.data_statistics import TemplateUse
 from trainctl.trainer.data.rows import Message, is_learned
@@ -32,7 +32,8 @@ class NotNestedError(Exception):
         super().__init__(f"turn {turn + 1} cannot be separated from the turns before it")
 
 
-class Span(NamedTuple):
+@dataclass(frozen=True)
+class Span:
     """Part of a text, in characters."""
 
     start: int
@@ -40,7 +41,7 @@ class Span(NamedTuple):
 
 
 def common_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many items two sequences have in common from their start."""
+    """Return how many items two sequences have in common from their start."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
 
@@ -55,7 +56,7 @@ def assistant_spans(messages: Sequence[Message], render: Render, first: int = 0)
 
 
 def ending(messages: Sequence[Message], render: Render) -> str:
-    """What the template writes after the content of a last turn of the assistant."""
+    """Return the text that the template writes after the content of a last turn of the assistant."""
     last = max(turn for turn, message in enumerate(messages) if message["role"] == "assistant")
     kept = {name: value for name, value in messages[last].items() if name != "tool_calls"}
     text = render([*messages[:last], {**kept, "content": _SENTINEL}], False)
@@ -63,11 +64,11 @@ def ending(messages: Sequence[Message], render: Render) -> str:
 
 
 def template_use(rows: Sequence[tuple[Sequence[Message], Render]], date: str) -> TemplateUse:
-    """What a template makes of conversations, at least one; `date` is what it writes in place of today's. Raises what
+    """Return how a template treats conversations, at least one; `date` is written in place of today's. Raises what
     their renders raise."""
     messages, render = rows[0]
     turn = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
-    before = _content_at(messages, 0, render)
+    before = _with_sentinel(messages, 0, render).partition(_SENTINEL)[0]
     opened, plain = (render(messages[:turn], prompted) if turn else "" for prompted in (True, False))
     return TemplateUse(
         conversations=len(rows), before=before, opens=opened.removeprefix(plain), ends=ending(messages, render),
@@ -75,20 +76,18 @@ def template_use(rows: Sequence[tuple[Sequence[Message], Render]], date: str) ->
     )  # fmt: skip
 
 
-def _content_at(messages: Sequence[Message], turn: int, render: Render) -> str:
-    """The text before a message's content."""
-    return render([*messages[:turn], {**messages[turn], "content": _SENTINEL}, *messages[turn + 1 :]], False).partition(
-        _SENTINEL
-    )[0]
+def _with_sentinel(messages: Sequence[Message], turn: int, render: Render) -> str:
+    return render([*messages[:turn], {**messages[turn], "content": _SENTINEL}, *messages[turn + 1 :]], False)
 
 
 def _is_changed(messages: Sequence[Message], render: Render) -> bool:
-    """Whether a content is missing in the text; white space around it doesn't matter."""
+    """Return whether a content is missing in the text; white space around it doesn't matter."""
     text, start = render(messages, False), 0
     for content in ((message.get("content") or "").strip() for message in messages):
-        if (found := text.find(content, start)) < 0:
+        place = text.find(content, start)
+        if place < 0:
             return True
-        start = found + len(content)
+        start = place + len(content)
     return False
 
 
@@ -114,7 +113,7 @@ def _calling(messages: Sequence[Message], turn: int, whole: str, before: str, re
 
 
 def _by_content(messages: Sequence[Message], turn: int, whole: str, render: Render) -> Span:
-    """A turn's content, and as much of what ends the last turn as follows it."""
+    """Return a turn's content, and as much of what ends the last turn as follows it."""
     if messages[turn].get("tool_calls"):
         raise NotNestedError(turn)
     content = _content(messages, turn, whole, render)
@@ -123,7 +122,7 @@ def _by_content(messages: Sequence[Message], turn: int, whole: str, render: Rend
 
 
 def _last(messages: Sequence[Message], turn: int, whole: str, before: str, render: Render) -> Span:
-    """From where the text leaves the prompt; the conversation before it must be whole in both."""
+    """Return the text from where it leaves the prompt; the conversation before it must be whole in both."""
     start = common_length(before, whole)
     if start < len(render(messages[:turn], False)):
         raise NotNestedError(turn)
@@ -131,10 +130,10 @@ def _last(messages: Sequence[Message], turn: int, whole: str, before: str, rende
 
 
 def _content(messages: Sequence[Message], turn: int, whole: str, render: Render) -> Span:
-    """Where a turn's content is, by what stays when it is replaced."""
-    other = render([*messages[:turn], {**messages[turn], "content": _SENTINEL}, *messages[turn + 1 :]], False)
-    head, found, tail = other.partition(_SENTINEL)
-    if not found or _SENTINEL in tail or not (whole.startswith(head) and whole.endswith(tail)):
+    """Find a turn's content by what stays when it is replaced."""
+    other = _with_sentinel(messages, turn, render)
+    head, sentinel, tail = other.partition(_SENTINEL)
+    if not sentinel or _SENTINEL in tail or not (whole.startswith(head) and whole.endswith(tail)):
         raise NotNestedError(turn)
     if len(head) + len(tail) >= len(whole):
         raise NotNestedError(turn)
@@ -147,7 +146,7 @@ _CODES = "aAbBdefHIjklmMpSTuUwWyYDF"
 
 
 def dated(template: str) -> str:
-    """A chat template with TEMPLATE_DATE in place of today."""
+    """Return a chat template with TEMPLATE_DATE in place of today."""
     if _NAME not in template:
         return template
     macro = f"{{% macro {_NAME}(format) %}}{{{{ format{_replacements()} }}}}{{% endmacro %}}"
@@ -155,7 +154,7 @@ def dated(template: str) -> str:
 
 
 def _replacements() -> str:
-    """Filters that replace each code of a format, with the padding and without."""
+    """Return filters that replace each code of a format, with the padding and without."""
     codes = [f"%{sign}{code}" for code in _CODES for sign in ("-", "")]
     return "".join(f' | replace("{code}", "{_value(code)}")' for code in codes)
 

@@ -166,7 +166,7 @@ def text_chunks(path: Path, size: int = TEXT_BYTES, overlap: int = OVERLAP_BYTES
 
 
 def _between(text: bytes, place: int) -> int:
-    """A place near `place` where no character and no line end is divided; what isn't UTF-8 is found later."""
+    """Return a place near `place` where no character and no line end is divided; what isn't UTF-8 is found later."""
     for _ in range(3):
         place -= place < len(text) and text[place] & 0xC0 == 0x80
     return place - (text[place - 1 : place + 1] == b"\r\n")
@@ -227,7 +227,7 @@ def _text(chunk: Chunk) -> str:
 
 
 def _lines(raw: bytes, errors: str = "strict") -> str:
-    """As Python reads a text file."""
+    """Decode bytes as Python reads a text file."""
     return raw.decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -19,7 +19,6 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +47,7 @@ _PROBE_SEQUENCE = 64
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What a run has trained on, for its checkpoints."""
+    """The data that a run has trained on, for its checkpoints."""
 
     samples: int  # N; of a growing file those of `chunks`
     digest: str
@@ -76,8 +75,7 @@ class Dataset:
         self.left_out = 0  # samples without a counted target in the sequence length, or dropped (length, equal answers)
         self.truncated = 0  # samples that lose their end
         self.counted = 0  # targets of usable samples
-        found = self._blocks(where) if cache.offsets is None else self._usable_samples(cache, drop_overlong)
-        usable, weights = found
+        usable, weights = self._blocks(where) if cache.offsets is None else self._usable_samples(cache, drop_overlong)
         if not len(usable) and not may_be_empty:
             have = f"{self.left_out} samples"
             raise InvalidInputError(where, f"none of {have} has a token to learn within data.sequence_length")
@@ -99,39 +97,40 @@ class Dataset:
             how.append(evaluation.digest)
             self.held_out = evaluation.samples
             self.files = listed(
-                [*cache.files, *(FileDigest(f"held-out {one.name}", one.digest) for one in evaluation.files)]
+                [*cache.files, *(FileDigest(f"held-out {file.name}", file.digest) for file in evaluation.files)]
             )
         self.mean_weight = float(weights[training].sum()) / max(1, self.samples)
         self.digest: str = hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
     def samples_at(self, positions: Indices, seed: int) -> Indices:
-        """The training sample at each position of the endless sequence."""
+        """Return the training sample at each position of the endless sequence."""
         return samples_at(positions, self.samples, seed)
 
     def at_hand(self, positions: Indices) -> Indices:
-        """As many positions whose samples are there from the beginning."""
+        """Return as many positions whose samples are there from the beginning."""
         return positions
 
     def covers(self, stop: int) -> bool:
-        """Whether the samples of all positions below `stop` are there."""
+        """Return whether the samples of all positions below `stop` are there."""
         return True
 
     def wait_for(self, stop: int, look: Look) -> float:
-        """Until it `covers` them; since when it does, by time.perf_counter."""
+        """Wait until it `covers` them. Return since when it does, by time.perf_counter."""
         return 0.0
 
     def seen(self, cursor: int) -> Seen:
-        """What the samples of the positions below `cursor` are from."""
+        """Return the data that the samples of the positions below `cursor` are from."""
         return Seen(self.samples, self.digest)
 
     def check_seen(self, seen: Seen, cursor: int, look: Look) -> None:
-        """Whether the data still begin with what a run that stands at `cursor` has seen; `seen` differs otherwise."""
+        """Check that the data still begin with those that a run at `cursor` has seen; `seen` differs otherwise."""
 
     def close(self) -> None:
-        """End what it has started."""
+        """End all that it has started."""
 
     def batch(self, indices: Indices) -> Batch:
-        """Training samples as one micro-batch. Raises TrainctlError naming the sample that the token cache lacks."""
+        """Return training samples as one micro-batch. Raises TrainctlError naming the sample that the token cache
+        lacks."""
         try:
             return self._assembled(indices)
         except (IndexError, ValueError) as error:
@@ -153,25 +152,26 @@ class Dataset:
         return True
 
     def targets(self, indices: Indices) -> Indices:
-        """How many targets each of these training samples has, counted or not."""
+        """Return how many targets each of these training samples has, counted or not."""
         if self.packs is None:
             return self._targets_of(self._training[indices])
         return self._pack_targets[indices]
 
     def held_out_targets(self, indices: Indices) -> Indices:
-        """As `targets`, of held-out samples."""
+        """Return how many targets each of these held-out samples has."""
         if self.evaluation is not None:
             return self.evaluation.targets(indices)
         return self._targets_of(self._held_out[indices])
 
     def held_out_batch(self, indices: Indices) -> Batch:
-        """Held-out samples as one micro-batch."""
+        """Return held-out samples as one micro-batch."""
         if self.evaluation is not None:
             return self.evaluation.batch(indices)
         return self._batch(self._held_out[indices])
 
     def probe_batch(self) -> Batch:
-        """The first training samples, by which ranks are compared, cut to 256 targets in all; every target counts."""
+        """Return the first training samples, by which ranks are compared, cut to 256 targets in all; every target
+        counts."""
         if self.encodes_prompts:
             return self._probe_of_prompts()
         samples: list[tuple[Tokens, NDArray[np.bool_]]] = []
@@ -185,7 +185,7 @@ class Dataset:
         return collate(samples)
 
     def _probe_of_prompts(self) -> Batch:
-        """As `probe_batch`, of completions; each prompt and completion is cut to 64."""
+        """Return the `probe_batch` of completions; each prompt and completion is cut to 64."""
         prompts: list[Tokens] = []
         completions: list[tuple[Tokens, NDArray[np.bool_]]] = []
         for sample in self._training[:PROBE_TOKENS]:
@@ -206,17 +206,17 @@ class Dataset:
         return len(self._usable)
 
     def reference_key(self, model: str, compute: str) -> ReferenceKey:
-        """What their reference log-probabilities depend on; `model` is the digest of the base model's files, `compute`
-        as `compute_of` says."""
+        """Return the key of their reference log-probabilities; `model` is the digest of the base model's files,
+        `compute` as `compute_of` says."""
         how = [self._cache.digest, self._length, hashlib.sha256(self._usable.tobytes()).hexdigest()]
         return ReferenceKey(hashlib.sha256(json.dumps(how).encode()).hexdigest(), model, compute, self.counted)
 
     def usable_batch(self, numbers: Indices) -> Batch:
-        """Usable samples as one micro-batch."""
+        """Return usable samples as one micro-batch."""
         return self._batch(self._usable[numbers])
 
     def usable_targets(self) -> tuple[Indices, Indices]:
-        """Of each usable sample: the targets of a micro-batch of it alone, with padding; and how many targets count."""
+        """Return the targets of a micro-batch of each usable sample alone, with padding, and how many of them count."""
         counts = self._sequence_counts[self._entries(self._usable)].reshape(-1, self.sequences).sum(axis=1)
         return self._targets_of(self._usable), counts
 
@@ -264,7 +264,7 @@ class Dataset:
         apart = self.evaluation
         held_out = self._hashes(self._held_out) if apart is None else apart._hashes(apart._usable)
         trained = set(self._hashes(self._training))
-        return sum(one in trained for one in held_out)
+        return sum(sample in trained for sample in held_out)
 
     def _hashes(self, chosen: Indices) -> Iterator[bytes]:
         for index in chosen:
@@ -272,22 +272,22 @@ class Dataset:
             yield hashlib.sha256(b"".join(part.tobytes() for part in tokens)).digest()
 
     def sample(self, number: int) -> list[tuple[Tokens, NDArray[np.bool_]]]:
-        """The tokens of a usable sample's sequences, and which of their targets count."""
+        """Return the tokens of a usable sample's sequences, and which of their targets count."""
         index = self.index(number)
         if self._cache.offsets is not None:
-            found = [self._sample(int(entry)) for entry in self._entries(np.array([index]))]
+            parts = [self._sample(int(entry)) for entry in self._entries(np.array([index]))]
             if self.encodes_prompts:
-                found[0] = self._prompts(np.array([2 * index])).inputs[0], found[0][1][:-1]
-            return found
+                parts[0] = self._prompts(np.array([2 * index])).inputs[0], parts[0][1][:-1]
+            return parts
         tokens = self._tokens(index)
         return [(tokens, np.ones(len(tokens) - 1, np.bool_))]
 
     def index(self, number: int) -> int:
-        """A usable sample's place in the data."""
+        """Return a usable sample's place in the data."""
         return int(self._usable[number])
 
     def _entries(self, samples: Indices) -> Indices:
-        """The places in the token cache of the sequences of samples of the data."""
+        """Return the places in the token cache of the sequences of samples of the data."""
         if self.sequences == 1:
             return samples
         return (samples[:, None] * self.sequences + np.arange(self.sequences)).ravel()
@@ -332,7 +332,8 @@ class Dataset:
         return dataclasses.replace(batch, sequences=self.sequences, reference=reference)
 
     def _prompts(self, entries: Indices) -> Prompts:
-        """For the encoder. What is cut keeps the special tokens at its end, as transformers' tokenizers truncate."""
+        """Return prompts for the encoder. One that is cut keeps the special tokens at its end, as transformers'
+        tokenizers truncate."""
         assert self._cache.offsets is not None
         batch, ends = self._gathered(entries), self._cache.offsets[entries + 1] - 1  # the last token is never read
         is_cut = ends - self._cache.offsets[entries] > self._length
@@ -355,8 +356,8 @@ class Dataset:
         )
 
     def _targets_of(self, chosen: Indices) -> Indices:
-        """How many targets samples of the data have within the sequence length; of several sequences, padded to the
-        longest."""
+        """Return how many targets samples of the data have within the sequence length; of several sequences, padded to
+        the longest."""
         entries = self._targets_of_entries(self._entries(chosen)).reshape(-1, self.sequences)
         targets: Indices = entries.max(axis=1) * self.sequences
         return targets
@@ -367,26 +368,18 @@ class Dataset:
         targets: Indices = np.minimum(self._cache.offsets[entries + 1] - self._cache.offsets[entries] - 1, self._length)
         return targets
 
-    def _sample(self, index: int) -> tuple[Tokens, NDArray[np.bool_]]:
-        counted = self._counted(index)
-        start = self._offset(index)
-        return self._cache.tokens[start : start + len(counted) + 1].astype(np.int32), counted
-
-    def _counted(self, index: int) -> NDArray[np.bool_]:
-        """Which of a sample's targets count, cut to the sequence length; the first token is no one's target."""
-        assert self._cache.counted is not None
-        start, stop = self._offset(index), self._offset(index + 1)
-        flags: NDArray[Any] = self._cache.counted[start + 1 : min(stop, start + 1 + self._length)]
-        return flags.astype(np.bool_)
-
-    def _offset(self, index: int) -> int:
-        assert self._cache.offsets is not None
-        return int(self._cache.offsets[index])
+    def _sample(self, entry: int) -> tuple[Tokens, NDArray[np.bool_]]:
+        """Return a sequence's tokens and which of its targets count, cut to the sequence length; the first token is no
+        one's target."""
+        assert self._cache.offsets is not None and self._cache.counted is not None
+        start, stop = (int(offset) for offset in self._cache.offsets[entry : entry + 2])
+        stop = min(stop, start + 1 + self._length)
+        return self._cache.tokens[start:stop].astype(np.int32), self._cache.counted[start + 1 : stop].astype(np.bool_)
 
 
 def open_dataset(config: RunFile, folder: Path, where: str, report: Report = no_report) -> Dataset:
-    """The data of `config`, tokenized into a cache under `folder`. Raises InvalidInputError naming the file, line or
-    field at fault."""
+    """Return the data of `config`, tokenized into a cache under `folder`. Raises InvalidInputError naming the file,
+    line or field at fault."""
     held_out = held_out_data(config)
     evaluation = _open(held_out, folder, where, "data.held_out_path", report) if held_out is not None else None
     return _open(config, folder, where, "data.path", report, evaluation)
@@ -403,8 +396,8 @@ def dataset_of(
     config: RunFile, cache: TokenCache, where: str, place: Callable[[int], str], evaluation: Dataset | None = None, *,
     may_be_empty: bool = False,
 ) -> Dataset:  # fmt: skip
-    """The data set that a run file makes of a token cache; `place` names a sample of it. Raises InvalidInputError,
-    blaming `where`, for a sample that doesn't fit."""
+    """Return the data set that a run file makes of a token cache; `place` names a sample of it. Raises
+    InvalidInputError, blaming `where`, for a sample that doesn't fit."""
     objective = objective_of(config.objective, config.data.kind)
     if cache.offsets is not None and not objective.needs_mask:
         every = np.broadcast_to(np.uint8(1), cache.tokens.shape)
@@ -421,7 +414,7 @@ def dataset_of(
 
 
 def place_of(config: RunFile, index: int) -> str:
-    """Where a sample is in its file."""
+    """Return where a sample is in its file."""
     if config.data.kind != "rows":
         return f"sample {index + 1}"
     chunks = (chunk for source in data_files(Path(config.data.path), "rows") for chunk in row_chunks(source))
@@ -429,7 +422,7 @@ def place_of(config: RunFile, index: int) -> str:
 
 
 def _held_out_count(samples: int, fraction: float) -> int:
-    """At least one if any is wanted and two are there; never all."""
+    """Return at least one if any is wanted and two are there; never all."""
     if fraction <= 0 or samples < 2:
         return 0
     return min(samples - 1, max(1, int(samples * fraction)))

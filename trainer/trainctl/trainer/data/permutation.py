@@ -123,7 +123,7 @@ PACKING_KEY = 0x7061636B  # "pack"
 
 @dataclass(frozen=True)
 class Packs:
-    """Which samples are in each pack: those of pack p are `members[offsets[p] : offsets[p + 1]]`."""
+    """Samples in packs: those of pack p are `members[offsets[p] : offsets[p + 1]]`."""
 
     members: Indices
     offsets: Indices
@@ -151,7 +151,7 @@ def best_fit(lengths: Indices, capacity: int, seed: int) -> Packs:
 
 
 def _placed(lengths: Indices, capacity: int) -> Indices:
-    """The pack of each sample; `lengths` descend."""
+    """Return the pack of each sample; `lengths` descend."""
     pack_of = np.empty(len(lengths), np.int64)
     rooms = _Rooms()
     packs = 0
@@ -187,7 +187,7 @@ class _Rooms:
             self._packs.setdefault(room, []).append(packs)
 
     def take(self, length: int) -> tuple[int, Indices] | None:
-        """The least room of at least `length`, and some of the packs that have it."""
+        """Return the least room of at least `length`, and some of the packs that have it."""
         place = bisect_left(self._sizes, length)
         if place == len(self._sizes):
             return None

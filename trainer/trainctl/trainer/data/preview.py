@@ -46,7 +46,7 @@ _TEMPLATE_ROWS = 200
 def preview(
     config: run_tables.RunFile, shown: int, where: str, caches: Path | None = None, kept: Path | None = None
 ) -> DataStatistics:  # fmt: skip
-    """Of the data of a run file, with the first `shown` samples; what is made is made in `caches`, and `kept` is the
+    """Return statistics of a run file's data and its first `shown` samples. Caches are made in `caches`; `kept` is the
     folder of the node's caches. Raises InvalidInputError as `open_dataset`."""
     with tempfile.TemporaryDirectory(prefix="trainctl-preview-", dir=caches) as folder:
         dataset = open_dataset(config, Path(folder), where)
@@ -76,7 +76,7 @@ def preview(
 
 
 def _packing(config: run_tables.RunFile, targets: Indices) -> dict[str, Any]:
-    """What best-fit makes of samples with so many `targets`, [N, sequences]; nothing of text and pairs."""
+    """Return how best-fit packs samples of so many `targets`, [N, sequences]; nothing of text and pairs."""
     if config.data.kind == "text" or targets.shape[1] > 1:
         return {}
     length = config.data.sequence_length
@@ -85,7 +85,7 @@ def _packing(config: run_tables.RunFile, targets: Indices) -> dict[str, Any]:
 
 
 def _template(config: run_tables.RunFile, where: str, *, pairs: bool) -> TemplateUse | None:
-    """By the conversations among the first rows."""
+    """Look at the conversations among the first rows."""
     if config.data.kind != "rows":
         return None
     grows, read = run_file.grows(config), halves_in if pairs else rows_in
@@ -102,7 +102,7 @@ def _template(config: run_tables.RunFile, where: str, *, pairs: bool) -> Templat
 
 
 def _reference(config: run_tables.RunFile, dataset: Dataset, caches: Path | None) -> ReferenceState | None:
-    """The model's files are read only if there are values that may be theirs."""
+    """Read the model's files only if there are values that may be theirs."""
     if caches is None or not caches_reference(config.objective, has_adapter=config.adapter.kind != "full"):
         return None
     parts = (dataset, *([dataset.evaluation] if dataset.evaluation is not None else []))
@@ -116,7 +116,7 @@ def _reference(config: run_tables.RunFile, dataset: Dataset, caches: Path | None
 
 
 def _by_length(lengths: Indices, global_batch: int) -> Indices:
-    """The order in which one rank processes samples of these lengths: the longest of each global batch first."""
+    """Return the order in which one rank processes samples of these lengths: the longest of each global batch first."""
     starts = range(0, len(lengths), global_batch)
     return np.concatenate([at + np.argsort(-lengths[at : at + global_batch], kind="stable") for at in starts])
 
@@ -134,27 +134,29 @@ def _shown(config: run_tables.RunFile, dataset: Dataset, tokenizer: RowTokenizer
 
 
 def main() -> int:
-    """Print one JSON line; the exit status."""
+    """Print one JSON line. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.data.preview", description="A run's data.")
     parser.add_argument("run_file", type=Path)
     parser.add_argument("--node", default="")
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    given: Any = parser.parse_args()
+    arguments: Any = parser.parse_args()
     try:
-        overrides = dict(pair.split("=", 1) for pair in given.set)
-        config = run_file.on_this_machine(run_file.read(given.run_file, overrides), given.node)
-        run_file.check_paths(config, str(given.run_file), given.node)
-        caches = run_file.cache_folder(config, given.node, Path(tempfile.gettempdir()))
-        where = str(given.run_file)
-        if given.samples or config.data.kind != "samples":
+        overrides = dict(pair.split("=", 1) for pair in arguments.set)
+        config = run_file.on_this_machine(run_file.read(arguments.run_file, overrides), arguments.node)
+        run_file.check_paths(config, str(arguments.run_file), arguments.node)
+        caches = run_file.cache_folder(config, arguments.node, Path(tempfile.gettempdir()))
+        where = str(arguments.run_file)
+        if arguments.samples or config.data.kind != "samples":
             import_tokenizers(config.data.tokenizer)
-        kept = run_file.cache_folder(config, given.node, node_directory(given.node or names.node_name()) / "data")
-        found = preview(config, given.samples, where, caches if caches.is_dir() else caches.parent, kept)
+        kept = run_file.cache_folder(
+            config, arguments.node, node_directory(arguments.node or names.node_name()) / "data"
+        )
+        statistics = preview(config, arguments.samples, where, caches if caches.is_dir() else caches.parent, kept)
     except (TrainctlError, OSError) as error:
         print(first_line(error), file=sys.stderr)
         return 2
-    print(msgspec.json.encode(found).decode())
+    print(msgspec.json.encode(statistics).decode())
     return 0
 
 

@@ -49,8 +49,8 @@ _BATCH_ROWS = 256
 
 
 def row_tokenizer(model: Path, kind: Literal["bytes", "model"], where: str) -> "RowTokenizer":
-    """The tokenizer of a model directory, or that of bytes. Raises InvalidInputError, blaming a field of `where`, if
-    there is none that can be read."""
+    """Return the tokenizer of a model directory, or that of bytes. Raises InvalidInputError, blaming a field of
+    `where`, if there is none that can be read."""
     if kind == "bytes":
         return RowTokenizer(ByteTokenizer(), model)
     tokenizer = read_tokenizer(model, where)
@@ -119,8 +119,8 @@ class RowTokenizer:
         return frozenset(named if own is None else (*named, own))
 
     def prompt(self, prompt: Prompt | Conversation, *, plain: bool) -> list[int]:
-        """The tokens before an answer, as training has them: `plain`, with the special tokens that a text begins with
-        only. Raises InvalidInputError."""
+        """Return the tokens before an answer, as training has them: `plain`, with the special tokens that a text begins
+        with only. Raises InvalidInputError."""
         tokens = self._prompt(prompt, plain=plain)
         check_ids(tokens, self._vocabulary, "prompt")
         return tokens
@@ -145,12 +145,12 @@ class RowTokenizer:
         return plain if plain[: len(begin)] == begin else [*begin, *plain]
 
     def _opened(self, row: Conversation) -> list[int]:
-        """A conversation up to where the assistant's turn begins."""
+        """Return the tokens of a conversation up to where the assistant's turn begins."""
         self._check_template(row)
         return [*self._applied(row, row.messages, return_dict=True, add_generation_prompt=True)["input_ids"]]
 
     def render(self, row: Conversation) -> Render:
-        """The chat template, for messages with the row's tools. What it returns raises InvalidInputError."""
+        """Return the chat template for messages with the row's tools. What it returns raises InvalidInputError."""
 
         def rendered(messages: Sequence[Message], prompted: bool) -> str:
             text: str = self._applied(row, [*messages], tokenize=False, add_generation_prompt=prompted)
@@ -159,18 +159,18 @@ class RowTokenizer:
         return rendered
 
     def writes_date(self, row: Conversation) -> bool:
-        """Whether the chat template writes the day's date."""
+        """Return whether the chat template writes the day's date."""
         template = self._check_template(row)
         return dated(template) != template
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Tokens as a person reads them, without special ones."""
+        """Return tokens as a person reads them, without special ones."""
         if isinstance(self._tokenizer, ByteTokenizer):
             return self._tokenizer.decode([token for token in tokens if token < BYTES_BEGIN])
         return str(self._tokenizer.decode([*tokens], skip_special_tokens=True))
 
     def pieces(self, tokens: Sequence[int], flags: Sequence[bool]) -> Iterator[tuple[str, bool]]:
-        """Tokens as text, each with its flag. Tokens that hold parts of a character are put together."""
+        """Yield tokens as text, each with its flag. Tokens that hold parts of a character are put together."""
         begun: list[int] = []
         for number, (token, flag) in enumerate(zip(tokens, flags, strict=True)):
             begun.append(token)
@@ -180,16 +180,16 @@ class RowTokenizer:
                 begun = []
 
     def encode(self, rows: Iterable[Row]) -> Iterator[TokenRow]:
-        """Each row's tokens and mask. Raises InvalidInputError naming the row's place."""
+        """Yield each row's tokens and mask. Raises InvalidInputError naming the row's place."""
         remaining = iter(rows)
         while batch := list(islice(remaining, _BATCH_ROWS)):
-            made = self._batch(batch)
-            for row, (tokens, _) in zip(batch, made, strict=True):
+            encoded = self._batch(batch)
+            for row, (tokens, _) in zip(batch, encoded, strict=True):
                 check_ids(tokens, self._vocabulary, row.place)
-            yield from made
+            yield from encoded
 
     def encode_apart(self, rows: Iterable[Row]) -> Iterator[TokenRow]:
-        """Of each row the prompt for the encoder, with a token after it that is never read, and the completion after
+        """Yield each row's prompt for the encoder, with a token after it that is never read, and the completion after
         the token that the decoder begins with. Raises InvalidInputError naming the row's place."""
         assert self.decoder_start is not None, "an encoder-decoder model"
         remaining = iter(rows)
@@ -206,7 +206,7 @@ class RowTokenizer:
                 yield [self.decoder_start, *ended], [False, *([True] * len(ended))]
 
     def _batch(self, rows: Sequence[Row]) -> list[TokenRow]:
-        made: dict[int, TokenRow] = {}
+        encoded: dict[int, TokenRow] = {}
         texts = [
             row.text if isinstance(row, Text) else _whole(row) for row in rows if not isinstance(row, Conversation)
         ]
@@ -216,16 +216,16 @@ class RowTokenizer:
             match row:
                 case Text():
                     tokens = self._ended(next(whole))
-                    made[place] = tokens, [True] * len(tokens)
+                    encoded[place] = tokens, [True] * len(tokens)
                 case Completion():
                     tokens = self._ended(next(whole))
                     start = common_length(next(before), tokens)
-                    made[place] = tokens, [number >= start for number in range(len(tokens))]
+                    encoded[place] = tokens, [number >= start for number in range(len(tokens))]
                 case Conversation():
                     pass  # all of them at once, below
         talks = {place: row for place, row in enumerate(rows) if isinstance(row, Conversation)}
-        made |= dict(zip(talks, self._conversations([*talks.values()]), strict=True))
-        return [made[place] for place in range(len(rows))]
+        encoded |= dict(zip(talks, self._conversations([*talks.values()]), strict=True))
+        return [encoded[place] for place in range(len(rows))]
 
     def _ids(self, texts: Sequence[str], *, are_targets: bool = False) -> list[list[int]]:
         """Return the texts' tokens with special ones. A text that begins with the begin token keeps one."""
@@ -276,7 +276,7 @@ class RowTokenizer:
         return with_exact_offsets(self._tokenizer)
 
     def _check_template(self, row: Conversation) -> str:
-        """The template that the row's tools select, if there are several."""
+        """Return the template that the row's tools select, if there are several."""
         if not self._tokenizer.chat_template:
             raise InvalidInputError(
                 row.place, f"messages need a chat template, and {self._model} has none; use prompt and completion"
@@ -287,7 +287,7 @@ class RowTokenizer:
             raise self._refusal(row, error) from None
 
     def _check_tools(self, row: Conversation) -> None:
-        """Whether the template writes the tools and their calls: older ones leave them out."""
+        """Refuse a template that leaves out the tools or their calls, as older ones do."""
         names = tool_names(row)
         text = self._applied(row, row.messages, tokenize=False) if names else ""
         if left_out := [name for name in names if name not in text]:
@@ -370,13 +370,13 @@ def _without_settings(message: Message) -> Message:
 
 
 def added_before(whole: list[int], plain: list[int]) -> list[int]:
-    """The special tokens that a text's tokens begin with, if they are `plain` without special ones."""
+    """Return the special tokens that a text's tokens begin with, if they are `plain` without special ones."""
     starts = range(len(whole) - len(plain) + 1)
     return whole[: next((start for start in starts if whole[start : start + len(plain)] == plain), 0)]
 
 
 def check_ids(tokens: Sequence[int], vocabulary: int | None, place: str) -> None:
-    """Whether the model knows each token. Raises InvalidInputError naming `place` and the first that it doesn't."""
+    """Check that the model knows each token. Raises InvalidInputError naming `place` and the first that it doesn't."""
     if vocabulary is not None and max(tokens, default=0) >= vocabulary:
         wrong = next(token for token in tokens if token >= vocabulary)
         problem = f"has the token ID {wrong}, but the model has {vocabulary} (config.json: vocab_size)"
@@ -394,6 +394,6 @@ def _whole(row: Completion) -> str:
 
 
 def _is_in(offset: tuple[int, int], spans: Sequence[Span]) -> bool:
-    """Whether a token has a character of a span and none after it: a span's end is the template's, its start may lie
-    within a token."""
+    """Return whether a token has a character of a span and none after it: a span's end is the template's, its start may
+    lie within a token."""
     return any(span.start < offset[1] <= span.stop for span in spans)

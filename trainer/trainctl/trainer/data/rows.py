@@ -124,12 +124,12 @@ def _parquet_chunks(path: Path) -> Iterator[Chunk]:
 
 
 def rows_in(chunk: Chunk) -> Iterator[Row]:
-    """The rows of part of a file. Raises InvalidInputError naming file, line and field."""
+    """Yield the rows of part of a file. Raises InvalidInputError naming file, line and field."""
     return (row_of(fields, place) for place, fields in objects_in(chunk))
 
 
 def objects_in(chunk: Chunk) -> Iterator[tuple[str, Any]]:
-    """The values of part of a file, each with its place. Raises InvalidInputError naming file and line."""
+    """Yield the values of part of a file, each with its place. Raises InvalidInputError naming file and line."""
     if isinstance(chunk.content, list):
         yield from ((place, fields_of(line, place)) for place, line in lines_in(chunk))
         return
@@ -138,21 +138,21 @@ def objects_in(chunk: Chunk) -> Iterator[tuple[str, Any]]:
 
 
 def tool_names(row: Conversation) -> list[str]:
-    """The names of a conversation's tools, and of those that its assistant calls."""
+    """Return the names of a conversation's tools, and of those that its assistant calls."""
     calls = (call for message in row.messages for call in message.get("tool_calls") or ())
     named = (tool.get("function", tool) for tool in (*(row.tools or ()), *calls))
-    return [one["name"] for one in named if isinstance(one, dict) and isinstance(one.get("name"), str)]
+    return [use["name"] for use in named if isinstance(use, dict) and isinstance(use.get("name"), str)]
 
 
 def _without_nulls(value: Any) -> Any:
-    """Parquet gives each message and tool the fields of all others."""
+    """Leave out the fields that Parquet gives each message and tool because others have them."""
     if isinstance(value, dict):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def fields_of(line: str | bytes, place: str) -> Any:
-    """A line's JSON value. Raises InvalidInputError naming `place`."""
+    """Return a line's JSON value. Raises InvalidInputError naming `place`."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -160,14 +160,14 @@ def fields_of(line: str | bytes, place: str) -> Any:
 
 
 def lines_in(chunk: Chunk) -> Iterator[tuple[str, bytes]]:
-    """The lines that aren't blank, each with its place."""
+    """Yield the lines that aren't blank, each with its place."""
     for number, line in enumerate(chunk.content, chunk.first):
         if line.strip():
             yield f"{chunk.source}: line {number}", line
 
 
 def row_of(fields: Any, place: str) -> Row:
-    """One row. Raises InvalidInputError naming `place` and the field."""
+    """Return one row. Raises InvalidInputError naming `place` and the field."""
     if not isinstance(fields, dict):
         raise InvalidInputError(place, "not a JSON object")
     if is_pair(fields):
@@ -181,13 +181,13 @@ def row_of(fields: Any, place: str) -> Row:
         if not fields["text"]:
             raise InvalidInputError(f"{place}: text", "is empty")
         return Text(place, _checked(fields["text"], f"{place}: text"))
-    known = ", ".join(json.dumps(name) for name in list(fields)[:8])
-    raise InvalidInputError(place, f"needs {ROW_KINDS}; it has {known or 'no field'}")
+    names = ", ".join(json.dumps(name) for name in list(fields)[:8])
+    raise InvalidInputError(place, f"needs {ROW_KINDS}; it has {names or 'no field'}")
 
 
 def prompt_of(fields: Any, place: str) -> str | Conversation:
-    """What a row has before an answer: its prompt, or its messages without a last turn of the assistant. Raises
-    InvalidInputError naming `place` and the field."""
+    """Return the part of a row before an answer: its prompt, or its messages without a last turn of the assistant.
+    Raises InvalidInputError naming `place` and the field."""
     if not isinstance(fields, dict):
         raise InvalidInputError(place, "not a JSON object")
     if fields.get("messages") is not None:
@@ -254,12 +254,12 @@ def _tools(fields: dict[str, Any], place: str) -> list[dict[str, Any]] | None:
     if not _are_objects(tools):
         raise InvalidInputError(where, "must be a list of JSON objects, or that as text")
     _checked(json.dumps(tools, ensure_ascii=False), where)
-    found: list[dict[str, Any]] = tools
-    return found
+    objects: list[dict[str, Any]] = tools
+    return objects
 
 
 def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def _messages(value: Any, place: str, field: str) -> list[Message]:
@@ -292,7 +292,7 @@ def _message(value: Any, where: str) -> Message:
 
 
 def _part(part: Any, where: str) -> str:
-    """The text of a part of a message's content."""
+    """Return the text of a part of a message's content."""
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = json.dumps(part.get("type")) if isinstance(part, dict) else "unknown"
@@ -311,14 +311,14 @@ HALVES = ("chosen", "rejected")
 
 
 def halves_in(chunk: Chunk) -> Iterator[Row]:
-    """The chosen and the rejected half of each row of part of a file, as rows of prompt and completion. Raises
+    """Yield the chosen and the rejected half of each row of part of a file, as rows of prompt and completion. Raises
     InvalidInputError naming file, line and field."""
     for place, fields in objects_in(chunk):
         yield from pair_of(fields, place)
 
 
 def pair_of(fields: Any, place: str) -> tuple[Row, Row]:
-    """The chosen and the rejected half of one row. Raises InvalidInputError naming `place` and the field."""
+    """Return the chosen and the rejected half of one row. Raises InvalidInputError naming `place` and the field."""
     if not isinstance(fields, dict):
         raise InvalidInputError(place, "not a JSON object")
     if any(fields.get(half) is None for half in HALVES):
@@ -332,17 +332,14 @@ def pair_of(fields: Any, place: str) -> tuple[Row, Row]:
 
 
 def _prompt_of(fields: dict[str, Any], place: str) -> tuple[Any, list[Any]]:
-    """The prompt, and the two answers without it."""
+    """Return the prompt, and the two answers without it."""
     answers = [fields[half] for half in HALVES]
     if fields.get("prompt") is not None:
         return fields["prompt"], answers
     if not all(isinstance(answer, list) for answer in answers):
         raise InvalidInputError(f"{place}: prompt", "is missing: only lists of messages may begin with the prompt")
-    same = 0
-    for one, other in zip(*answers, strict=False):
-        if one != other:
-            break
-        same += 1
+    pairs = enumerate(zip(*answers, strict=False))
+    same = next((place for place, (left, right) in pairs if left != right), min(map(len, answers)))
     if not same:
         raise InvalidInputError(place, "chosen and rejected have no first message in common, so there is no prompt")
     return answers[0][:same], [answer[same:] for answer in answers]

@@ -89,7 +89,7 @@ class Sealing(Answer):
 
 
 class SealingProcess:
-    """The process, and a thread that passes on what it says: `take` gets all of it, and then `fail` why it ended before
+    """The process, and a thread that passes its news on to `take`, and to `fail` the reason why it ended before
     the file did."""
 
     def __init__(

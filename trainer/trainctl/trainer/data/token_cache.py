@@ -119,7 +119,7 @@ def chunk_name(config: RunFile, lines: Sequence[bytes]) -> str:
 
 
 def _readers(config: RunFile) -> list[Path]:
-    """The files that say how sources are read."""
+    """Return the files that say how sources are read."""
     model = Path(config.model.path)
     paths: list[Path] = []
     if config.data.tokenizer == "model":
@@ -173,7 +173,7 @@ def write_cache(config: RunFile, work: Path, where: str, report: Report) -> None
     whole = sum(source.stat().st_size for source in sources)
 
     def chunks() -> Iterator[Chunk]:
-        """Those read count as done."""
+        """Yield all chunks; those read count as done."""
         cut, done = text_chunks if recipe.kind == "text" else functools.partial(row_chunks, grows=grows(config)), 0
         for source in sources:
             for chunk in cut(source):
@@ -346,7 +346,7 @@ def _dropped(path: Path) -> bool:
 
 
 def _is_cached(file: int) -> bool:
-    """Whether any of a few places spread over the file is in memory; a read that may not wait says so."""
+    """Return whether any of a few places spread over the file is in memory; a read that may not wait says so."""
     size = os.fstat(file).st_size
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # a look begins to read no more than its own page
     return any(_reads_at_once(file, size * probe // _PROBES) for probe in range(_PROBES if size else 0))

@@ -128,5 +128,5 @@ class ByteTokenizer:
         return bytes(token for token in tokens if token < BYTES_BEGIN).decode("utf-8", "replace")
 
     def get_vocab(self) -> dict[str, int]:
-        """Only the highest id is asked for."""
+        """Return the highest id, the only one that is asked for."""
         return {"": BYTES_VOCABULARY - 1}

@@ -106,7 +106,7 @@ def _acquire(file: IO[str], report: Report) -> None:
 
 
 def _shown(file: IO[str], report: Report) -> Report:
-    """Reports, and shows it to those that wait for the lock; not more often than anyone looks."""
+    """Return what reports progress, and shows it to those that wait for the lock; not more often than anyone looks."""
     due = 0.0
 
     def show(done: int, whole: int) -> None:
