@@ -329,31 +329,26 @@ def drop_pages(files: Iterable[Path]) -> bool:
     can't tell. Pages that a process has mapped stay."""
     if not hasattr(os, "posix_fadvise") or not hasattr(os, "RWF_NOWAIT"):
         return False
-    gone = [_dropped(path) for path in files]
-    return all(gone)
-
-
-def _dropped(path: Path) -> bool:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        was_dropped = not _is_cached(file)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # a look begins to read what it doesn't find
-        return was_dropped
-    finally:
-        os.close(file)
+    are_gone = True
+    for path in files:
+        with path.open("rb", buffering=0) as opened:
+            file = opened.fileno()
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            are_gone &= not _is_cached(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # a look begins to read what it doesn't find
+    return are_gone
 
 
 def _is_cached(file: int) -> bool:
     """Return whether any of a few places spread over the file is in memory; a read that may not wait says so."""
     size = os.fstat(file).st_size
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # a look begins to read no more than its own page
-    return any(_reads_at_once(file, size * probe // _PROBES) for probe in range(_PROBES if size else 0))
-
-
-def _reads_at_once(file: int, place: int) -> bool:
-    try:
-        return os.preadv(file, [bytearray(1)], place, os.RWF_NOWAIT) > 0
-    except OSError as error:
-        return error.errno != errno.EAGAIN
+    for probe in range(_PROBES if size else 0):
+        try:
+            if os.preadv(file, [bytearray(1)], size * probe // _PROBES, os.RWF_NOWAIT) > 0:
+                return True
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                return True
+    return False
