@@ -68,7 +68,7 @@ def test_the_group_that_was_formed_is_the_one_that_plans_reduce_over(new_rig, li
     files = model_digests(Path(rig.config.model.path))
     trainer = Trainer(
         WHO, rig.config, RunPaths(tmp_path), rig.backend, rig.dataset, rig.progress, status, line.control, files
-    )  # fmt: skip
+    )
     for order in (Joined(FIRST, Counting()), rig.plan(1, 4), m.Leave(run="r", reason="the test is over")):
         line.control.orders.put(order)
     trainer.serve()

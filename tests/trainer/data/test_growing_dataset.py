@@ -38,9 +38,13 @@ def grow(path, run_file, tmp_path):
 
     def make(**changes):
         config = run_file(
-            data__path=str(path), data__kind="samples", data__held_out=0.0, data__growing=True,
-            data__chunk_samples=CHUNK, **changes,
-        )  # fmt: skip
+            data__path=str(path),
+            data__kind="samples",
+            data__held_out=0.0,
+            data__growing=True,
+            data__chunk_samples=CHUNK,
+            **changes,
+        )
         errors: list[TrainctlError] = []
         opened.append(open_growing(config, tmp_path / "caches", "run.toml", on_failed=errors.append))
         opened[-1].errors = errors  # type: ignore[attr-defined]

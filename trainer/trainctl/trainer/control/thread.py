@@ -256,10 +256,16 @@ class Control:
         if ready is not None:
             ready = msgspec.structs.replace(ready, last_step=self._progress.last_step, cursor=self._progress.cursor)
         return m.Alive(
-            run=self._who.run, rank=self._who.rank, generation=self._progress.highest, step=self._status.step,
-            phase=self._status.phase, progress=self._signs_of_life(), ready=ready, detail=self.detail,
+            run=self._who.run,
+            rank=self._who.rank,
+            generation=self._progress.highest,
+            step=self._status.step,
+            phase=self._status.phase,
+            progress=self._signs_of_life(),
+            ready=ready,
+            detail=self.detail,
             preflight=self.preflight if self._progress.highest is None else None,
-        )  # fmt: skip
+        )
 
     def _signs_of_life(self) -> int:
         """Count what the status page was shown; in phases that show nothing for long, also the seconds that all threads

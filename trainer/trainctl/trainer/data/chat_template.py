@@ -65,9 +65,13 @@ def template_use(rows: Sequence[tuple[Sequence[Message], Render]], date: str) ->
     before = _with_sentinel(messages, 0, render).partition(_SENTINEL)[0]
     opened, plain = (render(messages[:turn], prompted) if turn else "" for prompted in (True, False))
     return TemplateUse(
-        conversations=len(rows), before=before, opens=opened.removeprefix(plain), ends=ending(messages, render),
-        changed=sum(_is_changed(*row) for row in rows), date=date,
-    )  # fmt: skip
+        conversations=len(rows),
+        before=before,
+        opens=opened.removeprefix(plain),
+        ends=ending(messages, render),
+        changed=sum(_is_changed(*row) for row in rows),
+        date=date,
+    )
 
 
 def _with_sentinel(messages: Sequence[Message], turn: int, render: Render) -> str:

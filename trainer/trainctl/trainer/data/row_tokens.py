@@ -314,10 +314,12 @@ class RowTokenizer:
         render: Any = render_jinja_template
         with self._refusing(row):
             texts, marks = render(
-                conversations=[[_without_settings(message) for message in messages]], tools=row.tools,
-                chat_template=dated(self._check_template(row)), return_assistant_tokens_mask=True,
+                conversations=[[_without_settings(message) for message in messages]],
+                tools=row.tools,
+                chat_template=dated(self._check_template(row)),
+                return_assistant_tokens_mask=True,
                 **{**self._tokenizer.special_tokens_map, **row.template_settings},
-            )  # fmt: skip
+            )
         return texts[0], [Span(*mark) for mark in marks[0]]
 
     def _spans(self, row: Conversation) -> tuple[str, list[Span]]:
@@ -325,16 +327,20 @@ class RowTokenizer:
             return assistant_spans(row.messages, self.render(row), row.first)
         except NotNestedError as error:
             raise InvalidInputError(
-                row.place, f"no rule finds the assistant's turns in {self._model}'s chat template: {error}; "
-                "use prompt and completion, or a template that marks the assistant's turns with {% generation %}"
-            ) from None  # fmt: skip
+                row.place,
+                f"no rule finds the assistant's turns in {self._model}'s chat template: {error}; "
+                "use prompt and completion, or a template that marks the assistant's turns with {% generation %}",
+            ) from None
 
     def _applied(self, row: Conversation, messages: list[Message], **options: Any) -> Any:
         with self._refusing(row):
             rendered: Any = self._tokenizer.apply_chat_template(
-                [_without_settings(message) for message in messages], row.tools,
-                chat_template=dated(self._check_template(row)), **options, **row.template_settings,
-            )  # fmt: skip
+                [_without_settings(message) for message in messages],
+                row.tools,
+                chat_template=dated(self._check_template(row)),
+                **options,
+                **row.template_settings,
+            )
         return rendered
 
     @contextlib.contextmanager

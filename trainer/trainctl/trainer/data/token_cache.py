@@ -35,9 +35,13 @@ from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.data.rows import Chunk, row_chunks
 
 _TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
     "chat_template.json",
-)  # fmt: skip
+)
 _TEMPLATES = "additional_chat_templates"
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 _DATA_CODE = ("chat_template", "chunk_tokens", "row_tokens", "rows", "token_cache", "tokenizer_file")
@@ -195,9 +199,13 @@ def recipe_of(config: RunFile, where: str) -> Recipe:
     """Return how a run's data are tokenized."""
     objective = objective_of(config.objective, config.data.kind)
     return Recipe(
-        Path(config.model.path), config.data.kind, config.data.tokenizer, where, objective.sequences,
+        Path(config.model.path),
+        config.data.kind,
+        config.data.tokenizer,
+        where,
+        objective.sequences,
         objective.encodes_prompts,
-    )  # fmt: skip
+    )
 
 
 def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> None:
