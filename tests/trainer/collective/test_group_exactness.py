@@ -19,8 +19,9 @@ MIXES = {
 TIERS = {("ring", "mixed"): "test", ("gloo", "torch"): "all", ("gloo", "mlx"): "all"}
 CASES = [
     pytest.param(engine, mix, marks=pytest.mark.tier(TIERS.get((engine, mix), "soak")))
-    for engine in ENGINES for mix in MIXES
-]  # fmt: skip
+    for engine in ENGINES
+    for mix in MIXES
+]
 
 
 STEPS = 20

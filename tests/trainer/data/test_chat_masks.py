@@ -130,8 +130,9 @@ def folder(tmp_path: Path) -> Path:
     """A tokenizer whose template for rows with tools marks turns; the one for other rows doesn't."""
     whole = tokenizer_of("byte-level")
     whole.chat_template = {
-        "default": CHATML, "tool_use": "{% for tool in tools %}{{ tool.name }}{% endfor %}" + TEMPLATES["marked"],
-    }  # fmt: skip
+        "default": CHATML,
+        "tool_use": "{% for tool in tools %}{{ tool.name }}{% endfor %}" + TEMPLATES["marked"],
+    }
     whole.save_pretrained(tmp_path)
     return tmp_path
 

@@ -90,11 +90,13 @@ def test_files_of_their_own_are_held_out(open_text, tmp_path):
 
 
 def test_masked_samples_weigh_what_counts(open_samples):
-    dataset = open_samples([
-        {"tokens": [1, 2, 3], "mask": [1, 1, 0]},
-        {"tokens": [4, 5, 6, 7, 8], "mask": [False, False, True, True, True]},
-        {"tokens": [9, 10]},
-    ])  # fmt: skip
+    dataset = open_samples(
+        [
+            {"tokens": [1, 2, 3], "mask": [1, 1, 0]},
+            {"tokens": [4, 5, 6, 7, 8], "mask": [False, False, True, True, True]},
+            {"tokens": [9, 10]},
+        ]
+    )
     batch = dataset.batch(np.arange(3))
     assert batch.counted.tolist() == [[1, 0, 0, 0], [0, 1, 1, 1], [1, 0, 0, 0]]
     assert batch.inputs.tolist() == [[1, 2, 0, 0], [4, 5, 6, 7], [9, 0, 0, 0]]
@@ -150,9 +152,12 @@ def test_a_models_own_tokenizer(run_file, tmp_path, assets):
     words.save(str(model / "tokenizer.json"))
     (tmp_path / "text.txt").write_text("one two three two", encoding="utf-8")
     config = run_file(
-        model__path=str(model), data__path=str(tmp_path / "text.txt"), data__tokenizer="model",
-        data__sequence_length=4, data__held_out=0.0,
-    )  # fmt: skip
+        model__path=str(model),
+        data__path=str(tmp_path / "text.txt"),
+        data__tokenizer="model",
+        data__sequence_length=4,
+        data__held_out=0.0,
+    )
     batch = open_dataset(config, tmp_path / "caches", "run.toml").batch(np.arange(1))
     assert (batch.inputs.tolist(), batch.targets.tolist()) == ([[0, 1, 2, 1]], [[1, 2, 1, 3]])
     (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
@@ -209,8 +214,10 @@ def test_a_cache_is_made_once_and_again_when_the_text_changes(open_text, tmp_pat
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 6), st.randoms())
 def test_samples_gathered_at_once_are_those_collated_one_by_one(sizes, longest, chance):
-    rows = [([chance.randrange(1, 99) for _ in range(size + 1)], [chance.random() < 0.5 for _ in range(size + 1)])
-            for size in sizes]  # fmt: skip
+    rows = [
+        ([chance.randrange(1, 99) for _ in range(size + 1)], [chance.random() < 0.5 for _ in range(size + 1)])
+        for size in sizes
+    ]
     tokens = np.array([token for row, _ in rows for token in row], np.uint16)
     counted = np.array([flag for _, flags in rows for flag in flags], np.uint8)
     starts = np.cumsum([0, *(size + 1 for size in sizes[:-1])])

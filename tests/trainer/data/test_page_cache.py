@@ -20,7 +20,7 @@ def is_cached(path):
 def filesystem(path):
     return subprocess.run(
         ["stat", "-f", "-c", "%T", str(path)], capture_output=True, text=True, check=True
-    ).stdout.strip()  # fmt: skip
+    ).stdout.strip()
 
 
 @pytest.mark.needs("linux")  # only Linux reports which parts of a file are cached

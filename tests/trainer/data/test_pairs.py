@@ -61,10 +61,14 @@ def test_pairs_for_another_objective_are_named_before_a_run(tmp_path):
 )
 def test_what_preferences_cannot_do_is_refused_by_its_field(changes, field):
     raw: dict[str, Any] = {
-        "run": {"name": "p", "steps": 3}, "model": {"path": "/m"}, "data": {"path": "/pairs.jsonl", "kind": "rows"},
-        "batch": {"global": 8}, "optimizer": {"learning_rate": 1e-5}, "adapter": {"kind": "lora"},
+        "run": {"name": "p", "steps": 3},
+        "model": {"path": "/m"},
+        "data": {"path": "/pairs.jsonl", "kind": "rows"},
+        "batch": {"global": 8},
+        "optimizer": {"learning_rate": 1e-5},
+        "adapter": {"kind": "lora"},
         "objective": {"kind": "dpo"},
-    }  # fmt: skip
+    }
     run_file.parse(raw)
     run_file.parse(raw | {"objective": {"kind": "orpo"}, "adapter": {"kind": "full"}})
     run_file.parse(raw | {"adapter": {"kind": "full"}})

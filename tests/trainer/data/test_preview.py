@@ -140,5 +140,8 @@ def test_bytes_are_put_together_to_characters(tmp_path):
     made = row_tokenizer(tmp_path, "bytes", "run.toml")
     tokens = [*"aé€".encode(), 257]
     assert list(made.pieces(tokens, [False, *[True] * 6])) == [
-        ("a", False), ("é", True), ("€", True), ("<end>", True),
-    ]  # fmt: skip
+        ("a", False),
+        ("é", True),
+        ("€", True),
+        ("<end>", True),
+    ]

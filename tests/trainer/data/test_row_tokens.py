@@ -173,9 +173,11 @@ def test_masks_are_trl_s(opened, tmp_path):
     ours = opened(rows, data__sequence_length=400)
     config = trl.SFTConfig(str(tmp_path / "trl"), report_to=[], use_cpu=True, max_length=None)
     made = trl.SFTTrainer(
-        str(tmp_path / "model"), config, train_dataset=datasets.Dataset.from_list(rows),
+        str(tmp_path / "model"),
+        config,
+        train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tokenizer(),
-    )  # fmt: skip
+    )
     for index, theirs in enumerate(made.train_dataset):
         tokens, flags = ours._sample(index)
         assert [*tokens] == theirs["input_ids"]

@@ -78,10 +78,12 @@ def test_a_row_that_teaches_nothing_is_refused_by_line_and_field(row, says):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["role", "content", "prompt", "completion", "messages", "text"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "prompt", "completion", "messages", "text"]), inner)
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @given(JSON)

@@ -36,18 +36,25 @@ def text_run(model: Path, **data: Any) -> Any:
     (folder / "a.txt").write_text(TEXT, "utf-8")
     return run_file.parse(
         {
-            "run": {"name": "r", "steps": 2}, "model": {"path": str(model)}, "optimizer": {"learning_rate": 1e-3},
-            "data": {"path": str(folder), "kind": "text", "sequence_length": 32, **data}, "batch": {"global": 8},
+            "run": {"name": "r", "steps": 2},
+            "model": {"path": str(model)},
+            "optimizer": {"learning_rate": 1e-3},
+            "data": {"path": str(folder), "kind": "text", "sequence_length": 32, **data},
+            "batch": {"global": 8},
         }
-    )  # fmt: skip
+    )
 
 
 def store_limits(stored: dict[str, Any]) -> None:
     stored["truncation"] = {"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0}
     stored["padding"] = {
-        "strategy": {"Fixed": 64}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "strategy": {"Fixed": 64},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
         "pad_token": "<pad>",
-    }  # fmt: skip
+    }
 
 
 def test_stored_truncation_and_padding_are_off(model: Path, tmp_path: Path) -> None:
@@ -106,9 +113,12 @@ def test_completions_of_a_translator_are_in_the_target_language(tmp_path: Path) 
     base: Any = Tokenizer(models.BPE({word: at for at, word in enumerate(words)}, [], unk_token="<unk>"))
     base.pre_tokenizer = pre_tokenizers.Metaspace()
     made: Any = NllbTokenizer(
-        vocab={word: at for at, word in enumerate(words)}, merges=[], src_lang="eng_Latn", tgt_lang="fra_Latn",
+        vocab={word: at for at, word in enumerate(words)},
+        merges=[],
+        src_lang="eng_Latn",
+        tgt_lang="fra_Latn",
         extra_special_tokens=languages,
-    )  # fmt: skip
+    )
     made.save_pretrained(tmp_path)
     config = {"is_encoder_decoder": True, "decoder_start_token_id": 2, "vocab_size": len(made), "model_type": "m2m_100"}
     (tmp_path / "config.json").write_text(json.dumps(config))

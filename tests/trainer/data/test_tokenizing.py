@@ -119,9 +119,7 @@ def rows(tmp_path, run_file, monkeypatch):
     def make(rows, process, tokenizer="model"):
         monkeypatch.setattr(tokenizing, "PROCESS_BYTES", 0 if process else 10**12)
         path = write_rows(tmp_path / "rows.jsonl", rows)
-        config = run_file(
-            model__path=str(model), data__path=str(path), data__kind="rows", data__tokenizer=tokenizer
-        )  # fmt: skip
+        config = run_file(model__path=str(model), data__path=str(path), data__kind="rows", data__tokenizer=tokenizer)
         return tokenizing.open_cache(config, tmp_path / f"caches-{process}", "run.toml")
 
     return make

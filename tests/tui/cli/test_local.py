@@ -82,7 +82,7 @@ BAD = [
     (["send", "start-run", "config=@none.toml"], "none.toml: no such run file"),
     (["run"], "give RUN.toml to start a run, --branch RUN@STEP to branch off one, or --resume RUN to resume one"),
     (["run", "--branch", "a@0", "--connect", "tcp://127.0.0.1:9"], "branch: 'a@0' must be RUN@STEP, with the step of"),
-    (["run", "--resume", "b", "--set", "run.steps=1"], "a resumed run keeps its own run file: leave out --set, and change it with trainctl send"),
+    (["run", "--resume", "b", "--set", "run.steps=1"], "a resumed run keeps its own run file: leave out --set"),
     (["run", "none.toml"], "none.toml: no such run file"),
     (["ls", "--connect", "studio"], "studio: an address must be tcp://host:port"),
     (["events", "-n", "501"], "--last"),

@@ -46,8 +46,8 @@ NAMES_ELSEWHERE: Final = {
     "save_total_limit": "checkpoint.keep_last", "resume_from_checkpoint": "trainctl run --resume RUN",
     "beta": "objective.beta", "label_smoothing": "objective.label_smoothing", "seed": "run.seed",
     "mask_prompt": "objective.kind", "scale": "adapter.alpha", "keys": "adapter.targets",
-    "lora_parameters": "the table [adapter]", "val_batches": "data.held_out",
-    "adapter_path": "trainctl export-model RUN --to mlx", "resume_adapter_file": "trainctl export-model RUN --to fused, and its folder as model.path",
+    "lora_parameters": "adapter.rank", "val_batches": "data.held_out",
+    "adapter_path": "trainctl export-model RUN --to mlx", "resume_adapter_file": "model.path",
     "run_name": "run.name", "output_dir": "trainctl export-model RUN", "report_to": "trainctl mirror",
 }  # fmt: skip
 """Settings as other trainers call them, with the name here of each; docs/from-other-trainers.md lists them."""

@@ -53,9 +53,14 @@ class Gloo:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         host, port = endpoints[0][0].rsplit(":", 1)
         store = self._distributed.TCPStore(
-            host, int(port), len(endpoints), is_master=index == 0, timeout=timedelta(seconds=seconds),
-            wait_for_workers=False, master_listen_fd=listener,  # by itself it would listen on every interface
-        )  # fmt: skip
+            host,
+            int(port),
+            len(endpoints),
+            is_master=index == 0,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            master_listen_fd=listener,  # by itself it would listen on every interface
+        )
         self._distributed.init_process_group(
             "gloo", store=store, rank=index, world_size=len(endpoints), timeout=_SLOWEST_STEP
         )

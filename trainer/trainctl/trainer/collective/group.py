@@ -146,11 +146,17 @@ class ReducerGroup:
         assert form.engine != "none"
         joins = [
             Join(
-                form.engine, self._index, tuple((endpoint,) for endpoint in link), interface, form.deadline_seconds,
-                self._buffer.size_bytes, max(1, chunk_words // len(self._reducers)), str(form.generation),
+                form.engine,
+                self._index,
+                tuple((endpoint,) for endpoint in link),
+                interface,
+                form.deadline_seconds,
+                self._buffer.size_bytes,
+                max(1, chunk_words // len(self._reducers)),
+                str(form.generation),
             )
             for link in zip(*form.endpoints, strict=False)
-        ]  # fmt: skip
+        ]
         is_host = form.engine == "gloo" and self._index == 0
         listener = [endpoints[0].fileno()] if is_host else []
         try:

@@ -43,9 +43,15 @@ class Membership:
     """Used by the control thread, but for `stand_by` and `close` (main thread) and `abort` (any)."""
 
     def __init__(
-        self, rank: int, layout: Layout, table: GroupTable, interface: str, likely: Engine | None,
-        standby: Standby | None = None, nodes: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        rank: int,
+        layout: Layout,
+        table: GroupTable,
+        interface: str,
+        likely: Engine | None,
+        standby: Standby | None = None,
+        nodes: Sequence[str] = (),
+    ) -> None:
         """`interface` is the one to sum over, empty for loopback; `likely` is the engine to keep ready, if any, by a
         `standby` that may be at it already."""
         self._rank, self._layout, self._table, self._interface = rank, layout, table, interface

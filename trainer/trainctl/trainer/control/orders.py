@@ -106,9 +106,12 @@ class GroupOrders:
 
     def formed(self, generation: m.Generation, join_seconds: float = 0.0, level_seconds: float = 0.0) -> m.Formed:
         return m.Formed(
-            run=self._who.run, rank=self._who.rank, generation=generation, join_seconds=join_seconds,
+            run=self._who.run,
+            rank=self._who.rank,
+            generation=generation,
+            join_seconds=join_seconds,
             level_seconds=level_seconds,
-        )  # fmt: skip
+        )
 
     def _stay_out(self, order: m.Form) -> None:
         if self._progress.form(order, takes_part=False):

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import msgspec
 import zmq
@@ -72,7 +71,10 @@ class Control:
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 0)
         # Watched before it connects, or the handshake could be over before anyone looks.
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self._connect(endpoint)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise InvalidInputError(endpoint, f"cannot connect: {error}") from None
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def __enter__(self) -> "Control":
@@ -142,12 +144,6 @@ class Control:
         self.groups.abort()
         self.orders.put(order)
 
-    def _connect(self, endpoint: str) -> None:
-        try:
-            self._socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            raise InvalidInputError(endpoint, f"cannot connect: {error}") from None
-
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
@@ -173,7 +169,11 @@ class Control:
                         self._say(repeated)
                 self._next_alive = now + _ALIVE_SECONDS
             self._flush()
-            self._look(dict(poller.poll(self._wait_milliseconds(now))))
+            events = dict(poller.poll(self._wait_milliseconds(now)))
+            if self._monitor in events:
+                self._note_connection()
+            if self._socket in events:
+                self._receive()
             self._answer_fence()
             self._look_for_orphanhood()
 
@@ -188,12 +188,6 @@ class Control:
             return False
         self._flush()
         return time.monotonic() >= self._closing or not self._unsent
-
-    def _look(self, events: dict[Any, int]) -> None:
-        if self._monitor in events:
-            self._note_connection()
-        if self._socket in events:
-            self._receive()
 
     def _note_connection(self) -> None:
         event = recv_monitor_message(self._monitor)["event"]
@@ -220,7 +214,9 @@ class Control:
             case m.Offer():
                 self.groups.offer(order)
             case m.Form():
-                self._form(order)
+                if self._pending_fence and self._pending_fence.generation <= order.generation:
+                    self._pending_fence = None  # answered late, it would leave the generation that is formed here
+                self.groups.form(order)
             case m.Leave():
                 self.leave(order.reason or "asked to leave")
             case m.StepPlan(recorded=True):
@@ -229,11 +225,6 @@ class Control:
                 self.orders.put(order)
             case m.ReferenceSlice():
                 self._reference_slices.put(order)
-
-    def _form(self, order: m.Form) -> None:
-        if self._pending_fence and self._pending_fence.generation <= order.generation:
-            self._pending_fence = None  # answered late, it would leave the generation that is formed here
-        self.groups.form(order)
 
     def _answer_fence(self) -> None:
         """Answer once the state is known and no update is in progress; until then heartbeats continue."""
@@ -265,10 +256,16 @@ class Control:
         if ready is not None:
             ready = msgspec.structs.replace(ready, last_step=self._progress.last_step, cursor=self._progress.cursor)
         return m.Alive(
-            run=self._who.run, rank=self._who.rank, generation=self._progress.highest, step=self._status.step,
-            phase=self._status.phase, progress=self._signs_of_life(), ready=ready, detail=self.detail,
+            run=self._who.run,
+            rank=self._who.rank,
+            generation=self._progress.highest,
+            step=self._status.step,
+            phase=self._status.phase,
+            progress=self._signs_of_life(),
+            ready=ready,
+            detail=self.detail,
             preflight=self.preflight if self._progress.highest is None else None,
-        )  # fmt: skip
+        )
 
     def _signs_of_life(self) -> int:
         """Count what the status page was shown; in phases that show nothing for long, also the seconds that all threads

@@ -109,9 +109,12 @@ def gathered(
 
 
 def packed(
-    tokens: NDArray[np.integer[Any]], counted: NDArray[np.uint8], starts: NDArray[np.int64],
-    lengths: NDArray[np.int64], rows: NDArray[np.int64],
-) -> Batch:  # fmt: skip
+    tokens: NDArray[np.integer[Any]],
+    counted: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> Batch:
     """Collate samples as `gathered` does, with each sample in one of ascending `rows`, after those before it in its
     row."""
     before = np.cumsum(lengths) - lengths  # targets in samples before each, and before each row's first

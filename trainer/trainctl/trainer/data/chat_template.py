@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainctl.protocol.batch.data_statistics import TemplateUse
-from trainctl.trainer.data.rows import Message, is_learned
+from trainctl.trainer.data.rows import Message, common_length, is_learned
 
 Render = Callable[[Sequence[Message], bool], str]
 """The text of messages, with the generation prompt or without."""
@@ -38,12 +38,6 @@ class Span:
 
     start: int
     stop: int
-
-
-def common_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return how many items two sequences have in common from their start."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
 
 
 def assistant_spans(messages: Sequence[Message], render: Render, first: int = 0) -> tuple[str, list[Span]]:
@@ -71,9 +65,13 @@ def template_use(rows: Sequence[tuple[Sequence[Message], Render]], date: str) ->
     before = _with_sentinel(messages, 0, render).partition(_SENTINEL)[0]
     opened, plain = (render(messages[:turn], prompted) if turn else "" for prompted in (True, False))
     return TemplateUse(
-        conversations=len(rows), before=before, opens=opened.removeprefix(plain), ends=ending(messages, render),
-        changed=sum(_is_changed(*row) for row in rows), date=date,
-    )  # fmt: skip
+        conversations=len(rows),
+        before=before,
+        opens=opened.removeprefix(plain),
+        ends=ending(messages, render),
+        changed=sum(_is_changed(*row) for row in rows),
+        date=date,
+    )
 
 
 def _with_sentinel(messages: Sequence[Message], turn: int, render: Render) -> str:

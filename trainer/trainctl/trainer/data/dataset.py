@@ -58,10 +58,19 @@ class Dataset:
     """`samples` are for training, numbered from 0; `held_out` are for evaluation, numbered from 0 on their own."""
 
     def __init__(
-        self, cache: TokenCache, sequence_length: int, held_out: float, where: str = "data", *,
-        drop_overlong: bool = False, packing_seed: int | None = None, evaluation: "Dataset | None" = None,
-        may_be_empty: bool = False, sequences: int = 1, encodes_prompts: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        cache: TokenCache,
+        sequence_length: int,
+        held_out: float,
+        where: str = "data",
+        *,
+        drop_overlong: bool = False,
+        packing_seed: int | None = None,
+        evaluation: "Dataset | None" = None,
+        may_be_empty: bool = False,
+        sequences: int = 1,
+        encodes_prompts: bool = False,
+    ) -> None:
         """Without a `packing_seed`, samples are not packed. `evaluation` takes the place of a held-out part. A sample
         has so many `sequences`; `encodes_prompts`: they are its prompt, for an encoder, and its completion. Raises
         InvalidInputError, blaming `where`, if nothing is left to train on and it may not be empty."""
@@ -393,9 +402,14 @@ def _open(
 
 
 def dataset_of(
-    config: RunFile, cache: TokenCache, where: str, place: Callable[[int], str], evaluation: Dataset | None = None, *,
+    config: RunFile,
+    cache: TokenCache,
+    where: str,
+    place: Callable[[int], str],
+    evaluation: Dataset | None = None,
+    *,
     may_be_empty: bool = False,
-) -> Dataset:  # fmt: skip
+) -> Dataset:
     """Return the data set that a run file makes of a token cache; `place` names a sample of it. Raises
     InvalidInputError, blaming `where`, for a sample that doesn't fit."""
     objective = objective_of(config.objective, config.data.kind)
@@ -404,11 +418,17 @@ def dataset_of(
         cache = dataclasses.replace(cache, counted=every, digest=f"{cache.digest} every token")
     check_lengths(config, cache, where, place)
     dataset = Dataset(
-        cache, config.data.sequence_length, config.data.held_out_fraction, where,
+        cache,
+        config.data.sequence_length,
+        config.data.held_out_fraction,
+        where,
         drop_overlong=config.data.overlong == "drop",
-        packing_seed=config.run.seed if config.data.packing == "best-fit" else None, evaluation=evaluation,
-        sequences=objective.sequences, encodes_prompts=objective.encodes_prompts, may_be_empty=may_be_empty,
-    )  # fmt: skip
+        packing_seed=config.run.seed if config.data.packing == "best-fit" else None,
+        evaluation=evaluation,
+        sequences=objective.sequences,
+        encodes_prompts=objective.encodes_prompts,
+        may_be_empty=may_be_empty,
+    )
     dataset.place = place
     return dataset
 

@@ -102,10 +102,14 @@ class GrowingDataset:
     """Samples are numbered through all sealed chunks; `samples` grows. It is made by `open_growing`."""
 
     def __init__(
-        self, config: RunFile, folder: Path, where: str, evaluation: Dataset | None = None,
+        self,
+        config: RunFile,
+        folder: Path,
+        where: str,
+        evaluation: Dataset | None = None,
         on_sealed: Callable[["GrowingDataset"], None] = lambda _: None,
         on_failed: Callable[[TrainctlError], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`on_sealed` is called on another thread whenever more is sealed, and `on_failed` when nothing more can be."""
         self._config, self._folder, self._where = config, folder, where
         self.evaluation, self._on_sealed, self._on_failed = evaluation, on_sealed, on_failed
@@ -263,9 +267,11 @@ class GrowingDataset:
         with self._news:
             self.now = replace(
                 now,
-                order=order, following=news.following, caught_up=now.caught_up or news.caught_up,
+                order=order,
+                following=news.following,
+                caught_up=now.caught_up or news.caught_up,
                 times=(*now.times, time.perf_counter()) if news.cache or news.ended else now.times,
-            )  # fmt: skip
+            )
             self._news.notify_all()
         if news.cache or news.ended:
             self._on_sealed(self)
@@ -273,9 +279,12 @@ class GrowingDataset:
     def _with_chunk(self, now: SealedChunks, cache: str) -> SealedChunks:
         before = len(now.chunks) * self._config.data.chunk_samples
         chunk = dataset_of(
-            self._config, read_cache(self._folder / cache), f"{self._where}: data.path",
-            lambda index: place_of(self._config, before + index), may_be_empty=True,
-        )  # fmt: skip
+            self._config,
+            read_cache(self._folder / cache),
+            f"{self._where}: data.path",
+            lambda index: place_of(self._config, before + index),
+            may_be_empty=True,
+        )
         chain = hashlib.sha256(f"{now.chain[-1]} {chunk.digest}".encode()).hexdigest()
         return replace(
             now, order=now.order.sealed(chunk.samples), chunks=(*now.chunks, chunk), chain=(*now.chain, chain)
@@ -293,9 +302,14 @@ TrainingData = Dataset | GrowingDataset
 
 
 def open_growing(
-    config: RunFile, folder: Path, where: str, report: Report = no_report, look: Look = lambda: None,
-    first: Callable[[SealedChunks], object] = lambda _: None, **calls: Callable[..., None],
-) -> GrowingDataset:  # fmt: skip
+    config: RunFile,
+    folder: Path,
+    where: str,
+    report: Report = no_report,
+    look: Look = lambda: None,
+    first: Callable[[SealedChunks], object] = lambda _: None,
+    **calls: Callable[..., None],
+) -> GrowingDataset:
     """Return the data of a run file whose file grows, once its first chunk is sealed; until then `first` is shown what
     there is. `calls` as of GrowingDataset. Raises InvalidInputError as `open_dataset`, and what `look` does."""
     held_out = held_out_data(config)

@@ -45,7 +45,7 @@ _TEMPLATE_ROWS = 200
 
 def preview(
     config: run_tables.RunFile, shown: int, where: str, caches: Path | None = None, kept: Path | None = None
-) -> DataStatistics:  # fmt: skip
+) -> DataStatistics:
     """Return statistics of a run file's data and its first `shown` samples. Caches are made in `caches`; `kept` is the
     folder of the node's caches. Raises InvalidInputError as `open_dataset`."""
     with tempfile.TemporaryDirectory(prefix="trainctl-preview-", dir=caches) as folder:
@@ -58,21 +58,29 @@ def preview(
         order = _by_length(widths, batch.global_)
         tokenizer = row_tokenizer(Path(config.model.path), config.data.tokenizer, where) if shown else None
         return DataStatistics(
-            samples=len(whole), held_out=dataset.held_out, tokens=int(targets.sum()), counted=dataset.counted,
-            lengths=percentiles(whole.max(axis=1)), sequence_length=config.data.sequence_length,
-            truncated=dataset.truncated, skipped=dataset.left_out, duplicates=dataset.duplicates,
-            micro_batch=micro, held_out_path=config.data.held_out_path, repeated=dataset.repeated,
-            unit=objective_of(config.objective, config.data.kind).sample_unit, growing=run_file.grows(config),
+            samples=len(whole),
+            held_out=dataset.held_out,
+            tokens=int(targets.sum()),
+            counted=dataset.counted,
+            lengths=percentiles(whole.max(axis=1)),
+            sequence_length=config.data.sequence_length,
+            truncated=dataset.truncated,
+            skipped=dataset.left_out,
+            duplicates=dataset.duplicates,
+            micro_batch=micro,
+            held_out_path=config.data.held_out_path,
+            repeated=dataset.repeated,
+            unit=objective_of(config.objective, config.data.kind).sample_unit,
+            growing=run_file.grows(config),
             remarks=dict(dataset.remarks),
             warning="" if dataset.has_end else without_end(config.data.kind),
-            padding=padding(
-                widths[order], micro, batch.micro_tokens, used[order], are_apart=dataset.encodes_prompts
-            ),
-            packing=config.data.packing, **_packing(config, training),
+            padding=padding(widths[order], micro, batch.micro_tokens, used[order], are_apart=dataset.encodes_prompts),
+            packing=config.data.packing,
+            **_packing(config, training),
             template=_template(config, where, pairs=dataset.has_pairs),
             reference=_reference(config, dataset, kept),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
-        )  # fmt: skip
+        )
 
 
 def _packing(config: run_tables.RunFile, targets: Indices) -> dict[str, Any]:

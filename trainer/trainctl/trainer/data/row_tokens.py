@@ -22,7 +22,7 @@ from trainctl.trainer.common import model_files
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.libraries import import_without_torch
 from trainctl.trainer.common.model_files import decoder_start, vocabulary_size
-from trainctl.trainer.data.chat_template import NotNestedError, Render, Span, assistant_spans, common_length, dated
+from trainctl.trainer.data.chat_template import NotNestedError, Render, Span, assistant_spans, dated
 from trainctl.trainer.data.rows import (
     FIELDS,
     SETTINGS,
@@ -31,6 +31,7 @@ from trainctl.trainer.data.rows import (
     Message,
     Row,
     Text,
+    common_length,
     is_learned,
     tool_names,
 )
@@ -206,26 +207,24 @@ class RowTokenizer:
                 yield [self.decoder_start, *ended], [False, *([True] * len(ended))]
 
     def _batch(self, rows: Sequence[Row]) -> list[TokenRow]:
-        encoded: dict[int, TokenRow] = {}
-        texts = [
-            row.text if isinstance(row, Text) else _whole(row) for row in rows if not isinstance(row, Conversation)
-        ]
-        prompts = [row.prompt for row in rows if isinstance(row, Completion)]
-        whole, before = iter(self._ids(texts)), iter(self._ids(prompts))
-        for place, row in enumerate(rows):
+        texts = [row for row in rows if not isinstance(row, Conversation)]
+        wholes = self._ids([row.text if isinstance(row, Text) else row.prompt + row.completion for row in texts])
+        prompts = iter(self._ids([row.prompt for row in texts if isinstance(row, Completion)]))
+        ended = map(self._ended, wholes)
+        conversations = iter(self._conversations([row for row in rows if isinstance(row, Conversation)]))
+        encoded: list[TokenRow] = []
+        for row in rows:
             match row:
                 case Text():
-                    tokens = self._ended(next(whole))
-                    encoded[place] = tokens, [True] * len(tokens)
+                    tokens = next(ended)
+                    encoded.append((tokens, [True] * len(tokens)))
                 case Completion():
-                    tokens = self._ended(next(whole))
-                    start = common_length(next(before), tokens)
-                    encoded[place] = tokens, [number >= start for number in range(len(tokens))]
+                    tokens = next(ended)
+                    start = common_length(next(prompts), tokens)
+                    encoded.append((tokens, [number >= start for number in range(len(tokens))]))
                 case Conversation():
-                    pass  # all of them at once, below
-        talks = {place: row for place, row in enumerate(rows) if isinstance(row, Conversation)}
-        encoded |= dict(zip(talks, self._conversations([*talks.values()]), strict=True))
-        return [encoded[place] for place in range(len(rows))]
+                    encoded.append(next(conversations))
+        return encoded
 
     def _ids(self, texts: Sequence[str], *, are_targets: bool = False) -> list[list[int]]:
         """Return the texts' tokens with special ones. A text that begins with the begin token keeps one."""
@@ -266,8 +265,9 @@ class RowTokenizer:
                 marks_turns = has_marks(self._check_template(row))
             marked.append(self._marks(row) if marks_turns else self._spans(row))
         encoded = self._exact.encode_batch([text for text, _ in marked], add_special_tokens=False)
+        # A span's end is the template's, its start may lie within a token.
         return [
-            (tokens.ids, [_is_in(offset, spans) for offset in tokens.offsets])
+            (tokens.ids, [any(span.start < stop <= span.stop for span in spans) for _, stop in tokens.offsets])
             for tokens, (_, spans) in zip(encoded, marked, strict=True)
         ]
 
@@ -314,10 +314,12 @@ class RowTokenizer:
         render: Any = render_jinja_template
         with self._refusing(row):
             texts, marks = render(
-                conversations=[[_without_settings(message) for message in messages]], tools=row.tools,
-                chat_template=dated(self._check_template(row)), return_assistant_tokens_mask=True,
+                conversations=[[_without_settings(message) for message in messages]],
+                tools=row.tools,
+                chat_template=dated(self._check_template(row)),
+                return_assistant_tokens_mask=True,
                 **{**self._tokenizer.special_tokens_map, **row.template_settings},
-            )  # fmt: skip
+            )
         return texts[0], [Span(*mark) for mark in marks[0]]
 
     def _spans(self, row: Conversation) -> tuple[str, list[Span]]:
@@ -325,16 +327,20 @@ class RowTokenizer:
             return assistant_spans(row.messages, self.render(row), row.first)
         except NotNestedError as error:
             raise InvalidInputError(
-                row.place, f"no rule finds the assistant's turns in {self._model}'s chat template: {error}; "
-                "use prompt and completion, or a template that marks the assistant's turns with {% generation %}"
-            ) from None  # fmt: skip
+                row.place,
+                f"no rule finds the assistant's turns in {self._model}'s chat template: {error}; "
+                "use prompt and completion, or a template that marks the assistant's turns with {% generation %}",
+            ) from None
 
     def _applied(self, row: Conversation, messages: list[Message], **options: Any) -> Any:
         with self._refusing(row):
             rendered: Any = self._tokenizer.apply_chat_template(
-                [_without_settings(message) for message in messages], row.tools,
-                chat_template=dated(self._check_template(row)), **options, **row.template_settings,
-            )  # fmt: skip
+                [_without_settings(message) for message in messages],
+                row.tools,
+                chat_template=dated(self._check_template(row)),
+                **options,
+                **row.template_settings,
+            )
         return rendered
 
     @contextlib.contextmanager
@@ -387,13 +393,3 @@ def _apart(row: Row) -> tuple[str, str]:
     if not isinstance(row, Completion):
         raise InvalidInputError(row.place, 'needs "prompt" and "completion" of text for an encoder-decoder model')
     return row.prompt, row.completion
-
-
-def _whole(row: Completion) -> str:
-    return row.prompt + row.completion
-
-
-def _is_in(offset: tuple[int, int], spans: Sequence[Span]) -> bool:
-    """Return whether a token has a character of a span and none after it: a span's end is the template's, its start may
-    lie within a token."""
-    return any(span.start < offset[1] <= span.stop for span in spans)

@@ -11,7 +11,7 @@ A file is read in chunks that are tokenized one by one: whole lines, or batches 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -317,6 +317,12 @@ def halves_in(chunk: Chunk) -> Iterator[Row]:
         yield from pair_of(fields, place)
 
 
+def common_length(left: Sequence[object], right: Sequence[object]) -> int:
+    """Return how many items two sequences have in common from their start."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(left), len(right)))
+
+
 def pair_of(fields: Any, place: str) -> tuple[Row, Row]:
     """Return the chosen and the rejected half of one row. Raises InvalidInputError naming `place` and the field."""
     if not isinstance(fields, dict):
@@ -338,8 +344,7 @@ def _prompt_of(fields: dict[str, Any], place: str) -> tuple[Any, list[Any]]:
         return fields["prompt"], answers
     if not all(isinstance(answer, list) for answer in answers):
         raise InvalidInputError(f"{place}: prompt", "is missing: only lists of messages may begin with the prompt")
-    pairs = enumerate(zip(*answers, strict=False))
-    same = next((place for place, (left, right) in pairs if left != right), min(map(len, answers)))
+    same = common_length(*answers)
     if not same:
         raise InvalidInputError(place, "chosen and rejected have no first message in common, so there is no prompt")
     return answers[0][:same], [answer[same:] for answer in answers]

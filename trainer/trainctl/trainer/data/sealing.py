@@ -93,9 +93,13 @@ class SealingProcess:
     the file did."""
 
     def __init__(
-        self, config: RunFile, folder: Path, where: str, take: Callable[[Sealing], None],
+        self,
+        config: RunFile,
+        folder: Path,
+        where: str,
+        take: Callable[[Sealing], None],
         fail: Callable[[TrainctlError], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._process = start_process("trainctl.trainer.data.sealing", config, folder, where)
         self._take, self._fail, self._closed = take, fail, False
         self._thread = threading.Thread(target=self._run, name="sealing", daemon=True)

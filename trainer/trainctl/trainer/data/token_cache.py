@@ -35,9 +35,13 @@ from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.data.rows import Chunk, row_chunks
 
 _TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
     "chat_template.json",
-)  # fmt: skip
+)
 _TEMPLATES = "additional_chat_templates"
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 _DATA_CODE = ("chat_template", "chunk_tokens", "row_tokens", "rows", "token_cache", "tokenizer_file")
@@ -195,9 +199,13 @@ def recipe_of(config: RunFile, where: str) -> Recipe:
     """Return how a run's data are tokenized."""
     objective = objective_of(config.objective, config.data.kind)
     return Recipe(
-        Path(config.model.path), config.data.kind, config.data.tokenizer, where, objective.sequences,
+        Path(config.model.path),
+        config.data.kind,
+        config.data.tokenizer,
+        where,
+        objective.sequences,
         objective.encodes_prompts,
-    )  # fmt: skip
+    )
 
 
 def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> None:
@@ -329,31 +337,26 @@ def drop_pages(files: Iterable[Path]) -> bool:
     can't tell. Pages that a process has mapped stay."""
     if not hasattr(os, "posix_fadvise") or not hasattr(os, "RWF_NOWAIT"):
         return False
-    gone = [_dropped(path) for path in files]
-    return all(gone)
-
-
-def _dropped(path: Path) -> bool:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        was_dropped = not _is_cached(file)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # a look begins to read what it doesn't find
-        return was_dropped
-    finally:
-        os.close(file)
+    are_gone = True
+    for path in files:
+        with path.open("rb", buffering=0) as opened:
+            file = opened.fileno()
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            are_gone &= not _is_cached(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # a look begins to read what it doesn't find
+    return are_gone
 
 
 def _is_cached(file: int) -> bool:
     """Return whether any of a few places spread over the file is in memory; a read that may not wait says so."""
     size = os.fstat(file).st_size
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # a look begins to read no more than its own page
-    return any(_reads_at_once(file, size * probe // _PROBES) for probe in range(_PROBES if size else 0))
-
-
-def _reads_at_once(file: int, place: int) -> bool:
-    try:
-        return os.preadv(file, [bytearray(1)], place, os.RWF_NOWAIT) > 0
-    except OSError as error:
-        return error.errno != errno.EAGAIN
+    for probe in range(_PROBES if size else 0):
+        try:
+            if os.preadv(file, [bytearray(1)], size * probe // _PROBES, os.RWF_NOWAIT) > 0:
+                return True
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                return True
+    return False

@@ -20,9 +20,17 @@ BYTES_VOCABULARY = 259
 _BYTE_NAMES = {BYTES_BEGIN: "<begin>", BYTES_END: "<end>", BYTES_PAD: "<pad>"}
 
 PROBES = (
-    "In 2023, it's 12.5 %.", "  two  spaces", "\n\n\tdef f(x):\r\n", "don't WON'T", "naïve Ångström 東京 привет",
-    "emoji 🙂👩‍🚀", "a_b-c/d\\e", " leading", "trailing ", "x" * 40,
-)  # fmt: skip
+    "In 2023, it's 12.5 %.",
+    "  two  spaces",
+    "\n\n\tdef f(x):\r\n",
+    "don't WON'T",
+    "naïve Ångström 東京 привет",
+    "emoji 🙂👩‍🚀",
+    "a_b-c/d\\e",
+    " leading",
+    "trailing ",
+    "x" * 40,
+)
 """Texts in which pre-tokenizers differ: digits, spaces, line ends, contractions, scripts, emoji."""
 
 
