@@ -16,15 +16,14 @@ from trainctl.protocol.config.model_facts import read_facts
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.machine.file_digests import FileDigests
+from trainctl.protocol.record.copy_mark import check_node
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.checkpoints import copies
 from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
 from trainctl.trainer.checkpoints.chunked_tensors import zstandard
-from trainctl.trainer.checkpoints.copies import Copies
 from trainctl.trainer.checkpoints.record_sync import RecordSync
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective import engines
@@ -78,11 +77,11 @@ class Trainer:
             who.run, config, paths, backend, dataset, progress, self._rank.loss_scale, self._layout.digest,
             self._model_files.whole, who.node,
         )  # fmt: skip
-        self._copies = Copies(who.run, who.rank, paths.checkpoints, config.checkpoint, control.send)
+        copied = paths.checkpoints if config.checkpoint.copy_to else None
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         record = RecordSync(paths, self._metrics, progress, lambda: control.is_away)
         control.on_recorded = record.plan
-        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, self._copies, record)
+        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, copied, record)
         control.checkpoint_state = self.checkpointer.state
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, progress, status)
@@ -112,7 +111,6 @@ class Trainer:
         self._control.groups.membership = self._membership
         self._control.send(ready)
         self._control.ready = ready
-        self._copies.resume()
         logs.ready(ready)
         return ready
 
@@ -136,7 +134,7 @@ class Trainer:
             self._metrics.close()
             self.profiler.close()
             if is_orderly:  # else the agent should know why soon
-                self._copies.close()
+                self.checkpointer.wait_for_copy()
 
     def _act(self, order: Order, started: float) -> bool:
         """Do one order; False if it was the last."""
@@ -334,7 +332,7 @@ def checked_run_file(paths: RunPaths, node: str) -> run_tables.RunFile:
     run_file.check_paths(config, WHERE, node)
     if config.checkpoint.compression == "zstd":
         zstandard(f"{WHERE}: checkpoint.compression")
-    copies.check(config.checkpoint, WHERE)
+    check_node(config.checkpoint.copy_to, WHERE)
     return config
 
 

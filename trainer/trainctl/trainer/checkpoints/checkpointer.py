@@ -1,13 +1,14 @@
 """A rank's checkpoint plans: a copy between two steps, written in the background, and the messages to the agent."""
 
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.record.copy_mark import note_pending, pending_ranks
 from trainctl.trainer.checkpoints.background import BackgroundWriter, WriteMeter
-from trainctl.trainer.checkpoints.copies import Copies
 from trainctl.trainer.checkpoints.record_sync import RecordSync
 from trainctl.trainer.checkpoints.saver import Copied, Saver
 from trainctl.trainer.common.errors import first_line
@@ -17,18 +18,23 @@ CHECKPOINT_FAILURES = (OSError, MemoryError, TrainctlError)
 """Errors that cost the checkpoint, not the run."""
 
 
+LAST_SECONDS = 3.0
+"""Seconds that a leaving trainer waits for a copy to end; then the copy continues without it."""
+
+
 class Checkpointer:
     """`copy` and `begin` are for the main thread, `state` for the control thread. `send` takes messages to the
     agent."""
 
     def __init__(
-        self, run: str, rank: int, saver: Saver, send: Callable[[m.FromTrainer], None], copies: Copies | None = None,
+        self, run: str, rank: int, saver: Saver, send: Callable[[m.FromTrainer], None], copied: Path | None = None,
         record: RecordSync | None = None,
     ) -> None:  # fmt: skip
-        """`copies` has checkpoints copied elsewhere; of a plan's writers, the first one uses it. If that fails to
-        write, the conductor plans the checkpoint again, first by another. `record` is what must be on its disk before
-        a checkpoint."""
-        self._copies, self._record = copies, record
+        """`copied`: the run's folder of checkpoints if the agent copies them elsewhere; of a plan's writers, the first
+        one marks them. If that fails to write, the conductor plans the checkpoint again, first by another. `record` is
+        what must be on its disk before a checkpoint."""
+        self._marked, self._record = copied, record
+        self._last: int | None = None  # step of the newest checkpoint that was marked
         self._run, self._rank, self._saver, self._send = run, rank, saver, send
         self._writer = BackgroundWriter(self._finished)
         self._copied: tuple[Copied, m.StepPlan | None] | None = None
@@ -40,8 +46,8 @@ class Checkpointer:
         """Copy and write while training waits. Raises CHECKPOINT_FAILURES."""
         self._writer.wait()
         version = self._saver.version
-        with self._copied_elsewhere(plan, plan.step):
-            info = self._saver.write(partial(self._sync_record, plan))
+        self._mark(plan, plan.step)
+        info = self._saver.write(partial(self._sync_record, plan))
         self._written = version
         return info
 
@@ -97,12 +103,18 @@ class Checkpointer:
         """Wait for the write under way."""
         self._writer.close()
 
+    def wait_for_copy(self) -> None:
+        """Wait a while for the agent to copy the newest checkpoint, so that its event is in the record."""
+        deadline = time.monotonic() + LAST_SECONDS
+        while self._marked is not None and self._last in pending_ranks(self._marked) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
     def _write(self, copied: Copied, plan: m.StepPlan | None, meter: WriteMeter) -> m.Checkpointed:
         """On the writer's thread."""
         step, info, problem = copied.loop.step, None, ""
         try:
-            with self._copied_elsewhere(plan, step):
-                info = self._saver.write_copy(copied, meter, partial(self._sync_record, plan))
+            self._mark(plan, step)
+            info = self._saver.write_copy(copied, meter, partial(self._sync_record, plan))
         except Exception as error:  # noqa: BLE001  an error that ended the thread would block the next copy
             problem = f"checkpoint failed: {first_line(error)}"
             unexpected = None if isinstance(error, CHECKPOINT_FAILURES) else error
@@ -120,10 +132,15 @@ class Checkpointer:
         if self._record is not None:
             self._record.wait(plan)
 
-    def _copied_elsewhere(self, plan: m.StepPlan | None, step: int) -> AbstractContextManager[None]:
-        """Around the write of a checkpoint that is to be copied, if that is this rank's part."""
-        is_first = plan is None or plan.writers[:1] == (self._rank,)
-        return self._copies.after(step) if self._copies is not None and is_first else nullcontext()
+    def _mark(self, plan: m.StepPlan | None, step: int) -> None:
+        """Have the agent copy a checkpoint once it is complete, if that is this rank's part. A disk that refuses costs
+        the copy, not the checkpoint."""
+        if self._marked is not None and (plan is None or plan.writers[:1] == (self._rank,)):
+            self._last = step
+            try:
+                note_pending(self._marked, self._rank, step)
+            except OSError as error:
+                log.warning("can't note that a checkpoint has to be copied: %s", first_line(error))
 
     def _finished(self, outcome: m.Checkpointed) -> None:
         self._newest = outcome
