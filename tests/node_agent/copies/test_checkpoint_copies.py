@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import sys
 
 import psutil
 import pytest
@@ -162,6 +163,6 @@ def test_a_command_is_the_node_s_own(monkeypatch):
     monkeypatch.setenv(COMMAND_VARIABLE, "cp -r {folder} '/a b'")
     copy_mark.check_node("command", "run.toml")
     assert copy_mark.own_command() == ["cp", "-r", "{folder}", "/a b"]
-    monkeypatch.setattr(copy_mark, "find_spec", lambda _: None)
-    with pytest.raises(InvalidInputError, match=r"pip install 'trainctl\[cloud\]'"):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(InvalidInputError, match=r"a copy to a store needs obstore; .*pip install '\.\[cloud\]'"):
         copy_mark.check_node("s3://bucket/runs", "run.toml")

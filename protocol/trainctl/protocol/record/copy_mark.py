@@ -5,12 +5,11 @@ import os
 import re
 import shlex
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from trainctl.protocol.config.run_file import COPY_COMMAND, STORES, is_rsync_target
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.record.leftovers import is_left_by_dead
 
@@ -60,8 +59,8 @@ def check_node(copy_to: str, where: str) -> None:
     field, words = f"{where}: checkpoint.copy_to", own_command()
     if is_rsync_target(copy_to) and shutil.which("rsync") is None:
         raise InvalidInputError(field, "rsync is not installed on this node; install it")
-    if copy_to.startswith(STORES) and find_spec("obstore") is None:
-        raise InvalidInputError(field, "needs the extra cloud on this node: pip install 'trainctl[cloud]'")
+    if copy_to.startswith(STORES):
+        check_installed("obstore", "cloud", field, "a copy to a store")
     if copy_to == COPY_COMMAND and not words:
         problem = f"this node has no command: set it with trainctl-agent install --env {COMMAND_VARIABLE}=..."
         raise InvalidInputError(field, problem)
