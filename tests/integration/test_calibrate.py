@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import tomli_w
@@ -54,7 +55,9 @@ def test_a_node_is_calibrated_and_its_ranks_have_the_profile(agent, run_toml, ru
     assert view.state == "finished"
     assert 0 < part.values["matmul_use"] < 1.5
     assert 0 < part.values["calibrated_speed"] < 100
-    assert kept == profile
+    assert msgspec.structs.replace(kept, passes=profile.passes) == profile
+    calibrated = {known.micro: known.seconds for known in profile.passes}
+    assert all(known.seconds <= calibrated.get(known.micro, known.seconds) for known in kept.passes)  # or run faster
     assert not [*agent.directory.glob("calibration-*")]
 
 

@@ -14,7 +14,7 @@ from tests.integration.conftest import AgentProcess
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.record.checkpoints import verify
-from trainctl.trainer.checkpoints.copies import COMMAND_VARIABLE
+from trainctl.protocol.record.copy_mark import COMMAND_VARIABLE
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -27,6 +27,7 @@ from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.clients.router import Replies, Router
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.copies.checkpoint_copies import CheckpointCopies
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.guests.guest_runs import GuestRuns
@@ -178,7 +179,8 @@ class Agent:
         self._alerts = AlertService(self.node, hooks, self.publisher, self._note_of_guest)
         replies = Replies(self._control, self._authenticator)
         self._role = AgentRole()
-        self._drain = NodeDrain(self._role, self._options.grace_seconds, runs_directory(self.directory))
+        self._drain = NodeDrain(self._role, self._options.grace_seconds, lambda: self._copies.is_busy)
+        self._copies = CheckpointCopies(runs_directory(self.directory), self._heard)
         hosting = RankHosting(context, self._role)
         self._guests = GuestRuns(
             self.node, self.directory, self._db, self.publisher.publish,
@@ -266,7 +268,7 @@ class Agent:
         await self._take_up_run()
         workers = [self._router.serve, self._router.serve_commands]
         workers += [self._serve_trainers, self._beat, self._watch]
-        workers += [self._work_lead.serve, self._drain.serve]
+        workers += [self._work_lead.serve, self._drain.serve, self._copies.serve]
         workers += [self._lead.serve, self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._watch_parent] if self._options.watches_parent else []
         workers += [SpotNotice(spot, self._drain).serve] if (spot := self._options.spot_notice) else []
@@ -329,13 +331,18 @@ class Agent:
                     await self._link.send(message.rank, m.Leave(run=message.run, reason="this work has ended"))
                 continue
             message = self._with_profile(message)
-            if await self._lead.heard(message, returned=returned):
-                continue
-            if await self._follower.heard(message, returned=returned):
-                continue
-            if not await self._lead.heard(message, returned=returned):  # again: it may have taken over meanwhile
+            if isinstance(message, m.Checkpointed | m.Report) and message.checkpoint is not None:
+                self._copies.look()
+            if not await self._heard(message, returned=returned):
                 # A trainer of a run that no one leads any more: it would wait forever.
                 await self._link.send(message.rank, m.Leave(run=message.run, reason="this agent does not lead the run"))
+
+    async def _heard(self, message: m.FromTrainer, *, returned: bool = False) -> bool:
+        """Take what a trainer of this node said, or what is said in its place, to its run; False if no one leads it."""
+        for hear in (self._lead.heard, self._follower.heard, self._lead.heard):  # again: it may have taken over
+            if await hear(message, returned=returned):
+                return True
+        return False
 
     def _with_profile(self, message: m.FromTrainer) -> m.FromTrainer:
         session, followed = self._lead.session, self._follower.followed

@@ -1,7 +1,6 @@
 """What the exit statuses of a spot notice command change."""
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -23,14 +22,14 @@ KILLED = Outcome(None, "notice took longer than 10 s and was killed")
 )  # fmt: skip
 def test_a_notice_is_withdrawn_only_by_three_other_statuses_in_a_row(statuses, leaving):
     role = AgentRole()
-    notice = SpotNotice(("notice",), NodeDrain(role, 15.0, Path("no-runs")))
+    notice = SpotNotice(("notice",), NodeDrain(role, 15.0, lambda: False))
     for status in statuses:
         notice.take(Outcome(status, "") if status is not None else KILLED)
     assert role.leaving == leaving
 
 
 def test_the_first_problem_is_logged_once(caplog: pytest.LogCaptureFixture):
-    notice = SpotNotice(("notice",), NodeDrain(AgentRole(), 15.0, Path("no-runs")))
+    notice = SpotNotice(("notice",), NodeDrain(AgentRole(), 15.0, lambda: False))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             notice.take(KILLED)

@@ -139,7 +139,7 @@ def test_a_value_that_is_out_of_bounds_or_no_choice_is_named(path: Path, problem
         ("objective.label_smoothing", 0.5, " below 0.5"),
         ("checkpoint.copy_to", "[-oProxyCommand=sh]:y", "must be an absolute path, an rsync target"),
         ("checkpoint.copy_to", "x@[-oProxyCommand=sh]:y", "must be an absolute path, an rsync target"),
-        ("checkpoint.copy_to", "s3://bucket/runs", '"command", which can copy to such a store'),
+        ("checkpoint.copy_to", "ftp://host/runs", "a URL that begins with s3://, gs://, az://"),
         ("checkpoint.copy_to", "--rsh=sh:x", "must be an absolute path, an rsync target"),
         ("checkpoint.copy_to", "x@-oProxyCommand=sh:y", "must be an absolute path, an rsync target"),
         ("samples.prompts", [[{"role": "user"}]], "content"),

@@ -1,12 +1,10 @@
 """Fixtures of runs that have checkpoints."""
 
 import pytest
+from tests.trainer.support.written_checkpoints import run_directory
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run directory."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}", "utf-8")
-    (tmp_path / "model" / "merges.txt").touch()  # an empty file is copied too
-    return tmp_path / "runs" / "run-1"
+    return run_directory(tmp_path)

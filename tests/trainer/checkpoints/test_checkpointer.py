@@ -1,5 +1,6 @@
 """A rank's checkpoint plans in the background: what the agent gets of a write that fails in an unexpected way."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from tests.trainer.support.written_checkpoints import loop_of
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.record.copy_mark import clear_pending, pending_ranks
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
 from trainctl.trainer.checkpoints.saver import Copied, HostCopy
@@ -102,3 +104,18 @@ def test_the_last_state_is_written_once_and_again_if_its_step_was_done_again():
         checkpointer.write_last(4)
     checkpointer.wait()
     assert saver.written == [7, 9]
+
+
+def test_the_first_writer_marks_what_the_agent_copies(tmp_path):
+    saver: Any = FaultySaver()
+    for rank, marks in ((1, {}), (0, {4: 0})):
+        checkpointer = Checkpointer("r", rank, saver, lambda _: None, tmp_path)
+        checkpointer.copy(PLAN)
+        checkpointer.begin()
+        checkpointer.close()
+        assert pending_ranks(tmp_path) == marks
+    agent = threading.Timer(0.2, clear_pending, (tmp_path, 4))
+    agent.start()
+    checkpointer.wait_for_copy()
+    assert pending_ranks(tmp_path) == {}, "a leaving trainer waits for the copy"
+    agent.join()

@@ -8,10 +8,11 @@ from tests.trainer.support.synced_disk import ALSO, SyncedDisk, Tree, lay
 from tests.trainer.support.trained_run import TrainedRun
 from tests.trainer.support.written_checkpoints import write_small
 
+from trainctl.node_agent.copies import copy_process
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import sync
 from trainctl.protocol.record import checkpoints
-from trainctl.trainer.checkpoints import copy_process, files, retention
+from trainctl.trainer.checkpoints import files, retention
 
 
 def loaded(folder):

@@ -32,3 +32,11 @@ def write_small(folder: Path, model: Path, step: int, value: float, count: int =
 
 def written(run: Path, step: int, value: float = 1.0) -> Path:
     return write_small(run / "checkpoints", run.parents[1] / "model", step, value, 2000)
+
+
+def run_directory(folder: Path) -> Path:
+    """Return the directory of a run beside its model, for `written`."""
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}", "utf-8")
+    (folder / "model" / "merges.txt").touch()  # an empty file is copied too
+    return folder / "runs" / "run-1"

@@ -14,11 +14,11 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.machine.file_digests import FileDigests
 from trainctl.protocol.messages import Engine, Sealed
+from trainctl.protocol.record.copy_mark import check_node
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.checkpoints import copies
 from trainctl.trainer.checkpoints.chunked_tensors import zstandard
 from trainctl.trainer.collective import engines
 from trainctl.trainer.common import logs
@@ -46,7 +46,7 @@ def checked_run_file(paths: RunPaths, node: str) -> RunFile:
     run_file.check_paths(config, WHERE, node)
     if config.checkpoint.compression == "zstd":
         zstandard(f"{WHERE}: checkpoint.compression")
-    copies.check(config.checkpoint, WHERE)
+    check_node(config.checkpoint.copy_to, WHERE)
     return config
 
 

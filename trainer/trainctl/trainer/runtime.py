@@ -27,7 +27,6 @@ from trainctl.protocol.messages import (
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer, RecordSync
-from trainctl.trainer.checkpoints.copies import Copies
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective.group import Group
 from trainctl.trainer.collective.membership import Membership
@@ -68,11 +67,11 @@ class Trainer:
         rank.observer.flops = step_flops(config.adapter, facts, "run file")
         self._model_files = model_files
         self._saver = Saver(rank, config, paths, model_files.whole)
-        self._copies = Copies(who.run, who.rank, paths.checkpoints, config.checkpoint, control.send)
+        copied = paths.checkpoints if config.checkpoint.copy_to else None
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         record = RecordSync(paths, self._metrics, rank.progress, lambda: control.is_away)
         control.on_recorded = record.plan
-        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, self._copies, record)
+        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, copied, record)
         control.checkpoint_state = self.checkpointer.state
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, rank.progress, rank.status)
@@ -107,7 +106,6 @@ class Trainer:
         self._control.groups.membership = self._membership
         self._control.send(ready)
         self._control.ready = ready
-        self._copies.resume()
         logs.ready(ready)
         return ready
 
@@ -131,7 +129,7 @@ class Trainer:
             self._metrics.close()
             self.profiler.close()
             if is_orderly:  # else the agent should know why soon
-                self._copies.close()
+                self.checkpointer.wait_for_copy()
 
     def _act(self, order: Order, started: float) -> bool:
         """Do one order; False if it was the last."""

@@ -313,7 +313,7 @@ def _without_memory_for(profile: DeviceProfile | None, micro: int) -> DeviceProf
     """Return a profile of smaller micro-batches only; None if there are none."""
     if profile is None or profile.passes[0].micro >= micro:
         return None
-    passes = tuple(known for known in profile.passes if known.micro < micro)
+    passes = tuple(timed for timed in profile.passes if timed.micro < micro)
     grid = tuple(point for point in profile.grid if point.micro < micro)
     smallest = min(micro, profile.out_of_memory_micro or micro)
     return msgspec.structs.replace(profile, passes=passes, grid=grid, out_of_memory_micro=smallest)

@@ -13,12 +13,12 @@ from typing import Final
 
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs.context import AgentContext
-from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import LinkRate
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.machine.link_speed import echo, exchange, round_trip
+from trainctl.protocol.messages import LinkReply, LinkRequest
 
 LINK_SECONDS: Final = 2.0
 """Time for which each side sends."""
@@ -40,38 +40,40 @@ class LinkMeter:
         self._task: asyncio.Task[float | None] | None = None
 
     async def measured(self, peer: str) -> LinkRate:
-        """The link to another node. Raises TrainctlError, OSError or ValueError if it can't be measured."""
+        """Return the link to another node. Raises TrainctlError, OSError or ValueError if it can't be measured."""
         address, own = self._address_of(peer), self._context
         if address is None:
             raise InvalidInputError(peer, f"not in the cluster file of {own.node}; add it there")
         keys = own.authenticator.keyring if own.authenticator is not None else None
         token = secrets.token_hex(16)
         async with Client(address, timeout_seconds=ANSWER_SECONDS, keys=keys, context=own.zmq_context) as client:
-            port = (await client.ask(self._request(token), m.LinkReply)).port
+            port = (await client.ask(self._request(token), LinkReply)).port
             received, trip = await asyncio.to_thread(_called, addresses.host(address), port, token)
-            sent = (await client.ask(self._request(token), m.LinkReply)).bytes_per_second
+            sent = (await client.ask(self._request(token), LinkReply)).bytes_per_second
         if sent is None:
             raise RefusedError(f"the exchange with {peer} broke off")
         return LinkRate(peer, sent, received, trip)
 
-    def _request(self, token: str) -> m.LinkRequest:
-        return m.LinkRequest(rid=uuid.uuid4().hex, node=self._context.node, token=token)
+    def _request(self, token: str) -> LinkRequest:
+        return LinkRequest(rid=uuid.uuid4().hex, node=self._context.node, token=token)
 
     # ------------------------------------------------------------ the side that is asked
 
-    async def reply(self, request: m.LinkRequest) -> m.LinkReply:
+    async def reply(self, request: LinkRequest) -> LinkReply:
         """Listen for the connection, or say what arrived over it. Raises RefusedError, InvalidInputError or OSError."""
         if request.token == self._token and self._task is not None:
-            return m.LinkReply(rid=request.rid, port=self._port, bytes_per_second=await asyncio.shield(self._task))
+            return LinkReply(rid=request.rid, port=self._port, bytes_per_second=await asyncio.shield(self._task))
         if not self._role.is_idle:
             raise RefusedError(f"{self._context.node} takes part in a run")
         self._role.check_no_work()
-        server = _listening(addresses.host(self._context.address))
+        host = addresses.host(self._context.address)
+        server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1)
+        server.setblocking(False)
         self._token, self._port = request.token, server.getsockname()[1]
         self._role.is_calibrating = True  # no run starts meanwhile
         self._task = asyncio.create_task(_answered(server, request.token), name="link")
         self._task.add_done_callback(lambda _: self._finish(server))
-        return m.LinkReply(rid=request.rid, port=self._port)
+        return LinkReply(rid=request.rid, port=self._port)
 
     async def close(self) -> None:
         """End the measurement that this node was asked for."""
@@ -85,7 +87,8 @@ class LinkMeter:
 
 
 async def _answered(server: socket.socket, token: str) -> float | None:
-    """Bytes per second received over the first connection; None if it isn't the right one, or breaks off."""
+    """Return the bytes per second received over the first connection; None if it isn't the right one, or breaks
+    off."""
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             connection = await _accepted(server, token.encode())
@@ -99,15 +102,8 @@ async def _answered(server: socket.socket, token: str) -> float | None:
         return None
 
 
-def _listening(host: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    server = socket.create_server((host, 0), family=family, backlog=1)
-    server.setblocking(False)
-    return server
-
-
 async def _accepted(server: socket.socket, token: bytes) -> socket.socket:
-    """The first connection. Raises OSError if it doesn't begin with the token."""
+    """Return the first connection. Raises OSError if it doesn't begin with the token."""
     loop = asyncio.get_running_loop()
     connection, _ = await loop.sock_accept(server)
     with contextlib.ExitStack() as undo:
@@ -127,7 +123,7 @@ def _echoed(connection: socket.socket) -> float:
 
 
 def _called(host: str, port: int, token: str) -> tuple[float, float]:
-    """Bytes per second received, and seconds of a round trip. Raises OSError or ValueError."""
+    """Return the bytes per second received, and the seconds of a round trip. Raises OSError or ValueError."""
     with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
         connection.sendall(token.encode())
         trip = round_trip(connection)

@@ -47,7 +47,7 @@ class StoredProfiles:
     def comparable(self, profile: DeviceProfile) -> DeviceProfile | None:
         """Return the newest profile that shows whether the machine has become slower, of any versions of the
         libraries."""
-        return next((known for known in self.newest(2**20) if is_comparable(known, profile)), None)
+        return next((stored for stored in self.newest(2**20) if is_comparable(stored, profile)), None)
 
     def with_profile(self, message: FromTrainer, config: RunFile) -> FromTrainer:
         """Return a rank's message, with the profile that fits the rank if it says what the rank has loaded."""
@@ -77,14 +77,14 @@ class StoredProfiles:
             profile = next(iter(profile_file.stored(self._folder, key)[-1:]), None)
             if profile is None:
                 continue
-            passes = {known.micro: known for known in profile.passes}
-            best = max(known.rate for known in profile.passes)
+            passes = {timed.micro: timed for timed in profile.passes}
+            best = max(timed.rate for timed in profile.passes)
             for micro, steps in shown.items():
                 seconds = statistics.median(step.seconds for step in steps)
-                known = passes.get(micro, steps[-1])
-                is_faster = micro / seconds > (known.rate if micro in passes else best)
+                timed = passes.get(micro, steps[-1])
+                is_faster = micro / seconds > (timed.rate if micro in passes else best)
                 if is_faster and len(steps) >= MIN_STEPS and (micro in passes or len(passes) < MOST_PASSES):
-                    passes[micro] = msgspec.structs.replace(known, seconds=seconds)
+                    passes[micro] = msgspec.structs.replace(timed, seconds=seconds)
             learned = tuple(passes[micro] for micro in sorted(passes))
             if learned != profile.passes:
                 self.add(msgspec.structs.replace(profile, passes=learned))

@@ -112,7 +112,7 @@ class BackgroundWrites:
         self._marks[said.rank] = _Mark(said.done_bytes, said.total_bytes, now, still_seconds)
 
     def forget_copy(self, rank: int) -> None:
-        """Its trainer has ended, so no more is heard of the copy that it followed."""
+        """Its trainer has ended: what its agent copies is no longer shown with the rank."""
         self._copies.pop(rank, None)
 
     def on_copy(self, said: m.CheckpointCopy) -> None:

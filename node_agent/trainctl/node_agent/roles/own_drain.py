@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, assert_never
 
 from trainctl.node_agent.roles.followed_run import FollowedRank
@@ -19,7 +18,6 @@ from trainctl.node_agent.roles.role import (
     WaitingToRestart,
 )
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.record.copy_mark import is_copying
 
 _log: Final = logging.getLogger(__name__)
 LOOK_SECONDS, LOOK_AT_FILES_SECONDS = 0.05, 0.25
@@ -38,9 +36,9 @@ class DrainTimeoutError(TrainctlError):
 class NodeDrain:
     """Begun by a signal or a notice; `serve` returns when the agent may exit."""
 
-    def __init__(self, role: AgentRole, grace_seconds: float, runs: Path) -> None:
-        """`runs`: the directory of this node's runs."""
-        self._role, self._grace_seconds, self._runs = role, grace_seconds, runs
+    def __init__(self, role: AgentRole, grace_seconds: float, is_copying: Callable[[], bool]) -> None:
+        """`is_copying`: whether a checkpoint of this node is being copied elsewhere, or is about to be."""
+        self._role, self._grace_seconds, self._is_copying = role, grace_seconds, is_copying
         self._exits = asyncio.Event()
         self._ended_monotonic: float | None = None  # when its rank was first seen to have ended
 
@@ -80,7 +78,7 @@ class NodeDrain:
         """Until no checkpoint is being copied, or `end` by the loop's clock."""
         try:
             async with asyncio.timeout_at(end):
-                await _until(lambda: not is_copying(self._runs), LOOK_AT_FILES_SECONDS)
+                await _until(lambda: not self._is_copying(), LOOK_AT_FILES_SECONDS)
         except TimeoutError:
             _log.warning("a checkpoint was still being copied after the grace of %g s", self._grace_seconds)
 

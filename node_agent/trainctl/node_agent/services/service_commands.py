@@ -105,12 +105,12 @@ def _install(machine: Manager, service: Service, *, dry_run: bool, json: bool) -
         steps.insert(0, ("create", str(service.logs)))
     if machine.name == "systemd" and service.scope == "user":
         steps += _linger_steps(service.user)
+    if not (dry_run or is_current):
+        machine.check_allowed()
     _show(steps, _NO_CHANGE, data.decode(), dry_run=dry_run, json=json)
     if dry_run:
         _finish("", remarks, steps, json=json, dry_run=True, content=data.decode())
         return
-    if not is_current:
-        machine.check_allowed()
     for step in [*steps]:
         try:
             _make_folder(service.logs, service.user) if step[0] == "create" else machine.perform(step, data)
@@ -153,12 +153,12 @@ def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, jso
         machine = _manager(user, manager)
         state = machine.look()
         steps = machine.uninstall_steps(state) if state.data is not None or state.loaded else []
+        if steps and not dry_run:
+            machine.check_allowed()
         _show(steps, f"no change: there is no {machine.file}", dry_run=dry_run, json=json)
         if dry_run:
             _finish("", [], steps, json=json, dry_run=True, content=None)
             return
-        if steps:
-            machine.check_allowed()
         for step in steps:
             machine.perform(step)
         owner = installed_node(state.data or b"")

@@ -323,6 +323,8 @@ def _check_sense(config: RunFile, where: str) -> None:
 
 COPY_COMMAND = "command"
 """The value of checkpoint.copy_to for the command that the node's own environment names."""
+STORES = ("s3://", "gs://", "az://")
+"""How a value of checkpoint.copy_to begins that is the URL of a store of objects."""
 
 
 def is_rsync_target(copy_to: str) -> bool:
@@ -333,10 +335,10 @@ def is_rsync_target(copy_to: str) -> bool:
 
 def _check_copies(config: RunFile, where: str) -> None:
     to = config.checkpoint.copy_to
-    is_known = to in ("", COPY_COMMAND) or to.startswith("/") or is_rsync_target(to)
+    is_known = to in ("", COPY_COMMAND) or to.startswith(("/", *STORES)) or is_rsync_target(to)
     if not is_known or to.lstrip("[").startswith("-") or re.search(r"@\[*-", to):  # ssh would take it for an option
-        problem = f'{to!r} must be an absolute path, an rsync target such as backup@host:runs, or "{COPY_COMMAND}"'
-        problem += ", which can copy to such a store" if "://" in to else ""
+        problem = f"{to!r} must be an absolute path, an rsync target such as backup@host:runs, a URL that begins with "
+        problem += f'{", ".join(STORES)}, or "{COPY_COMMAND}"'
         raise InvalidInputError(f"{where}: checkpoint.copy_to", problem)
 
 

@@ -176,7 +176,7 @@ class CheckpointTable(_Table, frozen=True):
     at_end: bool = True
     compression: Literal["none", "zstd"] = "none"  # of the optimizer's state; zstd needs the extra of that name
     background: bool = True  # training continues while a checkpoint is written; false: it waits
-    copy_to: Annotated[str, Meta(max_length=4096)] = ""  # each is copied there: a path, an rsync target, or "command"
+    copy_to: Annotated[str, Meta(max_length=4096)] = ""  # each is copied there: path, rsync target, store, "command"
 
 
 class EvaluateTable(_Table, frozen=True):

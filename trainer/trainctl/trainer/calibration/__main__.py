@@ -140,7 +140,7 @@ class Calibration:
         The time doesn't count."""
         begun = time.monotonic()
         if stage == REST and not self._may_begin(REST):
-            fastest = max(self._sweep.passes, key=lambda known: known.rate)
+            fastest = max(self._sweep.passes, key=lambda timed: timed.rate)
             while not self._may_begin(QUIET):
                 _print(CalibrationWaits(QUIET))
                 with contextlib.suppress(DeviceMemoryError):  # another node may need the memory now
@@ -175,9 +175,9 @@ class Calibration:
     def _forward(self) -> None:
         """Sizes whose training passes fit, the smallest first, until the time for them has passed."""
         passes, deadline = list[Pass](), time.monotonic() + self._part_of(FORWARD_SECONDS)
-        for known in self._sweep.passes:
-            if not passes or time.monotonic() + known.seconds < deadline:
-                passes.append(self._runner.time_forward(known.micro))
+        for timed in self._sweep.passes:
+            if not passes or time.monotonic() + timed.seconds < deadline:
+                passes.append(self._runner.time_forward(timed.micro))
                 self._take(forward=tuple(passes))
 
     def _matmul(self) -> None:

@@ -81,26 +81,26 @@ class StepRunner:
         before, so that the peak is this size's own."""
         self.give_back_memory()
         begun = time.perf_counter()
-        known = self.time_again(self._measure(micro, self._pieces(micro, 1)[0]))
+        timed = self.time_again(self._measure(micro, self._pieces(micro, 1)[0]))
         peaks = list[int]()
         while len(peaks) < REPEATS and (not peaks or time.perf_counter() - begun < MAX_SECONDS):
-            known = self.time_again(known)
-            peaks.append(known.peak_bytes or 0)
-        return Pass(micro, known.seconds, max(peaks) or None)
+            timed = self.time_again(timed)
+            peaks.append(timed.peak_bytes or 0)
+        return Pass(micro, timed.seconds, max(peaks) or None)
 
-    def time_again(self, known: Pass) -> Pass:
-        """Return one more measurement of a size whose time is known roughly: the mean over several micro-batches, of
+    def time_again(self, timed: Pass) -> Pass:
+        """Return one more measurement of a size whose time is roughly clear: the mean over several micro-batches, of
         each the fastest time so far."""
-        if known.micro not in self._fastest:
-            count = max(1, min(MAX_PIECES, math.ceil(ENOUGH_SECONDS / known.seconds)))
-            self._fastest[known.micro] = [(piece, math.inf) for piece in self._pieces(known.micro, count)]
+        if timed.micro not in self._fastest:
+            count = max(1, min(MAX_PIECES, math.ceil(ENOUGH_SECONDS / timed.seconds)))
+            self._fastest[timed.micro] = [(piece, math.inf) for piece in self._pieces(timed.micro, count)]
         times, peak = list[tuple[Indices, float]](), 0
-        for piece, seconds in self._fastest[known.micro]:
-            measured = self._measure(known.micro, piece)
+        for piece, seconds in self._fastest[timed.micro]:
+            measured = self._measure(timed.micro, piece)
             times.append((piece, min(seconds, measured.seconds)))
             peak = max(peak, measured.peak_bytes or 0)
-        self._fastest[known.micro] = times
-        return Pass(known.micro, statistics.fmean(seconds for _, seconds in times), peak or None)
+        self._fastest[timed.micro] = times
+        return Pass(timed.micro, statistics.fmean(seconds for _, seconds in times), peak or None)
 
     def time_forward(self, micro: int) -> Pass:
         """Return a forward pass alone, as scoring runs it: the median of several, after one that warms up."""

@@ -47,7 +47,7 @@ class Timer(Protocol):
     """Times passes and steps; raises DeviceMemoryError where a micro-batch doesn't fit."""
 
     def time_pass(self, micro: int) -> Pass: ...
-    def time_again(self, known: Pass) -> Pass: ...
+    def time_again(self, timed: Pass) -> Pass: ...
     def step(self, micro: int, samples: int) -> StepTime: ...
 
 
@@ -89,8 +89,8 @@ class Sweep:
                 if self._is_in_time(micro, deadline):
                     self._measure(micro)
         for _ in range(ROUNDS if self._passes else 0):
-            best = max(known.rate for known in self.passes)
-            self._repeat([known for known in self.passes if known.rate >= (1 - CLOSE) * best], deadline)
+            best = max(timed.rate for timed in self.passes)
+            self._repeat([timed for timed in self.passes if timed.rate >= (1 - CLOSE) * best], deadline)
 
     def _double(self, most: int, deadline: float) -> None:
         """1, 2, 4 ... An end by falls is confirmed by another measurement of the sizes that decide it."""
@@ -101,7 +101,7 @@ class Sweep:
                 self._measure(micro)
             elif self._passes and has_fallen(self.passes) and confirmed < len(self._passes):
                 confirmed = len(self._passes)
-                best = max(self.passes, key=lambda known: known.rate)
+                best = max(self.passes, key=lambda timed: timed.rate)
                 self._repeat([best, *self.passes[-FALLS:]], deadline)
             else:
                 return
@@ -110,7 +110,7 @@ class Sweep:
         """Return whether a new size may fit and would be measured before the deadline, if it is as fast as the best."""
         if not self._passes or micro >= (self.out_of_memory_micro or math.inf):
             return not self._passes
-        return self._clock() + NEW_PASSES * micro / max(known.rate for known in self.passes) < deadline
+        return self._clock() + NEW_PASSES * micro / max(timed.rate for timed in self.passes) < deadline
 
     def _measure(self, micro: int) -> None:
         try:
@@ -120,14 +120,14 @@ class Sweep:
 
     def _repeat(self, passes: Sequence[Pass], deadline: float) -> None:
         """Measure some sizes once more; the faster measurement counts."""
-        for known in passes:
-            if known.micro in self._passes and self._clock() <= deadline:
+        for timed in passes:
+            if timed.micro in self._passes and self._clock() <= deadline:
                 try:
-                    seconds = min(known.seconds, self._timer.time_again(known).seconds)
+                    seconds = min(timed.seconds, self._timer.time_again(timed).seconds)
                 except DeviceMemoryError:
-                    self._lack_memory_for(known.micro)
+                    self._lack_memory_for(timed.micro)
                 else:
-                    self._take(msgspec.structs.replace(known, seconds=seconds))
+                    self._take(msgspec.structs.replace(timed, seconds=seconds))
 
     def _take(self, measured: Pass) -> None:
         self._passes[measured.micro] = measured
@@ -136,39 +136,39 @@ class Sweep:
     def _lack_memory_for(self, micro: int) -> None:
         """Forget this micro-batch and larger ones, whatever was measured before."""
         self.out_of_memory_micro = min(micro, self.out_of_memory_micro or micro)
-        self._passes = {size: known for size, known in self._passes.items() if size < micro}
+        self._passes = {size: timed for size, timed in self._passes.items() if size < micro}
         self._points = {size: point for size, point in self._points.items() if size < micro}
         self._changed(f"micro-batch {micro}: out of memory")
 
     def measure_steps(self, effective: int, seconds: float = GRID_SECONDS) -> None:
         """Measure steps of each micro-batch of at most `effective` samples, the fastest first."""
         deadline = self._clock() + seconds
-        for known in sorted(self.passes, key=lambda known: -known.rate):
+        for timed in sorted(self.passes, key=lambda timed: -timed.rate):
             left = deadline - self._clock()
-            is_in_time = effective / known.rate < left
-            if known.micro not in self._passes or known.micro > effective or not (is_in_time or not self._points):
+            is_in_time = effective / timed.rate < left
+            if timed.micro not in self._passes or timed.micro > effective or not (is_in_time or not self._points):
                 continue
             if not is_in_time:
-                effective = known.micro * max(1, int(left * known.rate / known.micro))
+                effective = timed.micro * max(1, int(left * timed.rate / timed.micro))
             try:
-                steps = [self._timer.step(known.micro, effective)]
+                steps = [self._timer.step(timed.micro, effective)]
                 if steps[0].seconds < LONG_SECONDS:
-                    steps += [self._timer.step(known.micro, effective) for _ in range(STEPS - 1)]
+                    steps += [self._timer.step(timed.micro, effective) for _ in range(STEPS - 1)]
             except DeviceMemoryError:
-                self._lack_memory_for(known.micro)
+                self._lack_memory_for(timed.micro)
                 continue
             median = statistics.median(step.seconds for step in steps)
-            self._points[known.micro] = GridPoint(known.micro, math.ceil(effective / known.micro), median)
+            self._points[timed.micro] = GridPoint(timed.micro, math.ceil(effective / timed.micro), median)
             self._updates += [step.optimizer_seconds for step in steps]
-            self._passes[known.micro] = _fastest(known, effective, steps)
+            self._passes[timed.micro] = _fastest(timed, effective, steps)
             self._changed("")
 
 
-def _fastest(known: Pass, effective: int, steps: Sequence[StepTime]) -> Pass:
+def _fastest(timed: Pass, effective: int, steps: Sequence[StepTime]) -> Pass:
     """Return a pass with the mean seconds of one in the fastest step, if that was faster: otherwise what disturbed its
     measurement would make steps look faster than their passes."""
-    count, rest = divmod(effective, known.micro)
+    count, rest = divmod(effective, timed.micro)
     if rest:
-        return known
+        return timed
     fastest = min(step.seconds - step.optimizer_seconds for step in steps) / count
-    return known if fastest >= known.seconds else msgspec.structs.replace(known, seconds=max(fastest, 1e-9))
+    return timed if fastest >= timed.seconds else msgspec.structs.replace(timed, seconds=max(fastest, 1e-9))

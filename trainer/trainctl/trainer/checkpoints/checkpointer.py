@@ -6,8 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import (
@@ -18,10 +19,10 @@ from trainctl.protocol.messages import (
     Generation,
     StepPlan,
 )
+from trainctl.protocol.record.copy_mark import note_pending, pending_ranks
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.schema import sync_commits
-from trainctl.trainer.checkpoints.copies import Copies
 from trainctl.trainer.checkpoints.saver import Copied, Saver, WriteMeter
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
@@ -35,6 +36,8 @@ one."""
 RECORD_SECONDS = 10.0
 """Longest wait for the lead's disk. A lead that is gone for longer costs no checkpoint."""
 _LOOK_SECONDS = 0.05
+LAST_SECONDS = 3.0
+"""Seconds that a leaving trainer waits for a copy to end; then the copy continues without it."""
 
 
 class RecordSync:
@@ -86,13 +89,14 @@ class Checkpointer:
         rank: int,
         saver: Saver,
         send: Callable[[FromTrainer], None],
-        copies: Copies | None = None,
+        copied: Path | None = None,
         record: RecordSync | None = None,
     ) -> None:
-        """`copies` has checkpoints copied elsewhere; of a plan's writers, the first one uses it. If that fails to
-        write, the conductor plans the checkpoint again, first by another. `record` is what must be on its disk before
-        a checkpoint."""
-        self._copies, self._record = copies, record
+        """`copied`: the run's folder of checkpoints if the agent copies them elsewhere; of a plan's writers, the first
+        one marks them. If that fails to write, the conductor plans the checkpoint again, first by another. `record` is
+        what must be on its disk before a checkpoint."""
+        self._marked, self._record = copied, record
+        self._last: int | None = None  # step of the newest checkpoint that was marked
         self._run, self._rank, self._saver, self._send = run, rank, saver, send
         self._copied: tuple[Copied, StepPlan | None] | None = None
         self._thread: threading.Thread | None = None
@@ -105,8 +109,8 @@ class Checkpointer:
         """Copy and write while training waits. Raises CHECKPOINT_FAILURES."""
         self.wait()
         version = self._saver.version
-        with self._copied_elsewhere(plan, plan.step):
-            info = self._saver.write(partial(self._sync_record, plan))
+        self._mark(plan, plan.step)
+        info = self._saver.write(partial(self._sync_record, plan))
         self._written = version
         return info
 
@@ -148,6 +152,12 @@ class Checkpointer:
             self._thread.join()
             self._thread = None
 
+    def wait_for_copy(self) -> None:
+        """Wait a while for the agent to copy the newest checkpoint, so that its event is in the record."""
+        deadline = time.monotonic() + LAST_SECONDS
+        while self._marked is not None and self._last in pending_ranks(self._marked) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
     def state(self) -> CheckpointProgress | Checkpointed | None:
         """Return what a heartbeat repeats: how far a write has come, or how the newest one ended."""
         meter = self._meter
@@ -171,8 +181,8 @@ class Checkpointer:
         step, info, problem = copied.loop.step, None, ""
         assert self._meter is not None
         try:
-            with self._copied_elsewhere(plan, step):
-                info = self._saver.write_copy(copied, self._meter, partial(self._sync_record, plan))
+            self._mark(plan, step)
+            info = self._saver.write_copy(copied, self._meter, partial(self._sync_record, plan))
         except Exception as error:  # noqa: BLE001  the agent is to know of any
             problem = f"checkpoint failed: {first_line(error)}"
             unexpected = None if isinstance(error, CHECKPOINT_FAILURES) else error
@@ -197,7 +207,12 @@ class Checkpointer:
         if self._record is not None:
             self._record.wait(plan)
 
-    def _copied_elsewhere(self, plan: StepPlan | None, step: int) -> AbstractContextManager[None]:
-        """Return a context around the write of a checkpoint that is to be copied, if that is this rank's part."""
-        is_first = plan is None or plan.writers[:1] == (self._rank,)
-        return self._copies.after(step) if self._copies is not None and is_first else nullcontext()
+    def _mark(self, plan: StepPlan | None, step: int) -> None:
+        """Have the agent copy a checkpoint once it is complete, if that is this rank's part. A disk that refuses costs
+        the copy, not the checkpoint."""
+        if self._marked is not None and (plan is None or plan.writers[:1] == (self._rank,)):
+            self._last = step
+            try:
+                note_pending(self._marked, self._rank, step)
+            except OSError as error:
+                log.warning("can't note that a checkpoint has to be copied: %s", first_line(error))

@@ -1,42 +1,57 @@
-"""Copies of checkpoints elsewhere: only complete ones, continued where a try broke off, and never removed meanwhile."""
+"""The process that copies checkpoints: only complete ones, continued where a try broke off, never removed meanwhile."""
 
-import contextlib
 import getpass
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
-from typing import Any
 
+import obstore
 import psutil
 import pytest
+from moto.server import ThreadedMotoServer
+from obstore.store import from_url
 from tests.conftest import SHARED_PIDS
 from tests.integration.support.sshd import LoopbackSshd
 from tests.node_agent.support.processes import wait_for
-from tests.trainer.support.written_checkpoints import written
+from tests.trainer.support.written_checkpoints import run_directory, written
 from tests.waiting import HANG_SECONDS
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_tables import CheckpointTable
+from trainctl.node_agent.copies import copy_process
+from trainctl.node_agent.copies.copy_process import CopyError, CopyLine, copier, copy_newest, to_path, to_rsync
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
-from trainctl.protocol.record.copy_mark import COPYING, step_in_copy
-from trainctl.trainer.checkpoints import copies, copy_process, files, retention
-from trainctl.trainer.checkpoints.copies import Copies, PendingCopy
-from trainctl.trainer.checkpoints.copy_process import CopyError, Line, copy_newest, to_path, to_rsync
+from trainctl.protocol.record.copy_mark import COMMAND_VARIABLE, COPYING, step_in_copy
+from trainctl.trainer.checkpoints import files, retention
 
 SOON = (0.01, 0.01)
 
 
-def process(run, *where):
-    words = [sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), *where]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
-    assert not done.stderr
-    return done.returncode, [Line(**json.loads(text)) for text in done.stdout.splitlines()]
+@pytest.fixture
+def run(tmp_path):
+    """A run directory."""
+    return run_directory(tmp_path)
+
+
+def words_for(run, target):
+    return [sys.executable, "-m", "trainctl.node_agent.copies.copy_process", str(run), target]
+
+
+def started(run, target, **environment):
+    return subprocess.Popen(
+        words_for(run, target), stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    )
+
+
+def held_copy(run, gate):
+    """A process whose command waits until a line is written to the gate."""
+    return started(run, "command", TRAINCTL_COPY_COMMAND=f"sh -c 'read line < {gate}'")
 
 
 def test_the_newest_complete_one_is_copied_to_a_path(run, tmp_path):
@@ -44,8 +59,8 @@ def test_the_newest_complete_one_is_copied_to_a_path(run, tmp_path):
     torn = written(run, 4)
     (torn / files.WEIGHTS).unlink()
     (tmp_path / "there").mkdir()
-    status, lines = process(run, "--to", str(tmp_path / "there"))
-    assert (status, [(line.step, line.state) for line in lines]) == (0, [(3, "copying"), (3, "copied")])
+    with started(run, str(tmp_path / "there")) as process:
+        assert lines_of(process) == [(3, "copying"), (3, "copied")]
     place = tmp_path / "there" / "run-1" / "checkpoints"
     assert [path.name for path in place.iterdir()] == ["step-3"]
     assert (place / "step-3" / "merges.txt").is_file()
@@ -57,32 +72,19 @@ def test_the_newest_complete_one_is_copied_to_a_path(run, tmp_path):
 
 
 def test_a_signal_ends_the_program_that_copies_too(run, tmp_path):
-    """Also if the trainer that started it blocks the signal."""
+    """Also if the agent that started it blocks the signal."""
     written(run, 3)
     script = f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 1000"
-    words = [sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), "--", "sh", "-c", script]
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        copying = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        copying = started(run, "command", TRAINCTL_COPY_COMMAND=shlex.join(["sh", "-c", script]))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     wait_for((tmp_path / "pid").exists)
     copying.terminate()
     assert copying.wait(HANG_SECONDS) == 128 + signal.SIGTERM
     wait_for(lambda: not psutil.pid_exists(int((tmp_path / "pid").read_text())))
-
-
-def test_a_command_is_the_node_s_own(monkeypatch):
-    table = CheckpointTable(copy_to="command")
-    with pytest.raises(InvalidInputError, match="this node has no command: set it with trainctl-agent install --env"):
-        copies.check(table, "run.toml")
-    monkeypatch.setenv(copies.COMMAND_VARIABLE, "no-such-program {folder}")
-    with pytest.raises(InvalidInputError, match="'no-such-program' is no program on this node's PATH"):
-        copies.check(table, "run.toml")
-    monkeypatch.setenv(copies.COMMAND_VARIABLE, "cp -r {folder} '/a b'")
-    copies.check(table, "run.toml")
-    argv = Copies("run-1", 0, Path("/run/checkpoints"), table, lambda _: None)._argv
-    assert argv[-4:] == ["cp", "-r", "{folder}", "/a b"]
+    copying.stdout.close()
 
 
 def test_a_copy_that_broke_off_is_continued(run, tmp_path, monkeypatch):
@@ -215,18 +217,17 @@ def backup(sshd, tmp_path, monkeypatch):
 def test_by_ssh_a_copy_arrives_whole_and_a_refused_key_is_a_failure_with_the_reason(run, backup):
     """The try that is refused is repeated until there is a newer checkpoint, which is copied once the key is known."""
     backup.admit(None)
-    trainer = Trainer(run, backup.target)
-    trainer.writes(run, 3)
-    wait_for(lambda: backup.calls)
-    written(run, 4)
-    wait_for(lambda: trainer.has((3, "copying"), (3, "failed"), (4, "copying")))
-    backup.admit(backup.key.with_suffix(".pub"))
-    failed = trainer.said[1]
-    assert failed.to == backup.target
-    assert failed.problem.startswith("rsync exited with ")
-    assert "@127.0.0.1: Permission denied (publickey" in failed.problem
-    wait_for(lambda: trainer.has((3, "copying"), (3, "failed"), (4, "copying"), (4, "copied")))
-    trainer.copies.close()
+    written(run, 3)
+    with started(run, backup.target) as process:
+        wait_for(lambda: backup.calls)
+        written(run, 4)
+        lines = [CopyLine(**json.loads(process.stdout.readline())) for _ in range(3)]
+        backup.admit(backup.key.with_suffix(".pub"))
+        lines += [CopyLine(**json.loads(text)) for text in process.stdout]
+    outcomes = [(3, "copying"), (3, "failed"), (4, "copying"), (4, "copied")]
+    assert [(line.step, line.state) for line in lines] == outcomes
+    assert lines[1].problem.startswith("rsync exited with ")
+    assert "@127.0.0.1: Permission denied (publickey" in lines[1].problem
     assert checkpoints.verify(backup.copy_of(4)) == checkpoints.read_manifest(run / "checkpoints" / "step-4")
     assert not backup.copy_of(3).exists()
     assert not backup.asked.exists()
@@ -256,20 +257,68 @@ def test_by_ssh_nothing_is_asked_and_the_reason_is_ssh_s_own(run, backup, what):
 def test_a_command_gets_the_folder_and_an_error_is_tried_again_until_the_next_checkpoint(run, tmp_path, monkeypatch):
     monkeypatch.setattr(copy_process, "BACKOFF_SECONDS", SOON)
     written(run, 3)
-    tries, lines = tmp_path / "tries", list[Line]()
+    tries, lines = tmp_path / "tries", list[CopyLine]()
     script = (
         f'echo "$2" >> {tries}; test -e {tmp_path}/open || {{ echo no bucket >&2; exit 4; }}; cp -r "$1" {tmp_path}/'
     )
-    words = ["sh", "-c", script, "copy", "{folder}", "{run}/{step}"]
-    assert not copy_newest(run, lambda folder: copy_process.by_command(words, folder), lines.append)
+    monkeypatch.setenv(COMMAND_VARIABLE, shlex.join(["sh", "-c", script, "copy", "{folder}", "{run}/{step}"]))
+    assert not copy_newest(run, copier("command"), lines.append)
     assert tries.read_text().split() == ["run-1/3"] * 3
     assert (lines[-1].state, lines[-1].problem) == ("failed", "sh exited with 4: no bucket")
     (tmp_path / "open").touch()
     written(run, 4)
-    assert copy_newest(run, lambda folder: copy_process.by_command(words, folder), lines.append)
+    assert copy_newest(run, copier("command"), lines.append)
     assert checkpoints.verify(tmp_path / "step-4").step == 4
     with pytest.raises(CopyError, match="no-such-program"):
         copy_process.by_command(["no-such-program"], run)
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """The URL of a bucket of an S3 server on loopback."""
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/runs", method="PUT")).close()
+    for name, value in {"ENDPOINT_URL": endpoint, "REGION": "us-east-1", "ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
+    yield "s3://runs/kept"
+    server.stop()
+
+
+def test_a_store_gets_what_it_lacks_and_the_manifest_last(run, bucket, tmp_path, monkeypatch):
+    folder = written(run, 3)
+    store, put, puts = from_url("s3://runs/kept/run-1/checkpoints/step-3"), obstore.put, list[str]()
+    monkeypatch.setattr(obstore, "put", lambda *words, **fields: (puts.append(words[1]), put(*words, **fields)))
+
+    def fetched(name):
+        """A checkpoint of the store's, as someone who resumes from it has it."""
+        for item in obstore.list(store).collect():
+            to = tmp_path / name / item["path"].rpartition("/")[2]
+            to.parent.mkdir(exist_ok=True)
+            to.write_bytes(obstore.get(store, item["path"].rpartition("/")[2]).bytes())
+        return tmp_path / name
+
+    copier(bucket)(folder)
+    assert puts[-1] == "run-1/checkpoints/step-3/manifest.json"
+    assert files.read(fetched("first")).loop.step == 3
+    puts.clear()
+    obstore.delete(store, ["manifest.json", files.WEIGHTS])  # a try that broke off
+    copier(bucket)(folder)
+    assert [name.rpartition("/")[2] for name in puts] == [files.WEIGHTS, "manifest.json"]
+    copier(bucket)(written(run, 3, 2.0))  # the same step with other files
+    assert checkpoints.verify(fetched("again")) == checkpoints.read_manifest(folder)
+
+
+def test_a_store_that_refuses_is_a_failure_with_the_reason(run, bucket, monkeypatch):
+    monkeypatch.setattr(copy_process, "BACKOFF_SECONDS", ())
+    written(run, 3)
+    lines = list[CopyLine]()
+    assert not copy_newest(run, copier("s3://another-bucket"), lines.append)
+    assert lines[-1].state == "failed" and "another-bucket" in lines[-1].problem
 
 
 @pytest.fixture
@@ -278,11 +327,6 @@ def gate(tmp_path):
     made = tmp_path / "gate"
     os.mkfifo(made)
     return made
-
-
-def copier(run, *where):
-    words = [sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), *where]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
 def waits_for_its_turn(pid):
@@ -300,131 +344,38 @@ def test_what_is_being_copied_stays_and_another_process_waits_for_its_turn(run, 
     for step in (1, 2, 3):
         written(run, step)
     (tmp_path / "there").mkdir()
-    with copier(run, "--", "sh", "-c", f"read line < {gate}") as held:
+    with held_copy(run, gate) as held:
         wait_for(lambda: step_in_copy(run / "checkpoints"))
         for step in (4, 5):
             written(run, step)
         retention.prune(run / "checkpoints", 2, [])
         assert [path.name for path in checkpoints.listed(run / "checkpoints")] == ["step-5", "step-4", "step-3"]
-        with copier(run, "--to", str(tmp_path / "there")) as other:
+        with started(run, str(tmp_path / "there")) as other:
             wait_for(lambda: waits_for_its_turn(other.pid))
             gate.write_text("continue\n")
             wait_for(lambda: step_in_copy(run / "checkpoints") == 5)
             assert not [*(tmp_path / "there").iterdir()], "the other one has not begun"
             gate.write_text("continue\n")
             assert lines_of(held) == [(3, "copying"), (3, "copied"), (5, "copying"), (5, "copied")]
-            assert lines_of(other) == [(5, "copying"), (5, "copied")], "its trainer hears how the copy went"
+            assert lines_of(other) == [(5, "copying"), (5, "copied")], "its agent hears how the copy went"
     retention.prune(run / "checkpoints", 2, [])
     assert [path.name for path in checkpoints.listed(run / "checkpoints")] == ["step-5", "step-4"]
 
 
-def test_a_process_whose_trainer_ended_while_it_waited_copies_nothing(run, tmp_path, gate):
-    """Else one would be left of each life of a trainer, and copy the same checkpoint again."""
+def test_a_process_whose_agent_ended_while_it_waited_copies_nothing(run, tmp_path, gate):
+    """Else one would be left of each life of an agent, and copy the same checkpoint again."""
     written(run, 3)
     there = tmp_path / "there"
     there.mkdir()
-    words = (sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), "--to", str(there))
-    with copier(run, "--", "sh", "-c", f"read line < {gate}") as held:
+    words = words_for(run, str(there))
+    with held_copy(run, gate) as held:
         wait_for(lambda: step_in_copy(run / "checkpoints"))
-        started = ["sh", "-c", '"$@" > /dev/null & echo $!; read line', "sh", *words]
-        with subprocess.Popen(started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
-            other = psutil.Process(int(trainer.stdout.readline()))
+        shell = ["sh", "-c", '"$@" > /dev/null & echo $!; read line', "sh", *words]
+        with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+            other = psutil.Process(int(agent.stdout.readline()))
             wait_for(lambda: waits_for_its_turn(other.pid))
-            trainer.kill()
+            agent.kill()
         gate.write_text("continue\n")
         assert lines_of(held) == [(3, "copying"), (3, "copied")]
     other.wait(HANG_SECONDS)
     assert not [*there.iterdir()]
-
-
-def killed_with_children(pid):
-    process = psutil.Process(pid)
-    process.suspend()
-    for one in (*process.children(recursive=True), process):
-        one.kill()
-
-
-class Trainer:
-    """The copies of one life of a trainer, and what the agent gets of them."""
-
-    def __init__(self, run, to):
-        self.said: list[Any] = []
-        self.copies = Copies("run-1", 0, run / "checkpoints", CheckpointTable(copy_to=to), self.said.append)
-
-    def has(self, *outcomes):
-        return [(one.step, one.state) for one in self.said] == [*outcomes]
-
-    def writes(self, run, step):
-        with self.copies.after(step):
-            written(run, step)
-
-
-def test_a_trainer_passes_on_what_happens_to_the_copy(run, tmp_path, monkeypatch):
-    (tmp_path / "there").mkdir()
-    trainer, outcomes = Trainer(run, str(tmp_path / "there")), []
-    for step in (3, 4):
-        trainer.writes(run, step)
-        outcomes.extend([(step, "copying"), (step, "copied")])
-        wait_for(lambda: trainer.has(*outcomes))
-    trainer.copies.close()
-    assert isinstance(trainer.said[0], m.CheckpointCopy) and trainer.said[0].to == str(tmp_path / "there")
-    assert copies.read_pending(run / "checkpoints") is None
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    unable = Trainer(run, str(tmp_path))
-    unable.writes(run, 5)
-    wait_for(lambda: unable.has((5, "failed")))
-    unable.copies.close()
-    assert unable.said[0].problem.startswith("the process that copies couldn't be started: ")
-
-
-def test_a_copy_whose_process_is_killed_fails_with_the_reason_and_is_made_at_the_next_start(
-    run, tmp_path, monkeypatch, gate
-):
-    monkeypatch.setenv(copies.COMMAND_VARIABLE, f"sh -c 'read line < {gate}' copy")
-    before = {child.pid for child in psutil.Process().children()}
-    first = Trainer(run, "command")
-    first.writes(run, 3)
-    (process,) = wait_for(lambda: [one for one in psutil.Process().children() if one.pid not in before])
-    wait_for(process.children)
-    killed_with_children(process.pid)
-    wait_for(lambda: first.has((3, "copying"), (3, "failed")))
-    first.copies.close()
-    assert first.said[-1].problem == "the process that copies was ended by SIGKILL"
-    second = Trainer(run, "command")
-    second.copies.resume()
-    gate.write_text("continue\n")
-    wait_for(lambda: second.has((3, "copying"), (3, "copied")))
-    second.copies.close()
-    third = Trainer(run, "command")
-    third.copies.resume()
-    third.copies.close()
-    assert not third.said, "a copy that is complete is not made again"
-
-
-def test_a_trainer_that_leaves_before_the_copy_is_done_leaves_it_to_the_next(run, tmp_path, monkeypatch):
-    """Killed before the checkpoint is complete, then before the copy begins; the run may have ended since."""
-    (tmp_path / "there").mkdir()
-    monkeypatch.setattr(Copies, "start", lambda _: None)
-    killed = Trainer(run, str(tmp_path / "there"))
-    written(run, 2)
-    with contextlib.suppress(OSError), killed.copies.after(3):
-        raise OSError(28, "No space left on device")
-    assert copies.read_pending(run / "checkpoints") == PendingCopy(0, 3)
-    monkeypatch.undo()
-    early = Trainer(run, str(tmp_path / "there"))
-    early.copies.resume()
-    early.copies.close()
-    assert not early.said, "step 2 had been copied before"
-    monkeypatch.setattr(Copies, "start", lambda _: None)
-    for step in (3, 4):
-        killed.writes(run, step)
-    assert copies.read_pending(run / "checkpoints") == PendingCopy(0, 3)
-    monkeypatch.undo()
-    other = Copies("run-1", 1, run / "checkpoints", CheckpointTable(copy_to=str(tmp_path / "there")), early.said.append)
-    other.resume()
-    other.close()
-    assert not early.said, "it is the part of rank 0"
-    early.copies.resume()
-    wait_for(lambda: early.has((4, "copying"), (4, "copied")))
-    early.copies.close()
-    assert copies.read_pending(run / "checkpoints") is None

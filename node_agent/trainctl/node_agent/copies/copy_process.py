@@ -1,10 +1,10 @@
-"""`python -m trainctl.trainer.checkpoints.copy_process RUN_DIRECTORY --to TARGET`: copies the newest checkpoint.
+"""`python -m trainctl.node_agent.copies.copy_process RUN_DIRECTORY TARGET`: copies the newest checkpoint.
 
-TARGET is an absolute path or an rsync target; or a command that is given the folder follows after `--`. A target gets
-RUN/checkpoints/step-N, the manifest last: a copy without one is incomplete, and the next try continues it. A newer
-checkpoint that is completed meanwhile is copied afterwards. While another process copies checkpoints of the run, this
-one waits until that process has ended. Each change is a line on standard output, as `Line`; who reads it may be gone.
-Exit status 0: the newest is copied; 1: the last line says why not.
+TARGET is what checkpoint.copy_to may be. It gets RUN/checkpoints/step-N, the manifest last: a copy without one is
+incomplete, and the next try continues it. A newer checkpoint that is completed meanwhile is copied afterwards. While
+another process copies checkpoints of the run, this one waits until that process has ended. Each change is a line on
+standard output, as `CopyLine`; who reads it may be gone. Exit status 0: the newest is copied; 1: the last line says why
+not.
 """
 
 import argparse
@@ -24,16 +24,16 @@ from typing import Final, Literal
 import msgspec
 import psutil
 
-from trainctl.protocol.config.run_file import is_rsync_target
+from trainctl.protocol.config.run_file import COPY_COMMAND, STORES, is_rsync_target
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import make_folder, sync
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.checkpoints import MANIFEST_NAME, FileEntry, Manifest
-from trainctl.protocol.record.copy_mark import COPYING
-from trainctl.trainer.common.errors import first_line
+from trainctl.protocol.record.copy_mark import COPYING, own_command
 
 PIECE_BYTES: Final = 1024**2
+NICENESS: Final = 10
 _SIGNALS: Final = {signal.SIGTERM, signal.SIGINT}
 LOCK: Final = ".copy.lock"
 """File in `checkpoints`: the lock of the only copying process."""
@@ -48,7 +48,10 @@ _CONSEQUENCES: Final = re.compile(r"rsync error: |rsync: .*(connection unexpecte
 """How lines begin that rsync ends with whatever the reason was."""
 
 
-class Line(msgspec.Struct, frozen=True):
+_REPLACED: Final = "the step was done again, and its checkpoint replaced, while it was copied"
+
+
+class CopyLine(msgspec.Struct, frozen=True):
     """What happens to the copy of one step's checkpoint."""
 
     step: int
@@ -61,18 +64,18 @@ class CopyError(Exception):
     """One try failed; the text is why, on one line."""
 
 
-def copy_newest(run_directory: Path, copy: Callable[[Path], None], say: Callable[[Line], None]) -> bool:
-    """Copy the newest complete checkpoint, and newer ones that come meanwhile; whether the newest is copied."""
+def copy_newest(run_directory: Path, copy: Callable[[Path], None], say: Callable[[CopyLine], None]) -> bool:
+    """Copy the newest complete checkpoint, and newer ones that come meanwhile. Return whether the newest is copied."""
     folder, done = run_directory / "checkpoints", None
     while (newest := _newest(folder)) is not None and newest != done:
         step, begun = int(newest.name.removeprefix("step-")), time.monotonic()
-        say(Line(step, "copying"))
+        say(CopyLine(step, "copying"))
         try:
             (folder / COPYING).write_text(f"{os.getpid()} {step}", "utf-8")
             problem = _tried(newest, copy)
         except OSError as error:
-            problem = first_line(error)
-        say(Line(step, "failed" if problem else "copied", time.monotonic() - begun, problem))
+            problem = _first_line(error)
+        say(CopyLine(step, "failed" if problem else "copied", time.monotonic() - begun, problem))
         if problem and _newest(folder) == newest:  # else the newer one is tried
             return False
         done = newest
@@ -81,17 +84,18 @@ def copy_newest(run_directory: Path, copy: Callable[[Path], None], say: Callable
 
 def _newest(folder: Path) -> Path | None:
     """The newest complete one under its own name."""
-    found = checkpoints.newest_complete(folder, hashes=False)
-    return found if found is not None and not found.name.startswith(".") else None
+    newest = checkpoints.newest_complete(folder, hashes=False)
+    return newest if newest is not None and not newest.name.startswith(".") else None
 
 
 def _tried(folder: Path, copy: Callable[[Path], None]) -> str:
-    """Why the last try failed, after which there is a newer checkpoint or no try left; empty if one succeeded."""
+    """Return why the last try failed, after which there is a newer checkpoint or no try left; empty if one
+    succeeded."""
     for wait_seconds in (*BACKOFF_SECONDS, None):
         try:
             copy(folder)
-        except (CopyError, OSError, InvalidInputError) as error:
-            problem = first_line(error)
+        except Exception as error:  # noqa: BLE001  also what a store's library raises
+            problem = _first_line(error)
         else:
             return ""
         if wait_seconds is None or _newest(folder.parent) != folder:
@@ -159,14 +163,35 @@ def to_rsync(target: str, folder: Path) -> None:
     files = ("--delete-before", "--delete-excluded", f"--exclude={MANIFEST_NAME}", f"{inside}/")
     _run([*RSYNC, *files, place], cwd=runs)
     if checkpoints.read_manifest(folder) != manifest:
-        raise CopyError("the step was done again, and its checkpoint replaced, while it was copied")
+        raise CopyError(_REPLACED)
     _run([*RSYNC, f"{inside}/{MANIFEST_NAME}", place], cwd=runs)
+
+
+def to_store(url: str, folder: Path) -> None:
+    """Upload to `url`/RUN/checkpoints, the manifest last, what isn't there with the same digest. The library reads the
+    credentials that the agent's environment has. Raises CopyError if the checkpoint is replaced meanwhile, and what the
+    library raises."""
+    import obstore
+    from obstore.store import from_url
+
+    store, inside = from_url(url), f"{folder.parent.parent.name}/checkpoints/{folder.name}"
+    manifest = checkpoints.read_manifest(folder)
+    with contextlib.suppress(FileNotFoundError):
+        obstore.delete(store, f"{inside}/{MANIFEST_NAME}")
+    for name, entry in manifest.files.items():
+        with contextlib.suppress(FileNotFoundError):
+            if obstore.get(store, f"{inside}/{name}").attributes.get("sha256") == entry.sha256:
+                continue
+        obstore.put(store, f"{inside}/{name}", folder / name, attributes={"sha256": entry.sha256})
+    if checkpoints.read_manifest(folder) != manifest:
+        raise CopyError(_REPLACED)
+    obstore.put(store, f"{inside}/{MANIFEST_NAME}", folder / MANIFEST_NAME)
 
 
 def by_command(words: Sequence[str], folder: Path) -> None:
     """Run a command with {folder}, {run} and {step} replaced in its words, without a shell. Raises CopyError."""
     values = {"folder": str(folder), "run": folder.parent.parent.name, "step": folder.name.removeprefix("step-")}
-    command = [re.sub(r"\{(folder|run|step)\}", lambda found: values[found[1]], word) for word in words]
+    command = [re.sub(r"\{(folder|run|step)\}", lambda match: values[match[1]], word) for word in words]
     _run(command if any("{folder}" in word for word in words) else [*command, str(folder)])
 
 
@@ -174,9 +199,8 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> None:
     env = {"RSYNC_RSH": SSH, **os.environ}  # not -e, with which rsync:// goes through ssh too
     try:
         done = subprocess.run(
-            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            check=False,
-        )  # fmt: skip
+            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
     except OSError as error:
         raise CopyError(f"{command[0]}: {error.strerror}") from None
     except SystemExit:
@@ -200,15 +224,15 @@ def _reason(program: str, said: str) -> str:
 @contextlib.contextmanager
 def _turn(folder: Path) -> Iterator[bool]:
     """Wait until no other process copies checkpoints of this run; then none does until the end. The system takes the
-    lock from a process that dies. False: the trainer that this one was started by has ended meanwhile, and the next one
+    lock from a process that dies. False: the agent that this one was started by has ended meanwhile, and the next one
     has what is left to be copied."""
-    trainer = os.getppid()
+    agent = os.getppid()
     with (folder / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if os.getppid() != trainer:
+            if os.getppid() != agent:
                 yield False
                 return
         try:
@@ -217,31 +241,42 @@ def _turn(folder: Path) -> Iterator[bool]:
             (folder / COPYING).unlink(missing_ok=True)
 
 
-def _say(line: Line) -> None:
+def _say(line: CopyLine) -> None:
     with contextlib.suppress(OSError):
         os.write(sys.stdout.fileno(), msgspec.json.encode(line) + b"\n")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def copier(target: str) -> Callable[[Path], None]:
+    """Return what copies one checkpoint's folder to a target."""
+    if target == COPY_COMMAND:
+        return lambda folder: by_command(own_command(), folder)
+    if target.startswith(STORES):
+        return lambda folder: to_store(target, folder)
+    if is_rsync_target(target):
+        return lambda folder: to_rsync(target, folder)
+    return lambda folder: to_path(Path(target), folder)
 
 
 def main() -> int:
     """Copy; returns the exit status."""
     parser = argparse.ArgumentParser(description="Copy a run's newest complete checkpoint to another place.")
     parser.add_argument("run_directory", type=Path, metavar="RUN_DIRECTORY", help="folder with run.toml")
-    parser.add_argument("--to", default="", metavar="TARGET", help="absolute path or rsync target")
-    parser.add_argument("command", nargs="*", metavar="WORD", help="command that is given the folder")
+    parser.add_argument("target", metavar="TARGET", help='absolute path, rsync target, URL of a store, or "command"')
     arguments = parser.parse_args()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # a trainer blocks them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     for number in _SIGNALS:
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # also ends the program that copies
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
     run_directory: Path = arguments.run_directory.resolve()
     set_title("checkpoint copy", f"of {run_directory.name}")
-    if arguments.command:
-        copy: Callable[[Path], None] = lambda folder: by_command(arguments.command, folder)  # noqa: E731
-    elif is_rsync_target(arguments.to):
-        copy = lambda folder: to_rsync(arguments.to, folder)  # noqa: E731
-    else:
-        copy = lambda folder: to_path(Path(arguments.to), folder)  # noqa: E731
     with _turn(run_directory / "checkpoints") as is_wanted:
-        return 0 if not is_wanted or copy_newest(run_directory, copy, _say) else 1
+        return 0 if not is_wanted or copy_newest(run_directory, copier(arguments.target), _say) else 1
 
 
 if __name__ == "__main__":
