@@ -112,7 +112,7 @@ def test_the_first_writer_marks_what_the_agent_copies(tmp_path):
         checkpointer = Checkpointer("r", rank, saver, lambda _: None, tmp_path)
         checkpointer.copy(PLAN)
         checkpointer.begin()
-        checkpointer.close()
+        checkpointer.wait()
         assert pending_ranks(tmp_path) == marks
     agent = threading.Timer(0.2, clear_pending, (tmp_path, 4))
     agent.start()
