@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
-
 from trainctl.protocol.config.quantization import DEFAULTS, format_of, quantization_key
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, check_installed
@@ -33,6 +31,7 @@ from trainctl.trainer.exports.quantize_model import ORIGIN_FILE, original_of, wr
 from trainctl.trainer.exports.trained_model import (
     OWN_BASE,
     TrainedModel,
+    on_base,
     open_trained,
     write_fused,
     write_mlx,
@@ -114,8 +113,7 @@ def _on_original(trained: TrainedModel) -> TrainedModel:
     if original is None:
         why = f"peft can't open a base in MLX's format, and no {ORIGIN_FILE} in {trained.model} names the whole model"
         raise InvalidInputError("--to", f"{why}: use --to mlx (adapters), or --to fused")
-    model = msgspec.structs.replace(trained.config.model, path=str(original))
-    return replace(trained, base=original, config=msgspec.structs.replace(trained.config, model=model))
+    return replace(trained, base=original, config=on_base(trained.config, original))
 
 
 def _write(trained: TrainedModel, form: Form, dtype: str | None, work: Path, unpacked: Path | None) -> str | None:

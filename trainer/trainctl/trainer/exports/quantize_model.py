@@ -101,7 +101,7 @@ def write_quantized(whole: Path, folder: Path, how: Quantization) -> None:
         model, config = utils.quantize_model(model, config, how.group_size, how.bits, mode=how.mode)
         utils.save_model(folder, model)
     utils.save_config(config, folder / "config.json")
-    copy_carried(whole, folder)
+    copy_carried(folder, whole)
 
 
 def _check(model: Path, quantized: Path, how: Quantization, shapes: dict[str, tuple[int, ...]], option: str) -> None:

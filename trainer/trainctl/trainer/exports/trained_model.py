@@ -98,7 +98,7 @@ def open_trained(paths: RunPaths, step: int | None, best: bool, evaluations: Seq
     loop, config = read_loop(folder), run_file.read(paths.run_file)
     base, lora = _base(config, loop, folder, str(paths.run_file))
     if base is not None:
-        config = _on(config, base)
+        config = on_base(config, base)
     manifest = verify(folder, hashes=False)
     library = manifest.metadata.environment.library if manifest.metadata is not None else ""
     trained = TrainedModel(config, folder, loop, lora, base, "mlx" if library.startswith("mlx") else "torch")
@@ -107,7 +107,8 @@ def open_trained(paths: RunPaths, step: int | None, best: bool, evaluations: Seq
     return trained
 
 
-def _on(config: RunFile, base: Path) -> RunFile:
+def on_base(config: RunFile, base: Path) -> RunFile:
+    """Return a run file whose model is the one in the folder `base`."""
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(base)))
 
 
@@ -143,7 +144,7 @@ def _base(config: RunFile, loop: LoopState, checkpoint: Path, where: str) -> tup
     if config.adapter.kind == "full":
         return next(iter(here), None), None
     for path in here:
-        lora = read_lora(_on(config, path), where)
+        lora = read_lora(on_base(config, path), where)
         if is_base(path, lora, loop.base_digest):
             return path, lora
     if here:
@@ -159,7 +160,7 @@ def write_peft(trained: TrainedModel, lora: Lora, folder: Path) -> None:
     Raises OSError."""
     shutil.copyfile(trained.weights, folder / ADAPTER)
     write_object(folder / "adapter_config.json", lora.peft_config(Path(trained.config.model.path)))
-    _copy_tokenizer(trained, folder)
+    copy_carried(folder, trained.checkpoint, trained.base)
 
 
 def write_mlx(trained: TrainedModel, lora: Lora, folder: Path) -> None:
@@ -181,24 +182,19 @@ def write_mlx(trained: TrainedModel, lora: Lora, folder: Path) -> None:
         for name in (*(path.name for path in weight_files(trained.model)), INDEX_FILE, *CARRIED_FILES):
             if (trained.model / name).is_file():
                 link_or_copy(trained.model / name, own / name)
-        _copy_templates(trained.model, own)
+        _copy_templates(own, trained.model)
 
 
-def copy_carried(source: Path, folder: Path) -> None:
-    """Copy the files of the tokenizer, the chat templates and generation. Raises OSError."""
+def copy_carried(folder: Path, source: Path, base: Path | None = None) -> None:
+    """Copy the files of the tokenizer, the chat template and generation, and the named chat templates, which may be
+    in `base` alone. Raises OSError."""
     for name in CARRIED_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
-    _copy_templates(source, folder)
+    _copy_templates(folder, base or source)
 
 
-def _copy_tokenizer(trained: TrainedModel, folder: Path) -> None:
-    copy_carried(trained.checkpoint, folder)
-    if trained.base is not None:
-        _copy_templates(trained.base, folder)
-
-
-def _copy_templates(source: Path, folder: Path) -> None:
+def _copy_templates(folder: Path, source: Path) -> None:
     if (source / TEMPLATES).is_dir():
         shutil.copytree(source / TEMPLATES, folder / TEMPLATES, dirs_exist_ok=True)
 
@@ -240,7 +236,7 @@ def write_fused(trained: TrainedModel, folder: Path, dtype: str | None) -> str:
     for key in ("torch_dtype", *QUANTIZATION_KEYS):
         config.pop(key, None)
     write_object(folder / "config.json", config)
-    _copy_tokenizer(trained, folder)
+    copy_carried(folder, trained.checkpoint, trained.base)
     return most
 
 
