@@ -9,6 +9,7 @@ from trainctl.protocol.messages import EVALUATED, METRICS, MetricStyle, RunView,
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, Pick
 from trainctl.tui.state.series import Window
 from trainctl.tui.text.formatting import figure, loss, rate, scientific, seconds
+from trainctl.tui.text.run_lines import rank_name
 from trainctl.tui.text.styled_line import clean
 
 
@@ -81,9 +82,8 @@ def per_rank(name: str) -> bool:
 
 def rank_names(run: RunView | None) -> dict[int, str]:
     """Return by rank the name of its node, with the rank's number where the node has several."""
-    ranks = sorted((view.rank, clean(view.node)) for view in run.ranks) if run is not None else []
-    nodes = [node for _, node in ranks]
-    return {rank: f"{node}:{rank}" if nodes.count(node) > 1 else node for rank, node in ranks}
+    views = sorted(run.ranks, key=lambda view: view.rank) if run is not None else []
+    return {view.rank: rank_name(view, views) for view in views}
 
 
 def charts_of(charts: tuple[Chart, ...], run: RunView | None) -> tuple[Chart, ...]:

@@ -10,6 +10,7 @@ from trainctl.protocol.messages import PHASES, Event, PhaseProfile
 from trainctl.protocol.messages.events import AnyEvent, Profiled, ProfileFailed
 from trainctl.tui.text.formatting import NA, percent, seconds
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.run_lines import rank_name
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, labelled, line, rule, shorten
 
 
@@ -39,8 +40,7 @@ class StepProfile:
 
     def label(self, rank: Profiled) -> str:
         """Return a node, or node:rank where a node has several."""
-        alone = sum(other.node == rank.node for other in self.ranks) == 1
-        return rank.node if alone else f"{rank.node}:{rank.rank}"
+        return rank_name(rank, self.ranks)
 
 
 def profiles_of(events: Iterable[Event]) -> tuple[StepProfile, ...]:

@@ -25,6 +25,7 @@ from trainctl.tui.state import run_events
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.table_fields import FilterField, Kinds, Table
 
+COUNT, BYTES, PERCENT, SECONDS, CELSIUS, WATTS, HERTZ = Kinds
 _RANK_STATES = (*get_args(RankState), "slow", "stale", "out")
 _LINK_STATES = ("up", "silent")
 
@@ -80,12 +81,12 @@ def _celsius(row: Row) -> float | None:
 
 
 _KINDS: dict[MetricStyle, Kinds] = {
-    "seconds": Kinds.SECONDS,
-    "bytes": Kinds.BYTES,
-    "percent": Kinds.PERCENT,
-    "watts": Kinds.WATTS,
-    "celsius": Kinds.CELSIUS,
-    "megabytes": Kinds.BYTES,
+    "seconds": SECONDS,
+    "bytes": BYTES,
+    "percent": PERCENT,
+    "watts": WATTS,
+    "celsius": CELSIUS,
+    "megabytes": BYTES,
 }
 _SHORTER = frozenset(
     {
@@ -102,7 +103,7 @@ _SHORTER = frozenset(
 
 
 def _metric_field(metric: Metric) -> FilterField[Row]:
-    kind = _KINDS.get(metric.style, Kinds.COUNT)
+    kind = _KINDS.get(metric.style, COUNT)
     return FilterField(metric.name, metric.help.rstrip("."), lambda row: row.value_of(metric), kind, is_metric=True)
 
 
@@ -118,7 +119,7 @@ _OF_METRICS = tuple(
 def fleet(own: tuple[str, ...]) -> Table[Row]:
     """Return the fleet's table with the metrics that the run brings, by name, as fields."""
     brought = (metric_of(name) for name in own)
-    more = [FilterField(one.name, one.help, _of_step(one.of), Kinds.COUNT) for one in brought]
+    more = [FilterField(one.name, one.help, _of_step(one.of), COUNT) for one in brought]
     return replace(FLEET, fields=(*FLEET.fields, *more))
 
 
@@ -132,52 +133,50 @@ FLEET: Table[Row] = Table(
             _states,
             states=_RANK_STATES,
         ),
-        FilterField("rank", "rank number in the run", lambda row: row.view.rank, Kinds.COUNT),
+        FilterField("rank", "rank number in the run", lambda row: row.view.rank, COUNT),
         FilterField("device", "such as cpu or cuda:0", lambda row: row.view.device),
         FilterField("backend", "torch or mlx", lambda row: row.view.backend),
-        FilterField("share", "samples in the global batch", lambda row: row.view.share, Kinds.COUNT),
+        FilterField("share", "samples in the global batch", lambda row: row.view.share, COUNT),
         FilterField(
-            "share%", "share as a percentage", lambda row: _percent_of(row.view.share, row.global_batch), Kinds.PERCENT
+            "share%", "share as a percentage", lambda row: _percent_of(row.view.share, row.global_batch), PERCENT
         ),
-        FilterField("micro", "micro-batch in samples", lambda row: row.view.micro_batch, Kinds.COUNT),
-        FilterField("tok/s", "own rate, tokens per second", lambda row: row.own_rate, Kinds.COUNT, aliases=("own",)),
-        FilterField("step", "duration of the last step", _of_step(lambda step: step.step_seconds), Kinds.SECONDS),
+        FilterField("micro", "micro-batch in samples", lambda row: row.view.micro_batch, COUNT),
+        FilterField("tok/s", "own rate, tokens per second", lambda row: row.own_rate, COUNT, aliases=("own",)),
+        FilterField("step", "duration of the last step", _of_step(lambda step: step.step_seconds), SECONDS),
         FilterField(
             "busy",
             "time of data, forward and backward in the last step",
             _of_step(lambda step: step.phases.busy),
-            Kinds.SECONDS,
+            SECONDS,
         ),
-        FilterField("wait", "wait for slower ranks and for the plan", lambda row: row.wait, Kinds.SECONDS),
+        FilterField("wait", "wait for slower ranks and for the plan", lambda row: row.wait, SECONDS),
         FilterField("phase", "phase that makes the rank slow", lambda row: row.slow_phase or None),
         FilterField(
             "mem",
             "peak device memory in the last step",
             _of_step(lambda step: step.peak_or_held_bytes),
-            Kinds.BYTES,
+            BYTES,
             aliases=("peak",),
         ),
         FilterField(
             "mem%",
             "peak memory as a percentage of the memory cap",
             _of_step(lambda step: _percent_of(step.peak_or_held_bytes, step.memory_cap_bytes)),
-            Kinds.PERCENT,
+            PERCENT,
         ),
-        FilterField(
-            "held", "device memory held after the last step", _of_step(lambda step: step.memory_bytes), Kinds.BYTES
-        ),
-        FilterField("gpu", "GPU use", _of_gpu(lambda gpu: gpu.utilization_percent), Kinds.PERCENT),
-        FilterField("cpu", "the machine's CPU use", _of_host(lambda host: host.cpu_percent), Kinds.PERCENT),
+        FilterField("held", "device memory held after the last step", _of_step(lambda step: step.memory_bytes), BYTES),
+        FilterField("gpu", "GPU use", _of_gpu(lambda gpu: gpu.utilization_percent), PERCENT),
+        FilterField("cpu", "the machine's CPU use", _of_host(lambda host: host.cpu_percent), PERCENT),
         FilterField(
             "clock",
             "GPU clock rate",
             _of_gpu(lambda gpu: gpu.clock_mhz * 1e6 if gpu.clock_mhz is not None else None),
-            Kinds.HERTZ,
+            HERTZ,
         ),
-        FilterField("power", "GPU power", _of_gpu(lambda gpu: gpu.power_watts), Kinds.WATTS),
-        FilterField("temp", "GPU temperature, or CPU temperature if unknown", _celsius, Kinds.CELSIUS),
-        FilterField("disk", "the machine's free disk space", _of_host(lambda host: host.disk_free_bytes), Kinds.BYTES),
-        FilterField("age", "time since the last report, or since the rank left", lambda row: row.age, Kinds.SECONDS),
+        FilterField("power", "GPU power", _of_gpu(lambda gpu: gpu.power_watts), WATTS),
+        FilterField("temp", "GPU temperature, or CPU temperature if unknown", _celsius, CELSIUS),
+        FilterField("disk", "the machine's free disk space", _of_host(lambda host: host.disk_free_bytes), BYTES),
+        FilterField("age", "time since the last report, or since the rank left", lambda row: row.age, SECONDS),
         FilterField(
             "link", "connection to the node's agent", lambda row: (row.link,) if row.link else None, states=_LINK_STATES
         ),
@@ -197,7 +196,7 @@ EVENTS: Table[EventRow] = Table(
         FilterField("verb", "verb of the command, or of an equivalent command", lambda row: row.event.verb),
         FilterField("text", "event text", lambda row: row.event.text or None),
         FilterField("node", "node that the event names", lambda row: " ".join(row.nodes) or None),
-        FilterField("step", "step at which the change took effect", lambda row: row.event.step, Kinds.COUNT),
+        FilterField("step", "step at which the change took effect", lambda row: row.event.step, COUNT),
         FilterField("severity", "severity level", lambda row: (row.event.severity,), states=get_args(Severity)),
         FilterField(
             "outcome",
@@ -211,9 +210,9 @@ EVENTS: Table[EventRow] = Table(
             "effect",
             "measured change of tokens per second, in percent",
             lambda row: 100 * row.effect if row.effect is not None else None,
-            Kinds.PERCENT,
+            PERCENT,
         ),
-        FilterField("age", "time since the event", lambda row: row.age_seconds, Kinds.SECONDS),
+        FilterField("age", "time since the event", lambda row: row.age_seconds, SECONDS),
         FilterField("is", "undone: a later command undid it", lambda row: ("undone",) * row.undone, states=("undone",)),
     ),
     lambda row: f"{row.event.by} {row.event.kind} {row.event.verb or ''} {run_events.event_words(row.event)}",
@@ -225,14 +224,12 @@ RUNS: Table[RunRow] = Table(
         FilterField("name", "name in the run file", lambda row: row.run.name),
         FilterField("run", "run id", lambda row: row.run.run),
         FilterField("state", "running, finished, ...", lambda row: (row.run.state,), states=get_args(RunState)),
-        FilterField("step", "last committed step", lambda row: row.run.step, Kinds.COUNT),
-        FilterField("steps", "total number of steps", lambda row: row.run.steps, Kinds.COUNT),
-        FilterField(
-            "done", "percentage of steps done", lambda row: _percent_of(row.run.step, row.run.steps), Kinds.PERCENT
-        ),
-        FilterField("loss", "last loss", lambda row: row.run.last_loss, Kinds.COUNT),
-        FilterField("age", "time since the run started", lambda row: row.age_seconds, Kinds.SECONDS),
-        FilterField("duration", "time from start to end", lambda row: row.duration_seconds, Kinds.SECONDS),
+        FilterField("step", "last committed step", lambda row: row.run.step, COUNT),
+        FilterField("steps", "total number of steps", lambda row: row.run.steps, COUNT),
+        FilterField("done", "percentage of steps done", lambda row: _percent_of(row.run.step, row.run.steps), PERCENT),
+        FilterField("loss", "last loss", lambda row: row.run.last_loss, COUNT),
+        FilterField("age", "time since the run started", lambda row: row.age_seconds, SECONDS),
+        FilterField("duration", "time from start to end", lambda row: row.duration_seconds, SECONDS),
         FilterField("lead", "node that leads the run", lambda row: row.run.lead or None),
         FilterField("node", "nodes of the run", lambda row: " ".join(row.run.nodes) or None),
         FilterField("parent", "run that it branched off", lambda row: row.run.branch.run if row.run.branch else None),

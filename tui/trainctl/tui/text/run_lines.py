@@ -17,6 +17,7 @@ from trainctl.protocol.messages import (
     StepCommitted,
     WorkSummary,
 )
+from trainctl.protocol.messages.events import Profiled
 from trainctl.tui.text.formatting import NA, compact, duration, figure, money, percent, seconds, span
 from trainctl.tui.text.styled_line import Line, Piece, clean, flowed, line, width
 
@@ -226,7 +227,7 @@ def compute_rows(
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for rank in ranks:
         if rank.compute is not None and (found := of(rank.compute)):
-            alike.setdefault(tuple(found.items()), []).append(_rank_name(rank, ranks))
+            alike.setdefault(tuple(found.items()), []).append(rank_name(rank, ranks))
     return [
         row
         for found, names in alike.items()
@@ -246,8 +247,9 @@ def _compute_rows(found: dict[str, str], names: Sequence[str], columns: int) -> 
     return [*flowed(named, columns, " "), *flowed(groups, columns)]
 
 
-def _rank_name(rank: RankView, ranks: Sequence[RankView]) -> str:
-    alone = sum(one.node == rank.node for one in ranks) == 1
+def rank_name(rank: RankView | Profiled, ranks: Sequence[RankView] | Sequence[Profiled]) -> str:
+    """Return the name of a rank: its node's, with the rank's number where the node has several."""
+    alone = sum(other.node == rank.node for other in ranks) == 1
     return clean(rank.node if alone else f"{rank.node}:{rank.rank}")
 
 
