@@ -14,7 +14,7 @@ from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.own_drain import NodeDrain
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.trainers.rank_ports import Ending
-from trainctl.protocol.record.copy_mark import COPYING
+from trainctl.protocol.record.checkpoints import COPYING
 
 
 def drain(*, ended: bool = True, reported: bool = True, in_group: bool = False) -> tuple[NodeDrain, AgentRole]:

@@ -24,7 +24,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import CheckpointTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
-from trainctl.protocol.record.copy_mark import COPYING, step_in_copy
+from trainctl.protocol.record.checkpoints import COPYING, step_in_copy
 from trainctl.trainer.checkpoints import copies, copy_process, files, retention
 from trainctl.trainer.checkpoints.copies import Copies, PendingCopy
 from trainctl.trainer.checkpoints.copy_process import CopyError, Line, copy_newest, to_path, to_rsync

@@ -10,8 +10,14 @@ from tests.trainer.support.savers import MICRO, saver_of
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.config import run_file
 from trainctl.protocol.messages.events import NoteWritten, RunBranched
-from trainctl.protocol.record.checkpoint_metadata import Environment, Lineage, ParentCheckpoint, Performance
-from trainctl.protocol.record.checkpoints import MANIFEST_NAME, read_manifest
+from trainctl.protocol.record.checkpoints import (
+    MANIFEST_NAME,
+    Environment,
+    Lineage,
+    ParentCheckpoint,
+    Performance,
+    read_manifest,
+)
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.checkpoints import metadata
 

@@ -21,13 +21,14 @@ from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.protocol import messages as m
-from trainctl.protocol.calibration.calibration_lines import (
+from trainctl.protocol.calibration.profile import (
     CalibrationLine,
     CalibrationProgress,
     CalibrationResult,
     CalibrationWaits,
+    DeviceProfile,
+    LinkRate,
 )
-from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate
 from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError

@@ -5,10 +5,17 @@ from pathlib import Path
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.peak import is_comparable
-from trainctl.protocol.calibration.profile import DeviceProfile, ProfileKey, ProfileSummary, summary
-from trainctl.protocol.calibration.profile_key import key_of
+from trainctl.protocol.calibration.profile import (
+    DeviceProfile,
+    ProfileKey,
+    ProfileSummary,
+    all_profiles,
+    key_of,
+    profiles_of_key,
+    summary,
+    write_profile,
+)
 from trainctl.protocol.config.run_tables import RunFile
 
 
@@ -22,11 +29,11 @@ class StoredProfiles:
 
     def add(self, profile: DeviceProfile) -> None:
         """Raises OSError."""
-        profile_file.write(self._folder, profile)
+        write_profile(self._folder, profile)
 
     def newest(self, limit: int) -> tuple[DeviceProfile, ...]:
         """The newest first."""
-        return tuple(reversed(profile_file.all_stored(self._folder)[-limit:]))
+        return tuple(reversed(all_profiles(self._folder)[-limit:]))
 
     def comparable(self, profile: DeviceProfile) -> DeviceProfile | None:
         """The newest profile that tells whether the machine has become slower, of any versions of the libraries."""
@@ -48,7 +55,7 @@ class StoredProfiles:
         key = self._key_of(ready, config)
         changed = self._changed()
         if self._found is None or self._found[:2] != (key, changed):
-            stored = profile_file.stored(self._folder, key)
+            stored = profiles_of_key(self._folder, key)
             self._found = (key, changed, summary(stored[-1]) if stored else None)
         return self._found[2]
 

@@ -19,7 +19,7 @@ from trainctl.node_agent.roles.role import (
     WaitingToRestart,
 )
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.record.copy_mark import is_copying
+from trainctl.protocol.record.checkpoints import is_copying
 
 _log: Final = logging.getLogger(__name__)
 LOOK_SECONDS, LOOK_AT_FILES_SECONDS = 0.05, 0.25

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol.calibration.calibration_lines import (
+from trainctl.protocol.calibration.profile import (
     CalibrationLine,
     CalibrationProgress,
     CalibrationResult,

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainctl.protocol.calibration.profile import DeviceProfile
-from trainctl.protocol.calibration.profile_key import key_of
+from trainctl.protocol.calibration.profile import DeviceProfile, key_of
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import model_digests

@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.checkpoints import first_of_each, listed, outdated, read_manifest
-from trainctl.protocol.record.copy_mark import step_in_copy
+from trainctl.protocol.record.checkpoints import first_of_each, listed, outdated, read_manifest, step_in_copy
 from trainctl.trainer.checkpoints.files import tidy
 
 _NUMBER = re.compile(r"step-(\d+)")

@@ -9,9 +9,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.record.best import best_checkpoint
-from trainctl.protocol.record.checkpoint_metadata import Lineage, ParentCheckpoint
-from trainctl.protocol.record.checkpoints import Manifest, read_manifest
+from trainctl.protocol.record.checkpoints import Lineage, Manifest, ParentCheckpoint, best_checkpoint, read_manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.backends.base import Array, Backend, Part, State
 from trainctl.trainer.checkpoints import files, metadata, retention

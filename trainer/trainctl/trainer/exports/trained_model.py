@@ -11,8 +11,7 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.hub_models import model_folder
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.best import best_step
-from trainctl.protocol.record.checkpoints import Manifest, digest_of, listed, verify
+from trainctl.protocol.record.checkpoints import Manifest, best_step, digest_of, listed, verify
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora, read_lora

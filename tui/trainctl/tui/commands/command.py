@@ -118,7 +118,7 @@ async def _hand_over(client: "Client", order: Order) -> m.CommandReply:
 
 def _receiver(seen: m.Snapshot, order: Order) -> str | None:
     """The address of the agent that takes an order, if that isn't the one that was asked."""
-    from trainctl.protocol.client.lead import lead_address  # ZeroMQ: not for `--help`
+    from trainctl.protocol.client.cluster import lead_address  # ZeroMQ: not for `--help`
 
     if verbs.VERBS[order.verb].to_node and order.node is not None:
         return next((peer.address for peer in seen.peers if peer.node == order.node), None)

@@ -5,7 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.record.checkpoint_metadata import Environment
+from trainctl.protocol.record.checkpoints import Environment
 from trainctl.tui.text.compile_times import Compilation
 from trainctl.tui.text.energy import EnergyFigures
 

@@ -5,8 +5,7 @@ import math
 from collections.abc import Mapping
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.cost import CostFigures
-from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.batch.cost import CostFigures, run_rates
 from trainctl.tui.state import series as s
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate

@@ -12,8 +12,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client
-from trainctl.protocol.client.cluster import Item, attach_cluster
-from trainctl.protocol.client.lead import all_runs
+from trainctl.protocol.client.cluster import Item, all_runs, attach_cluster
 from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableError
 from trainctl.protocol.messages.verbs import VERBS, Acknowledge, Mute, args_type
 
