@@ -56,7 +56,9 @@ class GroupLink(NamedTuple):
     def seconds(self, sum_bytes: float, ranks: int) -> float:
         """Return the seconds that the sum of so many bytes over so many ranks takes, with what each rank does beside
         it."""
-        return HANDOVER_SECONDS + sum_seconds(sum_bytes, ranks, [_rate(self)])
+        return HANDOVER_SECONDS + sum_seconds(
+            sum_bytes, ranks, [LinkRate("", self.bytes_per_second, self.bytes_per_second, self.latency_seconds or None)]
+        )
 
 
 def link_of(facts: AdviceFacts, names: Sequence[str]) -> GroupLink:
@@ -87,7 +89,3 @@ def on_one_machine(facts: AdviceFacts, names: Sequence[str]) -> bool:
     """Return whether no gradient crosses a network. False if the machines aren't known."""
     machines = {facts.node(name).machine for name in names}
     return len(machines) == 1 and machines != {""}
-
-
-def _rate(link: GroupLink) -> LinkRate:
-    return LinkRate("", link.bytes_per_second, link.bytes_per_second, link.latency_seconds or None)

@@ -81,12 +81,7 @@ def _calibrated(node: NodeFacts, profile: DeviceProfile, run: PlannedRun, beside
     forward, company = curve_of(profile.forward) if profile.forward else None, _company(node, profile.beside, beside)
     source: Source = "estimated" if company or node.described else "measured"
     return NodeSpeed(
-        model,
-        micro_of(node, profile, run),
-        source,
-        company or node.described or "calibrated",
-        forward,
-        company,
+        model, micro_of(node, profile, run), source, company or node.described or "calibrated", forward, company
     )
 
 

@@ -13,13 +13,7 @@ import msgspec
 import zmq.asyncio
 
 from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
-from trainctl.protocol.errors import (
-    START_ONE,
-    InvalidInputError,
-    NotConnectedError,
-    TrainctlError,
-    UnreachableError,
-)
+from trainctl.protocol.errors import START_ONE, InvalidInputError, NotConnectedError, TrainctlError, UnreachableError
 from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
     Alerts,

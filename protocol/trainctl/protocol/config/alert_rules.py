@@ -12,13 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.config.policies import (
-    CLIP_SCALE,
-    DIVERGED_MADS,
-    SPIKE_MADS,
-    SPIKE_PERCENT,
-    SPIKE_STEPS,
-)
+from trainctl.protocol.config.policies import CLIP_SCALE, DIVERGED_MADS, SPIKE_MADS, SPIKE_PERCENT, SPIKE_STEPS
 from trainctl.protocol.errors import InvalidInputError
 
 AlertKind = Literal[

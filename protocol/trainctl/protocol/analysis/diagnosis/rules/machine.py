@@ -290,7 +290,7 @@ def gpu_shared(s: Situation) -> Iterator[Verdict]:
         if not gpus:
             yield Unknown(f"device readings of {its.node}", its.node)
             continue
-        others = [one for one in gpus[-1].others if _is_large(one)]
+        others = [one for one in gpus[-1].others if one.memory_bytes is None or one.memory_bytes >= OTHERS_BYTES]
         if not others:
             yield Clear("no other program on the GPU that can be seen", its.node)
             continue
@@ -301,10 +301,6 @@ def gpu_shared(s: Situation) -> Iterator[Verdict]:
             without_slowdown(s, its.node, f"other programs on {its.node}'s GPU"),
             "warning" if more else "info", {"node": its.node},
         )  # fmt: skip
-
-
-def _is_large(process: GpuProcess) -> bool:
-    return process.memory_bytes is None or process.memory_bytes >= OTHERS_BYTES
 
 
 def _who(process: GpuProcess) -> str:

@@ -168,12 +168,7 @@ RULES: Final = (
         "3 of the last 100 steps, or the newest one",
         stopped.not_finite,
         ("unstable", "clip-bound"),
-        (
-            _ROLLBACK,
-            _LOWER_RATE,
-            _BFLOAT16,
-            _LOOK_AT_SAMPLES,
-        ),
+        (_ROLLBACK, _LOWER_RATE, _BFLOAT16, _LOOK_AT_SAMPLES),
     ),
     Rule(
         "overflow",
@@ -181,11 +176,7 @@ RULES: Final = (
         "3 of the last 100 steps",
         stopped.overflow,
         ("unstable", "clip-bound"),
-        (
-            _BFLOAT16,
-            _LOWER_RATE,
-            Rung("compute in float32", _run("model.dtype=float32"), _is_float16),
-        ),
+        (_BFLOAT16, _LOWER_RATE, Rung("compute in float32", _run("model.dtype=float32"), _is_float16)),
     ),
     Rule(
         "throttled",
@@ -318,10 +309,7 @@ RULES: Final = (
         "another size makes passes 10 % faster by the node's curve",
         training.small_micro,
         ("low-use", "below-calibration"),
-        (
-            Rung("a larger micro-batch; the loss doesn't change", _RESIZE),
-            _BY_PROFILE,
-        ),
+        (Rung("a larger micro-batch; the loss doesn't change", _RESIZE), _BY_PROFILE),
     ),
     Rule(
         "large-micro",

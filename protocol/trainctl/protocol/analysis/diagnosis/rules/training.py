@@ -219,7 +219,7 @@ def long_checkpoint(s: Situation) -> Iterator[Verdict]:
         return
     size = next((one.size_bytes for one in reversed(written) if one.size_bytes), None)
     said = f"a checkpoint stops the training for {seconds(each)}, every {interval:,} steps: {percent(part)} of the time"
-    background = _in_background(s)
+    background = s.facts.config.checkpoint.background if s.facts.config is not None else None
     doing = "" if background is None else "copied at " if background else "written at "
     rate = (f"{megabytes(size)} each, {doing}{megabytes(size / each)}/s",) if size else ()
     spread = each / interval
@@ -227,11 +227,6 @@ def long_checkpoint(s: Situation) -> Iterator[Verdict]:
     wanted = max(interval + 1, round(each / s.step_seconds * (1 / CHECKPOINT_PART - 1)) + 1)
     yield Found("checkpoints take long", (said, *rate),
                 what_if=WhatIf(s.step_seconds + spread, s.step_seconds, what), values={"every": wanted})  # fmt: skip
-
-
-def _in_background(s: Situation) -> bool | None:
-    """Return whether training only waits for the copy of its state; None: not known."""
-    return s.facts.config.checkpoint.background if s.facts.config is not None else None
 
 
 def _interval(s: Situation, steps: Sequence[int]) -> int:
