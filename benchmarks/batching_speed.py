@@ -28,7 +28,8 @@ from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
-from trainctl.trainer.step.micro_batches import MicroBatches, Sums
+from trainctl.trainer.objectives.objective import Sums
+from trainctl.trainer.step.micro_batches import MicroBatches
 
 SAMPLES, GLOBAL_BATCH, MICRO_BATCH = 4000, 32, 8
 MEDIAN_TOKENS, SPREAD = 60, 0.8

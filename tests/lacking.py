@@ -114,7 +114,7 @@ def _has_user_services() -> bool:
 
 def _has_cuda_compiler() -> bool:
     """What torch.compile needs for an NVIDIA GPU, beside one."""
-    from trainctl.protocol.machine.compilers import lacking
+    from trainctl.protocol.machine.facts import lacking
 
     return not lacking("cuda")
 

@@ -20,6 +20,7 @@ from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer import loop
 from trainctl.trainer.backends.base import Backend, CompileMeter, Memory, Parts, Totals
 from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.calibration.sweep import STEPS
 from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.batch import Batch, from_blocks
@@ -27,7 +28,6 @@ from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.loop import train
 from trainctl.trainer.objectives.next_token import NextToken
-from trainctl.trainer.step.observer import STEPS
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity, Rank, Settings
 

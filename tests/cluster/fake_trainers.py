@@ -24,8 +24,16 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record import log_format
-from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
-from trainctl.protocol.record.checkpoints import MANIFEST_NAME, STATE_NAME, FileEntry, Manifest
+from trainctl.protocol.record.checkpoints import (
+    MANIFEST_NAME,
+    STATE_NAME,
+    CheckpointMetadata,
+    Environment,
+    FileEntry,
+    Lineage,
+    Manifest,
+    Performance,
+)
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.wire import codec, sockets

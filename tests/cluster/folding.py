@@ -13,7 +13,7 @@ from tests.cluster.run_files import NODES
 from tests.cluster.waits import Nodes, plans_of
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.messages.events import GenerationFormed, SharesChanged
 from trainctl.protocol.record.reader import RecordReader
 

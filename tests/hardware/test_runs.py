@@ -18,7 +18,7 @@ from tests.trainer.support.curves import TOLERANCES, worst
 from tests.tui.support.cli_calls import call, call_json
 from tests.waiting import until
 
-from trainctl.protocol.calibration import profile_file
+from trainctl.protocol.calibration.profile import all_profiles
 
 pytestmark = pytest.mark.parametrize("device", ACCELERATORS)
 STEPS = 60
@@ -112,7 +112,7 @@ def test_it_is_calibrated(agent, run_config, device, tmp_path):
     done = call("calibrate", tmp_path / "run.toml", "--connect", agent.address)
     print(done.stdout, done.stderr)
     assert done.returncode == 0, done.stderr
-    (profile,) = profile_file.all_stored(agent.directory / "profiles")
+    (profile,) = all_profiles(agent.directory / "profiles")
     assert device.device in profile.key.device
     advice = call_json("advise", tmp_path / "run.toml", "--connect", agent.address)
     assert advice["answer"]["source"] == "measured"

@@ -11,8 +11,7 @@ from tests.integration.conftest import AgentProcess
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages.events import RunBranched, SetupChanged
-from trainctl.protocol.record.checkpoint_metadata import ParentCheckpoint
-from trainctl.protocol.record.checkpoints import read_manifest
+from trainctl.protocol.record.checkpoints import ParentCheckpoint, read_manifest
 
 STEPS, FORK = 12, 6
 

@@ -14,8 +14,8 @@ from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import assert_one_line, call, call_json, call_process
 from tests.waiting import HANG_SECONDS, until
 
-from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.peak import peak
+from trainctl.protocol.calibration.profile import all_profiles
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.security.keyring import Keyring
@@ -38,7 +38,7 @@ def test_a_node_is_calibrated_and_its_ranks_have_the_profile(agent, run_toml, ru
     assert done.returncode == 0, done.stderr
     assert " peak\n" in done.stdout
     assert re.search(r"float32 products +[0-9.e+]+ GFLOPS", done.stdout)
-    (profile,) = profile_file.all_stored(agent.directory / "profiles")
+    (profile,) = all_profiles(agent.directory / "profiles")
     assert all(f"micro-batch {one.micro}: " in done.stderr for one in profile.passes)  # one alone, on a busy machine
     advice = call_json("advise", run_toml, "--connect", agent.address)
     assert not advice["unknown"]
@@ -145,7 +145,7 @@ def test_nodes_of_a_machine_are_calibrated_at_once_and_sums_are_compared_with_th
     assert link["peer"] == "alpha"
     assert min(link["sent_bytes_per_second"], link["received_bytes_per_second"]) > 1e5
     assert 0 < link["latency_seconds"] < 1
-    (profile,) = profile_file.all_stored(beta.directory / "profiles")
+    (profile,) = all_profiles(beta.directory / "profiles")
     assert [one.peer for one in profile.links] == ["alpha"]
     with alpha.client(keys=Keyring(person, cluster_file.read(file))) as client:
         until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "beta")
@@ -170,7 +170,7 @@ def test_a_lead_that_trains_leaves_the_link_out(pair, tmp_path, run_config):
     assert done.returncode == 0, done.stderr
     assert "beta: link to alpha: not measured: alpha takes part in a run" in done.stderr
     assert "link to" not in done.stdout
-    (profile,) = profile_file.all_stored(beta.directory / "profiles")
+    (profile,) = all_profiles(beta.directory / "profiles")
     assert profile.links == ()
 
 

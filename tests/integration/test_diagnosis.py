@@ -33,7 +33,7 @@ from tests.tui.support.cli_calls import call, call_json
 from tests.waiting import until
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.of_record import of_record
+from trainctl.protocol.analysis.diagnosis.diagnose import of_record
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer import demo_assets

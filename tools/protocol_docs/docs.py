@@ -30,8 +30,8 @@ from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
 _MODULES = (
-    "messages.base config.prompts calibration.profile messages.profiles messages.trainer messages.telemetry"
-    " messages.events messages.guests messages.requests messages.peers messages.kept messages.diagnosis"
+    "messages.base config.names calibration.profile messages.profiles messages.trainer messages.telemetry"
+    " messages.events messages.requests messages.peers messages.kept messages.diagnosis"
     " messages.replies"
 )
 SOURCES = tuple(importlib.import_module(f"trainctl.protocol.{name}") for name in _MODULES.split())

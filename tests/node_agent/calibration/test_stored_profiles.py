@@ -8,9 +8,7 @@ from tools.protocol_docs.examples import EXAMPLES
 from trainctl.node_agent.calibration import stored_profiles
 from trainctl.node_agent.calibration.stored_profiles import MIN_STEPS, StoredProfiles
 from trainctl.protocol import messages as m
-from trainctl.protocol.calibration import profile_file
-from trainctl.protocol.calibration.profile import Pass, summary
-from trainctl.protocol.calibration.profile_key import key_of
+from trainctl.protocol.calibration.profile import Pass, key_of, summary
 from trainctl.protocol.config import run_file
 
 CONFIG = run_file.parse({
@@ -41,7 +39,7 @@ def test_a_heartbeat_repeats_it_without_reading_again(profiles, monkeypatch):
     alive = msgspec.structs.replace(EXAMPLES["trainer to agent"]["alive"], ready=READY)
     told = profiles.with_profile(alive, CONFIG)
     assert told.ready.profile == summary(profile_of(key=KEY))
-    monkeypatch.setattr(profile_file, "stored", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(stored_profiles, "profiles_of_key", lambda *_: pytest.fail("read again"))
     monkeypatch.setattr(stored_profiles, "key_of", lambda *_, **__: pytest.fail("versions read again"))
     assert profiles.with_profile(alive, CONFIG) == told
     assert profiles.with_profile(msgspec.structs.replace(alive, ready=None), CONFIG).ready is None

@@ -9,10 +9,10 @@ from tests.tiers import scale
 
 from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.memory_model import MemoryModel
+from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.config.cluster_file import SimulatedNode
 from trainctl.protocol.config.policies import POLICIES
-from trainctl.protocol.config.simulated_nodes import SimulatedNode
 
 SEEDS = scale("policy runs")
 NOISE = 0.05

@@ -15,9 +15,9 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.downsampling import spans
-from trainctl.protocol.record.packed_values import pack, unpack, values_of
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.rollups import pack, unpack, values_of
 from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 NAME = "user:reward"

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec
 from trainctl.node_agent.simulate.link_model import SimulatedLinks
 from trainctl.node_agent.simulate.simulated_reports import done_by, first_positions
-from trainctl.protocol.batch.memory_model import MemoryModel
+from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.calibration.profile import LinkRate
-from trainctl.protocol.config.simulated_nodes import SimulatedNode
+from trainctl.protocol.config.cluster_file import SimulatedNode
 from trainctl.protocol.messages import Range
 
 sizes = st.integers(1, 64)

@@ -9,8 +9,7 @@ import pytest
 from tests.node_agent.support.scenarios import PARAMETERS, files
 
 from trainctl.node_agent.simulate import scenario
-from trainctl.protocol.calibration import profile_file
-from trainctl.protocol.calibration.profile import DeviceProfile, GridPoint, LinkRate, Pass, ProfileKey
+from trainctl.protocol.calibration.profile import DeviceProfile, GridPoint, LinkRate, Pass, ProfileKey, write_profile
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError
 
@@ -89,13 +88,13 @@ def test_a_profile_gives_speed_memory_and_link(tmp_path):
     passes = (Pass(1, 0.1, 1_100_000_000), Pass(8, 0.5, 1_800_000_000))
     links = (LinkRate("b", 1e8, 5e7, 0.001),)
     profile = DeviceProfile(key=key, created_at=0.0, passes=passes, optimizer_seconds=0.05, links=links)
-    path = profile_file.write(tmp_path / "profiles", profile)
+    path = write_profile(tmp_path / "profiles", profile)
     found = read(tmp_path, {"a": {"profile": f"profiles/{path.name}"}, "b": {"samples_per_second": 1.0}})
     device = found.devices[0]
     assert device.curve.seconds(8) == 0.5
     assert device.step_seconds == 0.05
     grid = (GridPoint(1, 8, 0.05 + 8 * 0.12), GridPoint(8, 1, 0.05 + 0.6), GridPoint(4, 2, 9.0))
-    path = profile_file.write(tmp_path / "profiles", msgspec.structs.replace(profile, grid=grid, created_at=1.0))
+    path = write_profile(tmp_path / "profiles", msgspec.structs.replace(profile, grid=grid, created_at=1.0))
     slower = read(tmp_path, {"a": {"profile": f"profiles/{path.name}"}})
     assert slower.devices[0].curve.seconds(8) == pytest.approx(1.2 * 0.5), "as long as in whole steps"
     assert device.memory == pytest.approx((1e9, 1e8))

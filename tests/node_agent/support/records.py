@@ -13,10 +13,9 @@ from tests.memory_values import memory
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.record import checkpoints
-from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
-from trainctl.protocol.record.packed_values import unpack
+from trainctl.protocol.record.checkpoints import CheckpointMetadata, Environment, Lineage, Performance
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.record.rollups import RUN_RANK
+from trainctl.protocol.record.rollups import RUN_RANK, unpack
 from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 PHASE_METRICS = ("data_seconds", "forward_seconds", "backward_seconds", "sync_seconds", "optimizer_seconds")

@@ -19,7 +19,7 @@ from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.node_agent.runs import restore
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import CheckpointWritten, RunStateChanged

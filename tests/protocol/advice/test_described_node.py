@@ -7,12 +7,11 @@ from tests.protocol.support.advised import BILLION, run_of
 from tests.protocol.support.profiles import profile_of
 
 from trainctl.protocol.advice.advice import advise
-from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
-from trainctl.protocol.advice.described_node import described_link, described_node
+from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, described_link, described_node
 from trainctl.protocol.advice.plans import plan_of
 from trainctl.protocol.batch.flops import StepFlops
 from trainctl.protocol.calibration.profile import LinkRate, Pass
-from trainctl.protocol.config.simulated_nodes import SimulatedNode
+from trainctl.protocol.config.cluster_file import SimulatedNode
 
 
 def alone(settings: SimulatedNode, *, dtype: str = "bfloat16", **run: Any) -> AdviceFacts:

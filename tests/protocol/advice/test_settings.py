@@ -8,8 +8,7 @@ from tests.protocol.support.profiles import profile_of
 from tests.protocol.support.run_files import good, with_value
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
-from trainctl.protocol.advice.checklist import Check, checklist
-from trainctl.protocol.advice.environment import VARIABLES, platform_of, variables_for
+from trainctl.protocol.advice.checklist import VARIABLES, Check, checklist, platform_of, variables_for
 from trainctl.protocol.batch.data_statistics import DataStatistics
 from trainctl.protocol.calibration.profile import MatmulRate, Pass
 from trainctl.protocol.config import env_policy, run_file

@@ -7,11 +7,11 @@ from tests.protocol.support.profiles import profile_of
 
 from trainctl.protocol.advice.advice import advise
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
-from trainctl.protocol.advice.link_table import ethernet
-from trainctl.protocol.advice.model_sizes import size_ranges
+from trainctl.protocol.advice.group_links import ethernet
+from trainctl.protocol.advice.memory_fit import size_ranges
 from trainctl.protocol.advice.plans import plan_of
 from trainctl.protocol.batch.flops import StepFlops
-from trainctl.protocol.batch.memory_model import MemoryModel
+from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.calibration.profile import MatmulRate, Pass
 
 RATES = {"studio": 1.95, "mbp": 1.03}

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.protocol.analysis.robust_trend import robust_trend
 from trainctl.protocol.analysis.rolling import MAD_SCALE, RollingStatistics
+from trainctl.protocol.analysis.spikes import robust_trend
 
 VALUES = st.lists(st.one_of(st.floats(-1e6, 1e6), st.sampled_from([0.0, 2.5, 2.5000001])), min_size=1, max_size=60)
 WINDOW = 25

@@ -7,7 +7,7 @@ import pytest
 from tests.protocol.support import planted_curves as planted
 from tools.protocol_docs import examples
 
-from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
 
 EXAMPLE = examples.EXAMPLES["published by an agent"]["step-committed"]
 CURVE = planted.healthy(0, 2 * STATISTICS_STEPS)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.protocol.batch.apportion import apportion, spread
+from trainctl.protocol.batch.split import apportion, spread
 from trainctl.protocol.errors import InvalidInputError
 
 WEIGHTS = st.dictionaries(st.integers(0, 15), st.floats(0, 1e6), min_size=1, max_size=16)

@@ -4,7 +4,7 @@ import pytest
 from tests.cluster.run_files import small_run
 
 from trainctl.protocol.batch.core_sharing import Machine, share_cores
-from trainctl.protocol.calibration.profile_key import settings_digest
+from trainctl.protocol.calibration.profile import settings_digest
 from trainctl.protocol.config import run_file
 
 ONE, OTHER, UNKNOWN = Machine("boot-1", 8.0), Machine("boot-2", 4.0), Machine("", 8.0)

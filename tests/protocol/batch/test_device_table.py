@@ -2,8 +2,14 @@
 
 import pytest
 
-from trainctl.protocol.batch.device_table import DEVICES, datasheet_tflops, device_named, device_of, no_such_device
-from trainctl.protocol.batch.device_types import types_of_device
+from trainctl.protocol.batch.device_table import (
+    DEVICES,
+    datasheet_tflops,
+    device_named,
+    device_of,
+    no_such_device,
+    types_of_device,
+)
 
 
 def test_names_of_drivers_say_the_device_and_its_16_bit_types() -> None:

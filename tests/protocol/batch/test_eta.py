@@ -115,7 +115,7 @@ def test_faults_to_come_cost_what_those_so_far_did() -> None:
 
 def test_nothing_is_known_before_the_first_step_and_nothing_is_left_at_the_end_but_the_last_plans() -> None:
     eta = steps(Eta(100), 1, 100)
-    assert left(eta) == (0.0, 0.0, 0.0)
+    assert left(eta) == TimeLeft(0.0, 0.0, 0.0)
     assert left(eta, EVALUATIONS).expected == pytest.approx(8.0, rel=0.05)
     eta = Eta(100)
     assert eta.left(EVALUATIONS) is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.protocol.batch.memory_model import MemoryModel, fit
+from trainctl.protocol.batch.memory_estimate import MemoryModel, fit
 
 MB = 10**6
 

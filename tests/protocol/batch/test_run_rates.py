@@ -7,7 +7,7 @@ import pytest
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.batch.cost import run_rates
 
 SHOWN = examples.EXAMPLES["published by an agent"]
 VIEW, STEP = SHOWN["run-view"], SHOWN["step-committed"]

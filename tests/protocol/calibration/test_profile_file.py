@@ -10,8 +10,14 @@ from hypothesis import given
 from tests.protocol.support import strategies
 from tests.protocol.support.profiles import KEY, profile_of
 
-from trainctl.protocol.calibration import profile_file
-from trainctl.protocol.calibration.profile import DeviceProfile
+from trainctl.protocol.calibration.profile import (
+    KEPT,
+    DeviceProfile,
+    all_profiles,
+    profiles_of_key,
+    read_profile,
+    write_profile,
+)
 from trainctl.protocol.errors import InvalidInputError
 
 
@@ -19,9 +25,9 @@ from trainctl.protocol.errors import InvalidInputError
 def test_a_written_profile_is_read_unchanged(profile):
     profile = msgspec.structs.replace(profile, created_at=profile.created_at % 4e9)
     with tempfile.TemporaryDirectory() as name:
-        path = profile_file.write(Path(name) / "profiles", profile)
-        assert profile_file.read(path) == profile
-        assert profile_file.stored(path.parent, profile.key) == [profile]
+        path = write_profile(Path(name) / "profiles", profile)
+        assert read_profile(path) == profile
+        assert profiles_of_key(path.parent, profile.key) == [profile]
         assert not [*path.parent.glob("*.tmp")]
 
 
@@ -35,14 +41,14 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path):
     ):
         path.write_text(text)
         with pytest.raises(InvalidInputError, match=f"^{re.escape(str(path))}.*{problem}.*$"):
-            profile_file.read(path)
+            read_profile(path)
 
 
 def test_only_the_newest_of_a_key_are_kept_and_a_damaged_file_costs_no_other_profile(tmp_path):
-    made = [profile_of(created_at=1_770_000_000.0 + 60 * number) for number in range(profile_file.KEPT + 3)]
+    made = [profile_of(created_at=1_770_000_000.0 + 60 * number) for number in range(KEPT + 3)]
     other = profile_of(key=msgspec.structs.replace(KEY, dtype="bfloat16"), created_at=1.0)
     for profile in [other, *made]:
-        path = profile_file.write(tmp_path, profile)
+        path = write_profile(tmp_path, profile)
     path.with_name(path.name.replace("-2", "-1", 1)).write_text("{")
-    assert profile_file.stored(tmp_path, KEY) == made[3:]
-    assert profile_file.all_stored(tmp_path) == [other, *made[3:]]
+    assert profiles_of_key(tmp_path, KEY) == made[3:]
+    assert all_profiles(tmp_path) == [other, *made[3:]]

@@ -1,6 +1,6 @@
 """A profile fits the run that it was measured for, and no run that trains another way."""
 
-from trainctl.protocol.calibration.profile_key import UNKNOWN, key_of
+from trainctl.protocol.calibration.profile import UNKNOWN, key_of
 from trainctl.protocol.config import run_file
 
 RAW = {

@@ -1,6 +1,6 @@
 """Presets by capability and by name."""
 
-from trainctl.protocol.config.presets import AMPERE, GTX_16, HOPPER, PASCAL, TURING, preset_of, preset_of_device
+from trainctl.protocol.config.usual_settings import AMPERE, GTX_16, HOPPER, PASCAL, TURING, preset_of, preset_of_device
 
 
 def test_a_capability_and_a_name_have_the_preset_of_their_architecture() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainctl.protocol.batch.device_types import types_of_capability
+from trainctl.protocol.batch.device_table import types_of_capability
 from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import devices

@@ -4,7 +4,7 @@ from typing import Any
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine import facts
-from trainctl.protocol.machine.compilers import lacking
+from trainctl.protocol.machine.facts import lacking
 
 
 def test_the_tightest_limit_of_the_control_groups_counts(tmp_path: Any) -> None:

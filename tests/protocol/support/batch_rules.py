@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.batch.pass_curve import Point
+from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.batch.step_model import Timing
 
 

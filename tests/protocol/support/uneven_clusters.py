@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.batch.pass_curve import PassCurve, Point
-from trainctl.protocol.batch.split import ShareCost, group_costs
+from trainctl.protocol.batch.split import ShareCost, apportion, group_costs
 from trainctl.protocol.batch.step_model import Timing, models
 from trainctl.protocol.calibration.peak import between
 from trainctl.protocol.calibration.profile import Pass

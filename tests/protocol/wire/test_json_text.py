@@ -6,7 +6,7 @@ import math
 import msgspec
 import pytest
 
-from trainctl.protocol.wire.json_text import decode_json, encode_json
+from trainctl.protocol.wire.codec import decode_json, encode_json
 
 
 class Kept(msgspec.Struct):

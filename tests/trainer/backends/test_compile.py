@@ -20,7 +20,7 @@ from tests.trainer.support.passes import blocks, loss_and_gradient
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine.compilers import compiler_of, lacking, lacks_of
+from trainctl.protocol.machine.facts import compiler_of, lacking, lacks_of
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import CompileMeter
 from trainctl.trainer.step.observer import Stopwatch

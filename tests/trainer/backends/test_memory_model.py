@@ -14,7 +14,7 @@ import pytest
 from tests.tiers import is_soak
 from tests.waiting import HANG_SECONDS
 
-from trainctl.protocol.batch.memory_model import fit
+from trainctl.protocol.batch.memory_estimate import fit
 from trainctl.trainer import demo_assets
 
 pytestmark = pytest.mark.tier("all")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.trainer.support.passes import blocks, furthest, loss_and_gradient
 
-from trainctl.protocol.batch.loss_chunks import Chunking
+from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends import activation_checkpointing, chunked_loss

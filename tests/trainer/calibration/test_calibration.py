@@ -22,7 +22,7 @@ from trainctl.protocol.calibration.calibration_lines import (
     CalibrationTrying,
     CalibrationWaits,
 )
-from trainctl.protocol.calibration.profile_key import key_of
+from trainctl.protocol.calibration.profile import key_of
 from trainctl.protocol.config import run_file
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.trainer import demo_assets

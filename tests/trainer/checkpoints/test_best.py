@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.trainer.support.trained_run import TrainedRun
 
-from trainctl.protocol.record.best import best_checkpoint, best_step
-from trainctl.protocol.record.checkpoints import listed
+from trainctl.protocol.record.checkpoints import best_checkpoint, best_step, listed
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.checkpoints.retention import spare
 

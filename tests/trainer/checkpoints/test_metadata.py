@@ -10,8 +10,7 @@ from tests.trainer.support.savers import MICRO, saver_of
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.config import run_file
 from trainctl.protocol.messages.events import NoteWritten, RunBranched
-from trainctl.protocol.record.checkpoint_metadata import ParentCheckpoint
-from trainctl.protocol.record.checkpoints import MANIFEST_NAME, read_manifest
+from trainctl.protocol.record.checkpoints import MANIFEST_NAME, ParentCheckpoint, read_manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.checkpoints.saver import parent_by, read_record, recipe_of
 

@@ -11,9 +11,7 @@ import tomli_w
 from tests.protocol.support.profiles import profile_of
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
-from trainctl.protocol.calibration import profile_file
-from trainctl.protocol.calibration.profile import LinkRate, MatmulRate, Pass
-from trainctl.protocol.calibration.profile_key import settings_digest
+from trainctl.protocol.calibration.profile import LinkRate, MatmulRate, Pass, settings_digest, write_profile
 from trainctl.protocol.config import run_file
 from trainctl.protocol.machine.devices import resolve_alone
 from trainctl.protocol.machine.file_digests import model_digests
@@ -58,7 +56,7 @@ def calibrate(folder: Path, node: str, rate: float, dtype: str = "float32", **fi
     others = tuple(other for other in NODES if other != node)
     passes = tuple(Pass(micro, micro / rate, 10**8 + 10**6 * micro) for micro in (1, 2, 4, 8, 16))
     made = profile_of(**{"key": key, "passes": passes, "beside": others, "memory_cap_bytes": 10**9, **fields})
-    profile_file.write(node_directory(node) / "profiles", made)
+    write_profile(node_directory(node) / "profiles", made)
 
 
 def words(folder: Path) -> list[str | Path]:

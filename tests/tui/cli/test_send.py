@@ -13,7 +13,7 @@ from tests.tui.support.scripted import SNAPSHOT, Answer, scripted
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import lead as lead_finding
+from trainctl.protocol.client import cluster as lead_finding
 from trainctl.tui.cli import command_result, main
 from trainctl.tui.commands import command
 

@@ -10,7 +10,7 @@ from tests.protocol.support.run_files import good, with_value
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.advice.environment import VARIABLES
+from trainctl.protocol.advice.checklist import VARIABLES
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.machine import facts
 from trainctl.tui.doctor import check_machine, run_checks

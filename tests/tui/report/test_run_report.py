@@ -13,7 +13,7 @@ from tests.tui.support.cli_calls import assert_one_line, call, call_json
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
-from trainctl.protocol.record.checkpoint_metadata import ParentCheckpoint
+from trainctl.protocol.record.checkpoints import ParentCheckpoint
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.bench import bench_rows

@@ -9,7 +9,7 @@ import tomli_w
 from tests.protocol.support.run_files import good, with_value
 from tests.tui.support import run_directory
 
-from trainctl.protocol.batch.data_rates import StepNeed
+from trainctl.protocol.batch.data_statistics import StepNeed
 from trainctl.protocol.config import run_file
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.setup import recorded_runs

@@ -17,7 +17,7 @@ import numpy as np
 from tests.memory_values import memory, memory_parts
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.batch.cost import run_rates
 from trainctl.protocol.calibration.profile import DeviceProfile
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError

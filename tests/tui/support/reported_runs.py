@@ -13,14 +13,14 @@ from tests.tui.support.run_directory import sample
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
-from trainctl.protocol.record.checkpoint_metadata import (
+from trainctl.protocol.record.checkpoints import (
     CheckpointMetadata,
     Environment,
     Lineage,
+    Manifest,
     ParentCheckpoint,
     Performance,
 )
-from trainctl.protocol.record.checkpoints import Manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.plateau import Plateau, PlateauDetector
+from trainctl.protocol.analysis.divergence import Plateau, PlateauDetector
 
 
 def detector(improvement: float, patience: int, kept: Mapping[str, float]) -> PlateauDetector:

@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.peak import is_comparable
 from trainctl.protocol.calibration.profile import (
     MOST_PASSES,
@@ -15,9 +14,12 @@ from trainctl.protocol.calibration.profile import (
     Pass,
     ProfileKey,
     ProfileSummary,
+    all_profiles,
+    key_of,
+    profiles_of_key,
     summary,
+    write_profile,
 )
-from trainctl.protocol.calibration.profile_key import key_of
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import Alive, FromTrainer, Ready, Report
 
@@ -38,11 +40,11 @@ class StoredProfiles:
 
     def add(self, profile: DeviceProfile) -> None:
         """Raises OSError."""
-        profile_file.write(self._folder, profile)
+        write_profile(self._folder, profile)
 
     def newest(self, limit: int) -> tuple[DeviceProfile, ...]:
         """Return the newest profiles, the newest first."""
-        return tuple(reversed(profile_file.all_stored(self._folder)[-limit:]))
+        return tuple(reversed(all_profiles(self._folder)[-limit:]))
 
     def comparable(self, profile: DeviceProfile) -> DeviceProfile | None:
         """Return the newest profile that shows whether the machine has become slower, of any versions of the
@@ -74,7 +76,7 @@ class StoredProfiles:
         size that was calibrated, or of another one that beats all of them. Raises OSError."""
         while self._passes:
             key, shown = self._passes.popitem()
-            profile = next(iter(profile_file.stored(self._folder, key)[-1:]), None)
+            profile = next(iter(profiles_of_key(self._folder, key)[-1:]), None)
             if profile is None:
                 continue
             passes = {timed.micro: timed for timed in profile.passes}
@@ -93,7 +95,7 @@ class StoredProfiles:
         """Read again only if the folder has changed: a rank repeats what it has loaded every second."""
         key, changed = self._key_of(ready, config), self._changed()
         if self._newest is None or self._newest[:2] != (key, changed):
-            stored = profile_file.stored(self._folder, key)
+            stored = profiles_of_key(self._folder, key)
             self._newest = (key, changed, summary(stored[-1]) if stored else None)
         return self._newest[2]
 

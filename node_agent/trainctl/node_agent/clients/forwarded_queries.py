@@ -17,7 +17,7 @@ from trainctl.node_agent.clients.query_source import (
 )
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
-from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_of_record
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import config_of, facts_of_record
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.errors import InvalidInputError, TrainctlError

@@ -9,7 +9,7 @@ from trainctl.node_agent.clients import proxy
 from trainctl.node_agent.clients.query_source import LiveRun, QuerySource, UnknownRunError, kept_view
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
-from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.batch.cost import run_rates
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError

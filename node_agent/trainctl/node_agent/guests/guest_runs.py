@@ -16,14 +16,14 @@ from trainctl.node_agent.guests import guest_rows
 from trainctl.node_agent.records.agent_db import AgentDb, KnownRun
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
 from trainctl.protocol.security import received_names
-from trainctl.protocol.wire.json_text import decode_json, encode_json
+from trainctl.protocol.wire.codec import decode_json, encode_json
 
 MOST_GUESTS = 16
 """Most runs of other programs that may be live on one agent."""

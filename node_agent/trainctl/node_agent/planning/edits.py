@@ -10,7 +10,7 @@ from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.node_agent.planning.lr_schedule import LrRule, rate
 from trainctl.node_agent.planning.share_edits import Edit, Facts
-from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e

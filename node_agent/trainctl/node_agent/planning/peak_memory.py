@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.memory_model import MemoryModel, fit
+from trainctl.protocol.batch.memory_estimate import MemoryModel, fit
 from trainctl.protocol.calibration.peak import MOST_OF_CAP
 from trainctl.protocol.calibration.profile import ProfileSummary
 

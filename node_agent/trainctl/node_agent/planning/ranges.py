@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Range
 

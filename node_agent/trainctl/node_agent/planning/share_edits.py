@@ -11,9 +11,17 @@ import msgspec
 
 from trainctl.node_agent.planning import compatibility
 from trainctl.node_agent.planning.durable import RankSetting, Settings
-from trainctl.protocol.batch import share_changes
-from trainctl.protocol.batch.apportion import apportion
-from trainctl.protocol.batch.split import ShareCost, group_costs, lower_bound, split
+from trainctl.protocol.batch.split import (
+    ShareCost,
+    apportion,
+    group_costs,
+    lower_bound,
+    returned_share,
+    shares_as_wanted,
+    shares_with_back,
+    shares_without,
+    split,
+)
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
@@ -84,7 +92,7 @@ def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
         if node not in nodes:
             raise InvalidInputError("shares", _why_not(settings, node))
     node_of = {rank: setting.node for rank, setting in settings.live.items()}
-    return edit(settings, share_changes.as_wanted(settings.shares, node_of, args.shares))
+    return edit(settings, shares_as_wanted(settings.shares, node_of, args.shares))
 
 
 def _fastest(settings: Settings, facts: Facts) -> Edit:
@@ -170,7 +178,7 @@ def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
         raise InvalidInputError("node", f"{node} is the last live node; use stop to end the run")
     if facts.standing and not staying & set(facts.standing):
         raise InvalidInputError("node", f"only {node} has the state of the last step; try again after the next step")
-    return edit(settings, share_changes.without(settings.shares, leaving), node or "")
+    return edit(settings, shares_without(settings.shares, leaving), node or "")
 
 
 def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -> Edit:
@@ -185,7 +193,7 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
     rates = {
         rank: model.samples_per_second(last_micro_batch(settings.ranks[rank])) for rank, model in facts.models.items()
     }
-    return edit(settings, share_changes.with_back(settings.shares, back, rates), node or "")
+    return edit(settings, shares_with_back(settings.shares, back, rates), node or "")
 
 
 def lose(settings: Settings, rank: int) -> Edit:
@@ -195,7 +203,7 @@ def lose(settings: Settings, rank: int) -> Edit:
     """
     is_first = not any(setting.out == "lost" for setting in settings.ranks.values())
     had = {at: setting.share if is_first else setting.last_share for at, setting in settings.ranks.items()}
-    made = edit(settings, share_changes.without(settings.shares, (rank,)))
+    made = edit(settings, shares_without(settings.shares, (rank,)))
     return Edit(_remembering(made.settings, had, lost=rank), made.change)
 
 
@@ -207,7 +215,7 @@ def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> E
     if all(present.values()):
         counts = apportion(settings.global_batch, {at: float(share) for at, share in present.items()})
     else:
-        counts = share_changes.returned(settings.shares, rank, had[rank])
+        counts = returned_share(settings.shares, rank, had[rank])
     made = edit(settings, counts)
     return Edit(_remembering(made.settings, had), made.change)
 

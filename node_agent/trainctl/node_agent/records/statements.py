@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.record.packed_values import pack
 from trainctl.protocol.record.rollups import (
     RUN_RANK,
     Evaluation,
     add_rank_to_rollups,
     add_run_to_rollups,
+    pack,
     rebuild_rollups,
     values_from,
 )

@@ -19,7 +19,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import VIEW_KEY
 from trainctl.protocol.record.schema import refusing_damage
-from trainctl.protocol.wire.json_text import encode_json
+from trainctl.protocol.wire.codec import encode_json
 
 RECLAIM_SECONDS = 10.0
 """Seconds after which this node leads a handed-over run again if its claimant hasn't begun to."""

@@ -38,7 +38,7 @@ from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.run_costs import close_times
 from trainctl.node_agent.trainers.rank_reports import reports_after
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import first_micro, is_auto
 from trainctl.protocol.config.run_tables import RunFile

@@ -25,13 +25,13 @@ from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
-from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import LEAD_VIEW_KEY, VIEW_KEY
-from trainctl.protocol.wire.json_text import encode_json
+from trainctl.protocol.wire.codec import encode_json
 
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 """An agent that has not looked for this many seconds was stopped itself, and then needs this many to receive what it

@@ -8,10 +8,10 @@ import random
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from trainctl.protocol.batch.memory_model import MemoryModel
+from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.calibration.profile import ProfileSummary
-from trainctl.protocol.config.simulated_nodes import SimulatedNode, SpeedChange
+from trainctl.protocol.config.cluster_file import SimulatedNode, SpeedChange
 
 FORWARD_PART: Final = 1 / 3
 """Part of a pass: a backward pass takes twice as long as a forward pass."""

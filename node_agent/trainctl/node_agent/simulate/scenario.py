@@ -12,21 +12,18 @@ from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.simulate.device_model import DeviceSpec
 from trainctl.node_agent.simulate.link_model import SimulatedLinks
 from trainctl.node_agent.simulate.loss_model import LossModel
-from trainctl.protocol.advice.described_node import described_memory, described_profile
-from trainctl.protocol.batch import memory_model
+from trainctl.protocol.advice.advice_facts import described_memory, described_profile
+from trainctl.protocol.batch import memory_estimate
 from trainctl.protocol.batch.against_profile import curve_of, step_factor
 from trainctl.protocol.batch.device_table import USED_PART, Device, device_named, no_such_device
 from trainctl.protocol.batch.flops import step_flops
-from trainctl.protocol.batch.memory_estimate import estimate_memory, estimated_line
-from trainctl.protocol.batch.memory_model import MemoryModel
+from trainctl.protocol.batch.memory_estimate import MemoryModel, estimate_memory, estimated_line
 from trainctl.protocol.batch.pass_curve import PassCurve
-from trainctl.protocol.calibration import profile_file
-from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate, summary
+from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate, read_profile, summary
 from trainctl.protocol.config import cluster_file, run_file
-from trainctl.protocol.config.cluster_file import Cluster
+from trainctl.protocol.config.cluster_file import Cluster, SimulatedNode
 from trainctl.protocol.config.model_facts import ModelFacts, read_facts
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
-from trainctl.protocol.config.simulated_nodes import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.devices import devices_named, resolve
 
@@ -133,7 +130,7 @@ class _Maker:
         file = self._path.parent / Path(node.profile).expanduser()
         if not file.is_file():
             raise InvalidInputError(f"{self._where(name)}.profile", f"no such file: {file}")
-        return profile_file.read(file)
+        return read_profile(file)
 
     def device(self, name: str, node: SimulatedNode, profile: DeviceProfile | None) -> DeviceSpec:
         """Of one node."""
@@ -185,7 +182,7 @@ class _Maker:
         """What the settings say, else the profile's peaks, else an estimate."""
         found = None
         if profile is not None:
-            found = memory_model.fit([(one.micro, one.peak_bytes) for one in profile.passes if one.peak_bytes])
+            found = memory_estimate.fit([(one.micro, one.peak_bytes) for one in profile.passes if one.peak_bytes])
         elif self._facts is not None:
             found = self._estimate(self._facts, node, table)
         return described_memory(node, found)

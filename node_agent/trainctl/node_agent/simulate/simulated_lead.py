@@ -17,12 +17,12 @@ from trainctl.node_agent.simulate.event_queue import EventQueue
 from trainctl.node_agent.simulate.link_model import WORD_SECONDS
 from trainctl.node_agent.simulate.simulated_rank import SimulatedRank
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import VIEW_KEY
-from trainctl.protocol.wire.json_text import encode_json
+from trainctl.protocol.wire.codec import encode_json
 
 STARTED_AT = 1767225600.0
 """When every simulation begins, in Unix seconds: 1 January 2026, so that the same seed gives the same record."""

@@ -9,7 +9,7 @@ from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec, S
 from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, SimulatedLinks
 from trainctl.node_agent.simulate.loss_model import LossModel
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.checkpoint_cost import loop_seconds
+from trainctl.protocol.batch.eta import loop_seconds
 
 PROBE_SECONDS = 0.2
 ANSWER = "(simulated: no model answered)"

@@ -11,7 +11,7 @@ import msgspec
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record import checkpoints
-from trainctl.protocol.record.best import best_checkpoint
+from trainctl.protocol.record.checkpoints import best_checkpoint
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security import received_names
 

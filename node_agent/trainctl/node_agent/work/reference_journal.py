@@ -12,7 +12,7 @@ from pathlib import Path
 from trainctl.node_agent.work.dealer import Slice
 from trainctl.node_agent.work.reference_pass import VALUE_BYTES, UnitSizes
 from trainctl.protocol.files.durable_files import flush, make_folder
-from trainctl.protocol.record.reference_files import VALUES_NAME
+from trainctl.protocol.record.paths import VALUES_NAME
 from trainctl.protocol.record.schema import open_for_writing
 
 SLICES_NAME = "slices.db"

@@ -19,7 +19,7 @@ from trainctl.node_agent.work.reference_pass import VALUE_BYTES, ReferencePass, 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.record.reference_files import VALUES_NAME, stored_digest
+from trainctl.protocol.record.paths import VALUES_NAME, stored_digest
 from trainctl.protocol.security import received_names
 
 PART_VALUES = 12 * 1024

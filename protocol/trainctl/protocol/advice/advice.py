@@ -6,17 +6,99 @@ from typing import Final
 
 import msgspec
 
-from trainctl.protocol.advice.advice_facts import AdviceFacts
-from trainctl.protocol.advice.checklist import Check
-from trainctl.protocol.advice.environment import Variable, platform_of, variables_for
+from trainctl.protocol.advice.advice_facts import AdviceFacts, Source
+from trainctl.protocol.advice.checklist import Check, Variable, platform_of, variables_for
 from trainctl.protocol.advice.group_links import link_of
-from trainctl.protocol.advice.model_sizes import SizeRange, size_ranges
-from trainctl.protocol.advice.node_speed import why_unknown
-from trainctl.protocol.advice.plans import Plan, plan_of
-from trainctl.protocol.advice.reference_cluster import ReferenceCluster, reference_of
-from trainctl.protocol.advice.scoring import ScoringRate, scoring_rate
+from trainctl.protocol.advice.memory_fit import SizeRange, size_ranges
+from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, why_unknown
+from trainctl.protocol.advice.plans import FORWARD_PART, JOULES_PER_KWH, Plan, plan_of, speeds_of, time_of
 from trainctl.protocol.advice.what_if import PlanChange, batch_for, what_ifs
-from trainctl.protocol.batch.device_table import device_of
+from trainctl.protocol.batch.against_profile import sum_seconds
+from trainctl.protocol.batch.device_table import DEVICES, USED_PART, device_of
+from trainctl.protocol.calibration.profile import LinkRate
+from trainctl.protocol.messages.requests import SLICE_ROWS
+
+SLICE_SECONDS: Final = 2.0
+"""Time that a slice takes, as it is dealt out."""
+ROW_SECONDS: Final = 1e-4
+"""What a row of some 100 tokens takes beside its forward pass, on one core: 65 us of the worker, to read and tokenize
+it and to sum and encode its result, and 35 us of the agents. Measured with bytes as tokens."""
+BETWEEN_SECONDS: Final = 0.1
+"""Time between two slices of a node: its results travel to the lead, and the next rows to it."""
+
+
+class ScoringRate(msgspec.Struct, frozen=True):
+    """Rows per second while all nodes work."""
+
+    nodes: dict[str, float]  # by node
+    rows_per_second: float
+    source: Source
+
+
+def scoring_rate(facts: AdviceFacts) -> ScoringRate | None:
+    """None if no node is known."""
+    speeds = speeds_of(facts, [node.name for node in facts.nodes])
+    if not speeds:
+        return None
+    rates = {name: _rate(speed) for name, speed in speeds.items()}
+    measured = all(speed.forward is not None and speed.source == "measured" for speed in speeds.values())
+    return ScoringRate(rates, sum(rates.values()), "measured" if measured else "estimated")
+
+
+def _rate(speed: NodeSpeed) -> float:
+    trained = speed.model.samples_per_second(speed.micro)
+    rate = speed.forward.samples_per_second(speed.micro) if speed.forward is not None else trained / FORWARD_PART
+    rate = 1 / (1 / rate + ROW_SECONDS)
+    rows = max(1.0, min(SLICE_ROWS["log-probabilities"], SLICE_SECONDS * rate))
+    return rows / (rows / rate + BETWEEN_SECONDS)
+
+
+COUNT: Final = 8
+_DEVICE: Final = DEVICES[0]
+LEAST_SECONDS: Final = 0.02
+"""Seconds of a step below which such a device waits for its host, so that its peak says nothing."""
+OTHER_MEMORY: Final = 60_000_000
+"""Bytes beside the trainer's estimate that a CUDA device needs at least."""
+
+
+class ReferenceCluster(msgspec.Struct, frozen=True):
+    """The estimated time of the run there, in bfloat16."""
+
+    name: str
+    fits: bool | None  # with the smallest micro-batch
+    samples_per_second: float
+    tokens_per_second: float
+    step_seconds: float
+    expected_seconds: float
+    energy_kwh: float  # of the devices alone, at most
+    assumed: str
+
+
+def reference_of(facts: AdviceFacts) -> ReferenceCluster | None:
+    """None if the model's sizes aren't known, the global batch has too few samples, or its steps
+    would be too short to keep such devices busy."""
+    run, flops = facts.run, facts.run.sample_flops
+    if not flops or run.gradient_bytes is None or run.global_batch < COUNT:
+        return None
+    share = -(-run.global_batch // COUNT)
+    link = LinkRate("", _DEVICE.nvlink_bytes_per_second, _DEVICE.nvlink_bytes_per_second)
+    step = share * flops / (USED_PART * _DEVICE.tflops * 1e12) + sum_seconds(run.gradient_bytes, COUNT, [link])
+    left = time_of(facts, step, ERRORS["estimated"], [facts.nodes[0].name])
+    if step < LEAST_SECONDS:
+        return None
+    rate = run.global_batch / step
+    estimates = [int(node.memory.peak(1)) for node in facts.nodes if node.memory is not None]
+    return ReferenceCluster(
+        name=f"{COUNT} x {_DEVICE.name}",
+        fits=min(estimates) + run.gradient_bytes + OTHER_MEMORY <= _DEVICE.memory_bytes if estimates else None,
+        samples_per_second=rate,
+        tokens_per_second=rate * run.tokens_per_sample,
+        step_seconds=step,
+        expected_seconds=left.expected,
+        energy_kwh=COUNT * _DEVICE.watts * left.expected / JOULES_PER_KWH,
+        assumed=f"bfloat16 at {USED_PART:.0%} of {_DEVICE.tflops:.0f} TFLOPS each, NVLink",
+    )
+
 
 ALL_SETS: Final = 5
 """Nodes up to which every set of them is looked at; of more, each alone, and the fastest 2, 3 ... together."""
@@ -86,13 +168,13 @@ def _plans(facts: AdviceFacts) -> Iterator[Plan]:
 
 
 def _sets(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Of two nodes and more; `names` from the fastest to the slowest."""
+    """Yield the sets of two nodes and more; `names` from the fastest to the slowest."""
     for count in range(2, len(names) + 1):
         yield from combinations(names, count) if len(names) <= ALL_SETS else [names[:count]]
 
 
 def _fastest(plans: Sequence[Plan]) -> Plan | None:
-    """Of those that are about as fast, the one with the fewest nodes."""
+    """Return the plan with the fewest nodes among those that are about as fast."""
     if not plans:
         return None
     best = max(plan.samples_per_second or 0.0 for plan in plans)

@@ -4,9 +4,39 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts
-from trainctl.protocol.advice.link_table import ASSUMED_LINK, SAME_MACHINE_BYTES
 from trainctl.protocol.batch.against_profile import bandwidth, sum_seconds
 from trainctl.protocol.calibration.profile import LinkRate
+
+TCP_PART: Final = 1448 / 1538
+"""Part of a link's bit rate that TCP carries with Ethernet frames of 1,500 bytes: 1,448 bytes of 1,538 on the wire."""
+_BITS: Final = 8
+
+
+class LinkKind(NamedTuple):
+    """A kind of network."""
+
+    name: str
+    bytes_per_second: float  # of a sum, each way
+    engine: str = ""  # that it needs, if trainctl doesn't have it
+
+
+def ethernet(gigabits: float) -> float:
+    """Bytes per second, each way, that TCP carries over an Ethernet of this rate."""
+    return gigabits * 1e9 / _BITS * TCP_PART
+
+
+LINKS: Final = (
+    LinkKind("1 GbE", ethernet(1)),
+    LinkKind("2.5 GbE", ethernet(2.5)),
+    LinkKind("10 GbE", ethernet(10)),
+    LinkKind("25 GbE", ethernet(25)),
+    LinkKind("RDMA over Thunderbolt 5", 80e9 / _BITS, "jaccl"),
+)
+ASSUMED_LINK: Final = LINKS[0]
+"""Between machines whose link wasn't measured."""
+SAME_MACHINE_BYTES: Final = 1e9
+"""Bytes per second, each way, between nodes of one machine that weren't measured."""
+
 
 HANDOVER_SECONDS: Final = 0.004
 """What a sum takes whatever its size: gradients are handed to a process of its own, and back. 3 to 5 ms were measured
@@ -24,8 +54,11 @@ class GroupLink(NamedTuple):
     name: str  # for people
 
     def seconds(self, sum_bytes: float, ranks: int) -> float:
-        """What the sum of so many bytes over so many ranks takes, with what each rank does beside it."""
-        return HANDOVER_SECONDS + sum_seconds(sum_bytes, ranks, [_rate(self)])
+        """Return the seconds that the sum of so many bytes over so many ranks takes, with what each rank does beside
+        it."""
+        return HANDOVER_SECONDS + sum_seconds(
+            sum_bytes, ranks, [LinkRate("", self.bytes_per_second, self.bytes_per_second, self.latency_seconds or None)]
+        )
 
 
 def link_of(facts: AdviceFacts, names: Sequence[str]) -> GroupLink:
@@ -53,10 +86,6 @@ def _link(facts: AdviceFacts, name: str) -> GroupLink:
 
 
 def on_one_machine(facts: AdviceFacts, names: Sequence[str]) -> bool:
-    """Whether no gradient crosses a network. False if the machines aren't known."""
+    """Return whether no gradient crosses a network. False if the machines aren't known."""
     machines = {facts.node(name).machine for name in names}
     return len(machines) == 1 and machines != {""}
-
-
-def _rate(link: GroupLink) -> LinkRate:
-    return LinkRate("", link.bytes_per_second, link.bytes_per_second, link.latency_seconds or None)

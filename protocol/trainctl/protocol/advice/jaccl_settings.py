@@ -31,7 +31,7 @@ class JacclNode(NamedTuple):
 
 
 class JacclSettings(NamedTuple):
-    """What MLX reads from the environment of each rank, beside its number."""
+    """The settings that MLX reads from the environment of each rank, beside its number."""
 
     devices: Devices  # [from rank][to rank]: RDMA devices, one for each cable; none to itself
     coordinator: str  # MLX_JACCL_COORDINATOR: address and port at which rank 0 listens
@@ -62,7 +62,7 @@ def jaccl_settings(nodes: Sequence[JacclNode], port: int = PORT) -> JacclSetting
     devices = tuple(
         tuple(_devices(cables, (one, other), count) if (one, other) in linked else () for other in names)
         for one in names
-    )  # fmt: skip
+    )
     return JacclSettings(devices, f"{_coordinator(nodes[0])}:{port}", topology)
 
 

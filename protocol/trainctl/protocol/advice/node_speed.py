@@ -20,7 +20,7 @@ AGENT_SECONDS: Final = 0.005
 
 
 class NodeSpeed(NamedTuple):
-    """Of one node, beside none or some others of its machine."""
+    """The speed of one node, beside none or some others of its machine."""
 
     model: StepModel  # its floor: the update
     micro: int  # of its passes
@@ -39,7 +39,7 @@ class NodeSpeed(NamedTuple):
         return self._replace(model=self.model._replace(floor_seconds=floor))
 
     def cost(self, added: float = 0.0) -> ShareCost:
-        """What shares cost, for the split."""
+        """Return the cost of shares, for the split."""
         floor = self.model.floor_seconds + added
         return ShareCost.at(self.model._replace(floor_seconds=floor), self.micro)
 
@@ -81,17 +81,12 @@ def _calibrated(node: NodeFacts, profile: DeviceProfile, run: PlannedRun, beside
     forward, company = curve_of(profile.forward) if profile.forward else None, _company(node, profile.beside, beside)
     source: Source = "estimated" if company or node.described else "measured"
     return NodeSpeed(
-        model,
-        micro_of(node, profile, run),
-        source,
-        company or node.described or "calibrated",
-        forward,
-        company,
+        model, micro_of(node, profile, run), source, company or node.described or "calibrated", forward, company
     )
 
 
 def _company(node: NodeFacts, measured: Collection[str], beside: Collection[str]) -> str:
-    """What to say where the node was measured beside others than those that work with it."""
+    """Return what to say where the node was measured beside others than those that work with it."""
     missing, more = sorted(set(beside) - set(measured)), sorted(set(measured) - set(beside))
     if missing:
         without = f"measured without {', '.join(missing)} on the same machine"

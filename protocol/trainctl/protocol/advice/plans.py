@@ -1,5 +1,6 @@
 """Predictions for a set of nodes in one mode: alone, in step, or each with work of its own. Pure."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -10,9 +11,8 @@ from trainctl.protocol.advice.group_links import GroupLink, link_of
 from trainctl.protocol.advice.memory_fit import TOGETHER, MemoryFit, fit_of, shared_fits
 from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, agent_seconds, speed_of, why_unknown
 from trainctl.protocol.batch.against_profile import sent_bytes
-from trainctl.protocol.batch.checkpoint_cost import loop_seconds
 from trainctl.protocol.batch.cost import HOUR_SECONDS
-from trainctl.protocol.batch.eta import Eta, Predicted, Schedule, TimeLeft
+from trainctl.protocol.batch.eta import Eta, Predicted, Schedule, TimeLeft, loop_seconds
 from trainctl.protocol.batch.split import slowest, split
 
 Mode = Literal["alone", "sync", "separate"]
@@ -24,7 +24,7 @@ _DISK_BYTES: Final = 1e9
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is predicted for some nodes; None: not known, or the mode has no such figure."""
+    """The prediction for a set of nodes; None: not known, or the mode has no such figure."""
 
     nodes: tuple[str, ...]
     mode: Mode
@@ -52,14 +52,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool | None:
-        """Whether every node's memory suffices, and that of machines whose nodes share it; None: not known of some,
-        and none is known to lack any."""
+        """Return whether every node's memory suffices, and that of machines whose nodes share it; None: not known of
+        some, and none is known to lack any."""
         found = {one.fits for one in (*self.memory, *self.shared_memory)}
         return False if False in found else None if None in found else True
 
     @property
     def can_run(self) -> bool:
-        """Whether it has a rate, and memory isn't known to be short."""
+        """Return whether it has a rate, and memory isn't known to be short."""
         return self.samples_per_second is not None and self.fits is not False
 
 
@@ -71,7 +71,8 @@ def plan_of(
     global_batch: int | None = None,
     link: GroupLink | None = None,
 ) -> Plan:
-    """Of these nodes. `global_batch` and `link` in place of the run's own: for what would change the answer."""
+    """Return the plan of these nodes. `global_batch` and `link` stand in place of the run's own: for what would change
+    the answer."""
     batch = global_batch or facts.run.global_batch
     speeds = speeds_of(facts, names)
     wanted = {name: speed.micro for name, speed in speeds.items()}
@@ -120,7 +121,7 @@ def _fitting(facts: AdviceFacts, names: Sequence[str], wanted: Mapping[str, int]
 
 
 def speeds_of(facts: AdviceFacts, names: Sequence[str]) -> dict[str, NodeSpeed]:
-    """Of the nodes that are known, while all of `names` work."""
+    """Return the speeds of the nodes that are known, while all of `names` work."""
     found = {}
     for name in names:
         node = facts.node(name)
@@ -152,7 +153,7 @@ def _in_step(facts: AdviceFacts, base: Plan, speeds: Mapping[str, NodeSpeed], ba
 
 
 def _given_shares(facts: AdviceFacts, names: Sequence[str], batch: int) -> dict[int, int] | None:
-    """Those of the run file, if it gives all of them for just these nodes."""
+    """Return the shares of the run file, if it gives all of them for just these nodes."""
     given = {rank: facts.node(name).share for rank, name in enumerate(names)}
     shares = {rank: share for rank, share in given.items() if share is not None}
     return shares if len(shares) == len(names) and sum(shares.values()) == batch else None
@@ -192,8 +193,9 @@ def _schedules(facts: AdviceFacts, step_seconds: float, names: Sequence[str]) ->
         "evaluate": run.held_out * step_seconds / run.global_batch * FORWARD_PART,
     }
     return {
-        kind: schedule._replace(assumed_seconds=seconds.get(kind, 0.0)) for kind, schedule in run.schedules.items()
-    }  # fmt: skip
+        kind: dataclasses.replace(schedule, assumed_seconds=seconds.get(kind, 0.0))
+        for kind, schedule in run.schedules.items()
+    }
 
 
 def _unknown(facts: AdviceFacts, names: Sequence[str], speeds: Mapping[str, NodeSpeed]) -> tuple[str, ...]:

@@ -6,8 +6,7 @@ from typing import Final
 import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts
-from trainctl.protocol.advice.group_links import GroupLink, link_of, on_one_machine
-from trainctl.protocol.advice.link_table import LINKS
+from trainctl.protocol.advice.group_links import LINKS, GroupLink, link_of, on_one_machine
 from trainctl.protocol.advice.memory_fit import cap_of
 from trainctl.protocol.advice.plans import Plan, plan_of
 from trainctl.protocol.calibration.peak import fastest_within_cap

@@ -16,7 +16,7 @@ LARGEST: Final = 1e300
 
 
 def is_usable(value: float | None) -> bool:
-    """Whether statistics can use a value: it is known, and neither NaN nor infinite."""
+    """Return whether statistics can use a value: it is known, and neither NaN nor infinite."""
     return value is not None and abs(value) < LARGEST
 
 

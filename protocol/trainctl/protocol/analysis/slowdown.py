@@ -6,10 +6,14 @@ few long steps, as in a checkpoint, are no slowdown (Winsorising: Huber 1981).
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 from typing import Final
 
-from trainctl.protocol.analysis.rolling import MAD_SCALE, is_usable
+import msgspec
+
+from trainctl.protocol.analysis.rolling import MAD_SCALE, WINDOW_STEPS, RollingStatistics, is_usable
+from trainctl.protocol.messages import StepCommitted
 
 LEARNED_STEPS: Final = 60
 """Steps from which the level and its scatter are learned."""
@@ -107,3 +111,39 @@ class SlowdownDetector:
 def _bounded(total: float) -> float:
     """A sum between nothing and what raises an alarm, so that it ends as soon as it may."""
     return min(max(total, 0.0), ALARM_SCATTERS)
+
+
+STATISTICS_STEPS: Final = WINDOW_STEPS
+"""Steps that the metrics are computed over. They have no value before so many are known."""
+
+
+class StepStatistics:
+    """Takes committed steps in order; one that was made again takes the place of itself and of all after it."""
+
+    def __init__(self, before: Iterable[StepCommitted] = ()) -> None:
+        """`before`: the newest STATISTICS_STEPS steps of the record, oldest first."""
+        self._loss, self._norm = RollingStatistics(STATISTICS_STEPS), RollingStatistics(STATISTICS_STEPS)
+        self._skipped = RollingStatistics(STATISTICS_STEPS)  # 1 or 0
+        for step in before:
+            self._add(step)
+
+    def joined(self, step: StepCommitted) -> StepCommitted:
+        """The step with the metrics among its values. A value that it already has stays."""
+        found: dict[str, float | None] = {}
+        self._loss.go_back_to(step.step)
+        if self._loss.is_full and step.loss is not None:
+            found["loss_z"] = self._loss.robust_z(step.loss)  # against the steps before, which it doesn't move
+        self._add(step)
+        if self._loss.is_full:
+            found |= {"loss_std": self._loss.std, "loss_trend": self._loss.trend}
+        if self._norm.is_full:
+            found["grad_norm_trend"] = self._norm.trend
+        if self._skipped.is_full:
+            found["recent_skipped_steps"] = sum(self._skipped.values)
+        known = {name: value for name, value in found.items() if value is not None}
+        return msgspec.structs.replace(step, values={**known, **step.values}) if known else step
+
+    def _add(self, step: StepCommitted) -> None:
+        self._loss.add(step.step, step.loss)
+        self._norm.add(step.step, step.grad_norm)
+        self._skipped.add(step.step, float(step.skipped is not None))

@@ -1,12 +1,37 @@
 """Finds spikes: the loss and the gradient norm jump far above their trends together, and may or may not come back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Final, NamedTuple
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.robust_trend import LEAST_STEPS, RobustTrend, robust_trend
-from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics, is_usable
+from trainctl.protocol.analysis.rolling import MAD_SCALE, WINDOW_STEPS, RollingStatistics, is_usable
 from trainctl.protocol.config.policies import BACK_STEPS, SPIKE_MADS, SPIKE_PERCENT, SPIKE_STEPS
+from trainctl.protocol.messages import StepCommitted
+
+LEAST_STEPS: Final = 30
+"""Steps needed before a trend is known."""
+
+
+class RobustTrend(NamedTuple):
+    """The value that a curve should have next, and the scatter of its values (as a standard deviation)."""
+
+    expected: float
+    scatter: float
+    slope: float  # per value
+
+
+def robust_trend(values: Sequence[float]) -> RobustTrend:
+    """By the medians of the two halves of at least 2 values, oldest first. A falling loss may level off, so no less is
+    expected than the later half's median."""
+    count, half = len(values), len(values) // 2
+    early, late = median(values[:half]), median(values[half:])
+    slope = (late - early) / (count / 2)
+    start = late - 0.75 * slope * count
+    above = [value - start - slope * index for index, value in enumerate(values)]
+    middle = median(above)
+    scatter = MAD_SCALE * median([abs(value - middle) for value in above])
+    return RobustTrend(max(late + 0.25 * slope * count, late), scatter, slope)
+
 
 _REFRESH_STEPS: Final = 10
 """Steps between two computations of the trend, so that a step costs little."""
@@ -53,7 +78,7 @@ class SpikeDetector:
         before a trend is known."""
         return self._loss.scatters_above(loss), self._norm.scatters_above(grad_norm)
 
-    def replay(self, steps: Iterable[m.StepCommitted]) -> None:
+    def replay(self, steps: Iterable[StepCommitted]) -> None:
         """Take steps of the record, oldest first: the newest 2 WINDOW_STEPS restore what a restart lost."""
         for step in steps:
             self.add(step.step, step.loss, step.grad_norm)
@@ -125,7 +150,7 @@ class _Level:
         return self._trend
 
     def is_above(self, value: float) -> bool:
-        """Whether a value is far above the trend. One that isn't finite is, once a trend is known."""
+        """Return whether a value is far above the trend. One that isn't finite is, once a trend is known."""
         return self._trend is not None and not value - self._trend.expected <= self._distance
 
     def is_back(self, value: float) -> bool:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate, Pass, ProfileSummary
+from trainctl.protocol.messages import RankStep
 
 PASS_NOISE: Final = 0.02
 """Relative standard error of a calibrated pass; what is within it is smoothed."""
@@ -17,9 +17,9 @@ FARTHEST_MICRO: Final = 1.5
 """Factor over the largest calibrated micro-batch up to which the curve is believed."""
 
 
-def passes_seconds(part: m.RankStep, profile: ProfileSummary) -> float | None:
-    """What the passes of a rank's step took when it was calibrated; None if its micro-batch is far from those that
-    were timed, isn't known, or was cut for lack of memory."""
+def passes_seconds(part: RankStep, profile: ProfileSummary) -> float | None:
+    """Return the seconds that the passes of a rank's step took when it was calibrated; None if its micro-batch is far
+    from those that were timed, isn't known, or was cut for lack of memory."""
     micro = min(part.micro_batch or 0, part.samples)
     smallest, largest = profile.passes[0].micro, profile.passes[-1].micro
     if part.replays or not smallest <= micro <= FARTHEST_MICRO * largest:
@@ -52,18 +52,19 @@ def links_of(profiles: Mapping[str, ProfileSummary], lead: str) -> dict[str, Lin
 
 
 def bandwidth(link: LinkRate) -> float:
-    """Of its slower direction, in bytes per second."""
+    """Return the slower direction's bandwidth in bytes per second."""
     return min(link.sent_bytes_per_second, link.received_bytes_per_second)
 
 
 def sent_bytes(sum_bytes: float, ranks: int) -> float:
-    """What each rank of a ring sends for one sum."""
+    """Return the bytes that each rank of a ring sends for one sum."""
     return 2 * (ranks - 1) / ranks * sum_bytes
 
 
 def sum_seconds(sum_bytes: float, ranks: int, links: Iterable[LinkRate]) -> float:
-    """What it takes to sum so many bytes over ranks that are connected by these links: in a ring, each rank sends
-    2 (n - 1) / n of them, in 2 (n - 1) messages one after the other, and the slowest link holds up all."""
+    """Return the seconds that it takes to sum so many bytes over ranks that are connected by these links: in a ring,
+    each rank sends 2 (n - 1) / n of them, in 2 (n - 1) messages one after the other, and the slowest link holds up
+    all."""
     links = [*links]
     slowest, latest = min(map(bandwidth, links)), max(link.latency_seconds or 0.0 for link in links)
     # Half of a round trip for each message.

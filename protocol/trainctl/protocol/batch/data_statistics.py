@@ -24,7 +24,7 @@ class ShownSample(msgspec.Struct, frozen=True):
 
 
 class TemplateUse(msgspec.Struct, frozen=True):
-    """What the chat template makes of conversations, by the first of them."""
+    """The chat template's use, by the first conversation."""
 
     conversations: int  # that were looked at
     before: str  # what it writes before the first message
@@ -43,7 +43,7 @@ class ReferenceState(msgspec.Struct, frozen=True):
 
 
 class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What `trainctl data preview` reports."""
+    """The report of `trainctl data preview`."""
 
     samples: int  # in data.path
     held_out: int  # of them, or in held_out_path
@@ -83,7 +83,7 @@ def data_size(data: DataStatistics) -> DataSize:
 
 
 def without_end(kind: DataKind) -> str:
-    """What to warn of if texts and completions get no end token: the model doesn't learn where they end."""
+    """Return a warning if texts and completions get no end token: the model doesn't learn where they end."""
     if kind == "text":
         return "no end token follows the texts: the model's config.json has no eos_token_id"
     return "no end token follows texts and completions: the tokenizer has no eos_token"
@@ -115,3 +115,41 @@ def padding(
         positions += width * len(group)
         done += len(group)
     return 1 - int(whole.sum()) / positions
+
+
+class Assembling(msgspec.Struct, frozen=True):
+    """Micro-batches that were assembled from the token cache, one after another."""
+
+    micro_batches: int
+    tokens: int  # without padding
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+class StepNeed(msgspec.Struct, frozen=True):
+    """Tokens per second that training takes on a node."""
+
+    tokens_per_second: float
+    source: Literal["given", "run", "model"]  # by the user, from a recorded run, or timed on this machine
+    detail: str = ""  # the run's id; or what was timed
+
+
+class DataRates(msgspec.Struct, frozen=True, kw_only=True):
+    """The measurements of `trainctl data bench`."""
+
+    source_bytes: int  # of the files that were tokenized
+    tokens: int  # that they came to
+    tokenizing_seconds: float
+    micro_batch: int  # samples at most
+    prefetch: int  # micro-batches assembled ahead
+    workers: int  # threads that assemble them
+    cold: Assembling | None  # from the disk; None: the system keeps the files in memory
+    warm: Assembling  # from memory
+    need: StepNeed | None = None
+
+    def share_of_step(self, assembling: Assembling) -> float | None:
+        """Seconds of assembling for each second of training; None without a need."""
+        return None if self.need is None else self.need.tokens_per_second / assembling.tokens_per_second

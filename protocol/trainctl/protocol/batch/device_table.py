@@ -7,6 +7,9 @@ papers of GA102 and AD102. Apple publishes no peaks of matrix products, so its d
 import re
 from typing import Final, NamedTuple
 
+from trainctl.protocol.config.run_tables import ComputeDtype
+from trainctl.protocol.config.usual_settings import capability_of_device
+
 USED_PART: Final = 0.4
 """Part of a device's peak that training reaches, if it isn't measured: most reports are from 0.3 to 0.5."""
 _VENDOR: Final = re.compile(r"nvidia|tesla", re.IGNORECASE)
@@ -45,7 +48,7 @@ class Device(NamedTuple):
 
     @property
     def known_for(self) -> str:
-        """What to say where `peak` is None."""
+        """Return what to say where `peak` is None."""
         return "its speed is known for model.dtype = {} alone".format(" or ".join(f'"{one}"' for one in self.dtypes))
 
 
@@ -66,7 +69,7 @@ DEVICES: Final = (
     Device("GeForce RTX 4090", re.compile(r"\bRTX 4090\b(?! (D|Laptop)\b)"), 165.0, 24 * 10**9, 450.0),
     Device("T4", re.compile(r"\bT4\b"), 65.0, 16 * 10**9, 70.0, has_bfloat16=False),
     Device("V100", re.compile(r"\bV100\b(?!.*(PCIE|16GB))"), 125.0, 32 * 10**9, 300.0, 150e9, has_bfloat16=False),
-)  # fmt: skip
+)
 
 
 def device_of(name: str) -> Device | None:
@@ -82,7 +85,7 @@ def device_named(name: str) -> Device | None:
 
 
 def no_such_device(name: str) -> str:
-    """What to say of a name that `device_named` doesn't know."""
+    """Return what to say of a name that `device_named` doesn't know."""
     return f"no device {name!r}; known are {', '.join(sorted(one.key for one in DEVICES))}, or give samples_per_second"
 
 
@@ -91,3 +94,30 @@ def datasheet_tflops(device: str, dtype: str) -> float | None:
     device or dtype isn't known."""
     found = device_of(device)
     return found.tflops if found is not None and dtype == "bfloat16" and found.has_bfloat16 else None
+
+
+BFLOAT16_CAPABILITY: Final = (8, 0)
+"""Compute capability of CUDA devices from which products in bfloat16 are computed in hardware: Ampere."""
+FLOAT16_CAPABILITY: Final = (7, 0)
+"""The same for float16 at more than float32's rate: Volta, and then Turing. Pascal has it at 1/64 of that rate."""
+_APPLE: Final = re.compile(r"\bApple (M1\b)?")
+
+
+def types_of_capability(capability: tuple[int, int]) -> tuple[ComputeDtype, ...]:
+    """Return the data types of a CUDA device. The GTX 16 cards are Turing without tensor cores: float16 still is twice
+    as fast."""
+    if capability >= BFLOAT16_CAPABILITY:
+        return ("bfloat16", "float16")
+    return ("float16",) if capability >= FLOAT16_CAPABILITY else ()
+
+
+def types_of_device(name: str) -> tuple[ComputeDtype, ...] | None:
+    """Return the data types of a GPU by the name of its driver or its Apple chip; None if it isn't known. The M1 (also
+    Pro, Max and Ultra) converts bfloat16 to float32 by instructions; chips from M2 on have it in hardware."""
+    capability = capability_of_device(name)
+    if capability is not None:
+        return types_of_capability(capability)
+    found = _APPLE.search(name)
+    if found is None:
+        return None
+    return ("float16",) if found[1] else ("bfloat16", "float16")

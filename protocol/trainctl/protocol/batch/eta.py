@@ -7,22 +7,17 @@ The time left is a sum of what has been measured in the run itself:
     plans        the evaluations, checkpoints and other plans that are due, times the mean of the newest ones
     faults       how often by the hour, times what each took: recovery, and steps that had to be made again
 
-Long steps and faults are compound Poisson processes. Their rates have Gamma priors, so that a run without a fault so
-far isn't taken for one that never has any. The speed drifts as a random walk: of D over the whole run, the mean of
-the part p that is left differs by D sqrt(p / 3) (standard deviation). The best and worst case are quantiles of the sum
-by the Cornish-Fisher expansion, for rare and large costs make it skew (Cornish and Fisher, 1938).
+A run without a fault so far isn't taken for one that never has any: each rate begins with an assumed cost.
 """
 
 import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
-
-from trainctl.protocol.batch.rare_costs import Costs, Moments, Prior, expected_count, made_again, quantiles, to_come
-from trainctl.protocol.batch.speed_drift import DRIFT, DriftMeter
 
 RECENT_STEPS: Final = 256
 """Newest ordinary steps whose mean counts: more would follow a drift late, fewer would vary by chance."""
@@ -36,10 +31,12 @@ LEVEL_STEPS: Final = 8
 """Exceptional steps in a row from which they are the new level."""
 NEWEST_PLANS: Final = 8
 """Newest plans of a kind whose mean counts."""
-QUANTILE: Final = 1.7
-"""Distance of the best and the worst case from the mean, in standard deviations: 92 of 100 runs end between them."""
-_RETURNS: Final = Prior(1.0, 20.0, 0.0)
-"""Exposure in faults: one in 20 takes the run back to a checkpoint."""
+BEST, WORST = 1.5, 2.1
+"""Distances of the best and the worst case from the mean, in standard deviations: 92 of 100 runs end between them. Rare
+and large costs make the time left skew."""
+DRIFT: Final = 0.03
+"""Assumed drift of the speed over a whole run, relative: a random walk by D differs in the mean of the part p that is
+left by D sqrt(p / 3)."""
 _HOUR_SECONDS: Final = 3600.0
 _PLAN_SPREAD: Final = 0.5
 """Assumed relative error of the time of a plan that hasn't been made yet."""
@@ -47,13 +44,10 @@ _STEP_SPREAD: Final = 0.3
 """Assumed scatter of steps, relative, while there are fewer than LEVEL_STEPS."""
 _QUARTILES: Final = 1.349
 """Distance of the quartiles of a normal distribution in standard deviations."""
-_LONG_STEPS: Final = Prior(0.5, 50.0, 3.0)
-"""Exposure in steps, cost in ordinary steps."""
-_FAULTS: Final = Prior(0.5, 0.5, 60.0)
-"""Exposure in hours, cost in seconds."""
 
 
-class Schedule(NamedTuple):
+@dataclass(frozen=True)
+class Schedule:
     """When plans of one kind are due."""
 
     every_steps: int  # 0: never, but perhaps at the end
@@ -66,23 +60,77 @@ class Schedule(NamedTuple):
         return max(among, 0) + self.at_end
 
 
-class TimeLeft(NamedTuple):
-    """Until a run is done, in seconds."""
+@dataclass(frozen=True)
+class TimeLeft:
+    """The seconds until a run is done."""
 
     best: float
     expected: float
     worst: float
 
 
-class Predicted(NamedTuple):
-    """What a step of a run that hasn't begun is expected to take."""
+@dataclass(frozen=True)
+class Predicted:
+    """The expected time of a step of a run that hasn't begun."""
 
     seconds: float
     error: float  # relative standard error
 
 
+class Costs(msgspec.Struct, frozen=True):
+    """Sums over the rare costs of one sort so far."""
+
+    events: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def after(self, cost: float) -> "Costs":
+        """Return the sums with one cost more."""
+        return Costs(self.events + 1, self.total + cost, self.squares + cost * cost)
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Costs that are assumed before any has been seen."""
+
+    events: float  # number of costs
+    exposure: float  # time within which they come
+    cost: float  # mean of one
+
+    def count(self, events: int, exposure: float, left: float) -> float:
+        """Return how many are still to come within `left`, after so many within `exposure`."""
+        return (events + self.events) / (exposure + self.exposure) * left
+
+    def to_come(self, seen: Costs, exposure: float, left: float) -> "Moments":
+        """Return the sum of the costs to come within `left`, of a Poisson process whose rate isn't known well."""
+        count = self.count(seen.events, exposure, left)
+        mean = (seen.total + self.cost) / (seen.events + 1)
+        square = (seen.squares + 2 * self.cost**2) / (seen.events + 1)
+        return Moments(count * mean, count * square + (count * mean) ** 2 / (seen.events + self.events))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The mean and the variance of a part of the time left."""
+
+    mean: float
+    variance: float
+
+    def plus(self, other: "Moments", factor: float = 1.0) -> "Moments":
+        """Return the sum with an independent part, in units of `factor`."""
+        return Moments(self.mean + factor * other.mean, self.variance + factor**2 * other.variance)
+
+
+_LONG_STEPS: Final = Prior(0.5, 50.0, 3.0)
+"""Exposure in steps, cost in ordinary steps."""
+_FAULTS: Final = Prior(0.5, 0.5, 60.0)
+"""Exposure in hours, cost in seconds."""
+_RETURNS: Final = Prior(1.0, 20.0, 0.0)
+"""Exposure in faults: one in 20 takes the run back to a checkpoint."""
+
+
 class EtaFacts(msgspec.Struct, frozen=True):
-    """What has been measured of a run beside its newest steps: to be kept over restarts of the agent."""
+    """The measurements of a run beside its newest steps, kept over restarts of the agent."""
 
     hours: float = 0.0  # in which it made steps, plans or recovered
     steps: int = 0  # among which long ones were counted
@@ -96,13 +144,15 @@ class Eta:
     """Follows one run; `left` says how long it still takes."""
 
     def __init__(
-        self, steps: int, facts: EtaFacts = EtaFacts(), predicted: Predicted | None = None  # noqa: B008  frozen
-    ) -> None:  # fmt: skip
-        """Of a run of so many steps. `predicted`: what counts until its first step is made."""
+        self,
+        steps: int,
+        facts: EtaFacts = EtaFacts(),  # noqa: B008  frozen
+        predicted: Predicted | None = None,
+    ) -> None:
+        """Follow a run of so many steps. `predicted` counts until its first step is made."""
         self._steps, self.facts, self.step_done, self._predicted = steps, facts, 0, predicted
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._exceptions: list[float] = []  # newest steps in a row that weren't ordinary
-        self._drift = DriftMeter()
         self._before: float | None = None  # what a step took under the plan before
         self._fresh = 0  # steps since a start or a change of the plan
 
@@ -133,7 +183,6 @@ class Eta:
         self._count_exceptions()
         self._recent.append(seconds)
         if self._fresh > WARM_UP_STEPS:
-            self._drift.add(seconds)
             self._note(steps=self.facts.steps + 1)
 
     def plan(self, kind: str, seconds: float) -> None:
@@ -153,7 +202,6 @@ class Eta:
         self._before, self._fresh = self.usual_seconds, 0
         self._recent.clear()
         self._exceptions.clear()
-        self._drift = DriftMeter()
 
     def _is_ordinary(self, seconds: float) -> bool:
         if not self._recent:
@@ -164,7 +212,7 @@ class Eta:
         return abs(seconds - usual) <= max(FARTHEST * usual, FARTHEST_DEVIATIONS * deviation)
 
     def _count_exceptions(self) -> None:
-        """Those that came before an ordinary step were exceptions indeed."""
+        """Count the steps before an ordinary one as exceptions."""
         if not self._exceptions:
             return
         long, usual = self.facts.long_steps, self.usual_seconds
@@ -198,14 +246,19 @@ class Eta:
         ordinary, facts = self._ordinary_seconds, self.facts
         left = max(self._steps - self.step_done, 0)
         whole = self._ordinary_left(left, ordinary)
-        whole = whole.plus(to_come(facts.long_steps, facts.steps, left, _LONG_STEPS).times(ordinary))
+        whole = whole.plus(_LONG_STEPS.to_come(facts.long_steps, facts.steps, left), ordinary)
         for kind, schedule in schedules.items():
             whole = whole.plus(self._plans_left(kind, schedule))
         hours = whole.mean / _HOUR_SECONDS
-        whole = whole.plus(to_come(facts.faults, facts.hours, hours, _FAULTS))
-        whole = whole.plus(self._returns_left(hours, ordinary, schedules.get("checkpoint", Schedule(0))))
-        best, worst = quantiles(whole, QUANTILE)
-        return TimeLeft(best, whole.mean, worst)
+        whole = whole.plus(_FAULTS.to_come(facts.faults, facts.hours, hours))
+        # A return makes steps again from anywhere between two checkpoints.
+        faults = _FAULTS.count(facts.faults.events, facts.hours, hours)
+        returns = _RETURNS.count(facts.returns, facts.faults.events, faults)
+        checkpoints = schedules.get("checkpoint", Schedule(0))
+        longest = (checkpoints.every_steps or self.step_done) * ordinary
+        whole = whole.plus(Moments(returns * longest / 2, returns * longest**2 / 3))
+        deviation = math.sqrt(whole.variance)
+        return TimeLeft(max(whole.mean - BEST * deviation, 0.0), whole.mean, whole.mean + WORST * deviation)
 
     @property
     def _ordinary_seconds(self) -> float:
@@ -220,18 +273,10 @@ class Eta:
             error = self._predicted.error**2 + DRIFT**2 * part / 3
             return Moments(left * ordinary, (left * ordinary) ** 2 * error)
         scatter = math.sqrt(_variance(self._recent, ordinary)) / ordinary if count >= LEVEL_STEPS else _STEP_SPREAD
-        drift = self._drift.of_run(self._steps, scatter)
         lag = min(count / max(self._steps, 1), 1.0)
-        variance = scatter**2 / count + (drift**2 * (part + lag) / 3)
+        variance = scatter**2 / count + DRIFT**2 * (part + lag) / 3
         mean = left * ordinary
         return Moments(mean, mean**2 * variance)
-
-    def _returns_left(self, hours: float, ordinary: float, checkpoints: Schedule) -> Moments:
-        """Steps to be made again."""
-        facts = self.facts
-        faults = expected_count(facts.faults, facts.hours, hours, _FAULTS)
-        count = expected_count(Costs(facts.returns), facts.faults.events, faults, _RETURNS)
-        return made_again(count, (checkpoints.every_steps or self.step_done) * ordinary)
 
     def _plans_left(self, kind: str, schedule: Schedule) -> Moments:
         count, known = schedule.left(self.step_done, self._steps), self.facts.plans.get(kind, ())
@@ -244,3 +289,14 @@ class Eta:
 
 def _variance(values: Collection[float], mean: float) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / len(values)
+
+
+COPY_BYTES_PER_SECOND: Final = 2e9
+"""What a rank copies of its state to main memory, if it wasn't measured: less than one PCIe 3.0 link of a GPU, or one
+core, does."""
+
+
+def loop_seconds(state_bytes: float, disk_bytes_per_second: float, *, background: bool) -> float:
+    """Seconds of a writer's training loop: with `[checkpoint] background` those of the copy, else those of the write,
+    whose copy is part of it."""
+    return state_bytes / (COPY_BYTES_PER_SECOND if background else disk_bytes_per_second)

@@ -28,20 +28,20 @@ _ATTENTION_OUT: Final = re.compile(r"\.self_attn\.(?:o_proj|out_proj|dense)\.wei
 
 
 class StepFlops(NamedTuple):
-    """Of one model, as a run trains it."""
+    """The floating-point operations of one model, as a run trains it."""
 
     per_token: float  # of all matrices
     per_token_pair: float  # of attention: per token, and per token of its sequence
 
     def of(self, tokens: float, sequences: int) -> float:
-        """Of so many tokens in sequences of like length."""
+        """Return the operations of so many tokens in sequences of like length."""
         return tokens * (self.per_token + self.per_token_pair * tokens / max(sequences, 1))
 
 
 def step_flops(adapter: AdapterTable, facts: ModelFacts | None, where: str) -> StepFlops | None:
-    """Of a model that is trained whole, or beside adapters. None if its sizes aren't known, or if not every token
-    passes through all its matrices, as with experts, or with an encoder and a decoder. Raises InvalidInputError for
-    adapters of layers that it doesn't have."""
+    """Return the operations of a model that is trained whole, or beside adapters. None if its sizes aren't known, or if
+    not every token passes through all its matrices, as with experts, or with an encoder and a decoder. Raises
+    InvalidInputError for adapters of layers that it doesn't have."""
     if facts is None or facts.crossing or any("expert" in name for name in facts.shapes):
         return None
     matrices = _matrices(facts)
@@ -76,7 +76,7 @@ def _layer(name: str) -> int | None:
 
 
 def _is_before(name: str, first: int) -> bool:
-    """Whether a matrix is in a layer below the first one with an adapter: no gradient reaches it."""
+    """Return whether a matrix is in a layer below the first one with an adapter: no gradient reaches it."""
     number = _layer(name)
     return number is not None and number < first
 

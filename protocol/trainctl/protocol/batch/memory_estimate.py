@@ -22,18 +22,106 @@ A layer with gradient checkpointing keeps its input alone.
 """
 
 import math
+import statistics
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from trainctl.protocol.batch.loss_chunks import Chunking
-from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.quantization import UNPACKED_VALUES
-from trainctl.protocol.config.run_tables import GradientCheckpointing, NodeTable, RunFile
+from trainctl.protocol.config.run_tables import ChunkedLoss, GradientCheckpointing, NodeTable, RunFile
+
+LEAST_SPREAD = 0.5
+"""Relative difference of the largest micro-batch from the smallest below which peaks don't tell a sample's part."""
+
+Peak = tuple[int, float]
+"""A micro-batch in samples, and the most bytes that a step of it held."""
+
+
+class MemoryModel(NamedTuple):
+    """A line through the peaks of one data type and sequence length: peak bytes = base + slope * micro-batch. Measured
+    with torch and MLX, a line is as good as more terms: what activations, logits and gradients take grows with the
+    samples of a pass."""
+
+    base_bytes: float  # weights, optimizer state, gradients and libraries
+    sample_bytes: float  # activations and logits of a sample
+
+    def peak(self, micro: int) -> float:
+        """Bytes at the peak of a step with so many samples in a pass."""
+        return self.base_bytes + self.sample_bytes * micro
+
+    def most(self, limit_bytes: float, largest: int) -> int:
+        """The largest micro-batch whose peak is within `limit_bytes`, at most `largest`; 0 if there is none."""
+        if self.peak(1) > limit_bytes:
+            return 0
+        room = limit_bytes - self.base_bytes
+        return largest if room >= self.sample_bytes * largest else int(room / self.sample_bytes)
+
+    def through(self, micro: int, peak_bytes: float) -> "MemoryModel":
+        """The same slope through a peak that was measured later: another process holds other libraries and buffers."""
+        return MemoryModel(peak_bytes - self.sample_bytes * micro, self.sample_bytes)
+
+
+def fit(peaks: Collection[Peak]) -> MemoryModel | None:
+    """The line through measured peaks that is robust to odd ones; None if their micro-batches differ too little, or
+    the peaks don't grow with them.
+
+    The slope is the median of those between all pairs, each counted by the distance of its micro-batches (Theil and
+    Sen, weighted), because the allocator's pages blur the difference of neighbours.
+    """
+    sizes = [micro for micro, _ in peaks]
+    if not sizes or max(sizes) < (1 + LEAST_SPREAD) * min(sizes):
+        return None
+    ordered = sorted(peaks)
+    pairs = [
+        (late[0] - early[0], (late[1] - early[1]) / (late[0] - early[0]))
+        for place, early in enumerate(ordered)
+        for late in ordered[place + 1 :]
+        if late[0] > early[0]
+    ]
+    slope = _weighted_median([(of_pair, distance) for distance, of_pair in pairs])
+    if slope <= 0:
+        return None
+    return MemoryModel(statistics.median(peak - slope * micro for micro, peak in ordered), slope)
+
+
+def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
+    """The value up to which half of the weights come."""
+    ordered: Sequence[tuple[float, float]] = sorted(values)
+    half, passed = sum(weight for _, weight in ordered) / 2, 0.0
+    for value, weight in ordered:
+        passed += weight
+        if passed >= half:
+            return value
+    raise ValueError("no values")
+
+
+CHUNK_LOGITS = 2**25
+"""Logits computed at a time: 128 MiB in float32."""
+_FLOAT32_BYTES = 4
+_FREE_PART = 0.1
+"""Fraction of the free memory that the logits may take before "auto" chunks them."""
+
+
+class Chunking(NamedTuple):
+    """The setting, and what it depends on."""
+
+    mode: ChunkedLoss
+    vocabulary: int
+    free_bytes: int  # as the model was loaded
+    logits: int = CHUNK_LOGITS  # at a time
+
+    def chunk_tokens(self, tokens: int) -> int | None:
+        """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
+        too_large = tokens * self.vocabulary * _FLOAT32_BYTES > self.free_bytes * _FREE_PART
+        if self.mode == "off" or (self.mode == "auto" and not too_large):
+            return None
+        return max(1, self.logits // self.vocabulary)
+
 
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _TRAINED_BYTES = {"float32": 4, "bfloat16": 6, "float16": 6}
@@ -59,7 +147,7 @@ _CHECKPOINTED = {"none": 0.0, "alternate": 0.5, "all": 1.0}
 
 
 class MemoryEstimate(NamedTuple):
-    """Of one rank."""
+    """The estimated memory of one rank."""
 
     trained: int  # parameters
     parameters: int  # of the model
@@ -75,8 +163,8 @@ class MemoryEstimate(NamedTuple):
 def estimate_memory(
     config: RunFile, facts: ModelFacts, node: NodeTable, backend: Literal["torch", "mlx"], where: str
 ) -> MemoryEstimate:
-    """Of a rank of `config`, which is as its node has it. Raises InvalidInputError for adapters of layers that the
-    model doesn't have."""
+    """Return the estimate of a rank of `config`, which is as its node has it. Raises InvalidInputError for adapters of
+    layers that the model doesn't have."""
     model = sum(map(math.prod, facts.shapes.values()))
     width, trained = _WEIGHT_BYTES[config.model.computed], _trained(config, facts, where)
     held = _TRAINED_BYTES[config.model.computed] if config.adapter.kind == "full" else 4
@@ -125,7 +213,7 @@ def copied_bytes(config: RunFile, backend: str, device: str, trained: int) -> in
 
 
 def _frozen_bytes(config: RunFile, facts: ModelFacts, backend: str) -> int:
-    """Of the weights that compute uses."""
+    """Return the bytes of the weights that compute uses."""
     width, packed = _WEIGHT_BYTES[config.model.computed], facts.quantized
     if config.model.base == "nf4":
         layers = [name for name, shape in facts.shapes.items() if len(shape) == 2 and ".layers." in name]
@@ -158,9 +246,7 @@ def _trained(config: RunFile, facts: ModelFacts, where: str) -> int:
     return config.adapter.rank * sum(rows + columns for rows, columns in found.shapes.values())
 
 
-def _activations(
-    facts: ModelFacts, tokens: int, config: RunFile, backend: str, where: str, *, on_cpu: bool
-) -> int:  # fmt: skip
+def _activations(facts: ModelFacts, tokens: int, config: RunFile, backend: str, where: str, *, on_cpu: bool) -> int:
     """Bytes that are held as the backward pass begins, and those of the layer that it works on."""
     width, is_torch_on_cpu = _WEIGHT_BYTES[config.model.computed], on_cpu and backend == "torch"
     layer = float(width * (_WIDTHS[backend] * facts.width + 4 * facts.intermediate))

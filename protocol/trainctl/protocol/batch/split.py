@@ -2,12 +2,51 @@
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
-from trainctl.protocol.batch.apportion import check_enough
 from trainctl.protocol.batch.pass_curve import ROUNDING
 from trainctl.protocol.batch.step_model import StepModel
+from trainctl.protocol.errors import InvalidInputError
+
+Weights = Mapping[int, float] | Mapping[int, Fraction]
+
+
+def spread(total: int, weights: Weights) -> dict[int, int]:
+    """`total` samples over ranks in proportion to `weights`, summing exactly; a rank may get none. Largest remainders
+    (Hamilton's method) in exact arithmetic, ties to the lower rank: what divides without a rest is dealt just so.
+    Raises InvalidInputError if the weights don't allow a proportion."""
+    if not weights or not all(0 <= weight < math.inf for weight in weights.values()) or not any(weights.values()):
+        raise InvalidInputError("value", "shares need at least one positive weight")
+    exact = {rank: Fraction(weights[rank]) for rank in sorted(weights)}
+    weight_sum = sum(exact.values())
+    quotas = {rank: total * weight / weight_sum for rank, weight in exact.items()}
+    counts = {rank: math.floor(quota) for rank, quota in quotas.items()}
+    by_remainder = sorted(quotas, key=lambda rank: (counts[rank] - quotas[rank], rank))
+    for rank in by_remainder[: total - sum(counts.values())]:
+        counts[rank] += 1
+    return counts
+
+
+def apportion(total: int, weights: Weights, field: str = "value") -> dict[int, int]:
+    """Return shares as `spread` does, but every rank gets at least one: those whose proportion is less get one, the
+    others the rest. Raises InvalidInputError naming `field` if there are more ranks than samples, or the weights don't
+    allow a proportion."""
+    check_enough(total, len(weights), field)
+    counts = spread(total, weights)
+    poor = [rank for rank, count in counts.items() if not count]
+    if not poor:
+        return counts
+    rest = {rank: Fraction(weight) for rank, weight in weights.items() if rank not in poor}
+    return dict(sorted({**dict.fromkeys(poor, 1), **apportion(total - len(poor), rest, field)}.items()))
+
+
+def check_enough(total: int, ranks: int, field: str) -> None:
+    """Raises InvalidInputError naming `field` if there are more ranks than samples."""
+    if total < ranks:
+        raise InvalidInputError(field, f"{total} samples are too few for {ranks} ranks; each needs at least one")
+
 
 MOST_SIZES = 2048
 """Micro-batches of all ranks together up to which all of them are tried: each takes part of a microsecond, often."""
@@ -16,7 +55,7 @@ MOST_ROUNDS = 12
 
 
 class ShareCost(NamedTuple):
-    """What a share costs one rank: its step's seconds with the best of the micro-batches that it may run."""
+    """The cost of a share on one rank: its step's seconds with the best of the micro-batches that it may run."""
 
     model: StepModel
     sizes: tuple[int, ...]  # samples of a pass
@@ -75,8 +114,9 @@ class ShareCost(NamedTuple):
 def group_costs(
     total: int, models: Mapping[int, StepModel], micros: Mapping[int, int], most: Mapping[int, int]
 ) -> dict[int, ShareCost]:
-    """What shares of a batch of `total` cost the ranks of `micros`, of which there must be a model each: with any
-    micro-batch up to that in `most`, if it has one and the rank's model knows several, else with that in `micros`."""
+    """Return the cost of shares of a batch of `total` on the ranks of `micros`, of which there must be a model each:
+    with any micro-batch up to that in `most`, if it has one and the rank's model knows several, else with that in
+    `micros`."""
     free = {rank: min(most[rank], total) for rank in micros if rank in most and not models[rank].is_linear}
     tries_all = sum(free.values()) <= MOST_SIZES
     return {
@@ -147,3 +187,82 @@ def lower_bound(total: int, rated: Sequence[tuple[float, float]]) -> float:
             return level
         left -= len(rich) - len(staying)
         rich = staying
+
+
+Shares = Mapping[int, int]
+"""Samples by live rank; they sum to G."""
+
+
+def shares_as_wanted(shares: Shares, node_of: Mapping[int, str], wanted: Mapping[str, int | str]) -> dict[int, int]:
+    """Shares in which nodes have what is `wanted` of them, all of them known. Samples are given as they are; then
+    percentages of G, and what is left in the proportions it had, are dealt by largest remainders. Raises
+    InvalidInputError naming `shares`."""
+    total = sum(shares.values())
+    counts: dict[int, int] = {}
+    weights: dict[int, Fraction] = {}
+    left = Fraction(total)
+    for node, amount in wanted.items():
+        mine = {rank: float(share) for rank, share in shares.items() if node_of[rank] == node}
+        if isinstance(amount, int):
+            counts |= apportion(amount, mine, "shares")
+            left -= amount
+        else:
+            part = _percent(node, amount) * total
+            weights |= _divided(part, mine)
+            left -= part
+    unnamed = {rank: float(share) for rank, share in shares.items() if node_of[rank] not in wanted}
+    _check_rest(total, left, [node_of[rank] for rank in unnamed], exact=not weights)
+    if unnamed:
+        weights |= _divided(left, unnamed)
+    rest = total - sum(counts.values())
+    return dict(sorted((counts | (apportion(rest, weights, "shares") if weights else {})).items()))
+
+
+def shares_without(shares: Shares, leaving: Collection[int], field: str = "node") -> dict[int, int]:
+    """The samples of ranks that leave to those that stay, in proportion; at least one stays."""
+    staying = {rank: float(share) for rank, share in shares.items() if rank not in leaving}
+    return apportion(sum(shares.values()), staying, field)
+
+
+def shares_with_back(
+    shares: Shares, back: Collection[int], rates: Mapping[int, float], field: str = "node"
+) -> dict[int, int]:
+    """Shares for ranks that come back too: by their part of all own `rates` (samples per second) if each rank has one,
+    else an even one; the others keep their proportions of the rest. Raises InvalidInputError naming `field`."""
+    everyone = (*shares, *back)
+    known = rates if all(rates.get(rank) for rank in everyone) else dict.fromkeys(everyone, 1.0)
+    weights = _divided(Fraction(1), {rank: known[rank] for rank in everyone})
+    rest = sum((weights[rank] for rank in shares), Fraction(0))
+    weights |= _divided(rest, {rank: float(share) for rank, share in shares.items()})
+    return apportion(sum(shares.values()), weights, field)
+
+
+def returned_share(shares: Shares, rank: int, last_share: int) -> dict[int, int]:
+    """Shares for a rank that was lost and is back: what it had then (0: an even part), or as much of it as leaves the
+    others one each; these keep their proportions of the rest."""
+    total = sum(shares.values())
+    own = max(1, min(last_share or total // (len(shares) + 1), total - len(shares)))
+    others = apportion(total - own, {other: float(share) for other, share in shares.items()}, "node")
+    return dict(sorted({**others, rank: own}.items()))
+
+
+def _divided(amount: Fraction, among: Mapping[int, float]) -> dict[int, Fraction]:
+    whole = sum(map(Fraction, among.values()))
+    return {rank: amount * Fraction(weight) / whole for rank, weight in among.items()}
+
+
+def _percent(node: str, text: str) -> Fraction:
+    part = Fraction(text.removesuffix("%")) / 100
+    if not part:
+        raise InvalidInputError("shares", f"{node} cannot have {text}; drain {node} to remove it from the group")
+    return part
+
+
+def _check_rest(total: int, left: Fraction, unnamed: Collection[str], *, exact: bool) -> None:
+    """With every node named, samples must come to G, and percentages to it within one sample, as people round them."""
+    given = f"{float(total - left):g} of {total} samples"
+    if unnamed and left <= 0:
+        nodes = ", ".join(dict.fromkeys(unnamed))
+        raise InvalidInputError("shares", f"shares sum to {given} and leave nothing for {nodes}")
+    if not unnamed and (left if exact else abs(left) >= 1):
+        raise InvalidInputError("shares", f"shares sum to {given}; the shares of all nodes must sum to {total}")

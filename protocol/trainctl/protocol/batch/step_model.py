@@ -32,14 +32,14 @@ class StepModel(NamedTuple):
 
     @classmethod
     def linear(cls, samples_per_second: float, floor_seconds: float = 0.0) -> "StepModel":
-        """Of a rank whose rate is known at one micro-batch only: the same is expected of all. Raises
+        """Return the model of a rank whose rate is known at one micro-batch only: the same is expected of all. Raises
         InvalidInputError if the rate isn't positive."""
         if not 0 < samples_per_second < math.inf:
             raise InvalidInputError("rate", "a rank needs a measured rate above 0")
         return cls(PROPORTIONAL, floor_seconds, 1 / samples_per_second)
 
     def busy_seconds(self, share: int, micro: int) -> float:
-        """Of all passes: data, forward and backward."""
+        """Return the seconds of all passes: data, forward and backward."""
         return self.slowdown * self.curve.share_seconds(share, micro)
 
     def seconds(self, share: int, micro: int) -> float:
@@ -47,7 +47,7 @@ class StepModel(NamedTuple):
         return self.slowdown * self.curve.share_seconds(share, micro) + self.floor_seconds
 
     def samples_per_second(self, micro: int) -> float:
-        """What the rank would do alone with passes of this size."""
+        """Return the rank's rate alone with passes of this size."""
         return self.curve.samples_per_second(max(micro, 1)) / self.slowdown
 
     def rated(self, most: int) -> tuple[float, float]:
@@ -61,7 +61,7 @@ class StepModel(NamedTuple):
 
     @property
     def is_linear(self) -> bool:
-        """Whether nothing is known of other micro-batches."""
+        """Return whether nothing is known of other micro-batches."""
         return len(self.curve.points) == 1
 
 
@@ -77,13 +77,13 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, samples: int, phases: Phases, micro: int = 0) -> "Timing":
-        """Of what a rank has reported."""
+        """Return the timing of a rank's report."""
         busy = phases.data + phases.forward + phases.backward
         return cls(samples, micro, busy, phases.sync, phases.optimizer, phases.wait)
 
     @property
     def work(self) -> tuple[int, int]:
-        """What the seconds are of: the share, and samples of a full pass."""
+        """Return the work that the seconds are of: the share, and samples of a full pass."""
         return self.samples, self.size
 
     @property

@@ -34,7 +34,7 @@ def next_micro(passes: Sequence[Pass], most: int, out_of_memory: int | None = No
 
 
 def has_fallen(passes: Sequence[Pass]) -> bool:
-    """Whether the last micro-batches are all past the peak, and slower by more than FALL."""
+    """Return whether the last micro-batches are all past the peak, and slower by more than FALL."""
     ordered = sorted(passes, key=lambda one: one.micro)
     best = max(range(len(ordered)), key=lambda at: ordered[at].rate)
     last = ordered[max(best + 1, len(ordered) - FALLS) :]
@@ -103,15 +103,15 @@ class Slowdown(NamedTuple):
 
 
 def slower(earlier: DeviceProfile, later: DeviceProfile) -> list[Slowdown]:
-    """What both profiles have, and is slower by more than SLOWER in the later one. The training rate is compared only
-    if the model, length, data type and settings are the same."""
+    """Return what both profiles have, and is slower by more than SLOWER in the later one. The training rate is compared
+    only if the model, length, data type and settings are the same."""
     found = [Slowdown(*one) for one in _both(earlier, later)]
     return [one for one in found if one.now < (1 - SLOWER) * one.before]
 
 
 def is_comparable(one: DeviceProfile, other: DeviceProfile) -> bool:
-    """Whether the passes of two profiles were of the same kind, beside as many other nodes of the machine, whatever
-    versions of the libraries ran them."""
+    """Return whether the passes of two profiles were of the same kind, beside as many other nodes of the machine,
+    whatever versions of the libraries ran them."""
     return _kind(one.key) == _kind(other.key) and len(one.beside) == len(other.beside)
 
 
@@ -120,7 +120,7 @@ def _kind(key: ProfileKey) -> ProfileKey:
 
 
 def _both(earlier: DeviceProfile, later: DeviceProfile) -> Iterator[tuple[str, float, float]]:
-    """What the two have in common: its name, the earlier rate and the later one."""
+    """Return what the two have in common: its name, the earlier rate and the later one."""
     if is_comparable(earlier, later):
         rates = {one.micro: one.rate for one in earlier.passes}
         ratios = [one.rate / rates[one.micro] for one in later.passes if one.micro in rates]

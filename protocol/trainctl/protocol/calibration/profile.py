@@ -3,10 +3,22 @@
 Passes are a forward and a backward pass of one micro-batch, timed together. Rates are in samples or bytes per second.
 """
 
-from typing import Annotated
+import contextlib
+import hashlib
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import msgspec
+import tomli_w
 from msgspec import Meta
+
+from trainctl.protocol.config import validation_errors
+from trainctl.protocol.config.run_file import on_node
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.files.durable_files import make_folder, write_file
 
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Micro = Annotated[int, Meta(ge=1, le=2**40)]
@@ -116,9 +128,133 @@ class ProfileSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summary(profile: DeviceProfile) -> ProfileSummary:
-    """What plans need of a profile."""
+    """Return the part of a profile that plans need."""
     return ProfileSummary(
-        created_at=profile.created_at, passes=profile.passes, out_of_memory_micro=profile.out_of_memory_micro,
-        optimizer_seconds=profile.optimizer_seconds, gflops={rate.dtype: rate.gflops for rate in profile.matmul},
+        created_at=profile.created_at,
+        passes=profile.passes,
+        out_of_memory_micro=profile.out_of_memory_micro,
+        optimizer_seconds=profile.optimizer_seconds,
+        gflops={rate.dtype: rate.gflops for rate in profile.matmul},
         links=profile.links,
+    )
+
+
+_OF_MODEL = ("gradient_checkpointing", "base", "double_quantization", "compute_dtype", "chunked_loss")
+_OF_DATA = ("kind", "tokenizer", "packing", "overlong")
+_OF_NODE = ("backend", "device", "threads", "memory_limit_gb", "env")
+UNKNOWN = "unknown"
+"""Stands for the version of a package that isn't installed."""
+
+
+def key_of(config: RunFile, node: str, *, backend: str, device: str, model_digest: str) -> ProfileKey:
+    """The key of a run on `node`, whose rank has chosen a backend and device. Call it on that node: it reads which
+    versions are installed."""
+    return ProfileKey(
+        device=device, model_digest=model_digest, sequence_length=config.data.sequence_length,
+        dtype=config.model.dtype, backend=backend, backend_version=_installed(backend),
+        trainctl_version=_installed("trainctl"), settings=settings_digest(config, node),
     )  # fmt: skip
+
+
+def settings_digest(config: RunFile, node: str) -> str:
+    """Digest of the settings, other than those in the key itself, that change a pass's time or memory."""
+    here, table = on_node(config, node), config.nodes.get(node, NodeTable())
+    micro_tokens = config.batch.micro_tokens if table.micro_tokens is None else table.micro_tokens
+    settings: list[Any] = [
+        [getattr(here.model, name) for name in _OF_MODEL], [getattr(here.data, name) for name in _OF_DATA],
+        [getattr(table, name) for name in _OF_NODE], here.adapter, here.objective, here.optimizer.kind, micro_tokens,
+        here.data.path if here.data.kind != "text" else "",  # the lengths of rows differ from file to file
+    ]  # fmt: skip
+    settings += [[name, value] for name, value, default in _newer(config, table) if value != default]
+    return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()[:16]
+
+
+def _newer(config: RunFile, table: NodeTable) -> tuple[tuple[str, object, object], ...]:
+    """Settings with their defaults that count only where they differ: profiles from before they existed still fit."""
+    return (
+        ("tf32", config.model.tf32, False),
+        ("cudnn_benchmark", table.cudnn_benchmark, True),
+        ("deterministic", table.deterministic, False),
+        ("compile", table.compile or config.model.compile, "off"),
+        ("attention", table.attention or config.model.attention, "auto"),
+    )
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return UNKNOWN
+
+
+SCHEMA: Final = 1
+"""Number of the files' layout; a file with a higher one is of a newer trainctl."""
+KEPT = 8
+"""Profiles of one key that are kept, the newest."""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    schema: int
+    profile: DeviceProfile
+
+
+def write_profile(folder: Path, profile: DeviceProfile) -> Path:
+    """Store a profile, and delete the oldest ones of its key; the file. Raises OSError."""
+    at = datetime.fromtimestamp(profile.created_at, UTC)
+    path = folder / f"{_name(profile.key)}-{at:%Y%m%d-%H%M%S}-{at.microsecond // 1000:03}.toml"
+    content = {"schema": SCHEMA, "profile": _without_none(msgspec.to_builtins(profile))}
+    make_folder(path.parent)
+    write_file(path, tomli_w.dumps(content).encode())
+    for old in _of_key(folder, profile.key)[:-KEPT]:
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return path
+
+
+def read_profile(path: Path) -> DeviceProfile:
+    """Raises InvalidInputError naming the file and what is wrong with it."""
+    raw = validation_errors.read_toml(path, "profile")
+    number = raw.get("schema")
+    if not isinstance(number, int) or number < 1:
+        raise InvalidInputError(str(path), "has no schema number; delete it and calibrate again")
+    if number > SCHEMA:
+        problem = f"has schema {number}, and this trainctl reads up to {SCHEMA}: install the trainctl that wrote it"
+        raise InvalidInputError(str(path), problem)
+    return validation_errors.checked(raw, _File, str(path)).profile
+
+
+def profiles_of_key(folder: Path, key: ProfileKey) -> list[DeviceProfile]:
+    """The readable profiles of a key, oldest first."""
+    return _readable(_of_key(folder, key))
+
+
+def all_profiles(folder: Path) -> list[DeviceProfile]:
+    """All readable profiles in a folder, oldest first."""
+    return sorted(_readable(sorted(folder.glob("*.toml"))), key=lambda profile: profile.created_at)
+
+
+def _of_key(folder: Path, key: ProfileKey) -> list[Path]:
+    return sorted(folder.glob(f"{_name(key)}-*.toml"))
+
+
+def _name(key: ProfileKey) -> str:
+    """The start of a file's name: the same for the same key."""
+    return hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16]
+
+
+def _readable(paths: list[Path]) -> list[DeviceProfile]:
+    """A damaged file costs its own profile only."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(InvalidInputError):
+            found.append(read_profile(path))
+    return found
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null."""
+    if isinstance(value, dict):
+        return {name: _without_none(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value]
+    return value

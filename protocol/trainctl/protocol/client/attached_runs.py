@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeVar
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import AttachRun, EndRun, GuestRank, GuestStep, Reply, Request, RunKept, RunSteps
 from trainctl.protocol.wire import codec
 
 STEPS_BYTES = codec.CONTROL_FRAME_BYTES * 3 // 4
@@ -14,56 +14,56 @@ STEPS_BYTES = codec.CONTROL_FRAME_BYTES * 3 // 4
 STEPS_AT_ONCE = 500
 """Most steps in one request."""
 
-R = TypeVar("R", bound=m.Reply)
+R = TypeVar("R", bound=Reply)
 
 
 class AttachedRuns(ABC):
     """Requests about runs that this program trains. Each can be repeated: what is recorded already changes nothing."""
 
     @abstractmethod
-    async def ask(self, request: m.Request, wanted: type[R]) -> R: ...
+    async def ask(self, request: Request, wanted: type[R]) -> R: ...
 
     async def attach_run(
-        self, run: str, name: str, ranks: Sequence[m.GuestRank] = (m.GuestRank(0),), *,
+        self, run: str, name: str, ranks: Sequence[GuestRank] = (GuestRank(0),), *,
         kind: Literal["guest", "exec"] = "guest", steps: int | None = None, started_at: float | None = None,
         after_step: int | None = None, weight_unit: str = "tokens", loss_unit: str = "nats per token",
-    ) -> m.RunKept:  # fmt: skip
+    ) -> RunKept:  # fmt: skip
         """Have the agent show and record a run. `run` is an id of this program's choice: under the same id the run is
         continued, after its newest recorded step or `after_step`, above which steps are then retracted.
 
         Raises RefusedError if the id is that of a run that the agent trains itself, if too many are attached, or while
         the agent's node is being calibrated.
         """
-        request = m.AttachRun(
+        request = AttachRun(
             rid=_rid(), run=run, name=name, started_at=time.time() if started_at is None else started_at,
             ranks=tuple(ranks), kind=kind, steps=steps, after_step=after_step,
             weight_unit=weight_unit, loss_unit=loss_unit,
         )  # fmt: skip
-        return await self.ask(request, m.RunKept)
+        return await self.ask(request, RunKept)
 
-    async def run_steps(self, run: str, steps: Sequence[m.GuestStep] = ()) -> m.RunKept:
+    async def run_steps(self, run: str, steps: Sequence[GuestStep] = ()) -> RunKept:
         """Record steps in their order, and say that the program lives: the agent counts its ranks as lost after 30 s
         without a word. Steps after the reply's `step` are not recorded yet. Raises RefusedError if the run is not
         attached, as after 10 silent minutes: attach it again."""
         kept = None
         for page in _pages(steps):
-            kept = await self.ask(m.RunSteps(rid=_rid(), run=run, steps=page), m.RunKept)
+            kept = await self.ask(RunSteps(rid=_rid(), run=run, steps=page), RunKept)
         assert kept is not None
         return kept
 
     async def end_run(
         self, run: str, state: Literal["finished", "stopped", "failed"] = "finished", reason: str = ""
-    ) -> m.RunKept:
+    ) -> RunKept:
         """The run is over. Raises RefusedError if it is not attached."""
-        return await self.ask(m.EndRun(rid=_rid(), run=run, state=state, reason=reason), m.RunKept)
+        return await self.ask(EndRun(rid=_rid(), run=run, state=state, reason=reason), RunKept)
 
 
-def _pages(steps: Sequence[m.GuestStep]) -> Iterator[tuple[m.GuestStep, ...]]:
+def _pages(steps: Sequence[GuestStep]) -> Iterator[tuple[GuestStep, ...]]:
     """At least one page, each within the limits of a request."""
-    page: list[m.GuestStep] = []
+    page: list[GuestStep] = []
     size = 0
     for step in steps:
-        own = len(codec.encode(m.RunSteps(rid="-", run="-", steps=(step,))))
+        own = len(codec.encode(RunSteps(rid="-", run="-", steps=(step,))))
         if page and (size + own > STEPS_BYTES or len(page) == STEPS_AT_ONCE):
             yield tuple(page)
             page, size = [], 0

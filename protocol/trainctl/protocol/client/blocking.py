@@ -10,8 +10,8 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
+from trainctl.protocol.messages import CommandReply, Heartbeat, Live, Snapshot
 from trainctl.protocol.security.keyring import Keyring
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class BlockingClient:
         self, address: str | None = None, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         keys: Keyring | None = None,
     ) -> None:  # fmt: skip
-        """As `Client`."""
+        """Take the arguments of `Client`."""
         self._client = Client(address, by=by, timeout_seconds=timeout_seconds, keys=keys)
 
     def __enter__(self) -> Self:
@@ -74,18 +74,17 @@ class BlockingClient:
     run_steps = _blocking(Client.run_steps)
     end_run = _blocking(Client.end_run)
 
-    def send(self, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
-        """As `Client.send`: the last reply; raises ExpiredError, UnreachableError, RefusedError."""
+    def send(self, verb: str, args: dict[str, Any], **options: Any) -> CommandReply:
+        """Send a command as `Client.send` does and return the last reply. Raises ExpiredError, UnreachableError,
+        RefusedError."""
         return self._run(self._client.send(verb, args, **options))
 
-    def command(self, verb: str, args: dict[str, Any], **options: Any) -> Iterator[m.CommandReply]:
-        """As `Client.command`."""
+    def command(self, verb: str, args: dict[str, Any], **options: Any) -> Iterator[CommandReply]:
+        """Send a command and yield its replies, as `Client.command` does."""
         return self._iterate(self._client.command(verb, args, **options))
 
-    def attach(
-        self, columns: int = 120, run: str | None = None
-    ) -> Iterator[m.Snapshot | m.Live | m.Heartbeat | Connection]:
-        """As `Client.attach`."""
+    def attach(self, columns: int = 120, run: str | None = None) -> Iterator[Snapshot | Live | Heartbeat | Connection]:
+        """Yield a snapshot and the live messages after it, as `Client.attach` does."""
         return self._iterate(self._client.attach(columns, run))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -16,7 +16,6 @@ from typing import Any, Literal, Self
 import zmq
 import zmq.asyncio
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client import local_agents
 from trainctl.protocol.client.attached_runs import AttachedRuns, R
 from trainctl.protocol.client.live_queue import LiveQueue
@@ -33,6 +32,65 @@ from trainctl.protocol.errors import (
     TrainctlError,
     UnreachableError,
     VersionError,
+)
+from trainctl.protocol.messages import (
+    FINAL_COMMAND_STATES,
+    AgentReply,
+    AttendRequest,
+    Audit,
+    AuditRequest,
+    CalibrateRequest,
+    Calibration,
+    Command,
+    CommandReply,
+    DiagnosisReply,
+    DiagnosisRequest,
+    Digests,
+    DigestsRequest,
+    Disk,
+    DiskRequest,
+    EditRun,
+    Events,
+    EventsRequest,
+    Facts,
+    FactsRequest,
+    GapFill,
+    GapRequest,
+    Heartbeat,
+    History,
+    HistoryRequest,
+    HookTest,
+    HookTestRequest,
+    Hosts,
+    HostsRequest,
+    Live,
+    LogPart,
+    LogRequest,
+    NodeView,
+    Pairs,
+    PairsRequest,
+    Policies,
+    PoliciesRequest,
+    Profiles,
+    ProfilesRequest,
+    Refusal,
+    Request,
+    RunEdited,
+    Runs,
+    RunsRequest,
+    Samples,
+    SamplesRequest,
+    Snapshot,
+    SnapshotRequest,
+    Steps,
+    StepsRequest,
+    TracePart,
+    TraceRequest,
+    Traces,
+    TracesRequest,
+    Viewers,
+    Works,
+    WorksRequest,
 )
 from trainctl.protocol.messages.verbs import VERBS
 from trainctl.protocol.security.keyring import Keyring, current
@@ -56,7 +114,7 @@ GAP_PAGE = 400
 _REFUSALS: dict[str, type[TrainctlError]] = {"version": VersionError, "not-authorised": NotAuthorisedError}
 
 
-Attached = m.Snapshot | m.Live | m.Heartbeat | Connection
+Attached = Snapshot | Live | Heartbeat | Connection
 """What an attachment yields."""
 
 
@@ -65,10 +123,10 @@ def _address_here() -> str:
     return agents[0].address if agents else local_agents.default_address()
 
 
-def check_reply(reply: m.AgentReply, wanted: type[R]) -> R:
+def check_reply(reply: AgentReply, wanted: type[R]) -> R:
     """The reply as the type that was asked for. Raises RefusedError, NotAuthorisedError, VersionError or
     ProtocolError."""
-    if isinstance(reply, m.Refusal):
+    if isinstance(reply, Refusal):
         raise _REFUSALS.get(reply.code, RefusedError)(reply.text)
     if not isinstance(reply, wanted):
         raise ProtocolError(f"expected {wanted.__name__}, received {type(reply).__name__}")
@@ -78,9 +136,9 @@ def check_reply(reply: m.AgentReply, wanted: type[R]) -> R:
 def make_command(
     verb: str, args: dict[str, Any], *, by: str, node: str | None = None, run: str | None = None,
     if_plan: int | None = None, ttl_seconds: float = 60.0, id: str | None = None, undoes: str | None = None,
-) -> m.Command:  # fmt: skip
+) -> Command:  # fmt: skip
     """A command with an id of its own, unless one is given to repeat it by."""
-    return m.Command(
+    return Command(
         rid=uuid.uuid4().hex, id=id or str(uuid.uuid4()), verb=verb, args=args, by=by, node=node, run=run,
         if_plan=if_plan, issued_at=time.time(), ttl_seconds=ttl_seconds, undoes=undoes,
     )  # fmt: skip
@@ -101,7 +159,7 @@ class Client(AttachedRuns):
         self.by, self.timeout_seconds = by if by is not None else user_name(), timeout_seconds
         self.keys = keys or current()
         self._shared = context
-        self._waiting: dict[str, asyncio.Queue[m.AgentReply | TrainctlError]] = {}
+        self._waiting: dict[str, asyncio.Queue[AgentReply | TrainctlError]] = {}
 
     async def __aenter__(self) -> Self:
         """Raises InvalidInputError for an agent whose key isn't known, and for a lack of own keys."""
@@ -129,7 +187,7 @@ class Client(AttachedRuns):
         if self._shared is None:
             self._context.destroy(linger=0)
 
-    def live_address(self, node: m.NodeView) -> str:
+    def live_address(self, node: NodeView) -> str:
         """Where to hear what the agent publishes: beside the address of this client, if that is a forwarded one of a
         Unix socket."""
         is_forwarded = node.live_address.startswith("ipc:") and self.address != node.address
@@ -137,131 +195,128 @@ class Client(AttachedRuns):
 
     # ------------------------------------------------------------ requests
 
-    async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
+    async def snapshot(self, columns: int = 120, run: str | None = None) -> Snapshot:
         """State and history of the run (default: the active one, or the newest), `columns` buckets a series."""
-        snapshot = await self.ask(m.SnapshotRequest(rid=_rid(), columns=columns, run=run), m.Snapshot)
+        snapshot = await self.ask(SnapshotRequest(rid=_rid(), columns=columns, run=run), Snapshot)
         self._learn({peer.address: peer.key for peer in snapshot.peers})
         return snapshot
 
     async def history(
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> m.History:
+    ) -> History:
         """Series of `messages.METRICS` between two steps, at most `columns` buckets each."""
-        request = m.HistoryRequest(
+        request = HistoryRequest(
             rid=_rid(), run=run, metrics=metrics, first_step=first_step, last_step=last_step, columns=columns
         )
-        return await self.ask(request, m.History)
+        return await self.ask(request, History)
 
-    async def runs(self) -> m.Runs:
+    async def runs(self) -> Runs:
         """The runs the agent knows, newest first."""
-        return await self.ask(m.RunsRequest(rid=_rid()), m.Runs)
+        return await self.ask(RunsRequest(rid=_rid()), Runs)
 
-    async def works(self, *, led: bool = False) -> m.Works:
+    async def works(self, *, led: bool = False) -> Works:
         """The separate work that the agent's node leads or takes part in; `led`: only what it leads."""
-        return await self.ask(m.WorksRequest(rid=_rid(), led=led), m.Works)
+        return await self.ask(WorksRequest(rid=_rid(), led=led), Works)
 
-    async def facts(self) -> m.Facts:
-        """What the agent's machine and installation are like."""
-        return await self.ask(m.FactsRequest(rid=_rid()), m.Facts)
+    async def facts(self) -> Facts:
+        """Return the facts of the agent's machine and installation."""
+        return await self.ask(FactsRequest(rid=_rid()), Facts)
 
-    async def digests(self, what: Literal["model", "data"], path: str, kind: DataKind = "text") -> m.Digests:
-        """Of a model's folder or of data on the agent's machine; `timeout_seconds` must allow for reading them."""
-        return await self.ask(m.DigestsRequest(rid=_rid(), what=what, path=path, kind=kind), m.Digests)
+    async def digests(self, what: Literal["model", "data"], path: str, kind: DataKind = "text") -> Digests:
+        """Return the digests of a model's folder or of data on the agent's machine; `timeout_seconds` must allow for
+        reading them."""
+        return await self.ask(DigestsRequest(rid=_rid(), what=what, path=path, kind=kind), Digests)
 
-    async def disk(self, folder: str = "") -> m.Disk:
+    async def disk(self, folder: str = "") -> Disk:
         """How fast the disk of a folder on the agent's machine is, by default that of its own token caches."""
-        return await self.ask(m.DiskRequest(rid=_rid(), folder=folder), m.Disk)
+        return await self.ask(DiskRequest(rid=_rid(), folder=folder), Disk)
 
     async def calibration(
         self, id: str, config: dict[str, Any], lead: str | None = None, *, beside: tuple[str, ...] = (), stage: int = 0,
         cancel: bool = False,
-    ) -> m.Calibration:  # fmt: skip
+    ) -> Calibration:  # fmt: skip
         """Begin a calibration of the agent's node under an ID of one's own, or get its state. `lead`: the node to which
         the link is measured too. `beside`: nodes of the machine that are calibrated at the same time, with the last
         `stage` that may begin."""
-        request = m.CalibrateRequest(
+        request = CalibrateRequest(
             rid=_rid(), calibration=id, config=config, lead=lead, beside=beside, stage=stage, cancel=cancel
         )
-        return await self.ask(request, m.Calibration)
+        return await self.ask(request, Calibration)
 
-    async def profiles(self, limit: int = 16) -> m.Profiles:
+    async def profiles(self, limit: int = 16) -> Profiles:
         """The stored profiles of the agent's node, newest first."""
-        return await self.ask(m.ProfilesRequest(rid=_rid(), limit=limit), m.Profiles)
+        return await self.ask(ProfilesRequest(rid=_rid(), limit=limit), Profiles)
 
-    async def events(
-        self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
-    ) -> m.Events:
+    async def events(self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False) -> Events:
         """A page of a run's events, oldest first; `newest` gives the last `limit`."""
-        return await self.ask(
-            m.EventsRequest(rid=_rid(), run=run, after_id=after_id, limit=limit, newest=newest), m.Events
-        )
+        return await self.ask(EventsRequest(rid=_rid(), run=run, after_id=after_id, limit=limit, newest=newest), Events)
 
-    async def steps(self, run: str | None = None, after_step: int = 0, limit: int = 500) -> m.Steps:
+    async def steps(self, run: str | None = None, after_step: int = 0, limit: int = 500) -> Steps:
         """A page of committed steps, oldest first."""
-        return await self.ask(m.StepsRequest(rid=_rid(), run=run, after_step=after_step, limit=limit), m.Steps)
+        return await self.ask(StepsRequest(rid=_rid(), run=run, after_step=after_step, limit=limit), Steps)
 
-    async def hosts(self, run: str | None = None, after_row: int = 0, limit: int = 100) -> m.Hosts:
+    async def hosts(self, run: str | None = None, after_row: int = 0, limit: int = 100) -> Hosts:
         """A page of readings of a run's machines, as they came; `last_row` of it begins the next."""
-        return await self.ask(m.HostsRequest(rid=_rid(), run=run, after_row=after_row, limit=limit), m.Hosts)
+        return await self.ask(HostsRequest(rid=_rid(), run=run, after_row=after_row, limit=limit), Hosts)
 
     async def log(
         self, run: str | None = None, rank: int = 0, offset_bytes: int = -65536, limit_bytes: int = 65536
-    ) -> m.LogPart:
+    ) -> LogPart:
         """Part of a trainer's log; a negative offset counts from the end."""
-        request = m.LogRequest(rid=_rid(), run=run, rank=rank, offset_bytes=offset_bytes, limit_bytes=limit_bytes)
-        return await self.ask(request, m.LogPart)
+        request = LogRequest(rid=_rid(), run=run, rank=rank, offset_bytes=offset_bytes, limit_bytes=limit_bytes)
+        return await self.ask(request, LogPart)
 
     async def samples(
         self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
-    ) -> m.Samples:
+    ) -> Samples:
         """A page of the model's answers, oldest first."""
-        request = m.SamplesRequest(rid=_rid(), run=run, after_row=after_row, limit=limit, newest=newest)
-        return await self.ask(request, m.Samples)
+        request = SamplesRequest(rid=_rid(), run=run, after_row=after_row, limit=limit, newest=newest)
+        return await self.ask(request, Samples)
 
-    async def traces(self, run: str | None = None, limit: int = 64) -> m.Traces:
+    async def traces(self, run: str | None = None, limit: int = 64) -> Traces:
         """The newest profiles of a run's steps, one event for each rank's, oldest first."""
-        return await self.ask(m.TracesRequest(rid=_rid(), run=run, limit=limit), m.Traces)
+        return await self.ask(TracesRequest(rid=_rid(), run=run, limit=limit), Traces)
 
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
+    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> TracePart:
         """Part of a profile's trace, from the node that has it; at most TRACE_PART_BYTES."""
-        request = m.TraceRequest(rid=_rid(), run=run, node=node, file=file, offset_bytes=offset_bytes)
-        return await self.ask(request, m.TracePart)
+        request = TraceRequest(rid=_rid(), run=run, node=node, file=file, offset_bytes=offset_bytes)
+        return await self.ask(request, TracePart)
 
-    async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
+    async def pairs(self, run: str | None = None, limit: int = 20) -> Pairs:
         """The held-out pairs of the newest evaluations, oldest first."""
-        return await self.ask(m.PairsRequest(rid=_rid(), run=run, limit=limit), m.Pairs)
+        return await self.ask(PairsRequest(rid=_rid(), run=run, limit=limit), Pairs)
 
-    async def policies(self, run: str | None = None) -> m.Policies:
-        """What the policies of an active run see, what they would do next, and their newest commands."""
-        return await self.ask(m.PoliciesRequest(rid=_rid(), run=run), m.Policies)
+    async def policies(self, run: str | None = None) -> Policies:
+        """Return what the policies of an active run see and would do next, and their newest commands."""
+        return await self.ask(PoliciesRequest(rid=_rid(), run=run), Policies)
 
-    async def diagnosis(self, run: str | None = None, last_step: int | None = None) -> m.DiagnosisReply:
+    async def diagnosis(self, run: str | None = None, last_step: int | None = None) -> DiagnosisReply:
         """Why a run is slow or stuck, now or at `last_step`; the newest run if none is active."""
-        request = m.DiagnosisRequest(rid=_rid(), run=run, last_step=last_step)
-        return await self.ask(request, m.DiagnosisReply)
+        request = DiagnosisRequest(rid=_rid(), run=run, last_step=last_step)
+        return await self.ask(request, DiagnosisReply)
 
-    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
+    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> Viewers:
         """Who else is attached; with `viewer`, an id of one's own, one counts as attached for the next 20 s."""
-        request = m.AttendRequest(rid=_rid(), viewer=viewer, by=self.by[:64], read_only=read_only, leaving=leaving)
-        return await self.ask(request, m.Viewers)
+        request = AttendRequest(rid=_rid(), viewer=viewer, by=self.by[:64], read_only=read_only, leaving=leaving)
+        return await self.ask(request, Viewers)
 
-    async def audit(self, limit: int = 100) -> m.Audit:
+    async def audit(self, limit: int = 100) -> Audit:
         """Who was refused what, newest first. Raises NotAuthorisedError for any but an operator."""
-        return await self.ask(m.AuditRequest(rid=_rid(), limit=limit), m.Audit)
+        return await self.ask(AuditRequest(rid=_rid(), limit=limit), Audit)
 
-    async def test_hooks(self) -> m.HookTest:
+    async def test_hooks(self) -> HookTest:
         """Have the agent call each of its alert hooks once, and return how that went."""
-        return await self.ask(m.HookTestRequest(rid=_rid()), m.HookTest)
+        return await self.ask(HookTestRequest(rid=_rid()), HookTest)
 
     async def rename_run(self, run: str, name: str) -> None:
         """Give a run another name on the agent's node."""
-        await self.ask(m.EditRun(rid=_rid(), run=run, name=name), m.RunEdited)
+        await self.ask(EditRun(rid=_rid(), run=run, name=name), RunEdited)
 
     async def remove_run(self, run: str) -> int:
         """Remove a run that has ended from the agent's node, and return the space on the disk that was freed."""
-        return (await self.ask(m.EditRun(rid=_rid(), run=run), m.RunEdited)).freed_bytes
+        return (await self.ask(EditRun(rid=_rid(), run=run), RunEdited)).freed_bytes
 
-    async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
+    async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
 
         `options` are those of `make_command`. An agent that only hosts a rank of the run names the one that leads
@@ -272,20 +327,20 @@ class Client(AttachedRuns):
         lead = None
         async with contextlib.aclosing(self._converse(command)) as replies:
             async for reply in replies:
-                if isinstance(reply, m.Refusal) and reply.code == "not-lead" and reply.lead:
+                if isinstance(reply, Refusal) and reply.code == "not-lead" and reply.lead:
                     lead = reply.lead
                     self._learn({lead: reply.lead_key})
                     break
-                yield check_reply(reply, m.CommandReply)
+                yield check_reply(reply, CommandReply)
         if lead is not None:
             async with (
                 Client(lead, by=self.by, timeout_seconds=self.timeout_seconds, keys=self.keys) as client,
                 contextlib.aclosing(client._converse(command)) as replies,
             ):
                 async for reply in replies:
-                    yield check_reply(reply, m.CommandReply)
+                    yield check_reply(reply, CommandReply)
 
-    async def _converse(self, command: m.Command) -> AsyncGenerator[m.AgentReply, None]:
+    async def _converse(self, command: Command) -> AsyncGenerator[AgentReply, None]:
         """The first reply to a command, and the last if that wasn't it."""
         with self._conversation(command) as replies:
             await self._transmit(command)
@@ -297,27 +352,27 @@ class Client(AttachedRuns):
                     f"{error}; to get the command's outcome, send it again with ID {command.id}"
                 ) from None
             yield reply
-            while isinstance(reply, m.CommandReply) and reply.state not in m.FINAL_COMMAND_STATES:
+            while isinstance(reply, CommandReply) and reply.state not in FINAL_COMMAND_STATES:
                 try:
                     reply = await self._next(replies, min(AGAIN_SECONDS, self.timeout_seconds))
                 except UnreachableError:
                     with contextlib.suppress(UnreachableError):
                         await self._transmit(command)
                     continue
-                if not isinstance(reply, m.CommandReply) or reply.state in m.FINAL_COMMAND_STATES:
+                if not isinstance(reply, CommandReply) or reply.state in FINAL_COMMAND_STATES:
                     yield reply
 
     async def send(
         self, verb: str, args: dict[str, Any], *, wait: Literal["applied", "accepted", "none"] = "applied",
         timeout_seconds: float = 60.0, **options: Any,
-    ) -> m.CommandReply:  # fmt: skip
+    ) -> CommandReply:  # fmt: skip
         """Send a command and give its last reply. Raises ExpiredError when it hasn't ended within the timeout. With
         `wait="none"` nothing is awaited but the hand-over to the socket; the reply given says `accepted` of nothing but
         that."""
         if wait == "none":
             command = make_command(verb, args, by=self.by, **options)
             await self._transmit(command)
-            return m.CommandReply(rid=command.rid, id=command.id, state="accepted", reason="sent without waiting")
+            return CommandReply(rid=command.rid, id=command.id, state="accepted", reason="sent without waiting")
         reply = None
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -345,7 +400,7 @@ class Client(AttachedRuns):
                     yield item
 
     async def attach_at_once(self, columns: int = 120, run: str | None = None) -> AsyncGenerator[list[Attached], None]:
-        """As `attach`, but each time all that has come: one by one, many messages a second cost much."""
+        """Yield what `attach` does, but each time all that has come: one by one, many messages a second cost much."""
         yield [Connection("connecting", time.monotonic())]
         while True:
             try:
@@ -398,10 +453,10 @@ class Client(AttachedRuns):
             if verdict == "reattach":
                 return
 
-    async def _fill(self, gap: Gap) -> tuple[m.Live, ...] | None:
+    async def _fill(self, gap: Gap) -> tuple[Live, ...] | None:
         last = min(gap.last, gap.first + GAP_PAGE - 1)
-        request = m.GapRequest(rid=_rid(), boot=gap.boot, first_seq=gap.first, last_seq=last)
-        fill = await self.ask(request, m.GapFill)
+        request = GapRequest(rid=_rid(), boot=gap.boot, first_seq=gap.first, last_seq=last)
+        fill = await self.ask(request, GapFill)
         return fill.messages if fill.complete and fill.messages else None
 
     def _refused(self, error: NotAuthorisedError) -> None:
@@ -416,7 +471,7 @@ class Client(AttachedRuns):
 
     # ------------------------------------------------------------ the wire
 
-    async def ask(self, request: m.Request, wanted: type[R]) -> R:
+    async def ask(self, request: Request, wanted: type[R]) -> R:
         """The reply to a request that may be asked again: with a line that is lost, it or its reply may be. Raises as
         `check_reply`, and UnreachableError."""
         deadline = time.monotonic() + self.timeout_seconds
@@ -434,15 +489,15 @@ class Client(AttachedRuns):
                         raise UnreachableError(text) from None
 
     @contextlib.contextmanager
-    def _conversation(self, request: m.Request) -> Any:
-        replies: asyncio.Queue[m.AgentReply | TrainctlError] = asyncio.Queue()
+    def _conversation(self, request: Request) -> Any:
+        replies: asyncio.Queue[AgentReply | TrainctlError] = asyncio.Queue()
         self._waiting[request.rid] = replies
         try:
             yield replies
         finally:
             del self._waiting[request.rid]
 
-    async def _transmit(self, request: m.Request) -> None:
+    async def _transmit(self, request: Request) -> None:
         frame = codec.encode(request)
         if len(frame) > codec.CONTROL_FRAME_BYTES:
             limit = f"{codec.CONTROL_FRAME_BYTES:,}"
@@ -466,7 +521,7 @@ class Client(AttachedRuns):
                 return UnreachableError(f"{hung}: it hangs or is stopped; end it and start it again")
         return error
 
-    async def _next(self, replies: "asyncio.Queue[m.AgentReply | TrainctlError]", seconds: float) -> m.AgentReply:
+    async def _next(self, replies: "asyncio.Queue[AgentReply | TrainctlError]", seconds: float) -> AgentReply:
         try:
             async with asyncio.timeout(seconds):
                 reply = await replies.get()
@@ -480,7 +535,7 @@ class Client(AttachedRuns):
         while True:
             frames = await sockets.receive(self._socket)
             try:
-                reply: m.AgentReply | TrainctlError = codec.decode_reply(sockets.check_frames(frames, 1)[0])
+                reply: AgentReply | TrainctlError = codec.decode_reply(sockets.check_frames(frames, 1)[0])
             except ProtocolError as error:
                 reply = type(error)(f"{self.address}: {error}")
             if isinstance(reply, TrainctlError) or not reply.rid:
@@ -494,5 +549,5 @@ def _rid() -> str:
     return uuid.uuid4().hex
 
 
-def _so_far(reply: m.CommandReply | None) -> str:
+def _so_far(reply: CommandReply | None) -> str:
     return f"{reply.state}, not applied" if reply is not None else "no answer"

@@ -6,8 +6,8 @@ from typing import Any
 
 import zmq
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, VersionError
+from trainctl.protocol.messages import Heartbeat, Live
 from trainctl.protocol.security.keyring import Credentials
 from trainctl.protocol.wire import codec, sockets
 
@@ -29,13 +29,13 @@ class LiveQueue:
         sockets.connect(self._socket, address)
         self._descriptor = self._socket.getsockopt(zmq.FD)
         self._loop = asyncio.get_running_loop()
-        self._messages: list[m.Live | m.Heartbeat] = []
+        self._messages: list[Live | Heartbeat] = []
         self._errors: dict[int, VersionError] = {}  # by the number of messages that are given before it
         self._arrived = asyncio.Event()
         self._reads = False
         self._read()
 
-    async def get(self, seconds: float) -> list[m.Live | m.Heartbeat]:
+    async def get(self, seconds: float) -> list[Live | Heartbeat]:
         """All that has come and wasn't given yet, oldest first; empty if nothing comes within `seconds`. Raises
         VersionError where an agent spoke another protocol version, after what came before that."""
         if not self._arrived.is_set():
@@ -49,7 +49,7 @@ class LiveQueue:
         self._read()
         return found
 
-    def _before_error(self) -> list[m.Live | m.Heartbeat]:
+    def _before_error(self) -> list[Live | Heartbeat]:
         place = min(self._errors)
         if not place:
             error = self._errors.pop(0)

@@ -110,7 +110,7 @@ def _folder() -> Path:
 
 
 def _read(path: Path) -> LocalAgent | None:
-    """What a file says whose agent lives."""
+    """Return the content of a file whose agent lives, else None."""
     with contextlib.suppress(OSError, msgspec.DecodeError), path.open("rb") as file:
         if not _is_free(file):
             return msgspec.json.decode(file.read(), type=LocalAgent)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.files.durable_files import naming, rename
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import TRACE_PART_BYTES, TracePart
+from trainctl.protocol.messages.events import Profiled
 from trainctl.protocol.security import received_names
 
 AT_ONCE = 4
@@ -20,17 +20,17 @@ AT_ONCE = 4
 class TraceSource(Protocol):
     """The part of an agent's client that is needed."""
 
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart: ...
+    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> TracePart: ...
 
 
-def path_of(trace: e.Profiled, folder: Path) -> Path:
+def path_of(trace: Profiled, folder: Path) -> Path:
     """Where the copy is. Raises InvalidInputError for names that no node gives."""
     received_names.check(trace.node, trace.file)
     return folder / f"{trace.node}-{trace.file}"
 
 
 async def download(
-    source: TraceSource, run: str, trace: e.Profiled, folder: Path, show: Callable[[int], None] = lambda done: None
+    source: TraceSource, run: str, trace: Profiled, folder: Path, show: Callable[[int], None] = lambda done: None
 ) -> Path:
     """Copy a trace into `folder`, under a name of its own; a complete copy that is there stays. `show` is given the
     bytes that are there. An interrupted copy is continued by the next call.
@@ -54,11 +54,11 @@ async def download(
     return path
 
 
-async def _fill(file: IO[Any], source: TraceSource, run: str, trace: e.Profiled, show: Callable[[int], None]) -> None:
+async def _fill(file: IO[Any], source: TraceSource, run: str, trace: Profiled, show: Callable[[int], None]) -> None:
     """Append what is missing."""
     done = file.seek(0, 2)
     while done < trace.size_bytes:
-        places = range(done, min(trace.size_bytes, done + AT_ONCE * m.TRACE_PART_BYTES), m.TRACE_PART_BYTES)
+        places = range(done, min(trace.size_bytes, done + AT_ONCE * TRACE_PART_BYTES), TRACE_PART_BYTES)
         for part in await asyncio.gather(*(source.trace_part(run, trace.node, trace.file, at) for at in places)):
             if not part.data:
                 return
@@ -67,7 +67,7 @@ async def _fill(file: IO[Any], source: TraceSource, run: str, trace: e.Profiled,
         show(done)
 
 
-def _is_there(path: Path, trace: e.Profiled) -> bool:
+def _is_there(path: Path, trace: Profiled) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.is_file() and _digest(path) == trace.digest
 

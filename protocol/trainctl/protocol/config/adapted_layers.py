@@ -19,7 +19,7 @@ _MIXTURE = re.compile(r"^(?P<block>.+?)\.(?P<part>experts|gate|router)\.")
 
 
 class AdaptedLayers(NamedTuple):
-    """Of one model."""
+    """The adapted layers of one model."""
 
     shapes: dict[str, tuple[int, int]]  # (out, in) of each adapted linear layer by its path in the model, ascending
     decoder_layers: int  # that the model has; the most of an encoder and a decoder
@@ -46,9 +46,10 @@ def adapted_layers(table: AdapterTable, stored: Mapping[str, tuple[int, ...]], w
         raise InvalidInputError(f"{where}: adapter.layers", f"{table.layers} is above the model's {count}; 0 means all")
     last = table.layers or count
     chosen = {
-        layer for layer, (stack, number) in found.items()
+        layer
+        for layer, (stack, number) in found.items()
         if number >= counts[stack] - last and _is_target(layer, table.targets)
-    }  # fmt: skip
+    }
     _check_targets(table, found, stored, where)
     shapes = {layer: stored[f"{layer}.weight"] for layer in sorted(chosen)}
     left_out = tuple(sorted(set(mixtures.values())))

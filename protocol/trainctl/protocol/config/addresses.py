@@ -15,7 +15,8 @@ Key = Annotated[str, Meta(pattern=KEY_PATTERN)]
 
 
 def is_near(address: str) -> bool:
-    """Whether an address is on loopback or a local socket file. Raises InvalidInputError for what is no address."""
+    """Return whether an address is on loopback or a local socket file. Raises InvalidInputError for what is no
+    address."""
     parts = split(address)
     return parts.scheme == "ipc" or is_loopback(parts.hostname or "")
 

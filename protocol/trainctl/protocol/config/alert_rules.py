@@ -12,13 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.config.policies import (
-    CLIP_SCALE,
-    DIVERGED_MADS,
-    SPIKE_MADS,
-    SPIKE_PERCENT,
-    SPIKE_STEPS,
-)
+from trainctl.protocol.config.policies import CLIP_SCALE, DIVERGED_MADS, SPIKE_MADS, SPIKE_PERCENT, SPIKE_STEPS
 from trainctl.protocol.errors import InvalidInputError
 
 AlertKind = Literal[
@@ -36,7 +30,7 @@ Steps = Annotated[int, Meta(ge=1, le=10_000)]
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What is watched, and how bad it is."""
+    """A kind of alert: what is watched, and how bad it is."""
 
     severity: AlertSeverity
     summary: str
@@ -117,10 +111,13 @@ class AlertHooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def check_thresholds(table: AlertsTable, where: str) -> None:
     """Raises InvalidInputError where an alert would be cleared at a worse value than it is raised at."""
     rising = (
-        ("kl_clear_nats", "kl_nats"), ("memory_clear_percent", "memory_percent"),
-        ("throughput_clear_percent", "throughput_drop_percent"), ("clock_clear_percent", "clock_drop_percent"),
-        ("disk_free_gb", "disk_clear_gb"), ("disk_free_percent", "disk_clear_percent"),
-    )  # fmt: skip
+        ("kl_clear_nats", "kl_nats"),
+        ("memory_clear_percent", "memory_percent"),
+        ("throughput_clear_percent", "throughput_drop_percent"),
+        ("clock_clear_percent", "clock_drop_percent"),
+        ("disk_free_gb", "disk_clear_gb"),
+        ("disk_free_percent", "disk_clear_percent"),
+    )
     for lower, upper in rising:
         low, high = getattr(table, lower), getattr(table, upper)
         if low > high:

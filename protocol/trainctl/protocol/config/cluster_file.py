@@ -7,18 +7,69 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.config import addresses, simulated_nodes, toml_file
+from trainctl.protocol.config import addresses, validation_errors
 from trainctl.protocol.config.addresses import Key
 from trainctl.protocol.config.alert_rules import AlertHooks, check_webhook
 from trainctl.protocol.config.names import NAME_PATTERN, config_folder
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.config.simulated_nodes import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError
+
+Micro = Annotated[int, Meta(ge=1, le=2**20)]
+Step = Annotated[int, Meta(ge=1, le=2**40)]
+Positive = Annotated[float, Meta(gt=0, le=1e12)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
+SPEEDS: Final = ("profile", "device", "samples_per_second", "passes")
+"""Settings that say how fast a simulated node is; exactly one is given."""
+
+
+class SpeedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From a step on the node has another speed, as when a fan fails."""
+
+    step: Step
+    speed: Annotated[float, Meta(gt=0, le=100)]  # relative to the node's own
+
+
+class SimulatedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One machine with one rank. GB are 10^9 bytes."""
+
+    profile: str = ""  # file of a calibration profile, relative to the cluster file
+    device: str = ""  # a device by name, such as a100; its speed is an estimate
+    samples_per_second: Positive | None = None  # training speed of one rank alone
+    passes: Annotated[tuple[tuple[Micro, Positive], ...], Meta(max_length=64)] = ()  # [micro-batch, seconds of a pass]
+    pass_seconds: NotNegative = 0.0  # with samples_per_second: what each pass takes whatever its size
+    step_seconds: NotNegative | None = None  # what each step takes beside passes and sum; None: the profile's, or 0
+    memory_gb: Positive | None = None  # memory that the trainer may take; None: the device's or profile's, or no limit
+    model_gb: NotNegative | None = None  # memory that it holds at any micro-batch; None: profile or estimate
+    sample_gb: NotNegative | None = None  # memory of each sample of a micro-batch; None: profile or estimate
+    noise: Annotated[float, Meta(ge=0, le=1)] = 0.02  # standard deviation of a step's seconds, relative
+    drift: Annotated[float, Meta(ge=0, le=1)] = 0.0  # standard deviation by which its speed wanders in an hour
+    speeds: Annotated[tuple[SpeedChange, ...], Meta(max_length=64)] = ()  # changes of its speed
+    mtbf_hours: Positive | None = None  # mean time between failures of its trainer; None: it has none by chance
+    fails_at: Annotated[tuple[Step, ...], Meta(max_length=64)] = ()  # steps in which its trainer dies
+    load_seconds: NotNegative = 20.0  # until a started trainer has loaded
+    link_gbit: Positive | None = None  # bandwidth in each direction, 10^9 bit/s; None: the profile's link, or 1
+    latency_ms: NotNegative | None = None  # round trip to another node; None: the profile's, or 0.2
+    disk_mb: Positive = 500.0  # 10^6 bytes per second that a checkpoint is written with
+    backend: Literal["torch", "mlx"] = "torch"
+
+
+def check(node: SimulatedNode, where: str) -> None:
+    """Raises InvalidInputError by the field."""
+    given = [name for name in SPEEDS if getattr(node, name)]
+    if len(given) != 1:
+        problem = f"gives {' and '.join(given) or 'no speed'}; give exactly one of {', '.join(SPEEDS)}"
+        raise InvalidInputError(where, problem)
+    if node.pass_seconds and node.samples_per_second is None:
+        raise InvalidInputError(f"{where}.pass_seconds", "applies only to samples_per_second: leave it out")
+    sizes = [micro for micro, _ in node.passes]
+    if sizes != sorted(set(sizes)):
+        raise InvalidInputError(f"{where}.passes", "give each micro-batch once, in ascending order")
+
 
 DEFAULT_CURRENCY = "USD"
 Price = Annotated[float, Meta(ge=0, le=1e9)]
@@ -56,12 +107,13 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def prices(self) -> Prices:
-        """What its nodes cost."""
+        """Return the prices of the cluster's nodes."""
         given = {name: entry.price_per_hour for name, entry in self.nodes.items()}
         return Prices(self.currency, {name: price for name, price in given.items() if price is not None})
 
     def trusts(self, address: str) -> bool:
-        """Whether gradients may travel by the interface with this IP address: loopback, or in a trusted network."""
+        """Return whether gradients may travel by the interface with this IP address: loopback, or in a trusted
+        network."""
         found = ipaddress.ip_address(address)
         return found.is_loopback or any(found in ipaddress.ip_network(network) for network in self.trusted_networks)
 
@@ -85,15 +137,15 @@ def default_path() -> Path:
 def read(path: Path, *, simulated: bool = False) -> Cluster:
     """The file, and the nodes of those in `cluster.d` beside it. A node that is only simulated, so without an address,
     is left out unless `simulated`. Raises InvalidInputError naming file and field."""
-    raw = toml_file.read(path, "cluster file")
+    raw = validation_errors.read_toml(path, "cluster file")
     if isinstance(nodes := raw.get("nodes"), dict) and len(nodes) > MOST_NODES:
         raise InvalidInputError(f"{path}: nodes", f"{len(nodes):,} nodes are too many; the maximum is {MOST_NODES:,}")
     raw = _placed(raw, simulated=simulated)
-    cluster = _with_added(toml_file.checked(raw, Cluster, str(path)), path)
+    cluster = _with_added(validation_errors.checked(raw, Cluster, str(path)), path)
     seen: dict[str, str] = {}
     for name, entry in cluster.nodes.items():
         if entry.simulated is not None:
-            simulated_nodes.check(entry.simulated, f"{path}: nodes.{name}.simulated")
+            check(entry.simulated, f"{path}: nodes.{name}.simulated")
         addresses.split(entry.address)
         if entry.address in seen:
             raise InvalidInputError(
@@ -130,7 +182,7 @@ def read_default(path: Path | None = None, *, simulated: bool = False) -> Cluste
 
 
 def check_growing(config: RunFile, cluster: Cluster, where: str) -> None:
-    """Whether all nodes of a run whose data grow are on one machine. Raises InvalidInputError by the field."""
+    """Check whether all nodes of a run whose data grow are on one machine. Raises InvalidInputError by the field."""
     nodes = [*(config.nodes or cluster.nodes)]
     if not config.data.growing or len(nodes) < 2:
         return
@@ -170,7 +222,9 @@ def added_directory(path: Path) -> Path:
 def _with_added(cluster: Cluster, path: Path) -> Cluster:
     nodes = dict(cluster.nodes)
     for file in sorted(added_directory(path).glob("*.toml")):
-        for name, entry in toml_file.checked(toml_file.read(file, "cluster file"), _Added, str(file)).nodes.items():
+        for name, entry in validation_errors.checked(
+            validation_errors.read_toml(file, "cluster file"), _Added, str(file)
+        ).nodes.items():
             if name in nodes:
                 raise InvalidInputError(
                     f"{file}: nodes.{name}", f"the node is also in {path} or a file next to it; keep only one"

@@ -75,7 +75,9 @@ def hidden_files(path: Path, kind: DataKind) -> int:
         return 0
     suffixes = SUFFIXES[kind]
     return sum(
-        file.suffix.lower() in suffixes and _is_hidden(file, path) and PARTIAL_FOLDER not in file.parts
+        file.suffix.lower() in suffixes
+        and any(part.startswith(".") for part in file.relative_to(path).parts)
+        and PARTIAL_FOLDER not in file.parts
         for file in path.rglob("*")
     )
 
@@ -140,7 +142,3 @@ def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
             yield from _walk(entry, (*above, place))
         else:
             yield entry
-
-
-def _is_hidden(file: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(root).parts)

@@ -49,7 +49,8 @@ ENCODER_DECODERS: Final = {"t5": "T5", "bart": "BART"}
 
 
 def check_random(config: Path, where: str) -> None:
-    """Whether the model of a config.json can be trained from scratch. Raises InvalidInputError, blaming `where`."""
+    """Check whether the model of a config.json can be trained from scratch. Raises InvalidInputError, blaming
+    `where`."""
     family = str(json.loads(config.read_text(encoding="utf-8")).get("model_type", "unknown"))
     if family not in TESTED:
         problem = f'model.init = "random" knows the model types {", ".join(sorted(TESTED))}, not {family!r}'
@@ -57,8 +58,9 @@ def check_random(config: Path, where: str) -> None:
 
 
 def check_objective(model: Path, objective: ObjectiveName, length: int, where: str) -> None:
-    """Whether the model of a directory can learn what an objective teaches, from sequences of up to `length` tokens.
-    Raises InvalidInputError, blaming a field of `where`; a configuration that isn't a JSON object is left to others."""
+    """Check whether the model of a directory can learn what an objective teaches, from sequences of up to `length`
+    tokens. Raises InvalidInputError, blaming a field of `where`; a configuration that isn't a JSON object is left to
+    others."""
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -94,7 +96,7 @@ def _check_router(model: Path, config: Mapping[str, Any], where: str) -> None:
 
 
 def untested(family: str) -> str | None:
-    """What to say of a model whose family isn't tested; None for one that is."""
+    """Return what to say of a model whose family isn't tested; None for one that is."""
     if family in TESTED or family in ENCODER_DECODERS:
         return None
     known = ", ".join(sorted([*(one.title for one in TESTED.values()), *ENCODER_DECODERS.values()]))

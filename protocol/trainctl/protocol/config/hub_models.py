@@ -16,19 +16,19 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether `path` has the form `org/name`."""
+    """Return whether `path` has the form `org/name`."""
     return _ID.fullmatch(path) is not None and "--" not in path and ".." not in path
 
 
 class Reference(NamedTuple):
-    """What other machines know a model by."""
+    """The name by which other machines know a model."""
 
     name: str  # id on the hub, or a path
     revision: str | None = None  # commit on the hub, where it is known
 
 
 def reference(model: Path) -> Reference:
-    """Of a model's directory: id and commit if it is in a Hugging Face cache, else its path."""
+    """Return the reference of a model's directory: id and commit if it is in a Hugging Face cache, else its path."""
     found = ((_CACHED.match(part), place) for place, part in enumerate(model.parts))
     match, place = next(((match, place) for match, place in found if match), (None, 0))
     if match is None:

@@ -28,7 +28,7 @@ _SAMPLE_BYTES = 16_777_216
 
 
 def check_json(path: Path, where: str) -> None:
-    """Whether a file holds one JSON object. Raises InvalidInputError, blaming `where` and naming the file."""
+    """Check whether a file holds one JSON object. Raises InvalidInputError, blaming `where` and naming the file."""
     try:
         json_object(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -36,15 +36,15 @@ def check_json(path: Path, where: str) -> None:
 
 
 def check_samples(path: Path, where: str, *, grows: bool = False) -> None:
-    """Whether the first lines are JSON objects of equally many tokens and mask values. A last line without an end is
-    left out of a file that `grows`. Raises InvalidInputError."""
+    """Check whether the first lines are JSON objects of equally many tokens and mask values. A last line without an end
+    is left out of a file that `grows`. Raises InvalidInputError."""
     for place, line in _first_lines(path, where, grows=grows):
         _check_sample(line, place, where)
 
 
 def check_rows(path: Path, where: str, *, grows: bool = False, pairs: bool = False, apart: bool = False) -> None:
-    """Whether the first lines of a JSON-lines file are rows of training data, or `pairs` of answers, or prompts `apart`
-    from their completions; Parquet is left to the trainer. `grows` as for samples. Raises InvalidInputError."""
+    """Check whether the first lines of a JSON-lines file are rows of training data, or `pairs` of answers, or prompts
+    `apart` from their completions; Parquet is left to the trainer. `grows` as for samples. Raises InvalidInputError."""
     if path.suffix.lower() == ".parquet":
         return
     fields, kinds = (APART_FIELDS, APART_KINDS) if apart else (PAIR_FIELDS, PAIR_KINDS)
@@ -63,15 +63,15 @@ def check_rows(path: Path, where: str, *, grows: bool = False, pairs: bool = Fal
 
 
 def is_pair(row: Mapping[str, Any]) -> bool:
-    """Whether a row has a chosen and a rejected answer, and nothing that a row with one answer has."""
+    """Return whether a row has a chosen and a rejected answer, and nothing that a row with one answer has."""
     return all(row.get(name) is not None for name in PAIR_FIELDS) and not any(
         row.get(name) is not None for name in ROW_FIELDS if name != "prompt"
     )
 
 
 def check_bytes(files: Sequence[Path], sequence_length: int, where: str) -> None:
-    """Whether text files read as bytes, each followed by an end token, fill a block of `sequence_length` + 1 tokens.
-    Raises InvalidInputError."""
+    """Check whether text files read as bytes, each followed by an end token, fill a block of `sequence_length` + 1
+    tokens. Raises InvalidInputError."""
     tokens = sum(file.stat().st_size + 1 for file in files)
     if tokens <= sequence_length:
         want = sequence_length + 1
@@ -135,8 +135,8 @@ def reason(error: OSError | ValueError) -> str:
 
 
 def check_cache_folder(folder: Path, where: str) -> None:
-    """Whether token caches can be written there, tried with a file that is removed at once; the last folder may be
-    missing. Raises InvalidInputError."""
+    """Check whether token caches can be written there, tried with a file that is removed at once; the last folder may
+    be missing. Raises InvalidInputError."""
     above = folder if folder.exists() else folder.parent
     if not above.exists():
         raise InvalidInputError(where, f"no such folder: {above}; create it on that machine")

@@ -49,8 +49,8 @@ class ModelFacts(NamedTuple):
 
 
 def read_facts(model: Path, where: str) -> ModelFacts | None:
-    """Of a Hugging Face directory; None if its configuration doesn't state these sizes. Raises InvalidInputError
-    blaming `where`, for a file that cannot be read."""
+    """Return the facts of a model in a Hugging Face directory; None if its configuration doesn't state these sizes.
+    Raises InvalidInputError blaming `where`, for a file that cannot be read."""
     input_checks.check_json(model / "config.json", where)
     whole: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
     config = whole["text_config"] if isinstance(whole.get("text_config"), dict) else whole
@@ -129,15 +129,17 @@ def _first(config: dict[str, Any], *keys: str) -> int | None:
 def _matrices(
     config: dict[str, Any], width: int, layers: int, heads: int, vocabulary: int
 ) -> dict[str, tuple[int, ...]]:
-    """Those of a Llama of these sizes."""
+    """Return the matrices of a Llama of these sizes."""
     inner, groups = config.get("intermediate_size", 4 * width), config.get("num_key_value_heads") or heads
     head = config.get("head_dim") or width // heads
     found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, width)}
     if not config.get("tie_word_embeddings", False):
         found["lm_head.weight"] = (vocabulary, width)
     for layer in (f"model.layers.{number}" for number in range(layers)):
-        found |= {f"{layer}.self_attn.{name}_proj.weight": (head * count, width)
-                  for name, count in (("q", heads), ("k", groups), ("v", groups))}  # fmt: skip
+        found |= {
+            f"{layer}.self_attn.{name}_proj.weight": (head * count, width)
+            for name, count in (("q", heads), ("k", groups), ("v", groups))
+        }
         found[f"{layer}.self_attn.o_proj.weight"] = (width, head * heads)
         found |= {f"{layer}.mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
         found[f"{layer}.mlp.down_proj.weight"] = (width, inner)

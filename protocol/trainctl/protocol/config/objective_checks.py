@@ -35,7 +35,7 @@ def _check_seq2seq(config: RunFile, where: str) -> None:
         ("data.packing", config.data.packing != "none", 'does not support packing: set data.packing = "none"'),
         ("adapter.dropout", config.adapter.dropout > 0, "does not support adapter dropout: set adapter.dropout = 0"),
         ("model.base", config.model.base != "stored", 'does not support quantized bases: set model.base = "stored"'),
-    ):  # fmt: skip
+    ):
         with wrong.going_on():
             if is_wrong:
                 raise InvalidInputError(f"{where}: {field}", f'"seq2seq" {problem}')

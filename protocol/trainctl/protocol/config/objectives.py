@@ -45,7 +45,7 @@ class ObjectiveMetric(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """What its loss is, and what that is divided by."""
+    """A training objective: its loss, and what that is divided by."""
 
     weights: tuple[str, ...]  # each divides a term of the loss; metrics and rates are per unit of the first
     loss_unit: str
@@ -62,17 +62,17 @@ class Objective(NamedTuple):
 
     @property
     def sample_unit(self) -> str:
-        """What samples are called: pairs, or samples."""
+        """Return what samples are called: pairs, or samples."""
         return PAIRS if self.has_pairs else SAMPLES
 
     @property
     def has_pairs(self) -> bool:
-        """Whether samples are pairs of answers."""
+        """Return whether samples are pairs of answers."""
         return self.sequences > 1 and not self.encodes_prompts
 
     @property
     def evaluated(self) -> tuple[ObjectiveMetric, ...]:
-        """What an evaluation measures beside the loss, by the names of a step's."""
+        """Return what an evaluation measures beside the loss, by the names of a step's."""
         return (*self.metrics, *self.held_out)
 
 
@@ -100,13 +100,15 @@ _ODDS: Final = (
         "nll_loss", "tokens", "NLL", "Negative log-likelihood per token of prompts with their chosen answers, in nats."
     ),
     ObjectiveMetric(
-        "log_odds_ratio", "pairs", "log-sigmoid odds", "log sigmoid of log_odds_chosen; orpo's loss has minus beta of"
-        " it.",
+        "log_odds_ratio",
+        "pairs",
+        "log-sigmoid odds",
+        "log sigmoid of log_odds_chosen; orpo's loss has minus beta of it.",
     ),
     ObjectiveMetric(
         "log_odds_chosen", "pairs", "log odds ratio", "log(odds of the chosen answer / odds of the rejected one)."
     ),
-)  # fmt: skip
+)
 _VOCABULARY: Final = (
     ObjectiveMetric("entropy", ANSWER_TOKENS, "entropy", "Mean entropy of the answers' tokens, in nats."),
     ObjectiveMetric(
@@ -166,7 +168,7 @@ def objective_of(table: ObjectiveTable, data_kind: str) -> Objective:
 
 
 def caches_reference(table: ObjectiveTable, *, has_adapter: bool) -> bool:
-    """Whether the reference's log-probabilities are computed once, before the first step, and kept."""
+    """Return whether the reference's log-probabilities are computed once, before the first step, and kept."""
     if table.kind == "auto" or "reference" not in OBJECTIVES[table.kind].settings:
         return False
     return table.reference == "cached" or (table.reference == "auto" and not has_adapter)
@@ -178,7 +180,7 @@ def which_have(setting: str) -> str:
 
 
 def sample_unit(kind: str) -> str:
-    """What samples are called if `objective.kind` is this."""
+    """Return what samples are called if `objective.kind` is this."""
     return next((row.sample_unit for name, row in OBJECTIVES.items() if name == kind), SAMPLES)
 
 

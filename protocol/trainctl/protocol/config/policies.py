@@ -40,7 +40,7 @@ AUTHOR: Final = "auto:"
 
 @dataclasses.dataclass(frozen=True)
 class PolicyEntry:
-    """What a policy does, and how it begins."""
+    """A policy's description, and the mode in which it begins."""
 
     default: PolicyMode
     summary: str
@@ -62,7 +62,7 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "spike": PolicyEntry("advise", "a spike that doesn't come back takes the run back before it", ("rollback",), True),
     "divergence": PolicyEntry("advise", "a loss that keeps rising lowers the learning rate", ("set-lr",), True),
     "drain": PolicyEntry("advise", "a node that makes steps longer leaves the group", ("drain", "admit")),
-}  # fmt: skip
+}
 """Every policy. Only those that don't affect the loss curve are on by default."""
 HELD_OUT_POLICIES: Final[tuple[PolicyName, ...]] = ("plateau", "early-stop")
 """Those that need evaluations."""
@@ -167,8 +167,8 @@ class PolicyTables(
 
 
 def impatience(tables: PolicyTables, plateau: PolicyMode, early_stop: PolicyMode) -> str:
-    """What is wrong with these two modes together: a run must not end before a lower rate could help it. Empty if
-    nothing is."""
+    """Return what is wrong with these two modes together: a run must not end before a lower rate could help it. Empty
+    if nothing is."""
     least, patience = tables.plateau.patience, tables.early_stop.patience
     if "off" in (plateau, early_stop) or patience > least:
         return ""

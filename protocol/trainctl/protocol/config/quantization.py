@@ -48,8 +48,8 @@ def quantization_key(config: Mapping[str, Any]) -> str | None:
 
 
 def quantization_of(config: Mapping[str, Any], layer: str = "") -> Quantization | None:
-    """Of a layer by its path in the model, or of all that aren't named; None: of a whole model. Raises
-    InvalidInputError for a format that isn't MLX's, or that torch can't unpack."""
+    """Return the quantization of a layer by its path in the model, or of all that aren't named; None: of a whole model.
+    Raises InvalidInputError for a format that isn't MLX's, or that torch can't unpack."""
     key = quantization_key(config)
     if key is None:
         return None
@@ -78,7 +78,7 @@ def format_of(config: Mapping[str, Any]) -> str | None:
 
 
 def is_quantized(layer: str, names: Mapping[str, object]) -> bool:
-    """Whether a layer is stored packed, by the names of all that is stored."""
+    """Return whether a layer is stored packed, by the names of all that is stored."""
     return f"{layer}.scales" in names
 
 
@@ -134,8 +134,8 @@ def quantized_bytes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 
 def check_base(wanted: str, config: Mapping[str, Any], model: Path, where: str) -> None:
-    """Whether a model directory has the format that a run file wants; "stored": any; "nf4", which is made as the model
-    is loaded: none. Raises InvalidInputError blaming `where`."""
+    """Check whether a model directory has the format that a run file wants; "stored": any; "nf4", which is made as the
+    model is loaded: none. Raises InvalidInputError blaming `where`."""
     try:
         found = format_of(config)
     except InvalidInputError as error:
@@ -147,6 +147,7 @@ def check_base(wanted: str, config: Mapping[str, Any], model: Path, where: str) 
     what = f"it is {found}" if found else "its weights are whole"
     make = "trainctl quantize on the whole model, with" if found else f"trainctl quantize {model}"
     raise InvalidInputError(
-        where, f'model.base = "{wanted}", but {what} in {model}: run {make} --to {wanted}, and set model.path to the '
-        "directory that it makes"
-    )  # fmt: skip
+        where,
+        f'model.base = "{wanted}", but {what} in {model}: run {make} --to {wanted}, and set model.path to the '
+        "directory that it makes",
+    )

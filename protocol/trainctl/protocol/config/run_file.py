@@ -19,7 +19,7 @@ from trainctl.protocol.config import (
     model_facts,
     objective_checks,
     quantization,
-    toml_file,
+    validation_errors,
 )
 from trainctl.protocol.config.alert_rules import check_thresholds
 from trainctl.protocol.config.data_files import check_form, data_files, is_glob, lacks_files
@@ -39,7 +39,7 @@ STANDARD_INPUT = "-"
 def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
     """The run file at `path`, its relative paths made absolute from its folder, `table.key` overrides laid over it.
     An override of `nodes` names all nodes that take part. Raises InvalidInputError naming the file and the field."""
-    raw, named = toml_file.read(path, "run file"), (overrides or {}).get("nodes")
+    raw, named = validation_errors.read_toml(path, "run file"), (overrides or {}).get("nodes")
     for key, text in sorted((overrides or {}).items(), key=lambda pair: pair[0] != "nodes"):
         if named is not None and key.startswith("nodes.") and key.split(".")[1] not in raw["nodes"]:
             raise InvalidInputError("--set", f"{key} is of a node that nodes={named} leaves out: drop one, or name it")
@@ -49,7 +49,7 @@ def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
 
 def parse(raw: dict[str, Any], where: str = "run file") -> RunFile:
     """Return the run file of parsed TOML. Raises InvalidInputError naming `where` and the field."""
-    config = toml_file.checked(_without_gone(raw, where), RunFile, where)
+    config = validation_errors.checked(_without_gone(raw, where), RunFile, where)
     _check_sense(config, where)
     return config
 
@@ -70,7 +70,7 @@ def _without_gone(raw: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def to_dict(config: RunFile) -> dict[str, Any]:
-    """As TOML would hold it: no None."""
+    """Return a run file as TOML would hold it: no None."""
 
     def without_none(value: Any) -> Any:
         if isinstance(value, dict):
@@ -84,8 +84,8 @@ def to_dict(config: RunFile) -> dict[str, Any]:
 
 
 def to_message(config: RunFile) -> dict[str, Any]:
-    """As an agent of any version reads it: without fields at their default, which an earlier version may lack. Within a
-    protocol version no default changes, so that all agents of a run read the same."""
+    """Return a run file as an agent of any version reads it: without fields at their default, which an earlier version
+    may lack. Within a protocol version no default changes, so that all agents of a run read the same."""
     return _without_defaults(config)
 
 
@@ -105,8 +105,9 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def with_remedy(problem: str, field: str, node: str) -> str:
-    """What the agent of `node` has against a field of a run file that is valid here; for a field or a choice that it
-    doesn't know, because its version is an earlier one, with what to do. A problem that has it already stays."""
+    """Return what the agent of `node` has against a field of a run file that is valid here; for a field or a choice
+    that it doesn't know, because its version is an earlier one, with what to do. A problem that has it already
+    stays."""
     first, mark, count = problem.partition(" (and ")  # of several problems, the first is named
     value, lacks, choices = first.partition(NO_CHOICE)
     if _EARLIER in problem or not (lacks or first.startswith(UNKNOWN_FIELD)):
@@ -159,9 +160,8 @@ def cache_folder(config: RunFile, node: str, default: Path) -> Path:
 
 
 def check_paths(config: RunFile, where: str = "run file", node: str = "") -> None:
-    """Whether model and data, as `node` has them, are there and can be what they should be, as far as that shows
-    without loading them. Raises InvalidInputError naming the field and the path; with several, all of them.
-    """
+    """Check whether model and data, as `node` has them, are there and can be what they should be, as far as that shows
+    without loading them. Raises InvalidInputError naming the field and the path; with several, all of them."""
     own, here = config.nodes.get(node, NodeTable()), on_this_machine(config, node)
     model_field = f"nodes.{node}.model_path" if own.model_path is not None else "model.path"
     data_field = f"nodes.{node}.data_path" if own.data_path is not None else "data.path"
@@ -198,17 +198,17 @@ def end_mark(path: Path) -> Path:
 
 
 def grows(config: RunFile) -> bool:
-    """Whether more may be written to the file of a run's data."""
+    """Return whether more may be written to the file of a run's data."""
     return config.data.growing and not end_mark(Path(config.data.path)).exists()
 
 
 def needs_torch(config: RunFile) -> bool:
-    """Whether only torch has what a run asks for, so that it is what backend = "auto" means on every node."""
+    """Return whether only torch has what a run asks for, so that it is what backend = "auto" means on every node."""
     return bool(_torch_only(config))
 
 
 def _torch_only(config: RunFile) -> list[str]:
-    """What is wrong with MLX ranks in a run, and what to do: one for each thing that MLX lacks."""
+    """Return what is wrong with MLX ranks in a run, and what to do: one for each thing that MLX lacks."""
     found = []
     if objective_of(config.objective, config.data.kind).encodes_prompts:
         found.append('"seq2seq" needs torch, because mlx-lm has no encoder-decoder models: set "torch"')
@@ -221,7 +221,7 @@ def _torch_only(config: RunFile) -> list[str]:
 
 
 def _check_tokenizer(config: RunFile, where: str) -> None:
-    """Whether the model has the tokenizer that the run file asks for, if the model is on this machine."""
+    """Check whether the model has the tokenizer that the run file asks for, if the model is on this machine."""
     model = Path(config.model.path)
     tokenizer = model / "tokenizer.json"
     wanted = config.data.kind != "samples" and config.data.tokenizer == "model"
@@ -302,17 +302,26 @@ def _check_data(config: RunFile, where: str) -> None:
 
 
 def _check_sense(config: RunFile, where: str) -> None:
-    """What no single field shows. Raises InvalidInputError with all of it."""
+    """Check what no single field shows. Raises InvalidInputError with all of it."""
     wrong = Collected()
     with wrong.going_on():
         check_thresholds(config.alerts, where)
     with wrong.going_on():
         check_policies(config.policy, where)
     for check in (
-        _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base,
-        _check_backends, _check_held_out, _check_growing, _check_evaluations,
-        _check_copies, _check_attention, _check_samples,
-    ):  # fmt: skip
+        _check_lengths,
+        _check_shares,
+        objective_checks.check,
+        _check_init,
+        _check_base,
+        _check_backends,
+        _check_held_out,
+        _check_growing,
+        _check_evaluations,
+        _check_copies,
+        _check_attention,
+        _check_samples,
+    ):
         with wrong.going_on():
             check(config, where)
     for name in config.nodes:
@@ -415,7 +424,7 @@ def _check_base(config: RunFile, where: str) -> None:
 
 
 def _check_attention(config: RunFile, where: str) -> None:
-    """Whether "varlen" has packs, and settings that it can work with, in [model] and on each node."""
+    """Check whether "varlen" has packs, and settings that it can work with, in [model] and on each node."""
     wrong = Collected()
     for name, node in {"": NodeTable(), **config.nodes}.items():
         model, field = on_node(config, name).model, f"nodes.{name}" if node.attention else "model"
@@ -462,7 +471,7 @@ def _check_held_out(config: RunFile, where: str) -> None:
 
 
 def _check_evaluations(config: RunFile, where: str) -> None:
-    """Whether the policies of the held-out loss have one."""
+    """Check whether the policies of the held-out loss have one."""
     modes = {name: config.policy.of(name).mode or POLICIES[name].default for name in HELD_OUT_POLICIES}
     for name in (name for name, mode in modes.items() if mode != "off"):
         if not config.evaluate.every_steps:
@@ -527,7 +536,7 @@ def _absolute(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _is_typo(path: Path, text: str) -> bool:
-    """Whether a text in the form of an id is the path of a missing folder in one that is there."""
+    """Return whether a text in the form of an id is the path of a missing folder in one that is there."""
     return path.parent.is_dir() and hub_models.model_folder(text) == Path(text)
 
 

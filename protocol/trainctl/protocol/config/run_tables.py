@@ -8,10 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.config.alert_rules import AlertsTable
-from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.config.names import MAX_ANSWER_TOKENS, NAME_PATTERN, Prompt
 from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.protocol.config.policies import PolicyTables
-from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, Prompt
 from trainctl.protocol.config.quantization import QuantizedFormat
 from trainctl.protocol.config.validation_errors import REFUSED
 
@@ -158,7 +157,7 @@ class OptimizerTable(_Table, frozen=True):
 
 
 class AdapterTable(_Table, frozen=True):
-    """What is trained: all weights, or low-rank adapters beside frozen ones (LoRA, Hu et al. 2021)."""
+    """The weights that are trained: all, or low-rank adapters beside frozen ones (LoRA, Hu et al. 2021)."""
 
     kind: Literal["full", "lora", "rslora"] = "full"
     rank: Annotated[int, Meta(ge=1, le=4096)] = 16  # columns of each adapter

@@ -3,11 +3,15 @@
 import difflib
 import json
 import re
+import tomllib
 import types
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
+
+from trainctl.protocol.errors import Collected, InvalidInputError
 
 _TYPES = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "object": "a table",
@@ -134,7 +138,7 @@ def _of_choices(value: Any, kind: Any) -> str:
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
-    """Of a type that is a few values alone."""
+    """Return the choices of a type that is a few values alone."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
@@ -151,7 +155,7 @@ def _reasons(kind: Any) -> dict[str, str]:
 
 
 def _or_a_list(kind: Any) -> str:
-    """What a text must be where a field takes one of a few, or a list that its type names with an example."""
+    """Return what a text must be where a field takes one of a few, or a list that its type names with an example."""
     if get_origin(kind) not in (Union, types.UnionType):
         return ""
     words = [word for part in get_args(kind) if get_origin(part) is Literal for word in get_args(part)]
@@ -196,3 +200,34 @@ def in_words(problem: str) -> str:
 def _type(names: str) -> str:
     kinds = [_TYPES.get(name, name) for name in names.split(" | ") if name != "null"]
     return " or ".join(kinds)
+
+
+T = TypeVar("T")
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The tables of a file that is `what`, such as a run file. Raises InvalidInputError naming it."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInputError(str(path), f"no such {what}") from None
+    except OSError as error:
+        raise InvalidInputError(str(path), f"not a readable TOML file: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        other = "; trainctl init writes a run file" if path.suffix in (".yaml", ".yml", ".json") else ""
+        raise InvalidInputError(str(path), f"not a readable TOML file: {error}{other}") from None
+    except RecursionError:
+        raise InvalidInputError(str(path), "not a readable TOML file: nested too deeply") from None
+
+
+def checked(raw: dict[str, Any], kind: type[T], where: str) -> T:
+    """The tables as a `kind`. Raises InvalidInputError naming `where` and the field; with several, all of them."""
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        wrong = Collected()
+        for field, problem in [*found(raw, kind)] or [split(str(error))]:
+            with wrong.going_on():
+                raise InvalidInputError(f"{where}: {field}" if field else where, problem) from None
+        wrong.raise_any()
+        raise

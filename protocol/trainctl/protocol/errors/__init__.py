@@ -39,7 +39,7 @@ class InvalidInputError(TrainctlError):
 
     @property
     def each(self) -> "tuple[InvalidInputError, ...]":
-        """What is wrong, one by one."""
+        """Return what is wrong, one by one."""
         return (self,)
 
 

@@ -30,8 +30,9 @@ def groups(pid: int | str, controller: str, proc: Path = PROC) -> list[Group]:
     paths = _paths(proc / str(pid) / "cgroup", controller)
     return [
         Group(version, mount, mount / _below(paths[version], root))
-        for version, root, mount in _mounts(proc / "self" / "mountinfo", controller) if version in paths
-    ]  # fmt: skip
+        for version, root, mount in _mounts(proc / "self" / "mountinfo", controller)
+        if version in paths
+    ]
 
 
 def cpu_quota(pid: int | str = "self", proc: Path = PROC) -> float | None:
@@ -67,7 +68,8 @@ def usable_cores() -> float:
 
 
 def _quota(folder: Path) -> float | None:
-    """Of version 2, `cpu.max` has `max` or microseconds, and the period's; of version 1 each has a file."""
+    """Return the quota in processors. Of version 2, `cpu.max` has `max` or microseconds, and the period's; of version 1
+    each has a file."""
     names = ("cpu.max",) if (folder / "cpu.max").exists() else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     words = [word for name in names for word in " ".join(lines_of(folder / name)).split()]
     if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):

@@ -12,14 +12,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from trainctl.protocol.batch.device_types import types_of_capability, types_of_device
+from trainctl.protocol.batch.device_table import types_of_capability, types_of_device
 from trainctl.protocol.config.env_policy import VISIBLE
 from trainctl.protocol.config.run_file import needs_torch
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.facts import installed_version
-from trainctl.protocol.machine.nvidia import cards, visible
-from trainctl.protocol.machine.visible_devices import CARD, seen
+from trainctl.protocol.machine.nvidia import CARD, cards, seen, visible
 from trainctl.protocol.messages import DeviceTypes
 
 _CPU_FLAGS = ("avx512_bf16", "amx_bf16")
@@ -34,8 +33,8 @@ MLX_FOR_CUDA: Final = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 @functools.cache
 def read_devices() -> tuple[DeviceTypes, ...]:
-    """Those that the installed backends can compute on, each backend's default first; the default backend's first.
-    Takes some 100 ms with NVIDIA's driver, once."""
+    """Return the devices that the installed backends can compute on, each backend's default first; the default
+    backend's first. Takes some 100 ms with NVIDIA's driver, once."""
     found = {"torch": [*_of_torch()], "mlx": [*_of_mlx()]}
     order = ("mlx", "torch") if sys.platform == "darwin" else ("torch", "mlx")
     return tuple(device for backend in order for device in found[backend])
@@ -81,7 +80,7 @@ def resolve(config: RunFile, devices: Mapping[str, Sequence[DeviceTypes]], where
 
 
 def resolve_alone(config: RunFile, node: str, where: str) -> RunFile:
-    """As `resolve`, for a process that computes on this machine with no group."""
+    """Return a run file as `resolve` does, for a process that computes on this machine with no group."""
     tables = {node: config.nodes.get(node, NodeTable())}
     alone, _ = resolve(msgspec.structs.replace(config, nodes=tables), {node: read_devices()}, where)
     return msgspec.structs.replace(config, model=alone.model)
@@ -94,7 +93,8 @@ def devices_named(name: str) -> tuple[DeviceTypes, ...]:
 
 
 def unsuited(config: RunFile, devices: Mapping[str, Sequence[DeviceTypes]]) -> tuple[str, ...]:
-    """What to say of nodes whose GPU lacks the bfloat16 that the run file sets, a line each. It works there, slowly."""
+    """Return what to say of nodes whose GPU lacks the bfloat16 that the run file sets, a line each. It works there,
+    slowly."""
     if config.model.dtype == "auto" or config.model.computed != "bfloat16":
         return ()
     tables = {node: config.nodes.get(node, NodeTable()) for node in devices}

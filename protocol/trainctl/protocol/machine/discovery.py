@@ -25,7 +25,7 @@ class Advert(NamedTuple):
 
 
 def fingerprint(public: str) -> str:
-    """Of a public key as keys are written (Z85), in the form that ssh-keygen uses."""
+    """Return the fingerprint of a public key as keys are written (Z85), in the form that ssh-keygen uses."""
     digest = hashlib.sha256(public.encode()).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
@@ -37,7 +37,7 @@ def properties(node: str, version: str, public: str) -> dict[str, str]:
 
 
 def advert(host: str, port: int, told: Mapping[bytes, bytes | None]) -> Advert:
-    """What a TXT record says, made safe to show: anyone can send one."""
+    """Return what a TXT record says, made safe to show: anyone can send one."""
     text = {name: _shown(told.get(name.encode())) for name in ("node", "version", "protocol", "key")}
     name = f"[{host}]" if ":" in host else host
     return Advert(text["node"], f"tcp://{name}:{port}", text["version"], text["protocol"], text["key"])

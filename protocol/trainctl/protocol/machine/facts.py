@@ -1,6 +1,7 @@
 """What a machine and its installation are like, read here and judged by `trainctl doctor`; nothing is changed."""
 
 import contextlib
+import importlib.util
 import os
 import platform
 import re
@@ -10,17 +11,56 @@ import socket
 import stat
 import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from ipaddress import IPv4Interface
 from pathlib import Path
+from typing import Final, Literal
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.cgroups import cpu_quota
-from trainctl.protocol.machine.compilers import compiler_of, lacking
-from trainctl.protocol.machine.visible_devices import without_cards
+from trainctl.protocol.machine.nvidia import without_cards
+from trainctl.protocol.messages import DeviceTypes, Facts, FileFacts, InterfaceFacts
+
+Language = Literal["C", "C++"]
+_USUAL: Final[dict[Language, tuple[str, tuple[str, ...]]]] = {
+    "C": ("CC", ("gcc", "clang", "cc")),
+    "C++": ("CXX", ("clang++",) if sys.platform == "darwin" else ("g++",)),
+}
+"""The variable that names one, and those that torch looks for."""
+
+
+def compiler_of(language: Language) -> str | None:
+    """Path of the compiler that torch would use; None: there is none."""
+    variable, names = _USUAL[language]
+    chosen = os.environ.get(variable, "").split()
+    return next((path for name in (chosen[:1] or names) if (path := shutil.which(name))), None)
+
+
+def lacking(kind: str) -> tuple[str, ...]:
+    """Return what torch.compile needs for a kind of device (cpu, cuda or mps) and isn't here, in words; empty:
+    nothing."""
+    language: Language = "C" if kind == "cuda" else "C++"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    found = {
+        "triton": kind != "cuda" or importlib.util.find_spec("triton") is not None,
+        f"{language} compiler": compiler_of(language) is not None,
+        "header files of Python": header.is_file(),
+    }
+    return tuple(name for name, is_here in found.items() if not is_here)
+
+
+def lacks_of(found: Mapping[str, tuple[str, ...]] | None, device: str) -> tuple[str, ...] | None:
+    """Return what `Facts.compile_lacks` says of a device as in the run file; "auto" is the first one, "gpu" the first
+    that isn't the processor. None: not known."""
+    if not found:
+        return None
+    if device == "gpu":
+        return next((lacks for kind, lacks in found.items() if kind != "cpu"), None)
+    return next(iter(found.values())) if device == "auto" else found.get(device.partition(":")[0])
+
 
 LIBRARIES = (
     "torch", "mlx", "mlx-lm", "transformers", "peft", "bitsandbytes", "safetensors", "numpy", "pyzmq", "msgpack",
@@ -41,14 +81,14 @@ _LID = Path("/proc/acpi/button/lid")
 
 
 def gather(
-    node: str, keys_folder: Path, state_folder: Path, rid: str = "", devices: Sequence[m.DeviceTypes] = ()
-) -> m.Facts:  # fmt: skip
+    node: str, keys_folder: Path, state_folder: Path, rid: str = "", devices: Sequence[DeviceTypes] = ()
+) -> Facts:
     """This machine's, now; `devices` are those that its backends can compute on. Takes some 50 ms. Needs psutil, which
     the extra `tui` installs."""
     import psutil
 
     received_at, disk, battery = time.time(), _disk(state_folder), _battery()
-    return m.Facts(
+    return Facts(
         rid=rid, node=node, received_at=received_at, version=installed_version("trainctl") or "",
         system=platform.system(), python=platform.python_version(), release=platform.release(),
         machine=platform.machine(), libraries={name: found for name in LIBRARIES if (found := installed_version(name))},
@@ -63,7 +103,7 @@ def gather(
     )  # fmt: skip
 
 
-def _compile_lacks(devices: Sequence[m.DeviceTypes]) -> dict[str, tuple[str, ...]]:
+def _compile_lacks(devices: Sequence[DeviceTypes]) -> dict[str, tuple[str, ...]]:
     """By kind of the devices that torch can compute on, in their order."""
     seen = [one.device for one in without_cards(devices) if one.backend == "torch"]
     kinds = dict.fromkeys(device.partition(":")[0] for device in seen)
@@ -103,7 +143,8 @@ def _limit(file: Path) -> int | None:
 
 
 def lid_closed_by_ioreg(text: str) -> bool | None:
-    """Of what `ioreg -r -k AppleClamshellState -d 4` prints; None for a Mac without a lid."""
+    """Return whether the lid is closed by what `ioreg -r -k AppleClamshellState -d 4` prints; None for a Mac without a
+    lid."""
     found = re.search(r'"AppleClamshellState" = (Yes|No)', text)
     return None if found is None else found[1] == "Yes"
 
@@ -137,14 +178,14 @@ def _disk(folder: Path) -> tuple[int, int] | None:
     return None
 
 
-def _key_files(folder: Path) -> Iterator[m.FileFacts]:
+def _key_files(folder: Path) -> Iterator[FileFacts]:
     with contextlib.suppress(OSError):
         for file in (folder, *sorted(folder.iterdir())):
             found = file.lstat()
-            yield m.FileFacts(path=str(file), mode=stat.S_IMODE(found.st_mode), is_own=found.st_uid == os.getuid())
+            yield FileFacts(path=str(file), mode=stat.S_IMODE(found.st_mode), is_own=found.st_uid == os.getuid())
 
 
-def _interfaces() -> Iterator[m.InterfaceFacts]:
+def _interfaces() -> Iterator[InterfaceFacts]:
     import psutil
 
     stats = psutil.net_if_stats()
@@ -154,7 +195,7 @@ def _interfaces() -> Iterator[m.InterfaceFacts]:
             for entry in entries
             if entry.family == socket.AF_INET
         )
-        yield m.InterfaceFacts(name=name, is_up=name in stats and stats[name].isup, addresses=addresses)
+        yield InterfaceFacts(name=name, is_up=name in stats and stats[name].isup, addresses=addresses)
 
 
 def _open_files() -> int | None:
@@ -173,7 +214,7 @@ def _starts_us(package: Distribution) -> bool:
 
 
 def installed_version(name: str) -> str | None:
-    """Of an installed package; None where it isn't."""
+    """Return the version of an installed package; None where it isn't."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class FileDigests:
-    """Of some files: of all together, and of each, so that the one that differs can be named."""
+    """The digests of some files: of all together, and of each, so that the one that differs can be named."""
 
     whole: str
     files: tuple[FileDigest, ...]  # at most MAX_FILES: the last one counts for the rest
@@ -55,7 +55,7 @@ def model_digests(model: Path, check: Check = lambda: None) -> FileDigests:
 
 
 def data_digests(path: Path, kind: DataKind, check: Check = lambda: None) -> FileDigests:
-    """Of the files that data of a kind are read from."""
+    """Return the digests of the files that data of a kind are read from."""
     root = path if path.is_dir() else glob_root(path) if is_glob(path) else path.parent
     return files_digests(data_files(path, kind), root, check)
 

@@ -3,8 +3,13 @@
 import functools
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from trainctl.protocol.config.env_policy import BY_BUS, DEVICE_ORDER, VISIBLE
+from trainctl.protocol.messages import DeviceTypes
 
 Capability = tuple[int, int]
 """Compute capability: major and minor."""
@@ -65,7 +70,7 @@ def driver_version() -> str:
 
 
 def capabilities() -> tuple[Capability, ...]:
-    """Of `cards`."""
+    """Return the capabilities of `cards`."""
     return tuple(card.capability for card in cards())
 
 
@@ -99,8 +104,59 @@ def _driver_by_nvidia_smi() -> str:
 
 
 def parse_cards(text: str) -> tuple[Card, ...]:
-    """Of what `nvidia-smi --query-gpu=compute_cap,uuid` prints; () if a capability is missing, as devices go by their
-    number."""
+    """Return the cards by what `nvidia-smi --query-gpu=compute_cap,uuid` prints; () if a capability is missing, as
+    devices go by their number."""
     found = [_CARD.fullmatch(line.strip()) for line in text.splitlines() if line.strip()]
     known = [one for one in found if one is not None]
     return tuple(Card((int(one[1]), int(one[2])), one[3]) for one in known) if len(known) == len(found) else ()
+
+
+CARD: Final = "nvidia:"
+"""How a card's name begins that is numbered as its driver does."""
+
+
+def seen(devices: Sequence[DeviceTypes], env: Mapping[str, str]) -> Iterator[DeviceTypes]:
+    """By backend. `env`: of the run file."""
+    for backend in dict.fromkeys(one.backend for one in devices):
+        its = [one for one in devices if one.backend == backend]
+        shown = [one for one in its if _is_shown_card(one)]
+        yield from _cards(shown, [one for one in its if one.device.startswith(CARD)] or shown, env)
+        yield from (one for one in without_cards(its) if not _is_shown_card(one))
+
+
+def without_cards(devices: Iterable[DeviceTypes]) -> list[DeviceTypes]:
+    """Return what backends show, without the cards that only the driver names."""
+    return [one for one in devices if not one.device.startswith(CARD)]
+
+
+def _is_shown_card(device: DeviceTypes) -> bool:
+    return device.device.startswith("cuda:") or device.device == "gpu"
+
+
+def _cards(shown: Sequence[DeviceTypes], every: Sequence[DeviceTypes], env: Mapping[str, str]) -> Sequence[DeviceTypes]:
+    """Return the cards of one backend. torch's ranks take the card that can do most, where none is named; MLX's take
+    the first."""
+    is_mlx = any(one.backend == "mlx" for one in every)
+    if env.get(DEVICE_ORDER, BY_BUS) != BY_BUS:  # whichever cards the numbers mean
+        every, shown = _alike(every), _alike(every)[: len(shown)]
+    if VISIBLE in env and not (is_mlx and len(every) == 1):  # one GPU of MLX may be Apple's
+        shown = _chosen(every, env[VISIBLE])
+    if is_mlx:
+        return [msgspec.structs.replace(one, device="gpu") for one in shown]
+    named = [msgspec.structs.replace(one, device=f"cuda:{number}") for number, one in enumerate(shown)]
+    return sorted(named, key=lambda one: -len(one.types))
+
+
+def _chosen(every: Sequence[DeviceTypes], chosen: str) -> Sequence[DeviceTypes]:
+    """Return those that CUDA_VISIBLE_DEVICES shows. Only their machine knows UUIDs: such a card may be any of them."""
+    names = chosen.split(",")
+    if any(name.strip()[:1].isalpha() for name in names):
+        return _alike(every)[: len(names)]
+    return [every[number] for number in visible(chosen, range(len(every)), {})]
+
+
+def _alike(cards: Sequence[DeviceTypes]) -> Sequence[DeviceTypes]:
+    """With the types that all of them have."""
+    first = cards[0].types if cards else ()
+    shared = tuple(kind for kind in first if all(kind in one.types for one in cards))
+    return [msgspec.structs.replace(one, types=shared) for one in cards]

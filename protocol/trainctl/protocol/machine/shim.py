@@ -207,7 +207,7 @@ def _start_time_on_macos(pid: int) -> float | None:
 
 @functools.cache
 def boot_id() -> str:
-    """What distinguishes this boot of the machine from any other: a pid means nothing in the next one."""
+    """Return what distinguishes this boot of the machine from any other: a pid means nothing in the next one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -7,7 +7,6 @@ other duration is in seconds by a monotonic clock.
 
 from trainctl.protocol.messages.base import *
 from trainctl.protocol.messages.diagnosis import *
-from trainctl.protocol.messages.guests import *
 from trainctl.protocol.messages.kept import *
 from trainctl.protocol.messages.metrics import *
 from trainctl.protocol.messages.peers import *

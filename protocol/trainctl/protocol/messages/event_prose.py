@@ -3,205 +3,292 @@
 from collections.abc import Mapping
 from typing import Final
 
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages.events import (
+    AlertCleared,
+    AlertFailed,
+    AlertRaised,
+    AnyEvent,
+    Change,
+    CheckpointCopied,
+    CheckpointFailed,
+    CheckpointWritten,
+    CommandApplied,
+    CommandFailed,
+    Evaluated,
+    GenerationFormed,
+    GenerationLeft,
+    GlobalBatchChanged,
+    LeadChanged,
+    LearningRateChanged,
+    MicroBatchChanged,
+    NodeState,
+    NodeStateChanged,
+    NoteWritten,
+    Notice,
+    Pairs,
+    PolicyActed,
+    PolicyAdvised,
+    PolicyModeChanged,
+    ProbePassed,
+    Profiled,
+    ProfileFailed,
+    RankChanged,
+    RecordState,
+    RunBranched,
+    RunStateChanged,
+    Sampled,
+    SampleFailed,
+    SetupChanged,
+    SharesChanged,
+    SharesUnmeasured,
+    StateShared,
+    StepRetracted,
+    StepSkipped,
+    StepsStopped,
+)
 
 ARROW: Final = " → "
 
 
-def text(data: e.AnyEvent, verb: str | None = None, outcome: str | None = None) -> str:
+def text(data: AnyEvent, verb: str | None = None, outcome: str | None = None) -> str:
     """One line without step, time and author. `verb` and `outcome` belong to the event's command, if any."""
     title, said = _title(data, verb, outcome), brief(data)
     return f"{title}: {said}" if title and said else title or said
 
 
-def _title(data: e.AnyEvent, verb: str | None, outcome: str | None) -> str:
+def _title(data: AnyEvent, verb: str | None, outcome: str | None) -> str:
     """The part before the colon; may be empty."""
     match data:
-        case e.SharesChanged(lost="", returned="", node=node) if node:
+        case SharesChanged(lost="", returned="", node=node) if node:
             return f"{'admitted' if data.after.get(node) else 'drained'} {node}"
-        case e.SharesChanged(lost="", returned=""):
+        case SharesChanged(lost="", returned=""):
             return "rebalanced"
-        case e.MicroBatchChanged():
+        case MicroBatchChanged():
             return "micro-batch"
-        case e.LearningRateChanged():
+        case LearningRateChanged():
             return "learning rate"
-        case e.GlobalBatchChanged():
+        case GlobalBatchChanged():
             return "global batch"
-        case e.NodeStateChanged(node=node):
+        case NodeStateChanged(node=node):
             return node
-        case e.PolicyModeChanged(name=name) | e.PolicyAdvised(name=name) | e.PolicyActed(name=name):
+        case PolicyModeChanged(name=name) | PolicyAdvised(name=name) | PolicyActed(name=name):
             return f"policy {name}"
-        case e.CommandApplied(node=node):
+        case CommandApplied(node=node):
             return " ".join(word for word in (verb, node) if word)
-        case e.CommandFailed(node=node):
+        case CommandFailed(node=node):
             return " ".join(word for word in (verb, node, outcome) if word)
-        case e.CheckpointWritten():
+        case CheckpointWritten():
             return ""
         case (
-            e.SharesChanged() | e.LeadChanged() | e.RunStateChanged() | e.RunBranched() | e.NoteWritten()
-            | e.GenerationFormed() | e.GenerationLeft() | e.StepSkipped() | e.StepRetracted() | e.StepsStopped()
-            | e.StateShared() | e.ProbePassed() | e.Evaluated() | e.Sampled() | e.SampleFailed()
-            | e.CheckpointFailed() | e.RankChanged() | e.SharesUnmeasured() | e.NodeState() | e.AlertRaised()
-            | e.AlertCleared() | e.AlertFailed() | e.RecordState() | e.Notice() | e.SetupChanged()
-            | e.CheckpointCopied() | e.Profiled() | e.ProfileFailed()
-        ):  # fmt: skip
+            SharesChanged()
+            | LeadChanged()
+            | RunStateChanged()
+            | RunBranched()
+            | NoteWritten()
+            | GenerationFormed()
+            | GenerationLeft()
+            | StepSkipped()
+            | StepRetracted()
+            | StepsStopped()
+            | StateShared()
+            | ProbePassed()
+            | Evaluated()
+            | Sampled()
+            | SampleFailed()
+            | CheckpointFailed()
+            | RankChanged()
+            | SharesUnmeasured()
+            | NodeState()
+            | AlertRaised()
+            | AlertCleared()
+            | AlertFailed()
+            | RecordState()
+            | Notice()
+            | SetupChanged()
+            | CheckpointCopied()
+            | Profiled()
+            | ProfileFailed()
+        ):
             return verb or ""
 
 
-def brief(data: e.AnyEvent) -> str:
+def brief(data: AnyEvent) -> str:
     """The same without the verb and the outcome, for tables that show them in their own columns."""
     match data:
-        case e.SharesChanged():
+        case SharesChanged():
             return _shares(data)
-        case e.MicroBatchChanged(cause=cause):
+        case MicroBatchChanged(cause=cause):
             return f"{_sizes_changed(data.before, data.after)}{_why(cause)}"
-        case e.LearningRateChanged():
+        case LearningRateChanged():
             rest = "constant" if data.schedule == "set" else "scaled"
             return f"{_rate(data.before)}{ARROW}{_rate(data.after)} {rest}{_why(data.cause)}"
-        case e.GlobalBatchChanged():
+        case GlobalBatchChanged():
             rate = "scaled with it" if data.schedule == "scale" else "unchanged"
             return f"{data.before}{ARROW}{data.after}, learning rate {rate}{_why(data.cause)}"
-        case e.LeadChanged():
+        case LeadChanged():
             term = f" (term {data.term}, previously {data.before})" if data.term else ""
             return f"{data.after} now leads the run{term}"
-        case e.RunStateChanged():
+        case RunStateChanged():
             return _run_state(data)
-        case e.RunBranched(parent=parent, step=step, branch=branch):
+        case RunBranched(parent=parent, step=step, branch=branch):
             return f"{branch} branches off {parent} at step {step:,}"
-        case e.NodeStateChanged():
+        case NodeStateChanged():
             return f"{data.before}{ARROW}{data.after}"
-        case e.PolicyModeChanged(before=before, after=after, cause=cause):
+        case PolicyModeChanged(before=before, after=after, cause=cause):
             return f"{before}{ARROW}{after}{_why(cause)}" if before != after else f"{after}, unchanged"
-        case e.PolicyAdvised(command=command, reason=reason):
+        case PolicyAdvised(command=command, reason=reason):
             return f"advises {command}{_why(reason)}" if command else reason
-        case e.PolicyActed(command=command, reason=reason):
+        case PolicyActed(command=command, reason=reason):
             return f"sends {command}{_why(reason)}"
-        case e.CommandApplied(result=result):
+        case CommandApplied(result=result):
             return result
-        case e.CommandFailed(reason=reason, field=field):
+        case CommandFailed(reason=reason, field=field):
             return f"{field}: {reason}" if field else reason
-        case e.GenerationFormed():
+        case GenerationFormed():
             return _formed(data)
-        case e.GenerationLeft(generation=generation, reason=reason):
+        case GenerationLeft(generation=generation, reason=reason):
             return f"{generation} left: {reason}"
-        case e.StepSkipped(reason=reason):
+        case StepSkipped(reason=reason):
             return f"step {data.step} skipped its update: {reason}"
-        case e.StepRetracted(step=step):
+        case StepRetracted(step=step):
             return f"step {step} retracted and repeated: only ranks that were lost had completed it"
-        case e.StepsStopped(lacking=lacking):
+        case StepsStopped(lacking=lacking):
             return f"training is waiting: {lacking}" if lacking else "enough nodes are reachable: training continues"
-        case e.StateShared():
+        case StateShared():
             where = f", on {data.rank}" if data.rank else ""
             return f"all ranks synced to {data.source}'s weights; largest drift {data.drift:.2g}{where}"
-        case e.ProbePassed():
+        case ProbePassed():
             who = f"{data.rank} and {data.other} (tolerance {data.tolerance:g}, {data.tokens} tokens)"
             most = f"a token's log-probability differs by at most {data.difference:.2g}"
             return f"probe passed: {most} between {who}; took {_seconds(data.seconds)}"
-        case e.Evaluated(loss=loss, seconds=seconds):
+        case Evaluated(loss=loss, seconds=seconds):
             took = f", took {seconds:.3g} s" if seconds is not None else ""
             return f"held-out loss {loss:.4f}{took}"
-        case e.Sampled():
+        case Sampled():
             said = "answered 1 prompt" if data.prompts == 1 else f"answered {data.prompts} prompts"
             return f"{data.node} {said}: {data.tokens} tokens, took {_seconds(data.seconds)}"
-        case e.SampleFailed(node=node, reason=reason):
+        case SampleFailed(node=node, reason=reason):
             return f"no answer from {node}: {reason}"
-        case e.Profiled():
+        case Profiled():
             return _profiled(data)
-        case e.ProfileFailed(node=node, reason=reason):
+        case ProfileFailed(node=node, reason=reason):
             return f"no profile from {node}: {reason}"
-        case e.CheckpointWritten():
+        case CheckpointWritten():
             return f"checkpoint step-{data.step}{checkpoint_cost(data)}"
-        case e.CheckpointFailed(node=node, reason=reason):
+        case CheckpointFailed(node=node, reason=reason):
             return f"no checkpoint on {node}: {reason}"
-        case e.CheckpointCopied(step=step, to=to, problem=problem) if problem:
+        case CheckpointCopied(step=step, to=to, problem=problem) if problem:
             return f"{data.node} couldn't copy step-{step} to {to}: {problem}; the next checkpoint will be copied"
-        case e.CheckpointCopied(step=step, to=to):
+        case CheckpointCopied(step=step, to=to):
             return f"{data.node} copied step-{step} to {to}, took {_seconds(data.seconds)}"
-        case e.SetupChanged(step=step, changes=changes):
+        case SetupChanged(step=step, changes=changes):
             what = f"step {step:,} was made with another setup: {'; '.join(changes)}"
             return f"{what}. The loss continues within the data type's tolerance, not bit for bit"
-        case e.RankChanged():
+        case RankChanged():
             return _rank(data)
-        case e.SharesUnmeasured(nodes=nodes):
+        case SharesUnmeasured(nodes=nodes):
             return f"initial shares stay even: no measured rate for {', '.join(nodes)}"
-        case e.NodeState():
+        case NodeState():
             return _node(data)
-        case e.AlertRaised(node=node, text=said):
+        case AlertRaised(node=node, text=said):
             return f"{node} {said}" if node else said
-        case e.AlertCleared():
+        case AlertCleared():
             return _cleared(data)
-        case e.RecordState(problem=problem):
+        case RecordState(problem=problem):
             return problem or "recording works again"
-        case e.NoteWritten(text=said) | e.Notice(text=said) | e.AlertFailed(text=said):
+        case NoteWritten(text=said) | Notice(text=said) | AlertFailed(text=said):
             return said
 
 
-def before_after(data: e.AnyEvent) -> tuple[str, str] | None:
-    """What a change found and what it left, as short texts; None for what changes nothing."""
-    if not isinstance(data, e.Change):
+def before_after(data: AnyEvent) -> tuple[str, str] | None:
+    """Return what a change found and what it left, as short texts; None for what changes nothing."""
+    if not isinstance(data, Change):
         return None
     match data:
-        case e.SharesChanged(before=before, after=after):
+        case SharesChanged(before=before, after=after):
             return _by_node(before), _by_node(after)
-        case e.MicroBatchChanged(before=before, after=after):
+        case MicroBatchChanged(before=before, after=after):
             return _sizes(before), _sizes(after)
-        case e.LearningRateChanged():
+        case LearningRateChanged():
             was = f"{_rate(data.before)} constant" if data.was_constant else _rate(data.before)
             if data.before == data.after and (data.was_constant or data.schedule == "scale"):
                 return was, was
             return was, f"{_rate(data.after)} {'constant' if data.schedule == 'set' else 'scaled'}"
-        case e.GlobalBatchChanged():
+        case GlobalBatchChanged():
             rate = "scaled with it" if data.schedule == "scale" else "unchanged"
             same = data.before == data.after
             return str(data.before), str(data.after) if same else f"{data.after}, learning rate {rate}"
-        case e.LeadChanged(before=before, after=after, term=term):
+        case LeadChanged(before=before, after=after, term=term):
             return f"{before} leads", f"{after} leads, term {term}"
-        case e.RunStateChanged(before=before, after=after):
+        case RunStateChanged(before=before, after=after):
             return (before, after) if before else None
-        case e.NodeStateChanged(node=node, before=before, after=after):
+        case NodeStateChanged(node=node, before=before, after=after):
             return f"{node} {before}", f"{node} {after}"
-        case e.PolicyModeChanged(name=name, before=before, after=after):
+        case PolicyModeChanged(name=name, before=before, after=after):
             return f"{name} {before}", f"{name} {after}"
 
 
-def result(data: e.AnyEvent) -> tuple[str | None, str | None]:
+def result(data: AnyEvent) -> tuple[str | None, str | None]:
     """`before` and `after` as a command's reply and an export have them; of an alert its id."""
     change = before_after(data)
     if change is not None:
         return change
     match data:
-        case e.CommandApplied(result=done):
+        case CommandApplied(result=done):
             return None, done or None
-        case e.Evaluated(loss=loss):
+        case Evaluated(loss=loss):
             return None, f"loss {loss:.4f}"
-        case e.Sampled(answer=answer, prompts=prompts):
+        case Sampled(answer=answer, prompts=prompts):
             return None, answer or f"{prompts} answers"
-        case e.CheckpointWritten(step=step):
+        case CheckpointWritten(step=step):
             return None, f"step-{step}"
-        case e.ProbePassed(difference=difference):
+        case ProbePassed(difference=difference):
             return None, f"{difference:.2g}"
-        case e.AlertRaised(id=id) | e.AlertCleared(id=id) | e.AlertFailed(id=id):
+        case AlertRaised(id=id) | AlertCleared(id=id) | AlertFailed(id=id):
             return None, id or None
         case (
-            e.SharesChanged() | e.MicroBatchChanged() | e.LearningRateChanged() | e.GlobalBatchChanged()
-            | e.LeadChanged() | e.RunStateChanged() | e.RunBranched() | e.NodeStateChanged() | e.PolicyModeChanged()
-            | e.PolicyAdvised() | e.PolicyActed() | e.CommandFailed() | e.NoteWritten() | e.GenerationFormed()
-            | e.GenerationLeft() | e.StepSkipped() | e.StepRetracted() | e.StepsStopped() | e.StateShared()
-            | e.SampleFailed() | e.CheckpointFailed() | e.RankChanged() | e.SharesUnmeasured() | e.NodeState()
-            | e.RecordState() | e.Notice() | e.SetupChanged() | e.CheckpointCopied() | e.Profiled()
-            | e.ProfileFailed()
-        ):  # fmt: skip
+            SharesChanged()
+            | MicroBatchChanged()
+            | LearningRateChanged()
+            | GlobalBatchChanged()
+            | LeadChanged()
+            | RunStateChanged()
+            | RunBranched()
+            | NodeStateChanged()
+            | PolicyModeChanged()
+            | PolicyAdvised()
+            | PolicyActed()
+            | CommandFailed()
+            | NoteWritten()
+            | GenerationFormed()
+            | GenerationLeft()
+            | StepSkipped()
+            | StepRetracted()
+            | StepsStopped()
+            | StateShared()
+            | SampleFailed()
+            | CheckpointFailed()
+            | RankChanged()
+            | SharesUnmeasured()
+            | NodeState()
+            | RecordState()
+            | Notice()
+            | SetupChanged()
+            | CheckpointCopied()
+            | Profiled()
+            | ProfileFailed()
+        ):
             return None, None
 
 
-def checkpoint_cost(written: e.CheckpointWritten) -> str:
+def checkpoint_cost(written: CheckpointWritten) -> str:
     """`, 82.1 MB, loop paused 14 ms`; empty where it isn't known."""
     size = f", {written.size_bytes / 1e6:,.1f} MB" if written.size_bytes is not None else ""
     pause = f", loop paused {written.loop_seconds * 1e3:,.0f} ms" if written.loop_seconds is not None else ""
     return size + pause
 
 
-def _shares(data: e.SharesChanged) -> str:
+def _shares(data: SharesChanged) -> str:
     moved = _moved(data.before, data.after)
     if data.lost:
         return f"{data.lost} is {'refused' if data.refused else 'lost'}: {data.cause}; {moved}"
@@ -212,15 +299,16 @@ def _shares(data: e.SharesChanged) -> str:
 
 
 def _moved(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """Of shares by node those that are other than they were."""
+    """Return the shares by node that are other than they were."""
     parts = [
-        f"{node} {before.get(node, 0)}{ARROW}{after.get(node, 0)}" for node in {**before, **after}
+        f"{node} {before.get(node, 0)}{ARROW}{after.get(node, 0)}"
+        for node in {**before, **after}
         if before.get(node, 0) != after.get(node, 0)
-    ]  # fmt: skip
+    ]
     return ", ".join(parts) or "all shares unchanged"
 
 
-def _sizes_changed(before: e.Pairs, after: e.Pairs) -> str:
+def _sizes_changed(before: Pairs, after: Pairs) -> str:
     """Each rank's sizes; of several with the same ones only the nodes."""
     parts: dict[str, list[str]] = {}
     for (node, size_before), (_, size_after) in zip(before, after, strict=False):
@@ -231,7 +319,7 @@ def _sizes_changed(before: e.Pairs, after: e.Pairs) -> str:
     return "; ".join(f"{', '.join(nodes)} {change}".strip() for change, nodes in parts.items())
 
 
-def _profiled(data: e.Profiled) -> str:
+def _profiled(data: Profiled) -> str:
     first, last = f"{data.first_step:,}", f"{data.last_step:,}"
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     cost = f"{data.size_bytes / 1e6:,.1f} MB, loop paused {data.loop_seconds * 1e3:,.0f} ms"
@@ -243,7 +331,7 @@ def _seconds(value: float) -> str:
     return f"{value:.2g} s" if value < 10 else f"{value:,.0f} s"
 
 
-def _run_state(data: e.RunStateChanged) -> str:
+def _run_state(data: RunStateChanged) -> str:
     if data.before:
         return f"{data.before}{ARROW}{data.after}"
     match data.after:
@@ -258,7 +346,7 @@ def _run_state(data: e.RunStateChanged) -> str:
             return f"{data.after}{at}: {data.reason}" if data.reason else f"{data.after}{at}"
 
 
-def _rank(data: e.RankChanged) -> str:
+def _rank(data: RankChanged) -> str:
     who, several = ", ".join(data.ranks), len(data.ranks) > 1
     match data.state:
         case "restarted":
@@ -279,14 +367,14 @@ def _rank(data: e.RankChanged) -> str:
             return f"{who} ran out of memory at a micro-batch of 1: {data.detail}"
 
 
-def _formed(data: e.GenerationFormed) -> str:
+def _formed(data: GenerationFormed) -> str:
     said = f"{data.generation} formed, {data.count} rank{'s' if data.count != 1 else ''}"
     said += f" by {data.engine}" if data.engine != "none" else ""
     said += f"; {', '.join(data.behind)} synced from {data.source}" if data.source else ""
     return said + (f"; the ranks waited {_seconds(data.waited_seconds)}" if data.waited_seconds is not None else "")
 
 
-def _node(data: e.NodeState) -> str:
+def _node(data: NodeState) -> str:
     match data.state:
         case "silent":
             return f"{data.node}'s agent is silent: {data.detail}"
@@ -300,7 +388,7 @@ def _node(data: e.NodeState) -> str:
             return f"reconnected to {data.node}'s trainer"
 
 
-def _cleared(data: e.AlertCleared) -> str:
+def _cleared(data: AlertCleared) -> str:
     lasted = ""
     if data.seconds is not None:
         minutes = data.seconds / 60
@@ -320,7 +408,7 @@ def _by_node(shares: Mapping[str, int]) -> str:
     return " ".join(f"{node}={share}" for node, share in shares.items())
 
 
-def _sizes(sizes: e.Pairs) -> str:
+def _sizes(sizes: Pairs) -> str:
     """One rank's micro-batch as a number; several with their nodes."""
     return str(sizes[0][1]) if len(sizes) == 1 else " ".join(f"{node}={size}" for node, size in sizes)
 

@@ -419,21 +419,45 @@ def nodes_of(data: AnyEvent) -> frozenset[str]:
         case SharesUnmeasured():
             found = {*data.nodes}
         case (
-            NodeStateChanged() | CommandApplied() | CommandFailed() | CheckpointFailed() | CheckpointCopied()
-            | NodeState() | AlertRaised() | AlertCleared() | Sampled() | SampleFailed() | Profiled() | ProfileFailed()
-        ):  # fmt: skip
+            NodeStateChanged()
+            | CommandApplied()
+            | CommandFailed()
+            | CheckpointFailed()
+            | CheckpointCopied()
+            | NodeState()
+            | AlertRaised()
+            | AlertCleared()
+            | Sampled()
+            | SampleFailed()
+            | Profiled()
+            | ProfileFailed()
+        ):
             found = {data.node}
         case (
-            LearningRateChanged() | GlobalBatchChanged() | RunStateChanged() | RunBranched() | PolicyModeChanged()
-            | PolicyAdvised() | PolicyActed() | NoteWritten() | GenerationLeft() | StepSkipped() | StepRetracted()
-            | StepsStopped() | Evaluated() | CheckpointWritten() | AlertFailed() | RecordState() | Notice()
+            LearningRateChanged()
+            | GlobalBatchChanged()
+            | RunStateChanged()
+            | RunBranched()
+            | PolicyModeChanged()
+            | PolicyAdvised()
+            | PolicyActed()
+            | NoteWritten()
+            | GenerationLeft()
+            | StepSkipped()
+            | StepRetracted()
+            | StepsStopped()
+            | Evaluated()
+            | CheckpointWritten()
+            | AlertFailed()
+            | RecordState()
+            | Notice()
             | SetupChanged()
-        ):  # fmt: skip
+        ):
             found = set()
     return frozenset(map(_node_of, found)) - {""}
 
 
 def _node_of(rank: str) -> str:
-    """Of a rank as people name it: a node, or node:rank."""
+    """Return the node of a rank as people name it: a node, or node:rank."""
     node, _, number = rank.rpartition(":")
     return node if number.isdigit() and node else rank

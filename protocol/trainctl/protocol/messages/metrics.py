@@ -430,7 +430,7 @@ _OWN_TABLES: Final = frozenset({"eval_loss", "perplexity", "drift"}) | EVALUATED
 
 
 def is_by_name(name: str) -> bool:
-    """Whether a metric goes in `values` and `metric_values`, and has no column or table of its own."""
+    """Return whether a metric goes in `values` and `metric_values`, and has no column or table of its own."""
     metric = METRICS.get(name)
     return metric is None or metric.scope == "host" or not (metric.sql or metric.field or name in _OWN_TABLES)
 

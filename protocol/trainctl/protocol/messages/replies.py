@@ -451,7 +451,7 @@ class WorkSummary(msgspec.Struct, frozen=True):
 
     @property
     def is_active(self) -> bool:
-        """Whether the work is in progress."""
+        """Return whether the work is in progress."""
         return self.view.state in ("receiving", "running")
 
 

@@ -29,12 +29,12 @@ from trainctl.protocol.messages.verbs import VERBS
 
 
 def peak_bytes(values: Mapping[str, float]) -> float | None:
-    """Of metrics by name, the peak of memory in a step; None where it isn't known."""
+    """Return the peak of memory in a step from metrics by name; None where it isn't known."""
     return values.get("memory_peak_bytes")
 
 
 def peak_or_held(values: Mapping[str, float]) -> float | None:
-    """Of metrics by name, the peak of memory, or what was held where no peak is known."""
+    """Return the peak of memory from metrics by name, or what was held where no peak is known."""
     return values.get("memory_peak_bytes", values.get("memory_bytes"))
 
 
@@ -167,12 +167,12 @@ class RunView(Message, tag="run-view", frozen=True):
 
     @property
     def rate_unit(self) -> str:
-        """Of the run's rate: `tokens/s`."""
+        """Return the unit of the run's rate: `tokens/s`."""
         return f"{self.weight_unit}/s"
 
     @property
     def sample_unit(self) -> str:
-        """What the samples of its batches are called."""
+        """Return what the samples of its batches are called."""
         return PAIRS if self.weight_unit == PAIRS else SAMPLES
 
     @property
@@ -182,18 +182,19 @@ class RunView(Message, tag="run-view", frozen=True):
 
     @property
     def perplexity(self) -> float | None:
-        """Of the newest evaluation; None without one, or if the loss is in another unit than nats per token."""
+        """Return the perplexity of the newest evaluation; None without one, or if the loss is in another unit than nats
+        per token."""
         return perplexity(self.eval_loss, self.loss_unit)
 
     def unit_of(self, metric: Metric) -> str:
-        """Of a metric, by what the run is trained for."""
+        """Return the unit of a metric, by what the run is trained for."""
         if metric.unit == METRICS["loss"].unit:
             return self.loss_unit
         is_rate = metric.name == self.rate_metric  # the weight of other runs is of tokens too, and not their rate
         return self.rate_unit if is_rate else metric.unit
 
     def takes_over(self, shown: "RunView") -> bool:
-        """Whether who watches `shown`, and has chosen no run, continues with this one."""
+        """Return whether who watches `shown`, and has chosen no run, continues with this one."""
         return self.state in ACTIVE_RUN_STATES and (self.kind == "hosted" or shown.state not in ACTIVE_RUN_STATES)
 
     def why_not(self, verb: str) -> str:
@@ -275,7 +276,7 @@ class RankStep(Message, tag="rank-step", frozen=True):
 
     @property
     def own_tokens_per_second(self) -> float | None:
-        """What the rank would do alone: tokens / (data + forward + backward); None if either is not known."""
+        """Return what the rank would do alone: tokens / (data + forward + backward); None if either is not known."""
         busy_seconds = self.phases.busy
         return self.tokens / busy_seconds if self.tokens and busy_seconds > 0 else None
 
@@ -291,7 +292,7 @@ class RankStep(Message, tag="rank-step", frozen=True):
 
     @property
     def peak_or_held_bytes(self) -> float | None:
-        """What the step needed of memory: its peak, or what was held after it where no peak is known."""
+        """Return what the step needed of memory: its peak, or what was held after it where no peak is known."""
         return peak_or_held(self.values)
 
 
@@ -437,12 +438,12 @@ class Event(Message, tag="event", frozen=True):
 
     @property
     def before(self) -> str | None:
-        """What it found, if it changed something."""
+        """Return what it found, if it changed something."""
         return event_prose.result(self.data)[0]
 
     @property
     def after(self) -> str | None:
-        """What it left, or what a command made."""
+        """Return what it left, or what a command made."""
         return event_prose.result(self.data)[1]
 
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.calibration.profile import ProfileSummary
-from trainctl.protocol.config.prompts import Prompt
+from trainctl.protocol.config.names import Prompt
 from trainctl.protocol.messages.base import (
     Count,
     Engine,
@@ -163,7 +163,7 @@ class Phases(msgspec.Struct, frozen=True):
 
     @property
     def busy(self) -> float:
-        """What the rank itself needs for its share: data, forward and backward."""
+        """Return what the rank itself needs for its share: data, forward and backward."""
         return self.data + self.forward + self.backward
 
 

@@ -90,8 +90,8 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 def completions(verb: Verb, before: Iterable[str], word: str) -> list[str]:
-    """What the next word may be that begins with `word`, after the words `before` it: arguments that aren't there yet,
-    and the values of one that has few."""
+    """Return what the next word may be that begins with `word`, after the words `before` it: arguments that aren't
+    there yet, and the values of one that has few."""
     given = {other.partition("=")[0] for other in before}
     left = [argument for argument in arguments_of(verb) if argument.name not in given]
     if "=" not in word:

@@ -15,8 +15,8 @@ from msgspec import Meta
 
 from trainctl.protocol.config import validation_errors
 from trainctl.protocol.config.alert_rules import AlertKind
+from trainctl.protocol.config.names import MAX_ANSWER_TOKENS, PromptText
 from trainctl.protocol.config.policies import PolicyMode, PolicyName
-from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, PromptText
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.base import Count
 
@@ -45,7 +45,7 @@ Knob = Literal["shares", "micro-batch", "global batch", "learning rate"]
 
 
 def _about(meaning: str, unit: str = "", typed: str | None = None, **bounds: Any) -> Meta:
-    """What there is to know of an argument. `typed`: how it begins, where that isn't `name=`."""
+    """Return what there is to know of an argument. `typed`: how it begins, where that isn't `name=`."""
     in_schema = {"x-unit": unit} if unit else None
     return Meta(description=meaning, extra={"unit": unit, "typed": typed}, extra_json_schema=in_schema, **bounds)
 
@@ -350,7 +350,7 @@ class Verb:
 
     @property
     def scope(self) -> Scope:
-        """What carries it out."""
+        """Return what carries it out."""
         return next(scope for scope, kinds in _BY_SCOPE.items() if self.args in get_args(kinds))
 
     @property

@@ -4,21 +4,73 @@ A checkpoint is `checkpoints/step-N/`. It appears under that name only when whol
 other file with its size and SHA-256, so one that was torn later (a full disk, a copy broken off) is told from a
 complete one."""
 
+import bisect
 import contextlib
 import hashlib
+import math
+import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import sync
-from trainctl.protocol.messages import Compute
-from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata
+from trainctl.protocol.messages import Compute, Count, Generation
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.rollups import Evaluation
 from trainctl.protocol.security import received_names
+
+
+class Performance(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the run did up to the checkpoint; None: unknown to the writer."""
+
+    loss: float | None = None  # mean training loss of the checkpoint's step
+    step_seconds: float | None = None  # duration of that step
+    tokens_per_second: float | None = None  # of all ranks, in that step
+    eval_loss: float | None = None  # newest held-out loss in the node's record
+    eval_step: Count | None = None  # step of that evaluation
+
+
+class ParentCheckpoint(msgspec.Struct, frozen=True):
+    """The checkpoint of another run that a branch started from."""
+
+    run: str
+    step: Count
+
+
+class Lineage(msgspec.Struct, frozen=True, kw_only=True):
+    """The run and the step that the checkpoint continues."""
+
+    run: str
+    resumed_from: Count | None = None  # step of the checkpoint that the writer loaded; None: it loaded none
+    generation: Generation | None = None  # generation that committed the step; None: the writer was given the state
+    parent: ParentCheckpoint | None = None  # of a branch; None: the run started at step 0, or 0.2.0 wrote it
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The node and the software that wrote the checkpoint."""
+
+    node: str
+    program: str  # version of trainctl
+    python: str
+    library: str  # array library and its version, for example torch 2.13.0
+    device: str
+    system: str  # operating system and processor, for example Linux x86_64
+
+
+class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    recipe: dict[str, Any]  # the run file with its defaults, without [nodes.NAME] env
+    performance: Performance
+    lineage: Lineage
+    environment: Environment
+
 
 MANIFEST_NAME: Final = "manifest.json"
 STATE_NAME: Final = "state.json"
@@ -44,7 +96,7 @@ class _Position(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What manifest.json holds."""
+    """The content of manifest.json."""
 
     format: int = MANIFEST_FORMAT
     run: str
@@ -161,7 +213,7 @@ def outdated(checkpoints: Path) -> list[Path]:
 
 
 def first_of_each(steps: Iterable[int], every: int) -> set[int]:
-    """Of the steps, the first at or after each multiple of `every` (0: none). A checkpoint that is due while another is
+    """Return the first steps at or after each multiple of `every` (0: none). A checkpoint that is due while another is
     being written is of a later step. These stay the first ones when others are removed, and when later ones come."""
     if not every:
         return set()
@@ -175,3 +227,47 @@ def digest_of(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_left_by_dead(pid: int) -> bool:
+    """Return whether no one works any more on what was named after `pid`. Our own number means a predecessor that had
+    it, so don't ask while at work on such a folder."""
+    import psutil  # of the extra `tui`
+
+    if pid == os.getpid():
+        return True
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
+
+
+def best_step(steps: Collection[int], evaluations: Sequence[Evaluation]) -> int | None:
+    """Return the step whose held-out loss is lowest; the newest of equals; None if none was evaluated."""
+    ascending, losses = sorted(steps), dict[int, float]()
+    for one in sorted(evaluations, key=lambda one: one.step):
+        if (at := bisect.bisect_left(ascending, one.step)) < len(ascending):
+            losses[ascending[at]] = one.loss
+    finite = [step for step, loss in losses.items() if math.isfinite(loss)]
+    return min(finite, key=lambda step: (losses[step], -step), default=None)
+
+
+def best_checkpoint(paths: RunPaths, before: int | None = None) -> Path | None:
+    """The best complete one, of those before step `before`, as this node's copy of the record has it now; None without
+    an evaluation or a record."""
+    found = dict[int, Path]()
+    for folder in listed(paths.checkpoints):
+        try:
+            step = read_manifest(folder).step
+        except InvalidInputError:
+            continue
+        if before is None or step < before:
+            found[step] = folder
+    try:
+        with RecordReader(paths) as record:
+            best = best_step(found, record.evaluations())
+    except InvalidInputError:
+        return None
+    return found[best] if best is not None else None

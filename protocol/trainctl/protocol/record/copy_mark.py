@@ -11,7 +11,7 @@ from typing import Final
 from trainctl.protocol.config.run_file import COPY_COMMAND, STORES, is_rsync_target
 from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.protocol.files.durable_files import make_folder, write_file
-from trainctl.protocol.record.leftovers import is_left_by_dead
+from trainctl.protocol.record.checkpoints import is_left_by_dead
 
 COPYING: Final = ".copying"
 """File in `checkpoints`: ID of the only copying process, and the step that it copies."""

@@ -122,8 +122,9 @@ class Span(NamedTuple):
 
 
 def spans(first: int, last: int, level: int, newest: int) -> list[Span]:
-    """What first..last of a metric by name is read from, in order: at `level` as far as whole buckets reach, and its
-    ends at finer ones. A bucket is whole once a step after it is committed; `newest` is the last of the record."""
+    """Return the spans that first..last of a metric by name is read from, in order: at `level` as far as whole buckets
+    reach, and its ends at finer ones. A bucket is whole once a step after it is committed; `newest` is the last of the
+    record."""
     if last < first:
         return []
     if level == 0:

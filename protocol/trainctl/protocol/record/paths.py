@@ -2,14 +2,17 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import stat
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any, Final
 
 from trainctl.protocol.config.names import state_folder
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.security import received_names
 
 
 def state_root() -> Path:
@@ -110,3 +113,20 @@ class RunPaths:
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"
+
+
+VALUES_NAME: Final = "values.bin"
+"""Little-endian float32."""
+NOTES_NAME: Final = "reference.json"
+"""What the values are of, and their SHA-256 digest."""
+
+
+def stored_digest(folder: Path) -> str:
+    """The digest of a folder's values; empty if it holds none that can be read."""
+    try:
+        with received_names.opened(folder, NOTES_NAME) as file:
+            notes: Any = json.load(file)
+        found = notes["digest"] if (folder / VALUES_NAME).is_file() else ""
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+    return found if isinstance(found, str) else ""

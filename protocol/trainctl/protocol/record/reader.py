@@ -14,8 +14,25 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
+from trainctl.protocol.messages import (
+    METRICS,
+    PHASES,
+    RANK_COLUMNS,
+    Event,
+    Generation,
+    HeldOutPairs,
+    HostReading,
+    KeptPairs,
+    Phases,
+    RankStep,
+    RunView,
+    Sample,
+    Series,
+    StepCommitted,
+    is_by_name,
+    perplexity,
+)
 from trainctl.protocol.messages.events import AnyEvent, Notice
 from trainctl.protocol.record.downsampling import (
     NAMED_ROLLUPS,
@@ -30,7 +47,6 @@ from trainctl.protocol.record.downsampling import (
     spans,
     standing,
 )
-from trainctl.protocol.record.packed_values import unpack, values_of
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import (
     EVALUATION_METRIC,
@@ -41,6 +57,8 @@ from trainctl.protocol.record.rollups import (
     WITHOUT_ROLLUPS,
     Evaluation,
     is_finite,
+    unpack,
+    values_of,
 )
 from trainctl.protocol.record.schema import (
     NOT_GIVEN,
@@ -51,7 +69,7 @@ from trainctl.protocol.record.schema import (
     refusing_damage,
 )
 from trainctl.protocol.wire import codec
-from trainctl.protocol.wire.json_text import decode_json
+from trainctl.protocol.wire.codec import decode_json
 
 LEAD_VIEW_KEY, VIEW_KEY = "lead-view", "view"
 """Keys of the run as its lead last showed it, which all nodes keep, and as this node's agent knew it."""
@@ -68,8 +86,8 @@ _NUMBERS = ("weight", "learning_rate", "step_seconds", "tokens_total", "weight_t
 """Columns of a step that hold NOT_A_NUMBER for a NaN."""
 _RANK_COLUMNS = (
     "r.term, r.n, r.step, r.rank, r.node, r.tokens, r.samples, r.micro_batch, r.replays, r.step_seconds,"
-    f" {', '.join(f'r.{name}_seconds' for name in m.PHASES)}, r.weight,"
-    f" {', '.join(f'r.{name}' for name in m.RANK_COLUMNS)}"
+    f" {', '.join(f'r.{name}_seconds' for name in PHASES)}, r.weight,"
+    f" {', '.join(f'r.{name}' for name in RANK_COLUMNS)}"
 )
 _RANKS = """
     WITH RECURSIVE found(rank) AS (
@@ -93,7 +111,7 @@ class Totals(NamedTuple):
 
 
 class _OfRun(msgspec.Struct, frozen=True):
-    """Of a kept RunView, of whatever version: whose record it is."""
+    """The part of a kept RunView, of whatever version, that says whose record it is."""
 
     run: str
 
@@ -146,11 +164,11 @@ class RecordReader:
         except msgspec.MsgspecError:
             return self._folder
 
-    def view(self) -> m.RunView | None:
+    def view(self) -> RunView | None:
         """The run as its lead kept it last, in each node's copy, in the folder where the record is now; as this node's
         agent did if no lead has, or only of an older term. None where nothing was kept. Raises msgspec.MsgspecError for
         a view of another version."""
-        kept = [decode_json(text, m.RunView) for key in VIEW_KEYS if (text := self.meta(key)) is not None]
+        kept = [decode_json(text, RunView) for key in VIEW_KEYS if (text := self.meta(key)) is not None]
         if not kept:
             return None
         newest = max(kept, key=lambda view: view.generation.term)  # the first of two that are equal
@@ -161,11 +179,11 @@ class RecordReader:
         return dict(self._rows("SELECT key, value FROM meta"))
 
     def meta(self, key: str) -> str | None:
-        """What the writer keeps under `key`, None if nothing."""
+        """Return what the writer keeps under `key`, None if nothing."""
         rows = self._rows("SELECT value FROM meta WHERE key = ?", (key,))
         return rows[0][0] if rows else None
 
-    def last_step(self) -> m.StepCommitted | None:
+    def last_step(self) -> StepCommitted | None:
         """The newest committed step, or None before the first."""
         rows = self._rows(
             f"SELECT {_STEP_COLUMNS} FROM steps WHERE NOT retracted ORDER BY step DESC, term DESC, n DESC LIMIT 1"  # noqa: S608
@@ -173,7 +191,7 @@ class RecordReader:
         return self._step(rows[0], self._values(rows[0][2], rows[0][2], RUN_RANK)) if rows else None
 
     def totals(self) -> Totals:
-        """What all committed steps come to."""
+        """Return the totals of all committed steps."""
         rows = self._rows("SELECT count(*), sum(weight), sum(tokens), sum(step_seconds) FROM steps WHERE NOT retracted")
         nodes = self._rows(
             f"SELECT r.node, sum(r.tokens) FROM {LIVE_RANK_STEPS} GROUP BY r.node ORDER BY r.node"  # noqa: S608
@@ -182,12 +200,12 @@ class RecordReader:
         weight, tokens, seconds = (total or 0.0 for total in sums)
         return Totals(count, weight, tokens, seconds, dict(nodes))
 
-    def is_retracted(self, step: int, generation: m.Generation) -> bool:
-        """Whether there is a row of the step, of this generation, that does not stand."""
+    def is_retracted(self, step: int, generation: Generation) -> bool:
+        """Return whether there is a row of the step, of this generation, that does not stand."""
         key = (step, generation.term, generation.n)
         return bool(self._rows("SELECT 1 FROM steps WHERE step = ? AND term = ? AND n = ? AND retracted", key))
 
-    def steps(self, after: int = 0, limit: int = 500) -> tuple[tuple[m.StepCommitted, ...], bool]:
+    def steps(self, after: int = 0, limit: int = 500) -> tuple[tuple[StepCommitted, ...], bool]:
         """Up to `limit` steps above `after`, ascending, and whether there are more."""
         rows = self._rows(
             f"SELECT {_STEP_COLUMNS} FROM steps WHERE step > ? AND NOT retracted ORDER BY step LIMIT ?",  # noqa: S608
@@ -197,7 +215,7 @@ class RecordReader:
         values = self._values(page[0][2], page[-1][2], RUN_RANK) if page else {}
         return tuple(self._step(row, values) for row in page), len(rows) > limit
 
-    def step_by(self, step: int, generation: m.Generation) -> int:
+    def step_by(self, step: int, generation: Generation) -> int:
         """The newest step up to `step` that was committed in `generation` or one before it; 0 if there is none."""
         rows = self._rows(
             "SELECT max(step) FROM steps WHERE step <= ? AND (term, n) <= (?, ?) AND NOT retracted",
@@ -210,11 +228,11 @@ class RecordReader:
         rows = self._rows("SELECT max(id) FROM events WHERE id <= ? AND coalesce(term, 0) <= ?", (event, term))
         return rows[0][0] or 0
 
-    def rank_steps(self, step: int) -> tuple[m.RankStep, ...]:
+    def rank_steps(self, step: int) -> tuple[RankStep, ...]:
         """Each rank's part of a committed step, by rank; empty if the step is not in the record."""
         return self.parts_between(step, step)
 
-    def parts_between(self, first: int, last: int) -> tuple[m.RankStep, ...]:
+    def parts_between(self, first: int, last: int) -> tuple[RankStep, ...]:
         """The ranks' parts of the committed steps first..last, by step and rank."""
         sql = f"SELECT {_RANK_COLUMNS} FROM {LIVE_RANK_STEPS} WHERE r.step BETWEEN ? AND ? ORDER BY r.step, r.rank"  # noqa: S608
         values = self._values(first, last)
@@ -226,14 +244,14 @@ class RecordReader:
 
     def series_ranks(self, metric: str) -> tuple[int | None, ...]:
         """The ranks that `metric` has a series of, None for the run; one that the run brought may be both's."""
-        if metric not in m.METRICS:
+        if metric not in METRICS:
             return (None, *self.ranks())
-        return (None,) if m.METRICS[metric].scope == "run" else self.ranks()
+        return (None,) if METRICS[metric].scope == "run" else self.ranks()
 
     def own_metrics(self) -> tuple[str, ...]:
         """The metrics that the run brought and the table of metrics doesn't know, by name."""
         names = self._rows("SELECT name FROM metric_names ORDER BY name")
-        return tuple(name for (name,) in names if name not in m.METRICS)
+        return tuple(name for (name,) in names if name not in METRICS)
 
     def _values(self, first: int, last: int, rank: int | None = None) -> _Values:
         """Metrics by name of the steps first..last, by step and rank: of one rank, or of all."""
@@ -250,7 +268,7 @@ class RecordReader:
             found[step, of] = {names[number]: value for number, value in values if number in names}
         return found
 
-    def events(self, after_id: int = 0, limit: int = 200, newest: bool = False) -> tuple[tuple[m.Event, ...], bool]:
+    def events(self, after_id: int = 0, limit: int = 200, newest: bool = False) -> tuple[tuple[Event, ...], bool]:
         """Up to `limit` events above `after_id`, oldest first, and whether there are more of them.
 
         They are the first ones, or with `newest` the last ones.
@@ -263,7 +281,7 @@ class RecordReader:
         kept = rows[:limit]
         return tuple(self._event(row) for row in (reversed(kept) if newest else kept)), len(rows) > limit
 
-    def newest_events(self, limit: int, until: float | None = None, kind: str | None = None) -> tuple[m.Event, ...]:
+    def newest_events(self, limit: int, until: float | None = None, kind: str | None = None) -> tuple[Event, ...]:
         """The newest `limit` events up to `until` (Unix seconds), all or those of a kind, oldest first."""
         rows = self._rows(
             "SELECT * FROM events WHERE at <= ? AND kind = ifnull(?, kind) ORDER BY id DESC LIMIT ?",
@@ -271,41 +289,41 @@ class RecordReader:
         )
         return tuple(self._event(row) for row in reversed(rows))
 
-    def commands_by(self, author: str, limit: int = 3) -> tuple[m.Event, ...]:
+    def commands_by(self, author: str, limit: int = 3) -> tuple[Event, ...]:
         """The newest `limit` events of commands by an author, oldest first."""
         rows = self._rows(
             "SELECT * FROM events WHERE by = ? AND verb IS NOT NULL ORDER BY id DESC LIMIT ?", (author, limit)
         )
         return tuple(self._event(row) for row in reversed(rows))
 
-    def host_reading(self, at: float) -> m.HostReading | None:
+    def host_reading(self, at: float) -> HostReading | None:
         """The newest reading of this record's machine up to a time (Unix seconds), if one was kept."""
         rows = self._rows("SELECT body FROM host WHERE at <= ? ORDER BY at DESC LIMIT 1", (at,))
-        return _stored(rows[0][0], m.HostReading) if rows else None
+        return _stored(rows[0][0], HostReading) if rows else None
 
-    def last_host_reading(self, node: str) -> m.HostReading | None:
+    def last_host_reading(self, node: str) -> HostReading | None:
         """The newest of a node's machine, None without one."""
         rows = self._rows("SELECT body FROM host WHERE node = ? ORDER BY rowid DESC LIMIT 1", (node,))
-        return next((_stored(body, m.HostReading) for (body,) in rows), None)
+        return next((_stored(body, HostReading) for (body,) in rows), None)
 
-    def host_readings(self, after: int = 0, limit: int = 500) -> tuple[tuple[m.HostReading, ...], int]:
-        """Those of this program's version among `limit` readings after a row, as they came, and the last row of them;
-        0 where there is none after it."""
+    def host_readings(self, after: int = 0, limit: int = 500) -> tuple[tuple[HostReading, ...], int]:
+        """Return the readings of this program's version among `limit` after a row, as they came, and the last row of
+        them; 0 where there is none after it."""
         rows = self._rows("SELECT rowid, body FROM host WHERE rowid > ? ORDER BY rowid LIMIT ?", (after, limit))
-        readings = tuple(found for _, body in rows if (found := _stored(body, m.HostReading)) is not None)
+        readings = tuple(found for _, body in rows if (found := _stored(body, HostReading)) is not None)
         return readings, rows[-1][0] if rows else 0
 
-    def newest_host_readings(self, limit: int, until: float | None = None) -> tuple[m.HostReading, ...]:
-        """Those of this program's version among the newest `limit` readings of all nodes, oldest first; `until`: none
-        after this time (Unix seconds)."""
+    def newest_host_readings(self, limit: int, until: float | None = None) -> tuple[HostReading, ...]:
+        """Return the readings of this program's version among the newest `limit` of all nodes, oldest first; `until`:
+        none after this time (Unix seconds)."""
         rows = self._rows(
             "SELECT body FROM host WHERE at <= ? ORDER BY rowid DESC LIMIT ?",
             (math.inf if until is None else until, limit),
         )
-        found = (_stored(body, m.HostReading) for (body,) in reversed(rows))
+        found = (_stored(body, HostReading) for (body,) in reversed(rows))
         return tuple(reading for reading in found if reading is not None)
 
-    def samples(self, after: int = 0, limit: int = 100, newest: bool = False) -> tuple[tuple[m.Sample, ...], int, bool]:
+    def samples(self, after: int = 0, limit: int = 100, newest: bool = False) -> tuple[tuple[Sample, ...], int, bool]:
         """Up to `limit` answers of the model after a row, oldest first, the last row of them, and whether there are
         more. They are the first ones, or with `newest` the last ones."""
         order = "DESC" if newest else "ASC"
@@ -314,16 +332,17 @@ class RecordReader:
             (after, limit + 1),
         )
         kept = found[:limit][::-1] if newest else found[:limit]
-        read = (_stored(body, m.Sample) for _, body in kept)
+        read = (_stored(body, Sample) for _, body in kept)
         return tuple(one for one in read if one is not None), kept[-1][0] if kept else after, len(found) > limit
 
-    def held_out_pairs(self, limit: int, after_step: int = 0) -> tuple[m.HeldOutPairs, ...]:
-        """Of the newest `limit` steps from a step on with an evaluation of pairs, the newest of each, ascending."""
+    def held_out_pairs(self, limit: int, after_step: int = 0) -> tuple[HeldOutPairs, ...]:
+        """Return the newest pairs of each of the newest `limit` steps from a step on that evaluated pairs,
+        ascending."""
         rows = self._rows(
             "SELECT body, max(at) FROM held_out_pairs WHERE step >= ? GROUP BY step ORDER BY step DESC LIMIT ?",
             (after_step, limit),
         )
-        read = (_stored(body, m.KeptPairs) for body, _ in reversed(rows))
+        read = (_stored(body, KeptPairs) for body, _ in reversed(rows))
         return tuple(one.pairs for one in read if one is not None)
 
     def evaluations(self, *, undone: bool = False) -> tuple[Evaluation, ...]:
@@ -348,7 +367,7 @@ class RecordReader:
     def series(
         self, metric: str, rank: int | None = None, first_step: int = 0, last_step: int | None = None,
         columns: int = 120,
-    ) -> m.Series:  # fmt: skip
+    ) -> Series:  # fmt: skip
         """A metric between two steps (None: the newest) in at most `columns` buckets, whatever the span. Buckets
         without a finite value are absent. Raises InvalidInputError naming the metric, rank or columns at fault."""
         self._check_series(metric, rank, columns)
@@ -358,8 +377,8 @@ class RecordReader:
         first = max(first_step, 0 if metric in OF_EVALUATIONS else oldest)
         last = newest if last_step is None else min(last_step, newest)
         if last < first:
-            return m.Series(metric, rank, 1, (), (), (), (), ())
-        by_name, of = m.is_by_name(metric), RUN_RANK if rank is None else rank
+            return Series(metric, rank, 1, (), (), (), (), ())
+        by_name, of = is_by_name(metric), RUN_RANK if rank is None else rank
         raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN * (first >= self.values_from())
         zoom = choose(first, last, columns, rollups=metric not in WITHOUT_ROLLUPS, raw_most=raw_most)
         rows: Sequence[tuple[Any, ...]]
@@ -373,15 +392,15 @@ class RecordReader:
             rows = self._rows(series_query(metric), values)
         buckets, minimum, maximum, mean, newest_value = zip(*rows, strict=True) if rows else ((), (), (), (), ())
         starts = tuple(bucket * zoom.bucket_steps for bucket in buckets)
-        return m.Series(metric, rank, zoom.bucket_steps, starts, *map(_floats, (minimum, maximum, mean, newest_value)))
+        return Series(metric, rank, zoom.bucket_steps, starts, *map(_floats, (minimum, maximum, mean, newest_value)))
 
     def values_from(self) -> int:
         """The first step whose metrics by name are kept, and not only their rollups; 0 while none are gone."""
         return int(self.meta(VALUES_FROM) or 0)
 
     def _named(self, metric: str, rank: int, span: Span) -> Sequence[Rollup]:
-        """Of a metric by name, ascending; a step is a bucket of one value. Where the values are gone, the finest
-        buckets stand for a few steps, whole as they are."""
+        """Return the buckets of a metric by name, ascending; a step is a bucket of one value. Where the values are
+        gone, the finest buckets stand for a few steps, whole as they are."""
         if level := span.level or (ROLLUP_LEVELS[0] if span.last < self.values_from() else 0):
             return self._rows(NAMED_ROLLUPS, (metric, rank, level, span.first // level, span.last // level))
         ids = self._rows("SELECT id FROM metric_names WHERE name = ?", (metric,))
@@ -399,7 +418,7 @@ class RecordReader:
 
     def _check_series(self, metric: str, rank: int | None, columns: int) -> None:
         self.check_metric(metric)
-        if metric in m.METRICS and (m.METRICS[metric].scope == "run") != (rank is None):
+        if metric in METRICS and (METRICS[metric].scope == "run") != (rank is None):
             kept = "per rank; specify a rank" if rank is None else "for the whole run; omit the rank"
             raise InvalidInputError("rank", f"{metric} is recorded {kept}")
         if columns < 1:
@@ -407,15 +426,15 @@ class RecordReader:
 
     def check_metric(self, metric: str) -> None:
         """Raises InvalidInputError naming a metric that neither the table nor the run has."""
-        if metric not in m.METRICS and metric not in (own := self.own_metrics()):
-            known = ", ".join((*m.METRICS, *own))
+        if metric not in METRICS and metric not in (own := self.own_metrics()):
+            known = ", ".join((*METRICS, *own))
             raise InvalidInputError("metric", f"unknown metric {metric!r}; the metrics are {known}")
 
     def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         with self._turn, refusing_damage(self.path):
             return self._connection.execute(sql, values).fetchall()
 
-    def _step(self, row: tuple[Any, ...], values: _Values) -> m.StepCommitted:
+    def _step(self, row: tuple[Any, ...], values: _Values) -> StepCommitted:
         names = (name.strip() for name in _STEP_COLUMNS.split(",")[2:])
         fields = dict(zip(names, row[2:], strict=True))
         for name in ("loss", "grad_norm"):
@@ -424,33 +443,33 @@ class RecordReader:
             fields[name] = None if fields[name] is None else float(fields[name])
         fields["tokens"] = None if fields["tokens"] is None else round(fields["tokens"])
         own = values.get((row[2], RUN_RANK), {})
-        return m.StepCommitted(run=self.run, generation=m.Generation(row[0], row[1]), values=own, **fields)
+        return StepCommitted(run=self.run, generation=Generation(row[0], row[1]), values=own, **fields)
 
-    def _rank_step(self, row: tuple[Any, ...], values: _Values) -> m.RankStep:
+    def _rank_step(self, row: tuple[Any, ...], values: _Values) -> RankStep:
         term, n, step, rank, node, tokens, samples, micro_batch, replays, *numbers, weight = row[:17]
         seconds, *phases = map(float, numbers)
-        own = {name: float(value) for name, value in zip(m.RANK_COLUMNS, row[17:], strict=True) if value is not None}
-        return m.RankStep(
-            run=self.run, generation=m.Generation(term, n), step=step, rank=rank, node=node, tokens=float(tokens),
-            samples=samples, micro_batch=micro_batch, replays=replays, step_seconds=seconds, phases=m.Phases(*phases),
+        own = {name: float(value) for name, value in zip(RANK_COLUMNS, row[17:], strict=True) if value is not None}
+        return RankStep(
+            run=self.run, generation=Generation(term, n), step=step, rank=rank, node=node, tokens=float(tokens),
+            samples=samples, micro_batch=micro_batch, replays=replays, step_seconds=seconds, phases=Phases(*phases),
             weight=None if weight is None else float(weight), values=own | values.get((step, rank), {}),
         )  # fmt: skip
 
-    def _event(self, row: tuple[Any, ...]) -> m.Event:
+    def _event(self, row: tuple[Any, ...]) -> Event:
         number, at, _, severity, by, text, step, term, n, command, verb, _, _, outcome, body, undoes = row
-        return m.Event(
+        return Event(
             id=number, at=at, severity=severity, by=by, data=_event_data(body, text), run=self.run, step=step,
-            generation=None if term is None else m.Generation(term, n), command=command, verb=verb, outcome=outcome,
+            generation=None if term is None else Generation(term, n), command=command, verb=verb, outcome=outcome,
             undoes=undoes,
         )  # fmt: skip
 
 
-def _perplexities(losses: m.Series) -> m.Series:
-    """Of the held-out losses; buckets with one that is too large are left out."""
+def _perplexities(losses: Series) -> Series:
+    """Return the perplexities of the held-out losses; buckets with one that is too large are left out."""
     rows = zip(losses.steps, losses.minimum, losses.maximum, losses.mean, losses.last, strict=True)
-    kept = [(step, *map(math.exp, values)) for step, *values in rows if m.perplexity(max(values)) is not None]
+    kept = [(step, *map(math.exp, values)) for step, *values in rows if perplexity(max(values)) is not None]
     steps, *found = zip(*kept, strict=True) if kept else ((), (), (), (), ())
-    return m.Series("perplexity", losses.rank, losses.bucket_steps, steps, *found)
+    return Series("perplexity", losses.rank, losses.bucket_steps, steps, *found)
 
 
 def _event_data(body: bytes | None, text: str) -> AnyEvent:

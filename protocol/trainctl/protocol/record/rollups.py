@@ -5,13 +5,50 @@ is committed; until then its values are all there is: a run can bring many of th
 A value that is missing, NaN or infinite (from 1e300 on) stays in its row but is in no rollup and no series.
 """
 
+import functools
 import sqlite3
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from trainctl.protocol.messages import EVALUATED, METRICS
-from trainctl.protocol.record.packed_values import unpack
 from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_FROM
+
+_DOUBLE: Final = struct.Struct("<d").unpack_from
+
+
+def pack(values: Mapping[int, float]) -> tuple[bytes, bytes]:
+    """`values` by the metrics' ids."""
+    ids = sorted(values)
+    present = sum(1 << number for number in ids)
+    return present.to_bytes((present.bit_length() + 7) // 8, "little"), struct.pack(
+        f"<{len(ids)}d", *map(values.__getitem__, ids)
+    )
+
+
+def unpack(present: bytes, body: bytes) -> dict[int, float]:
+    """Return what was packed, or of a damaged record what can be read of it."""
+    count = len(body) // 8
+    return dict(zip(_ids(present), struct.unpack(f"<{count}d", body[: 8 * count]), strict=False))
+
+
+def values_of(number: int, rows: Iterable[tuple[int, bytes, bytes]]) -> Iterator[tuple[int, float]]:
+    """Step and value of one metric, of the rows (step, present, body) that have it."""
+    offsets: dict[bytes, int | None] = {}
+    for step, present, body in rows:
+        if present not in offsets:
+            ids = _ids(present)
+            offsets[present] = 8 * ids.index(number) if number in ids else None
+        offset = offsets[present]
+        if offset is not None:
+            yield step, _DOUBLE(body, offset)[0]
+
+
+@functools.lru_cache(1024)
+def _ids(present: bytes) -> tuple[int, ...]:
+    bits = int.from_bytes(present, "little")
+    return tuple(number for number in range(bits.bit_length()) if bits >> number & 1)
+
 
 RUN_RANK: Final = -1
 """The rank under which the rollups keep a metric of the whole run."""
@@ -150,9 +187,11 @@ def _fill(connection: sqlite3.Connection, span: Mapping[str, int]) -> None:
 
 
 def rebuild_rollups(
-    connection: sqlite3.Connection, first: int, last: int,
+    connection: sqlite3.Connection,
+    first: int,
+    last: int,
     fill: Callable[[sqlite3.Connection, Mapping[str, int]], None] = _fill,
-) -> None:  # fmt: skip
+) -> None:
     """Rebuild every bucket that holds one of the steps first..last, the finest from the rows that stand, each coarser
     one from the finer: about ten rows a metric and level, whatever the length of the run. `fill` adds the finest."""
     finer, kept_from = 0, values_from(connection)

@@ -21,9 +21,7 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
 }
 
 
-def copy_readable(
-    path: Path, schema: str, complete: Callable[[sqlite3.Connection], None] = lambda _: None
-) -> Path:  # fmt: skip
+def copy_readable(path: Path, schema: str, complete: Callable[[sqlite3.Connection], None] = lambda _: None) -> Path:
     """Make a new database beside a damaged one, of the rows that can be read of it and what `complete` adds, and return
     its path. Raises InvalidInputError."""
     fresh = path.with_name(f"{path.name}.new")

@@ -3,13 +3,13 @@
 from collections import Counter
 from typing import NamedTuple
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import PHASES, Event, Phases, Sample
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import NOT_GIVEN
 
 _RANK_TOTALS = f"""
     SELECT rank, node, count(*), sum(samples), sum(tokens), sum(step_seconds),
-      {", ".join(f"sum({name}_seconds)" for name in m.PHASES)}
+      {", ".join(f"sum({name}_seconds)" for name in PHASES)}
     FROM rank_steps {{standing}} GROUP BY rank, node ORDER BY rank, count(*) DESC
 """  # noqa: S608  constants of this program
 _LEAST_SYNC = """
@@ -29,7 +29,7 @@ _PAGE = 500
 
 
 class RankTotals(NamedTuple):
-    """What a rank did on one node, over the steps that stand."""
+    """The work of a rank on one node, over the steps that stand."""
 
     rank: int
     node: str
@@ -37,7 +37,7 @@ class RankTotals(NamedTuple):
     samples: int
     tokens: float
     seconds: float  # of its steps, with waits
-    phases: m.Phases  # seconds; of the sum, the wait for slower ranks is in `wait`
+    phases: Phases  # seconds; of the sum, the wait for slower ranks is in `wait`
 
 
 class PlanSpan(NamedTuple):
@@ -76,9 +76,9 @@ class WholeRunReader(RecordReader):
             least.update(dict.fromkeys(ranks.split("\n"), seconds))
         found = []
         for rank, node, steps, samples, tokens, seconds, *phases in self._rows(_RANK_TOTALS.format(standing=standing)):
-            own = m.Phases(*phases)
+            own = Phases(*phases)
             waited = own.sync - least[f"{rank} {node}"]
-            split = m.Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
+            split = Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
             found.append(RankTotals(rank, node, steps, samples, tokens, seconds, split))
         return tuple(found)
 
@@ -108,18 +108,18 @@ class WholeRunReader(RecordReader):
             found.setdefault(bucket * bucket_steps, set()).add(node)
         return found
 
-    def all_events(self, after: int = 0) -> tuple[m.Event, ...]:
-        """Those with a higher id, oldest first."""
-        found: list[m.Event] = []
+    def all_events(self, after: int = 0) -> tuple[Event, ...]:
+        """Return the events with a higher id, oldest first."""
+        found: list[Event] = []
         more = True
         while more:
             some, more = self.events(found[-1].id if found else after, _PAGE)
             found += some
         return tuple(found)
 
-    def all_samples(self) -> tuple[m.Sample, ...]:
+    def all_samples(self) -> tuple[Sample, ...]:
         """Oldest first."""
-        found: list[m.Sample] = []
+        found: list[Sample] = []
         after, more = 0, True
         while more:
             some, after, more = self.samples(after)
@@ -128,7 +128,7 @@ class WholeRunReader(RecordReader):
 
 
 def _loss(value: float | str | None) -> float | None:
-    """As the table keeps it: NULL is a NaN."""
+    """Return the loss of a column, in which NULL is a NaN."""
     if value == NOT_GIVEN:
         return None
     return float("nan") if value is None else float(value)

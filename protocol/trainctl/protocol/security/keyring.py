@@ -40,13 +40,13 @@ class Keyring:
         self._learned: dict[str, str | None] = {}
 
     def learn(self, address: str, public: str | None) -> None:
-        """What an authenticated agent says of another one; the cluster file's word counts for more."""
+        """Keep what an authenticated agent says of another one; the cluster file's word counts for more."""
         self._learned[address] = public
 
     def credentials(self, address: str) -> Credentials | None:
-        """What to speak to the agent at `address` with, None for one on loopback that is not known to have a key.
-        Raises InvalidInputError for one elsewhere whose key isn't known, for another user's socket, and for a lack of
-        own keys."""
+        """Return what to speak to the agent at `address` with, None for one on loopback that is not known to have a
+        key. Raises InvalidInputError for one elsewhere whose key isn't known, for another user's socket, and for a lack
+        of own keys."""
         host = addresses.host(address)
         _check_owner(address)
         is_near = addresses.is_near(address)
@@ -61,9 +61,10 @@ class Keyring:
         if is_near:
             return None
         raise InvalidInputError(
-            address, "the agent's key is unknown; find it with trainctl keys list on the agent's machine, then "
+            address,
+            "the agent's key is unknown; find it with trainctl keys list on the agent's machine, then "
             "put it into the cluster file ([nodes.NAME] key), or give it with --server-key or $TRAINCTL_SERVER_KEY",
-        )  # fmt: skip
+        )
 
     def _named(self, address: str) -> str | None:
         if self._nodes is None:
@@ -86,7 +87,7 @@ def _check_owner(address: str) -> None:
 
 
 def is_own(host: str) -> bool:
-    """Whether a host's name or IP address is this machine's: a socket can be bound to no other."""
+    """Return whether a host's name or IP address is this machine's: a socket can be bound to no other."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError:

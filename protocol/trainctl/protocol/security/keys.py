@@ -17,7 +17,7 @@ import msgspec
 import tomli_w
 from msgspec import Meta
 
-from trainctl.protocol.config import names, toml_file
+from trainctl.protocol.config import names, validation_errors
 from trainctl.protocol.config.addresses import Key, check_public
 from trainctl.protocol.config.names import config_folder
 from trainctl.protocol.errors import InvalidInputError
@@ -95,15 +95,15 @@ class KeyFolder:
         return self.path / "authorized.toml"
 
     def agent(self) -> KeyPair:
-        """What this machine's agent shows and proves itself with."""
+        """Return the pair with which this machine's agent proves itself."""
         return self._pair("agent")
 
     def user(self) -> KeyPair:
-        """What the person, or a script, on this machine proves itself with."""
+        """Return the pair with which the person, or a script, on this machine proves itself."""
         return self._pair("user")
 
     def has(self, which: Literal["agent", "user"]) -> bool:
-        """Whether the pair has been made."""
+        """Return whether the pair has been made."""
         return (self.path / f"{which}.toml").is_file()
 
     def _pair(self, which: str) -> KeyPair:
@@ -114,7 +114,7 @@ class KeyFolder:
             raise InvalidInputError(
                 str(path), f"other users can read this secret (mode {mode:04o}); run: chmod 600 {path}"
             )
-        return toml_file.checked(toml_file.read(path, "key file"), KeyPair, str(path))
+        return validation_errors.checked(validation_errors.read_toml(path, "key file"), KeyPair, str(path))
 
     def authorized(self) -> Authorized:
         """Whose keys may do what here; no one's where there is no file."""
@@ -130,7 +130,7 @@ class KeyFolder:
             if kept.st_mode & 0o022:
                 problem = f"other users can write it (mode {kept.st_mode & 0o777:04o}), and so let anyone in"
                 raise InvalidInputError(str(place), f"{problem}; run: chmod go-w {place}")
-        return toml_file.checked(toml_file.read(path, "list of keys"), Authorized, str(path))
+        return validation_errors.checked(validation_errors.read_toml(path, "list of keys"), Authorized, str(path))
 
     def make(self, name: str | None = None) -> tuple[str, ...]:
         """Make what is missing of the two pairs, and authorise a user's pair that was made as operator. `name`: the

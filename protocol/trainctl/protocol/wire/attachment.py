@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Heartbeat, Live, Snapshot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Gap:
 class Attachment:
     """Where a client stands in one agent's sequence of live messages."""
 
-    def __init__(self, snapshot: m.Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         self.boot, self.seq = snapshot.boot, snapshot.seq
 
-    def judge(self, message: m.Live | m.Heartbeat) -> Literal["deliver", "drop", "reattach"] | Gap:
-        """What to do with a message. A Gap is to be filled first; then judge the message again."""
+    def judge(self, message: Live | Heartbeat) -> Literal["deliver", "drop", "reattach"] | Gap:
+        """Return what to do with a message. A Gap is to be filled first; then judge the message again."""
         if message.boot != self.boot:
             return "reattach"
-        if isinstance(message, m.Heartbeat):
+        if isinstance(message, Heartbeat):
             return Gap(self.boot, self.seq + 1, message.seq) if message.seq > self.seq else "deliver"
         if message.seq <= self.seq:
             return "drop"

@@ -1,13 +1,27 @@
 """Bytes to messages and back, with every size capped before a message type is looked at."""
 
 import math
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgpack
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, VersionError
+from trainctl.protocol.messages import (
+    AgentReply,
+    ClientRequest,
+    FromPeer,
+    FromTrainer,
+    Heartbeat,
+    Kept,
+    Live,
+    Message,
+    RunSteps,
+    ToPeer,
+    ToTrainer,
+    WorkAsk,
+    WorkSlice,
+)
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 
 CONTROL_FRAME_BYTES = 64 * 1024
@@ -22,20 +36,20 @@ CONTROL_CAPS: dict[str, Any] = {
 BULK_CAPS: dict[str, Any] = {**CONTROL_CAPS, "max_str_len": 262144 * 4, "max_array_len": 16384}
 """Limits inside a frame from a client and from elsewhere, as msgpack names them."""
 
-_RUN_STEPS: Final = m.RunSteps.__struct_config__.tag
+_RUN_STEPS: Final = RunSteps.__struct_config__.tag
 """Of all that clients send, the type that carries metrics."""
 _MAY_BE_NAN: Final = frozenset({"loss", "grad_norm", "learning_rate", "values"})
 """Fields of such a message whose numbers need not be finite."""
 _SHORT_BYTES = 4096
 """Bytes up to which a frame is within all limits but those of ignored fields, which are not read."""
-_LIVE: Any = msgspec.msgpack.Decoder(m.Live | m.Heartbeat)
+_LIVE: Any = msgspec.msgpack.Decoder(Live | Heartbeat)
 STORED_VERSIONS: Final = (1, 2)
 """Protocol versions whose plans and readings in a record can be read."""
 _VERSIONED = msgspec.msgpack.encode({"v": PROTOCOL_VERSION})[1:]
 """Start of every message of this version."""
 
 
-def encode(message: m.Message) -> bytes:
+def encode(message: Message) -> bytes:
     """One frame. Raises ProtocolError if it would be over FRAME_BYTES or a value in it can't be a msgpack one."""
     try:
         frame = msgspec.msgpack.encode(message)
@@ -48,48 +62,49 @@ def encode(message: m.Message) -> bytes:
     return frame
 
 
-def decode_live(frame: bytes) -> m.Live | m.Heartbeat:
-    """What an agent published; unknown fields are ignored and NaN may appear. Raises ProtocolError."""
+def decode_live(frame: bytes) -> Live | Heartbeat:
+    """Decode what an agent published; unknown fields are ignored and NaN may appear. Raises ProtocolError."""
     if len(frame) <= _SHORT_BYTES and _VERSIONED in frame:
         try:
-            known: m.Live | m.Heartbeat = _LIVE.decode(frame)
+            known: Live | Heartbeat = _LIVE.decode(frame)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             pass  # the way below finds out what is wrong with it
         else:
             if known.v == PROTOCOL_VERSION:
                 return known
-    message: m.Live | m.Heartbeat = _convert(_unpack(frame, FRAME_BYTES, CONTROL_CAPS), m.Live | m.Heartbeat)
+    message: Live | Heartbeat = _convert(_unpack(frame, FRAME_BYTES, CONTROL_CAPS), Live | Heartbeat)
     return message
 
 
-def decode_control(frame: bytes) -> m.ClientRequest | m.ToPeer:
-    """What comes to an agent's socket for requests, from a client or from another agent. Raises ProtocolError."""
-    return _control(frame, m.ClientRequest | m.ToPeer)  # type: ignore[no-any-return]
+def decode_control(frame: bytes) -> ClientRequest | ToPeer:
+    """Decode what comes to an agent's socket for requests, from a client or from another agent. Raises
+    ProtocolError."""
+    return _control(frame, ClientRequest | ToPeer)  # type: ignore[no-any-return]
 
 
-def decode_peer(frame: bytes) -> m.FromPeer:
+def decode_peer(frame: bytes) -> FromPeer:
     """A message from a follower's agent to the lead's. Raises ProtocolError."""
-    return _bulk(frame, m.FromPeer)  # type: ignore[no-any-return]
+    return _bulk(frame, FromPeer)  # type: ignore[no-any-return]
 
 
-def decode_kept(frame: bytes) -> m.Kept:
+def decode_kept(frame: bytes) -> Kept:
     """One thing that a lead has kept of a run and hands on; NaN may appear. Raises ProtocolError."""
-    return _bulk(frame, m.Kept)  # type: ignore[no-any-return]
+    return _bulk(frame, Kept)  # type: ignore[no-any-return]
 
 
-def decode_reply(frame: bytes) -> m.AgentReply:
-    """What an agent answered. Raises ProtocolError."""
-    return _bulk(frame, m.AgentReply)  # type: ignore[no-any-return]
+def decode_reply(frame: bytes) -> AgentReply:
+    """Decode what an agent answered. Raises ProtocolError."""
+    return _bulk(frame, AgentReply)  # type: ignore[no-any-return]
 
 
-def decode_order(frame: bytes) -> m.ToTrainer | m.WorkSlice:
+def decode_order(frame: bytes) -> ToTrainer | WorkSlice:
     """A message from an agent to a trainer or worker. Raises ProtocolError."""
-    return _bulk(frame, m.ToTrainer | m.WorkSlice)  # type: ignore[no-any-return]
+    return _bulk(frame, ToTrainer | WorkSlice)  # type: ignore[no-any-return]
 
 
-def decode_answer(frame: bytes) -> m.FromTrainer | m.WorkAsk:
+def decode_answer(frame: bytes) -> FromTrainer | WorkAsk:
     """A message from a trainer or worker to its agent. Raises ProtocolError."""
-    return _bulk(frame, m.FromTrainer | m.WorkAsk)  # type: ignore[no-any-return]
+    return _bulk(frame, FromTrainer | WorkAsk)  # type: ignore[no-any-return]
 
 
 def decode_stored(frame: bytes, union: Any) -> Any:
@@ -173,3 +188,44 @@ def _check_finite(value: Any, but: frozenset[str] = frozenset()) -> None:
     elif isinstance(value, list):
         for item in value:
             _check_finite(item, but)
+
+
+T = TypeVar("T")
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+"""Escapes of the control characters that JSON permits in strings."""
+
+
+def encode_json(value: Any) -> str:
+    """Return a value as JSON on one line, with no character that a terminal obeys."""
+    return printable(msgspec.json.encode(with_names(msgspec.to_builtins(value))).decode())
+
+
+def printable(text: str) -> str:
+    """Return JSON with its control characters escaped."""
+    return text.translate(_CONTROLS)
+
+
+def decode_json(text: str, kind: type[T]) -> T:
+    """Return a value of a type from its JSON. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(text, type=kind, strict=False)
+
+
+def with_names(value: Any) -> Any:
+    """Return plain values with the names of numbers that JSON lacks, and with text that UTF-8 can write."""
+    if isinstance(value, str):
+        return value if value.isascii() else _as_written(value)
+    if isinstance(value, dict):
+        return {with_names(name): with_names(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_names(item) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _as_written(text: str) -> str:
+    """Return text with the bytes that the locale's encoding lacks, as in names of files, read as UTF-8."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()

@@ -84,9 +84,12 @@ class HandshakeWatch:
     """Watches one asyncio socket, which is not connected yet, for as long as `start` to `close`."""
 
     def __init__(
-        self, socket: Any, address: str, credentials: Credentials | None,
+        self,
+        socket: Any,
+        address: str,
+        credentials: Credentials | None,
         tell: Callable[[NotAuthorisedError], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`tell` is called with each verdict."""
         self._socket, self._handshakes, self._tell = socket, Handshakes(address, credentials), tell
         self._monitor = socket.get_monitor_socket(_EVENTS)

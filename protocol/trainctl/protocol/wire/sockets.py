@@ -123,14 +123,14 @@ def check_frames(frames: list[bytes], wanted: int) -> list[bytes]:
 
 
 class Sender(NamedTuple):
-    """Of one message."""
+    """The sender of one message."""
 
     public: str = ""  # Z85; empty: the socket uses no keys
     descriptor: int = -1  # of the connection that it came over; -1: not known
 
 
 async def receive_from(socket: Any) -> tuple[list[bytes], Sender]:
-    """As `receive`, and who sent it."""
+    """Receive one message as `receive` does, and say who sent it."""
     frames = await _receive(socket)
     return [frame.bytes for frame in frames], _sender(frames[0])
 
@@ -156,7 +156,8 @@ async def _receive(socket: Any) -> list[Any]:
 
 
 def receive_now(socket: Any) -> list[bytes]:
-    """As `receive`, of a plain socket, without waiting: one message that is there. Raises zmq.Again where none is."""
+    """Receive one message that is there from a plain socket, as `receive` does but without waiting. Raises zmq.Again
+    where none is."""
     frames = [socket.recv(zmq.DONTWAIT)]
     count = 1
     while socket.getsockopt(zmq.RCVMORE):

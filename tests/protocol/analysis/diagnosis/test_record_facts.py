@@ -12,8 +12,7 @@ from tests.tiers import is_soak
 
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
-from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
-from trainctl.protocol.analysis.diagnosis.record_facts import EVENTS_READ, config_of, facts_of_record
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import EVENTS_READ, LiveFacts, config_of, facts_of_record
 from trainctl.protocol.messages.events import CheckpointWritten, NoteWritten
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader

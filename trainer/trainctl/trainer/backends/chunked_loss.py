@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from trainctl.protocol.batch.loss_chunks import Chunking
+from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends.base import Memory

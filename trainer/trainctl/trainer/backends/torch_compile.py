@@ -28,7 +28,7 @@ import torch
 
 from trainctl.protocol.config.run_tables import Compile, DataTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine.compilers import lacking
+from trainctl.protocol.machine.facts import lacking
 from trainctl.trainer.backends.base import CompileMeter
 from trainctl.trainer.data.batch import Batch
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from trainctl.protocol.batch.device_types import types_of_capability
+from trainctl.protocol.batch.device_table import types_of_capability
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends.host_memory import limit_process

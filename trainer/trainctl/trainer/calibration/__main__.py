@@ -32,8 +32,7 @@ from trainctl.protocol.calibration.calibration_lines import (
     CalibrationTrying,
     CalibrationWaits,
 )
-from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskRate, Pass
-from trainctl.protocol.calibration.profile_key import key_of
+from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskRate, Pass, key_of
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError

@@ -26,18 +26,18 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import sync
 from trainctl.protocol.machine.file_digests import files_digests, model_digests
 from trainctl.protocol.messages import Compute
-from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata
 from trainctl.protocol.record.checkpoints import (
     MANIFEST_NAME,
     SET_ASIDE,
     STATE_NAME,
+    CheckpointMetadata,
     FileEntry,
     Manifest,
     digest_of,
+    is_left_by_dead,
     read_manifest,
     verify,
 )
-from trainctl.protocol.record.leftovers import is_left_by_dead
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import State

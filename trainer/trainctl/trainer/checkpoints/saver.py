@@ -15,15 +15,16 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.facts import installed_version
 from trainctl.protocol.messages import CheckpointInfo, Generation, Report
 from trainctl.protocol.messages.events import RunBranched
-from trainctl.protocol.record.best import best_checkpoint
-from trainctl.protocol.record.checkpoint_metadata import (
+from trainctl.protocol.record.checkpoints import (
     CheckpointMetadata,
     Environment,
     Lineage,
+    Manifest,
     ParentCheckpoint,
     Performance,
+    best_checkpoint,
+    read_manifest,
 )
-from trainctl.protocol.record.checkpoints import Manifest, read_manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation

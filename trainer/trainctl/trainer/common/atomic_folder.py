@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainctl.protocol.files import durable_files
 from trainctl.protocol.files.durable_files import naming, sync, sync_all
-from trainctl.protocol.record.leftovers import is_left_by_dead
+from trainctl.protocol.record.checkpoints import is_left_by_dead
 
 _PART = re.compile(r"^\..+\.(\d+)\.part$")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_tables import ModelTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.reference_files import NOTES_NAME, VALUES_NAME
+from trainctl.protocol.record.paths import NOTES_NAME, VALUES_NAME
 from trainctl.trainer.common.errors import first_line
 
 Values = NDArray[np.float32]

@@ -27,8 +27,7 @@ from trainctl.protocol.config.quantization import (
 )
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, installing
-from trainctl.protocol.record.best import best_step
-from trainctl.protocol.record.checkpoints import digest_of, listed, verify
+from trainctl.protocol.record.checkpoints import best_step, digest_of, listed, verify
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora, read_lora, stored_name

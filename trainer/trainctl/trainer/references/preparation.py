@@ -15,7 +15,7 @@ from trainctl.protocol.config.objectives import caches_reference
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.files.durable_files import sync, sync_all
-from trainctl.protocol.record.reference_files import VALUES_NAME, stored_digest
+from trainctl.protocol.record.paths import VALUES_NAME, stored_digest
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.common.atomic_folder import part_of, remove_parts
 from trainctl.trainer.common.errors import DeviceMemoryError

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.data_rates import Assembling, DataRates, StepNeed
+from trainctl.protocol.batch.data_statistics import Assembling, DataRates, StepNeed
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.run_tables import NodeTable, RunFile

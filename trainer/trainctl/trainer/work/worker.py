@@ -28,7 +28,7 @@ from trainctl.protocol.messages.requests import ANSWER_BYTES
 from trainctl.protocol.record.checkpoints import verify
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec, sockets
-from trainctl.protocol.wire.json_text import with_names
+from trainctl.protocol.wire.codec import with_names
 from trainctl.trainer.adapters.lora import read_lora
 from trainctl.trainer.backends.base import Backend, Decoding
 from trainctl.trainer.backends.load import import_library, load

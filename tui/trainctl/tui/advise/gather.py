@@ -16,21 +16,19 @@ from trainctl.protocol.batch.data_statistics import DataStatistics
 from trainctl.protocol.batch.device_table import device_named, device_of
 from trainctl.protocol.batch.eta import Schedule
 from trainctl.protocol.batch.flops import step_flops
-from trainctl.protocol.batch.memory_estimate import MemoryEstimate
-from trainctl.protocol.batch.memory_model import MemoryModel
-from trainctl.protocol.calibration.profile import DeviceProfile, summary
-from trainctl.protocol.calibration.profile_key import settings_digest
+from trainctl.protocol.batch.memory_estimate import MemoryEstimate, MemoryModel
+from trainctl.protocol.calibration.profile import DeviceProfile, settings_digest, summary
 from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config.adapted_layers import adapted_layers
+from trainctl.protocol.config.cluster_file import SimulatedNode
 from trainctl.protocol.config.micro_batches import AUTO
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import AdapterTable, NodeTable, RunFile
-from trainctl.protocol.config.simulated_nodes import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine.compilers import lacks_of
 from trainctl.protocol.machine.devices import AUTO_TYPES, devices_named, read_devices, resolve
+from trainctl.protocol.machine.facts import lacks_of
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.shim import boot_id
 from trainctl.protocol.messages import DeviceTypes

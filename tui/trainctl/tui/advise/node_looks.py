@@ -8,12 +8,10 @@ from typing import NamedTuple
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
-from trainctl.protocol.advice.described_node import described_link, described_node
-from trainctl.protocol.calibration import profile_file
-from trainctl.protocol.calibration.profile import DeviceProfile
+from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, described_link, described_node
+from trainctl.protocol.calibration.profile import DeviceProfile, all_profiles, read_profile
 from trainctl.protocol.client.client import Client
-from trainctl.protocol.config.simulated_nodes import SimulatedNode
+from trainctl.protocol.config.cluster_file import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
 from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.commands.targets import ClusterFile
@@ -47,7 +45,7 @@ async def _look(node: str, address: str | None) -> NodeLook:
             return await _asked(address)
     except TrainctlError as error:
         problem = f"{problem}, and its agent: {error}"
-    stored = profile_file.all_stored(node_directory(node) / "profiles")
+    stored = all_profiles(node_directory(node) / "profiles")
     return NodeLook(tuple(reversed(stored)), problem=problem)
 
 
@@ -95,4 +93,4 @@ def _given(node: SimulatedNode, name: str, path: Path) -> DeviceProfile | None:
     file = path.parent / Path(node.profile).expanduser()
     if not file.is_file():
         raise InvalidInputError(f"{path}: nodes.{name}.simulated.profile", f"no such file: {file}")
-    return profile_file.read(file)
+    return read_profile(file)

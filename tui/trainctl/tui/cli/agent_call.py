@@ -24,7 +24,7 @@ def call(
     """Run `work` with a client connected to `address`. With `lead`, an agent that only hosts a rank is replaced by the
     active run's lead. The client's exceptions are passed on."""
     from trainctl.protocol.client.client import Client
-    from trainctl.protocol.client.lead import lead_address
+    from trainctl.protocol.client.cluster import lead_address
 
     seconds = answer_seconds or ANSWER_SECONDS
 
@@ -58,9 +58,9 @@ def find_lead(addresses: Sequence[str], run: str | None = None) -> str:
     """Call `lead.find_lead`, or `lead.find_run` if a run is given. A single address is returned without asking it."""
     if len(addresses) == 1:
         return addresses[0]
-    from trainctl.protocol.client import lead
+    from trainctl.protocol.client import cluster
 
-    return asyncio.run(lead.find_lead(addresses) if run is None else lead.find_run(addresses, run))
+    return asyncio.run(cluster.find_lead(addresses) if run is None else cluster.find_run(addresses, run))
 
 
 def all_runs(addresses: Sequence[str], seconds: float = ANSWER_SECONDS) -> tuple[m.RunSummary, ...]:
@@ -68,16 +68,16 @@ def all_runs(addresses: Sequence[str], seconds: float = ANSWER_SECONDS) -> tuple
     active run's lead."""
     if len(addresses) == 1:
         return call(addresses[0], lambda client: client.runs(), answer_seconds=seconds, lead=True).runs
-    from trainctl.protocol.client import lead
+    from trainctl.protocol.client import cluster
 
-    return asyncio.run(lead.all_runs(addresses))
+    return asyncio.run(cluster.all_runs(addresses))
 
 
 def find_any(addresses: Sequence[str]) -> str:
     """Call `lead.find_any`."""
-    from trainctl.protocol.client import lead
+    from trainctl.protocol.client import cluster
 
-    return asyncio.run(lead.find_any(addresses))
+    return asyncio.run(cluster.find_any(addresses))
 
 
 async def settled_snapshot(client: "Client", run: str | None) -> m.Snapshot:
@@ -93,7 +93,7 @@ async def settled_snapshot(client: "Client", run: str | None) -> m.Snapshot:
 
 async def hosts_of(peers: Sequence[m.PeerView]) -> dict[str, m.HostReading]:
     """What the other nodes' agents read of their machines now; those that don't answer are left out."""
-    from trainctl.protocol.client.lead import look
+    from trainctl.protocol.client.cluster import look
 
     reached = [peer for peer in peers if peer.state != "unknown"]
     seen = await asyncio.gather(*(look(peer.address) for peer in reached))

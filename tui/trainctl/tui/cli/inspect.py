@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.batch.cost import run_rates
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
 from trainctl.tui.cli import agent_call, output, run_lookup, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, complete_nodes, subcommands
@@ -152,7 +152,7 @@ def _diagnosis(
 
 
 def _diagnosis_of_record(directory: Path, step: int | None) -> m.DiagnosisReply:
-    from trainctl.protocol.analysis.diagnosis.of_record import of_record
+    from trainctl.protocol.analysis.diagnosis.diagnose import of_record
     from trainctl.protocol.record.paths import RunPaths
 
     found = of_record(RunPaths(directory), step)

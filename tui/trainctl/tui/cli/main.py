@@ -124,7 +124,7 @@ def _full_screen(at: targets.Where, *, read_only: bool, config: Path | None) -> 
     finally:
         gc.enable()
 
-    from trainctl.protocol.client.lead import SeveralRunsError
+    from trainctl.protocol.client.cluster import SeveralRunsError
 
     several = False
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainctl.protocol import errors
 from trainctl.protocol.machine.standard_streams import LossyStream
-from trainctl.protocol.wire.json_text import encode_json
+from trainctl.protocol.wire.codec import encode_json
 
 ERROR_CODES: tuple[tuple[type[errors.TrainctlError], str], ...] = (
     (errors.NotCachedError, "invalid-input"), (errors.SeveralInvalidError, "invalid-input"),

@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.cost import CostFigures, figures
-from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.batch.cost import CostFigures, figures, run_rates
 from trainctl.tui.cli.output import arrowed, one_line
 from trainctl.tui.state import rank_speed, run_events
 from trainctl.tui.text import formatting as fmt

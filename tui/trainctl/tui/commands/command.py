@@ -116,7 +116,7 @@ async def _hand_over(client: "Client", order: Order) -> CommandReply:
 
 
 def _receiver(seen: Snapshot, order: Order) -> str | None:
-    from trainctl.protocol.client.lead import lead_address  # ZeroMQ: not for `--help`
+    from trainctl.protocol.client.cluster import lead_address
 
     if verbs.VERBS[order.verb].to_node and order.node is not None:
         return next((peer.address for peer in seen.peers if peer.node == order.node), None)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.tui.commands.shares import Seat, fastest, former, seats_of, with_micros
 from trainctl.tui.state.rank_speed import live_ranks

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainctl.protocol.batch import share_changes
 from trainctl.protocol.batch.pass_curve import PassCurve
-from trainctl.protocol.batch.split import group_costs, split
+from trainctl.protocol.batch.split import group_costs, shares_as_wanted, shares_with_back, shares_without, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import SharesChanged
@@ -130,7 +129,7 @@ def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int
     for node in wanted:
         if node not in names.values():
             raise ValueError(f"no node {node!r} in the group; the nodes are {', '.join(names.values())}")
-    return _in_words(lambda: share_changes.as_wanted(_shares(seats), names, wanted))
+    return _in_words(lambda: shares_as_wanted(_shares(seats), names, wanted))
 
 
 def meant(seats: Sequence[Seat], args: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -145,7 +144,7 @@ def meant(seats: Sequence[Seat], args: Mapping[str, Any]) -> tuple[int, ...] | N
 def without(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
     """Return the shares once `node` is drained: 0 for it, its samples to the others in proportion."""
     leaving = {index for index, seat in enumerate(seats) if seat.node == node}
-    left = share_changes.without(_shares(seats), leaving)
+    left = shares_without(_shares(seats), leaving)
     return tuple(left.get(index, 0) for index in range(len(seats)))
 
 
@@ -154,7 +153,7 @@ def with_back(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
     back = {index for index, seat in enumerate(seats) if seat.node == node}
     shares = {index: share for index, share in _shares(seats).items() if index not in back}
     rates = {index: rate for index, seat in enumerate(seats) if (rate := seat.samples_per_second) is not None}
-    return tuple(share_changes.with_back(shares, back, rates).values())
+    return tuple(shares_with_back(shares, back, rates).values())
 
 
 def _shares(seats: Sequence[Seat]) -> dict[int, int]:

@@ -9,7 +9,7 @@ from trainctl.protocol.config import addresses
 from trainctl.protocol.config.run_file import needs_torch, on_node
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import installing
-from trainctl.protocol.machine.compilers import lacks_of
+from trainctl.protocol.machine.facts import lacks_of
 from trainctl.tui.doctor.findings import Finding, Level, Look
 
 GB = 1e9

@@ -21,7 +21,7 @@ from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import validation_errors
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, UnreachableError
 from trainctl.protocol.messages.requests import ROWS_BYTES
-from trainctl.protocol.wire.json_text import printable
+from trainctl.protocol.wire.codec import printable
 
 ROW_BYTES = 512 * 1024
 """Largest row, in bytes."""

@@ -12,7 +12,7 @@ from typing import IO, Any, Literal, Protocol
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.files.durable_files import replaced
 from trainctl.protocol.machine.standard_streams import STANDARD_OUTPUT, silence
-from trainctl.protocol.wire.json_text import encode_json
+from trainctl.protocol.wire.codec import encode_json
 from trainctl.tui.export.rows import COLUMNS, Row, What
 
 Format = Literal["csv", "jsonl", "parquet"]

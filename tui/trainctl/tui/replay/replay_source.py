@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.of_record import of_record
+from trainctl.protocol.analysis.diagnosis.diagnose import of_record
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.client.cluster import Item
 from trainctl.protocol.errors import InvalidInputError, RefusedError

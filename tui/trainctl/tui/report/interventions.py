@@ -5,7 +5,7 @@ from typing import Final
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
-from trainctl.protocol.record.checkpoint_metadata import ParentCheckpoint
+from trainctl.protocol.record.checkpoints import ParentCheckpoint
 from trainctl.tui.report.run_facts import Intervention, InterventionKind, PolicyNote
 from trainctl.tui.state import effects, run_events
 from trainctl.tui.state.effects import Effect

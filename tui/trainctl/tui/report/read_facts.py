@@ -11,8 +11,8 @@ import numpy as np
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
-from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_of_record
-from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import config_of, facts_of_record
+from trainctl.protocol.batch.cost import run_rates
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation

@@ -8,12 +8,11 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.record_facts import config_of
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import config_of
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.checkpoint_metadata import Environment, ParentCheckpoint
-from trainctl.protocol.record.checkpoints import Manifest, listed, read_manifest
+from trainctl.protocol.record.checkpoints import Environment, Manifest, ParentCheckpoint, listed, read_manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui.report.run_facts import DataFacts
 

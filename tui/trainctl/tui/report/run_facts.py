@@ -7,7 +7,7 @@ from typing import Final, Literal, Protocol, TypeVar
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.record.checkpoint_metadata import Environment
+from trainctl.protocol.record.checkpoints import Environment
 from trainctl.protocol.record.whole_run import PlanSpan, WholeRunReader
 from trainctl.tui.state.step_phases import Compilation
 from trainctl.tui.text.run_lines import EnergyFigures

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_of_record
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import config_of, facts_of_record
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.whole_run import CurvePoint, WholeRunReader

@@ -4,8 +4,7 @@ reshuffle."""
 import math
 from collections.abc import Mapping
 
-from trainctl.protocol.batch.cost import CostFigures
-from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.batch.cost import CostFigures, run_rates
 from trainctl.protocol.messages import ACTIVE_RUN_STATES, HostReading, RunRates, RunView
 from trainctl.tui.state import series
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate

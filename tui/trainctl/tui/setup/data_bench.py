@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.protocol.batch.data_rates import Assembling, DataRates, StepNeed
+from trainctl.protocol.batch.data_statistics import Assembling, DataRates, StepNeed
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.tui.setup import recorded_runs
 from trainctl.tui.setup.data_preview import answer_of

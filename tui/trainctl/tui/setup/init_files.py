@@ -12,8 +12,8 @@ import tomli_w
 
 from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config.objectives import sequences_of
-from trainctl.protocol.config.presets import Preset
 from trainctl.protocol.config.run_tables import DataKind
+from trainctl.protocol.config.usual_settings import Preset
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.machine.facts import installed_version
 from trainctl.tui.setup import init_values as values

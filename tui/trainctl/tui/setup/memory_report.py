@@ -7,8 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from trainctl.protocol.batch.memory_estimate import MemoryEstimate, estimate_memory, estimated_line
-from trainctl.protocol.batch.memory_model import MemoryModel
+from trainctl.protocol.batch.memory_estimate import MemoryEstimate, MemoryModel, estimate_memory, estimated_line
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import ModelFacts, read_facts

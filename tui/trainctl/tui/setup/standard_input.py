@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from trainctl.protocol.config import run_file, toml_file
+from trainctl.protocol.config import run_file, validation_errors
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.record.paths import inputs_directory
 from trainctl.tui.commands import targets
@@ -25,7 +25,7 @@ _READ_BYTES = 1 << 16
 def is_wanted(file: Path, overrides: Mapping[str, str]) -> bool:
     """Whether a run file, with `table.key` overrides, has standard input as its data. Raises InvalidInputError."""
     given = overrides.get("data.path")
-    table = toml_file.read(file, "run file").get("data")
+    table = validation_errors.read_toml(file, "run file").get("data")
     own = table.get("path") if isinstance(table, dict) else None
     return (own if given is None else given) == run_file.STANDARD_INPUT
 

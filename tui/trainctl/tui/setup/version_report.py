@@ -27,7 +27,7 @@ def full() -> str:
     import zmq  # the library below pyzmq, whose version decides about encryption
 
     from trainctl.protocol.machine.devices import read_devices
-    from trainctl.protocol.machine.visible_devices import without_cards
+    from trainctl.protocol.machine.nvidia import without_cards
     from trainctl.protocol.record.schema import SCHEMA_VERSION
 
     pairs = [

@@ -11,8 +11,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client
-from trainctl.protocol.client.cluster import Item, attach_cluster
-from trainctl.protocol.client.lead import all_runs
+from trainctl.protocol.client.cluster import Item, all_runs, attach_cluster
 from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableError
 from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,

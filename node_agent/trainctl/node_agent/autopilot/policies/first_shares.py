@@ -3,7 +3,7 @@
 from trainctl.node_agent.autopilot.policy import Assessment, Measured, Memory, Policy, Proposal, RunFacts
 from trainctl.node_agent.planning import share_edits
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.messages import verbs
 
 

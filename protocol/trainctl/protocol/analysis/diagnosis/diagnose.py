@@ -4,47 +4,52 @@ import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts, config_of, facts_of_record
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Rule, Rung, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.table import RULES
 from trainctl.protocol.analysis.diagnosis.situation import Situation
+from trainctl.protocol.messages import CheckedCause, Diagnosis, Finding, Remedy
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 
 
 class _Verdict(NamedTuple):
-    """What one rule said."""
+    """The verdict of one rule."""
 
     rule: Rule
     of: Verdict
 
 
-def diagnose(facts: DiagnosisFacts, rules: Sequence[Rule] = RULES) -> m.Diagnosis:
-    """What is wrong with a run, a cause before those that follow from it. Missing facts raise nothing: what can't be
-    judged is `unknown`."""
+def diagnose(facts: DiagnosisFacts, rules: Sequence[Rule] = RULES) -> Diagnosis:
+    """Return what is wrong with a run, a cause before those that follow from it. Missing facts raise nothing: what
+    can't be judged is `unknown`."""
     situation = Situation(facts)
     said = [_Verdict(rule, verdict) for rule in rules for verdict in rule.check(situation)]
     found = [one for one in said if isinstance(one.of, Found)]
     kept = [one for one in found if not any(_explains(other, one) for other in found)]
     first = next((part.step for parts in situation.recent[:1] for part in parts.values()), 0)
-    return m.Diagnosis(
-        at=facts.at, step=facts.steps[-1].step if facts.steps else 0, first_step=first,
-        step_seconds=situation.step_seconds, findings=tuple(_finding(situation, one, said) for one in kept),
+    return Diagnosis(
+        at=facts.at,
+        step=facts.steps[-1].step if facts.steps else 0,
+        first_step=first,
+        step_seconds=situation.step_seconds,
+        findings=tuple(_finding(situation, one, said) for one in kept),
         checked=tuple(_checked(one, is_kept=one in kept) for one in said),
-    )  # fmt: skip
+    )
 
 
 def _explains(cause: _Verdict, other: _Verdict) -> bool:
-    """Whether a finding follows from another one, of the same node or of the whole run."""
+    """Return whether a finding follows from another one, of the same node or of the whole run."""
     if not isinstance(cause.of, Found) or not isinstance(other.of, Found):
         return False
     same = cause.of.node == other.of.node or not cause.of.node or not other.of.node
     return same and other.rule.cause in cause.rule.explains
 
 
-def _finding(s: Situation, one: _Verdict, said: Sequence[_Verdict]) -> m.Finding:
+def _finding(s: Situation, one: _Verdict, said: Sequence[_Verdict]) -> Finding:
     found = one.of
     assert isinstance(found, Found)
-    return m.Finding(
+    return Finding(
         cause=one.rule.cause, title=found.title, severity=found.severity, node=found.node, rank=found.rank,
         evidence=found.evidence, ruled_out=tuple(_ruled_out(one, said)), what_if=found.what_if,
         remedies=tuple(_remedies(s, found, one.rule.ladder)),
@@ -67,26 +72,26 @@ def _lowered(title: str) -> str:
     return title[0].lower() + title[1:] if title[1:2].islower() or title[1:2] == " " else title
 
 
-def _checked(one: _Verdict, *, is_kept: bool) -> m.CheckedCause:
+def _checked(one: _Verdict, *, is_kept: bool) -> CheckedCause:
     match one.of:
         case Found(title=title):
-            return m.CheckedCause(one.rule.cause, "found" if is_kept else "follows", title)
+            return CheckedCause(one.rule.cause, "found" if is_kept else "follows", title)
         case Clear(text=text):
-            return m.CheckedCause(one.rule.cause, "clear", text)
+            return CheckedCause(one.rule.cause, "clear", text)
         case Unknown(text=text):
-            return m.CheckedCause(one.rule.cause, "unknown", text)
+            return CheckedCause(one.rule.cause, "unknown", text)
 
 
 # ---------------------------------------------------------------- remedies
 
 
-def _remedies(s: Situation, found: Found, ladder: Iterable[Rung]) -> Iterator[m.Remedy]:
+def _remedies(s: Situation, found: Found, ladder: Iterable[Rung]) -> Iterator[Remedy]:
     """The rungs that can help, with their values."""
     values = {name: value for name, value in {**_run_values(s), **found.values}.items() if value is not None}
     for rung in ladder:
         if fields(rung) <= values.keys() and rung.fits(s, found):
             command = rung.command.format_map(values)
-            yield m.Remedy(rung.text.format_map(values), command, _verb(command))
+            yield Remedy(rung.text.format_map(values), command, _verb(command))
 
 
 def fields(rung: Rung) -> set[str]:
@@ -103,7 +108,16 @@ def _run_values(s: Situation) -> Mapping[str, Any]:
     rank = config.adapter.rank if config is not None else 1
     length = config.data.sequence_length if config is not None else 2
     return {
-        "run": view.run if view is not None else None, "checkpoint": s.facts.checkpoint_step,
+        "run": view.run if view is not None else None,
+        "checkpoint": s.facts.checkpoint_step,
         "nodes": ",".join(config.nodes) or None if config is not None else None,
-        "less_rank": rank // 2 if rank > 1 else None, "shorter": length // 2 if length >= 4 else None,
-    }  # fmt: skip
+        "less_rank": rank // 2 if rank > 1 else None,
+        "shorter": length // 2 if length >= 4 else None,
+    }
+
+
+def of_record(paths: RunPaths, last_step: int | None = None) -> Diagnosis:
+    """Return the diagnosis of a recorded run at its end, or at `last_step`. Raises InvalidInputError if the record
+    cannot be read."""
+    with RecordReader(paths) as reader:
+        return diagnose(facts_of_record(reader, config_of(paths), last_step=last_step))

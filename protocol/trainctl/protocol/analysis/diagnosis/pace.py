@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.batch.step_model import Timing, middle
+from trainctl.protocol.messages import PHASES, Generation, RankStep
 
 WINDOW_STEPS, WINDOW_SECONDS = 24, 12.0
 """Newest steps of one plan that are judged, and the seconds that they take, both at most. LEAST_STEPS always are."""
@@ -22,7 +22,7 @@ FIRST_STEPS = 2
 LEFT_OUT = 0.1
 """Part of the values at each end that a trimmed mean leaves out: a rare long step is no trouble."""
 
-Parts = Mapping[int, m.RankStep]
+Parts = Mapping[int, RankStep]
 """A step's parts by rank."""
 
 
@@ -39,9 +39,9 @@ class Pace:
     seconds: float  # middle seconds of the whole step
 
     @classmethod
-    def of(cls, parts: Sequence[m.RankStep]) -> "Pace":
-        """Of at least one step."""
-        phases = {name: middle([getattr(part.phases, name) for part in parts]) for name in m.PHASES}
+    def of(cls, parts: Sequence[RankStep]) -> "Pace":
+        """Return the pace of at least one step."""
+        phases = {name: middle([getattr(part.phases, name) for part in parts]) for name in PHASES}
         last = parts[-1]
         return cls(
             last.node, last.samples, last.micro_batch or 0, phases, trimmed([part.phases.data for part in parts]),
@@ -59,7 +59,7 @@ def trimmed(values: Sequence[float]) -> float:
 
 def by_step(facts: DiagnosisFacts) -> list[Parts]:
     """The ranks' parts of each step that all ranks of the newest one were in, oldest first."""
-    found: dict[int, dict[int, m.RankStep]] = {}
+    found: dict[int, dict[int, RankStep]] = {}
     for part in facts.parts:
         found.setdefault(part.step, {})[part.rank] = part
     complete = [found[step] for step in sorted(found)]
@@ -110,10 +110,13 @@ def blocks_before(steps: Sequence[Parts], recent_steps: Sequence[Parts]) -> Iter
         return
     first = next(iter(recent_steps[0].values())).step
     alike = [
-        parts for before, parts in pairwise([None, *steps])
-        if parts is not None and next(iter(parts.values())).step < first and _work(parts) == _work(recent_steps[-1])
+        parts
+        for before, parts in pairwise([None, *steps])
+        if parts is not None
+        and next(iter(parts.values())).step < first
+        and _work(parts) == _work(recent_steps[-1])
         and (before is None or _generation(before) == _generation(parts))
-    ]  # fmt: skip
+    ]
     for start in range(len(alike) % WINDOW_STEPS, len(alike), WINDOW_STEPS):
         yield alike[start : start + WINDOW_STEPS]
 
@@ -142,9 +145,9 @@ def _work(parts: Parts) -> dict[int, tuple[int, int | None]]:
     return {rank: (part.samples, part.micro_batch) for rank, part in parts.items()}
 
 
-def _generation(parts: Parts) -> m.Generation:
+def _generation(parts: Parts) -> Generation:
     return next(iter(parts.values())).generation
 
 
-def _plan(parts: Parts) -> tuple[m.Generation, dict[int, tuple[int, int | None]]]:
+def _plan(parts: Parts) -> tuple[Generation, dict[int, tuple[int, int | None]]]:
     return _generation(parts), _work(parts)

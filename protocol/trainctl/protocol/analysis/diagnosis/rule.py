@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.situation import Situation
+from trainctl.protocol.messages import FindingSeverity, WhatIf
 
 
 class Found(NamedTuple):
@@ -14,8 +14,8 @@ class Found(NamedTuple):
     evidence: tuple[str, ...]
     node: str = ""  # empty: the whole run
     rank: int | None = None
-    what_if: m.WhatIf | None = None
-    severity: m.FindingSeverity = "warning"
+    what_if: WhatIf | None = None
+    severity: FindingSeverity = "warning"
     values: dict[str, Any] = {}  # noqa: RUF012  for the texts and commands of remedies; never changed
 
 

@@ -5,15 +5,14 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis import pace
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.analysis.diagnosis.pace import Pace, Parts
-from trainctl.protocol.analysis.diagnosis.words import seconds
 from trainctl.protocol.batch.against_profile import PASS_NOISE
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel, models
 from trainctl.protocol.config.alert_rules import AlertsTable
+from trainctl.protocol.messages import BUSY_PHASES, GpuReading, HostReading, RankView, StepCommitted, WhatIf, peak_bytes
 from trainctl.protocol.messages.events import AnyEvent, CheckpointWritten
 
 READING_SECONDS = 30.0
@@ -51,7 +50,7 @@ class Situation:
 
     @cached_property
     def ranks(self) -> dict[int, Pace]:
-        """What they took, by rank; empty before there are enough."""
+        """Return the ranks' paces; empty before there are enough steps."""
         return pace.paces(self.recent)
 
     @cached_property
@@ -86,7 +85,7 @@ class Situation:
         found = sorted(pace.trimmed([pace.shared_sync(parts) for parts in block]) for block in self._blocks)
         return found[len(found) // 4] if found else None
 
-    def growth(self, rank: int, phases: Iterable[str] = m.BUSY_PHASES) -> dict[str, float] | None:
+    def growth(self, rank: int, phases: Iterable[str] = BUSY_PHASES) -> dict[str, float] | None:
         """Seconds by which phases are longer than before; None without earlier steps."""
         now, before = self.ranks.get(rank), self.before.get(rank)
         if now is None or before is None:
@@ -110,17 +109,17 @@ class Situation:
     def memory(self, rank: int) -> tuple[float | None, float | None]:
         """Median peak of a rank's recent steps, and its cap, in bytes; None: not known."""
         parts = [parts[rank] for parts in self.recent]
-        peaks = [peak for part in parts if (peak := m.peak_bytes(part.values)) is not None]
+        peaks = [peak for part in parts if (peak := peak_bytes(part.values)) is not None]
         caps = [part.memory_cap_bytes for part in parts if part.memory_cap_bytes is not None]
         return median(peaks) if peaks else None, caps[-1] if caps else None
 
-    def newest(self, count: int) -> Sequence[m.StepCommitted]:
+    def newest(self, count: int) -> Sequence[StepCommitted]:
         """The newest `count` steps, oldest first."""
         return self.facts.steps[-count:]
 
     # ------------------------------------------------------------ machines
 
-    def window_readings(self, node: str) -> Sequence[m.HostReading]:
+    def window_readings(self, node: str) -> Sequence[HostReading]:
         """A node's readings during the recent steps; if there are none, its newest one, unless it is old."""
         since = self._since()
         every = [one for one in self.facts.readings.get(node, ()) if one.read_at <= self.facts.at + READING_SECONDS]
@@ -140,7 +139,7 @@ class Situation:
         found = [self.metric(rank, name) for rank in self.ranks_of(node)]
         return max((value for value in found if value is not None), default=None)
 
-    def gpus(self, rank: int) -> list[m.GpuReading]:
+    def gpus(self, rank: int) -> list[GpuReading]:
         """Readings of the rank's device during the recent steps."""
         view = self.rank_view(rank)
         found = [one.gpu_of(view.device if view else None) for one in self.window_readings(self.node(rank))]
@@ -182,7 +181,7 @@ class Situation:
         node = self.node(rank)
         return f"{node}:{rank}" if len(self.ranks_of(node)) > 1 else node or f"rank {rank}"
 
-    def rank_view(self, rank: int) -> m.RankView | None:
+    def rank_view(self, rank: int) -> RankView | None:
         views = self.facts.view.ranks if self.facts.view is not None else ()
         return next((view for view in views if view.rank == rank), None)
 
@@ -212,7 +211,7 @@ class Situation:
         curves = {rank: found[0] for rank in self.ranks if (found := self.curve(rank)) is not None}
         return models(pace.timings(steps), curves) if self.ranks else {}
 
-    def without(self, removed: Mapping[int, float], what: str, sync: float = 0.0) -> m.WhatIf | None:
+    def without(self, removed: Mapping[int, float], what: str, sync: float = 0.0) -> WhatIf | None:
         """A step without so many seconds of ranks' own work, and of the sum: other ranks may then be the slowest."""
         now = self.step_seconds
         if now is None or not self.ranks:
@@ -221,13 +220,13 @@ class Situation:
         less = [max(its.busy - removed.get(rank, 0.0), 0.0) for rank, its in self.ranks.items()]
         return self.what_if(now - (max(busy) - max(less)) - sync, what)
 
-    def what_if(self, without: float, what: str) -> m.WhatIf | None:
+    def what_if(self, without: float, what: str) -> WhatIf | None:
         """`without`: seconds of a step without `what`."""
         now = self.step_seconds
         if now is None:
             return None
         without = min(max(without, 0.0), now)
-        return m.WhatIf(now, without, f"without {what} a step takes {seconds(without)}, not {seconds(now)}")
+        return WhatIf(now, without, f"without {what} a step takes {seconds(without)}, not {seconds(now)}")
 
     # ------------------------------------------------------------ the run
 
@@ -246,3 +245,20 @@ class Situation:
     def events(self, *kinds: type[AnyEvent]) -> list[Any]:
         """Events of these kinds, oldest first."""
         return [event for event in self.facts.events if isinstance(event.data, kinds)]
+
+
+def seconds(value: float) -> str:
+    """`12 ms`, `0.81 s`, `34 s`."""
+    if value < 0.1:
+        return f"{1000 * value:.2g} ms"
+    return f"{value:.2f} s" if value < 10 else f"{value:,.0f} s"
+
+
+def percent(part: float) -> str:
+    """`12 %` of 0.12; below 1 % with a digit more."""
+    return f"{100 * part:.0f} %" if part >= 0.01 or part <= 0 else f"{100 * part:.1g} %"
+
+
+def megabytes(size: float) -> str:
+    """`12 MB` or `1.4 GB`, of 10^6 or 10^9 bytes."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.3g} MB"

@@ -1,6 +1,6 @@
 """Verbs that change the loss curve: the learning rate, the global batch. Pure."""
 
-from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.protocol.messages import Event, RunView
 from trainctl.protocol.messages.events import GlobalBatchChanged, LearningRateChanged

@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.cost import HOUR_SECONDS
-from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.batch.cost import HOUR_SECONDS, run_rates
 
 EVALUATION_LOSS, EVALUATION_PERPLEXITY = "eval/loss", "eval/perplexity"
 EVALUATED = ("eval_loss", "perplexity", *(name for name in m.METRICS if name in m.EVALUATED))

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.situation import Situation
-from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
+from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
 from trainctl.protocol.batch.core_sharing import set_threads
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.messages import GpuProcess, RankView, WhatIf
 
 SLOWER = 0.05
 """Part by which passes are slower than before, or than calibrated, for a reading to count as their cause."""
@@ -58,7 +57,7 @@ def slower(s: Situation, node: str) -> tuple[float | None, int | None]:
     return max(known, default=(None, None))
 
 
-def without_slowdown(s: Situation, node: str, what: str) -> m.WhatIf | None:
+def without_slowdown(s: Situation, node: str, what: str) -> WhatIf | None:
     """A step with the node's passes as fast as they were; None where that isn't known."""
     removed = {}
     for rank in s.ranks_of(node):
@@ -81,7 +80,8 @@ def is_slower(s: Situation, node: str) -> bool:
 
 
 def is_crowded(s: Situation) -> bool | None:
-    """Whether more tasks want some node's processors than there are. None: not known, and all of them are in use."""
+    """Return whether more tasks want some node's processors than there are. None: not known, and all of them are in
+    use."""
     waits = cpu_pressure(s)
     if any((s.reading(node, "cpu_steal_percent") or 0.0) >= STEAL_PERCENT for node in s.nodes):
         return True
@@ -143,8 +143,11 @@ def memory_pressure(s: Situation) -> Iterator[Verdict]:
 
 def _memory(s: Situation, node: str) -> Iterator[Verdict]:
     waits, readings = s.reading(node, "memory_pressure"), s.window_readings(node)
-    used = [one.memory_used_bytes / one.memory_total_bytes for one in readings
-            if one.memory_used_bytes is not None and one.memory_total_bytes]  # fmt: skip
+    used = [
+        one.memory_used_bytes / one.memory_total_bytes
+        for one in readings
+        if one.memory_used_bytes is not None and one.memory_total_bytes
+    ]
     if waits is None and not used:
         yield Unknown(f"memory of {node}", node)
         return
@@ -218,7 +221,7 @@ def shared_cores(s: Situation) -> Iterator[Verdict]:
         yield _shared(s.facts.config, ranks)
 
 
-def _shared(config: RunFile, ranks: Sequence[m.RankView]) -> Verdict:
+def _shared(config: RunFile, ranks: Sequence[RankView]) -> Verdict:
     cores = min(rank.cores for rank in ranks)
     tables = {rank.node: config.nodes.get(rank.node, NodeTable()) for rank in ranks}
     threads = {node: set_threads(table) or table.shared_threads or int(cores) for node, table in tables.items()}
@@ -226,8 +229,9 @@ def _shared(config: RunFile, ranks: Sequence[m.RankView]) -> Verdict:
     said = f"{', '.join(f'{node} {count}' for node, count in threads.items())} threads on {cores:g} cores"
     if sum(threads.values()) <= cores or threads[most] <= part:
         return Clear(said, most)
-    return Found("ranks have more threads than their machine has cores", (said,), most,
-                 values={"node": most, "threads": part})  # fmt: skip
+    return Found(
+        "ranks have more threads than their machine has cores", (said,), most, values={"node": most, "threads": part}
+    )
 
 
 def stolen_cpu(s: Situation) -> Iterator[Verdict]:
@@ -246,8 +250,9 @@ def _stolen(s: Situation, node: str) -> Iterator[Verdict]:
     if (steal or 0.0) >= MUCH_STEAL or is_stolen or _is_crowded(s, node, waits or 0.0):
         more = (impact(s, node),) if impact(s, node) else ()
         what_if = without_slowdown(s, node, f"other programs on {node}'s processors")
-        yield Found(f"others take processor time from {node}", (*said, *more), node, what_if=what_if,
-                    values={"node": node})  # fmt: skip
+        yield Found(
+            f"others take processor time from {node}", (*said, *more), node, what_if=what_if, values={"node": node}
+        )
     elif (waits or 0.0) >= FULL_PRESSURE:
         yield Unknown(f"whose tasks wait on {node}, which several ranks share ({', '.join(said)})", node)
     else:
@@ -285,7 +290,7 @@ def gpu_shared(s: Situation) -> Iterator[Verdict]:
         if not gpus:
             yield Unknown(f"device readings of {its.node}", its.node)
             continue
-        others = [one for one in gpus[-1].others if _is_large(one)]
+        others = [one for one in gpus[-1].others if one.memory_bytes is None or one.memory_bytes >= OTHERS_BYTES]
         if not others:
             yield Clear("no other program on the GPU that can be seen", its.node)
             continue
@@ -298,10 +303,6 @@ def gpu_shared(s: Situation) -> Iterator[Verdict]:
         )  # fmt: skip
 
 
-def _is_large(process: m.GpuProcess) -> bool:
-    return process.memory_bytes is None or process.memory_bytes >= OTHERS_BYTES
-
-
-def _who(process: m.GpuProcess) -> str:
+def _who(process: GpuProcess) -> str:
     size = f", {megabytes(process.memory_bytes)} of device memory" if process.memory_bytes is not None else ""
     return f"{process.name} (pid {process.pid}, {process.user}){size}"

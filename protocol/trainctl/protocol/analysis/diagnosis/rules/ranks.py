@@ -7,8 +7,7 @@ from trainctl.protocol.analysis.diagnosis.pace import shared_sync
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, DATA_PART, cpu_pressure, more_prefetch
 from trainctl.protocol.analysis.diagnosis.rules.slow_rank import SPLIT_GAIN
-from trainctl.protocol.analysis.diagnosis.situation import Situation
-from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
+from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
 from trainctl.protocol.batch.against_profile import sent_bytes
 
 LEAST_DATA_SECONDS = 0.02
@@ -50,8 +49,10 @@ def late_data(s: Situation) -> Iterator[Verdict]:
         yield Clear(f"data take {percent(most / whole)} of a step at most")
         return
     worst = max(late, key=lambda rank: late[rank])
-    lines = [f"{s.label(rank)}: {seconds(late[rank])} of {seconds(whole)}, {percent(late[rank] / whole)}"
-             for rank in sorted(late)]  # fmt: skip
+    lines = [
+        f"{s.label(rank)}: {seconds(late[rank])} of {seconds(whole)}, {percent(late[rank] / whole)}"
+        for rank in sorted(late)
+    ]
     data = s.facts.config.data if s.facts.config is not None else None
     settings = (f"prefetch {data.prefetch}, {data.workers} worker{'s'[: data.workers - 1]}",) if data else ()
     workers = min(2 * data.workers, MOST_WORKERS) if data and data.workers < MOST_WORKERS else None
@@ -120,7 +121,7 @@ def _is_long(s: Situation, part: float) -> bool:
 
 
 def _crosses(s: Situation) -> bool | None:
-    """Whether the gradients go over a network, by what the nodes send besides loopback; None: not known."""
+    """Return whether the gradients go over a network, by what the nodes send besides loopback; None: not known."""
     sent, size = _sent(s), _sum_bytes(s)
     if sent is None or size is None or not s.step_seconds:
         return None
@@ -134,7 +135,7 @@ def _sent(s: Situation) -> float | None:
 
 
 def _is_explained(s: Situation) -> bool:
-    """Whether a slow link would take half of the sum's seconds for its bytes."""
+    """Return whether a slow link would take half of the sum's seconds for its bytes."""
     size = _sum_bytes(s)
     return size is not None and sent_bytes(size, len(s.ranks)) / SLOW_LINK >= 0.5 * s.sync_seconds
 
@@ -190,6 +191,7 @@ def _values(s: Situation, took: float) -> dict[str, object]:
     is_faster = best is not None and alone[best] < (1 - SPLIT_GAIN) * whole
     others = [s.node(rank) for rank in s.ranks if rank != best] if is_faster else []
     return {
-        "batch": wanted if wanted > total else None, "other": others[0] if others else None,
+        "batch": wanted if wanted > total else None,
+        "other": others[0] if others else None,
         "alone": seconds(alone[best]) if is_faster and best is not None else None,
-    }  # fmt: skip
+    }

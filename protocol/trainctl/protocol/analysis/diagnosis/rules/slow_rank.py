@@ -3,15 +3,13 @@
 from collections.abc import Iterator
 from statistics import median
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared_sync
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.machine import is_crowded
-from trainctl.protocol.analysis.diagnosis.situation import Situation
-from trainctl.protocol.analysis.diagnosis.words import percent, seconds
-from trainctl.protocol.batch.apportion import check_enough
-from trainctl.protocol.batch.split import ShareCost, slowest, split
+from trainctl.protocol.analysis.diagnosis.situation import Situation, percent, seconds
+from trainctl.protocol.batch.split import ShareCost, check_enough, slowest, split
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import BUSY_PHASES, WhatIf
 
 SPLIT_GAIN = 0.05
 """Part by which steps must get faster with another split, for a rank to be called slow."""
@@ -55,12 +53,14 @@ def slow_rank(s: Situation) -> Iterator[Verdict]:
 
 def _slower_part(s: Situation, rank: int) -> float:
     """Part of the lasting steps in which the rank takes longer than the others' median."""
-    slower = [parts[rank].phases.busy > median([parts[one].phases.busy for one in parts if one != rank])
-              for parts in s.lasting]  # fmt: skip
+    slower = [
+        parts[rank].phases.busy > median([parts[one].phases.busy for one in parts if one != rank])
+        for parts in s.lasting
+    ]
     return sum(slower) / len(slower) if slower else 0.0
 
 
-def _slow(s: Situation, rank: int, by_own: m.WhatIf | None, by_split: m.WhatIf | None) -> Found:
+def _slow(s: Situation, rank: int, by_own: WhatIf | None, by_split: WhatIf | None) -> Found:
     phase, line = _phase(s, rank)
     own = s.ranks[rank]
     total = sum(its.samples for its in s.ranks.values())
@@ -74,14 +74,14 @@ def _slow(s: Situation, rank: int, by_own: m.WhatIf | None, by_split: m.WhatIf |
     return Found(title, tuple(lines[:MOST_LINES]), s.node(rank), rank, by_split or by_own, values=values)
 
 
-def _by_own(s: Situation, rank: int) -> m.WhatIf | None:
+def _by_own(s: Situation, rank: int) -> WhatIf | None:
     """A step without the rank's slowdown; None if that is no cause."""
     own = _own(s, rank)
     found = s.without({rank: own}, f"{s.label(rank)}'s {_phase(s, rank)[0]}") if own else None
     return found if found is not None and found.part >= _least(s) else None
 
 
-def _by_split(s: Situation, rank: int) -> m.WhatIf | None:
+def _by_split(s: Situation, rank: int) -> WhatIf | None:
     """A step with the best split; None if this one is no cause. Where others hardly wait, or wait much longer than it
     explains, their speed depends on the rank's, as with shared processors, and no split helps."""
     gain = _gain(s)
@@ -124,8 +124,11 @@ def _own(s: Situation, rank: int) -> float:
 def _others_growth(s: Situation, rank: int) -> float:
     """The median of what the other ranks' passes take, relative to before: longer samples, or a busier machine, make
     all of them longer. 1: not known."""
-    grown = [its.busy / s.before[one].busy for one, its in s.ranks.items()
-             if one != rank and one in s.before and s.before[one].busy > 0]  # fmt: skip
+    grown = [
+        its.busy / s.before[one].busy
+        for one, its in s.ranks.items()
+        if one != rank and one in s.before and s.before[one].busy > 0
+    ]
     return median(grown) if grown else 1.0
 
 
@@ -168,7 +171,7 @@ def _phase(s: Situation, rank: int) -> tuple[str, str]:
     own = s.ranks[rank]
     excess = {
         name: own.phases[name] - own.samples * median([its.phases[name] / max(its.samples, 1) for its in others])
-        for name in m.BUSY_PHASES
+        for name in BUSY_PHASES
     }
     phase = max(excess, key=lambda name: excess[name])
     usual = own.phases[phase] - excess[phase]

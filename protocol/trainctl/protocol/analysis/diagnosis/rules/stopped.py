@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.situation import Situation
-from trainctl.protocol.analysis.diagnosis.words import megabytes, seconds
+from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, seconds
 from trainctl.protocol.analysis.rolling import is_usable
-from trainctl.protocol.messages import events as e
-from trainctl.protocol.messages.events import AnyEvent
+from trainctl.protocol.messages import Event, RankStep, StepCommitted
+from trainctl.protocol.messages.events import AnyEvent, MicroBatchChanged, RankChanged, nodes_of
 
 SIDE_TIMES = 10.0
 """Factor by which an evaluation or a checkpoint may take longer than a step."""
@@ -64,7 +62,7 @@ def _hung(s: Situation, first: str) -> Found:
 def _hung_at_end(s: Situation) -> Verdict:
     """In a record: a rank hung, and no step was committed after it."""
     last = s.facts.steps[-1].committed_at if s.facts.steps else 0.0
-    for event in reversed(s.events(e.RankChanged)):
+    for event in reversed(s.events(RankChanged)):
         if event.data.state == "hung" and event.at >= last:
             found = _hung(s, f"no step after this: {event.text}")
             return found._replace(title=f"the run made no progress: {', '.join(event.data.ranks)} hung")
@@ -77,9 +75,7 @@ def out_of_memory(s: Situation) -> Iterator[Verdict]:
     if not steps:
         yield Unknown("steps")
         return
-    died = [
-        one for one in s.events(e.RankChanged, e.MicroBatchChanged) if _is_death(one.data) and _is_recent(one, steps)
-    ]
+    died = [one for one in s.events(RankChanged, MicroBatchChanged) if _is_death(one.data) and _is_recent(one, steps)]
     for rank in {part.rank for part in s.facts.parts}:
         parts = [part for part in s.facts.parts if part.rank == rank and part.step in steps]
         repeated = [part for part in parts if part.replays]
@@ -93,27 +89,27 @@ def out_of_memory(s: Situation) -> Iterator[Verdict]:
 
 def _is_death(data: AnyEvent) -> bool:
     """A rank that has ended for lack of memory: restarted with a smaller micro-batch, or at one sample already."""
-    halved = isinstance(data, e.MicroBatchChanged) and data.cause.startswith("out of memory")
-    return halved or (isinstance(data, e.RankChanged) and data.state == "out-of-memory")
+    halved = isinstance(data, MicroBatchChanged) and data.cause.startswith("out of memory")
+    return halved or (isinstance(data, RankChanged) and data.state == "out-of-memory")
 
 
-def _died(s: Situation, events: Sequence[m.Event]) -> Found:
-    """Of at least one death."""
+def _died(s: Situation, events: Sequence[Event]) -> Found:
+    """Return the finding on at least one death."""
     newest = events[-1].data
-    nodes = sorted(e.nodes_of(newest))
+    nodes = sorted(nodes_of(newest))
     micro = max((s.ranks[rank].micro for node in nodes for rank in s.ranks_of(node)), default=0)
-    is_given_up = isinstance(newest, e.RankChanged)
+    is_given_up = isinstance(newest, RankChanged)
     values = {"node": nodes[0] if nodes else None, "smaller": micro // 2 if micro > 1 and not is_given_up else None}
     who = nodes[0] if nodes else "a rank"
     return Found(f"{who} ran out of memory", tuple(event.text for event in events[-3:]), nodes[0] if nodes else "",
                  severity="error", values=values)  # fmt: skip
 
 
-def _is_recent(event: m.Event, steps: set[int]) -> bool:
+def _is_recent(event: Event, steps: set[int]) -> bool:
     return event.step is not None and event.step >= min(steps)
 
 
-def _short_of_memory(s: Situation, part: m.RankStep, evidence: tuple[str, ...]) -> Found:
+def _short_of_memory(s: Situation, part: RankStep, evidence: tuple[str, ...]) -> Found:
     peak, cap, micro = part.peak_or_held_bytes, part.memory_cap_bytes, part.micro_batch
     held = (f"peak {megabytes(peak)} of {megabytes(cap)}",) if peak and cap else ()
     smaller = max(micro // 2, 1) if micro and micro > 1 else None
@@ -146,9 +142,9 @@ def _skipped(s: Situation, reason: str, title: str) -> Iterator[Verdict]:
         yield Found(title, evidence, severity="error", values=values)
 
 
-def _is_bad(step: m.StepCommitted) -> bool:
+def _is_bad(step: StepCommitted) -> bool:
     return any(value is not None and not is_usable(value) for value in (step.loss, step.grad_norm))
 
 
-def _rates(step: m.StepCommitted) -> tuple[str, ...]:
+def _rates(step: StepCommitted) -> tuple[str, ...]:
     return (f"learning rate {step.learning_rate:.3g} there",) if step.learning_rate is not None else ()

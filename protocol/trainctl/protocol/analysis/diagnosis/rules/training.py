@@ -6,16 +6,15 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.situation import Situation
-from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
+from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
 from trainctl.protocol.analysis.divergence import DivergenceDetector
 from trainctl.protocol.analysis.spikes import SpikeDetector
-from trainctl.protocol.batch.memory_model import fit
+from trainctl.protocol.batch.memory_estimate import fit
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.config.policies import CLIP_STEPS
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import WhatIf
+from trainctl.protocol.messages.events import CheckpointWritten
 
 MICRO_GAIN = 0.1
 """Part by which a rank's passes must get faster with another micro-batch."""
@@ -208,7 +207,7 @@ def below_calibration(s: Situation) -> Iterator[Verdict]:
 
 def long_checkpoint(s: Situation) -> Iterator[Verdict]:
     """Checkpoints that stop the training for much of its time."""
-    written = [event.data for event in s.events(e.CheckpointWritten) if event.data.loop_seconds is not None]
+    written = [event.data for event in s.events(CheckpointWritten) if event.data.loop_seconds is not None]
     interval = _interval(s, [one.step for one in written])
     if not written or not interval or s.step_seconds is None:
         yield Unknown("how long checkpoints stop the training") if not written else Clear("no regular checkpoints")
@@ -220,19 +219,14 @@ def long_checkpoint(s: Situation) -> Iterator[Verdict]:
         return
     size = next((one.size_bytes for one in reversed(written) if one.size_bytes), None)
     said = f"a checkpoint stops the training for {seconds(each)}, every {interval:,} steps: {percent(part)} of the time"
-    background = _in_background(s)
+    background = s.facts.config.checkpoint.background if s.facts.config is not None else None
     doing = "" if background is None else "copied at " if background else "written at "
     rate = (f"{megabytes(size)} each, {doing}{megabytes(size / each)}/s",) if size else ()
     spread = each / interval
     what = f"with checkpoints a step takes {seconds(s.step_seconds + spread)}, without {seconds(s.step_seconds)}"
     wanted = max(interval + 1, round(each / s.step_seconds * (1 / CHECKPOINT_PART - 1)) + 1)
     yield Found("checkpoints take long", (said, *rate),
-                what_if=m.WhatIf(s.step_seconds + spread, s.step_seconds, what), values={"every": wanted})  # fmt: skip
-
-
-def _in_background(s: Situation) -> bool | None:
-    """Whether training only waits for the copy of its state; None: not known."""
-    return s.facts.config.checkpoint.background if s.facts.config is not None else None
+                what_if=WhatIf(s.step_seconds + spread, s.step_seconds, what), values={"every": wanted})  # fmt: skip
 
 
 def _interval(s: Situation, steps: Sequence[int]) -> int:
