@@ -11,6 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ from trainctl.trainer.checkpoints.background import BackgroundWriter
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.data.dataset import open_dataset
-from trainctl.trainer.step.loss_scale import LossScale
-from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.progress import LossScale, Progress
 
 MOST_COPY, MOST_STEP, MOST_LATE_STEP = 1.1, 1.05, 1.2
 """Bars: the copy over a memcpy, and the median and the 95th percentile of steps while a checkpoint is written, over the
@@ -68,9 +68,7 @@ class Rank:
         self._count += 1
         batch = self.dataset.batch(np.arange(4 * self._count, 4 * self._count + 4) % self.dataset.samples)
         self.backend.clear()
-        self.backend.forward(batch, 1.0)
-        self.backend.backward()
-        self.backend.accumulate()
+        self.backend.loss_and_gradient(batch, (1.0,), commit=nullcontext())
         self.backend.totals(with_norm=True)
         self.backend.update(1e-3, 1 / batch.weight)
         self.progress.load(self._count, 4 * self._count)

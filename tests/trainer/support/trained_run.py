@@ -1,6 +1,7 @@
 """A run directory as a short training leaves it: its run file, its checkpoints by the saver, its record."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,13 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.trainer.backends.base import Array
 from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import open_dataset
-from trainctl.trainer.step.loss_scale import LossScale
-from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.progress import LossScale, Progress
 
 G, RATE = 8, 2e-2
 
@@ -59,9 +59,7 @@ class TrainedRun:
     def _train(self, step: int, record: RunDb) -> None:
         batch = self._dataset.batch(np.arange(step * G, (step + 1) * G) % self._dataset.samples)
         self._backend.clear()
-        self._backend.forward(batch, 1.0)
-        self._backend.backward()
-        self._backend.accumulate()
+        self._backend.loss_and_gradient(batch, (1.0,), commit=nullcontext())
         loss = self._backend.totals().sums.losses["tokens"] / batch.weight
         self._backend.update(RATE, 1 / batch.weight)
         self._progress.load(step, step * G)

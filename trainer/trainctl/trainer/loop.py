@@ -10,6 +10,8 @@ it, and never by a mean of means. So everything on the way is a sum:
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -50,7 +52,7 @@ def train(rank: Rank, plan: StepPlan, started: float) -> Report:
         rank.prefetch.expect(queue.of_next_step(rank.targets))
     rank.send(Soon(run=rank.who.run, rank=rank.who.rank, generation=plan.generation, seq=plan.seq))
     totals = backend.totals(with_norm=rank.group.is_alone)  # waits for the device, once a step
-    watch.settle(backend)
+    watch.settle()
     own = _own_tail(rank, batch, totals.sums)
     with watch.phase("sync"):
         tail = rank.group.all_reduce(backend, own)  # the accumulators keep this rank's part until the sum is delivered
@@ -94,13 +96,14 @@ def _micro_batch(
     positions, backend = queue.next, rank.backend
     with watch.phase("data"):
         data = rank.prefetch.get(positions, queue.following())
-    with watch.on_device("forward", backend):
-        backend.forward(data, *scales)
-    with watch.on_device("backward", backend):
-        backend.backward()
+
+    @contextmanager
+    def commit() -> Iterator[None]:
         with rank.progress.exclusive(plan.generation):
-            backend.accumulate()
+            yield
             batch.add(positions, rank.objective.weights(data), data.tokens)
+
+    backend.loss_and_gradient(data, scales, commit=commit(), phase=partial(watch.phase, backend=backend))
     queue.done()
 
 

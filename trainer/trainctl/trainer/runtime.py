@@ -19,7 +19,7 @@ from trainctl.protocol.machine.file_digests import FileDigests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.checkpoints import copies
 from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
@@ -47,10 +47,9 @@ from trainctl.trainer.profiling.profiler import Profiler
 from trainctl.trainer.references.preparation import Company, ReferenceSettings, prepare_reference, wants_reference
 from trainctl.trainer.step import preflight, side_plans, state_transfer
 from trainctl.trainer.step.observer import Ranges
-from trainctl.trainer.step.pair_texts import PairTexts
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity, Rank, Settings
-from trainctl.trainer.step.sampler import SAMPLE_FAILURES, Sampler
+from trainctl.trainer.step.sampler import SAMPLE_FAILURES, PairTexts, Sampler
 
 BAR_WIDTH = 20
 """Characters of a bar of progress."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from trainctl.protocol.calibration.profile import MatmulRate
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 
 SIZES: Final = (256, 512, 1024, 2048, 4096, 8192)
 """Rows and columns of the matrices."""

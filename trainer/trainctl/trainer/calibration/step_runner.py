@@ -18,7 +18,7 @@ from trainctl.protocol.calibration.profile import Pass
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.permutation import Indices, ranges_of

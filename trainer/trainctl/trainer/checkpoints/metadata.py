@@ -19,7 +19,7 @@ from trainctl.protocol.record.checkpoints import Manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 
 FIRST_EVENTS = 50
 """Number of a record's first events among which a branch's own is."""

@@ -13,14 +13,14 @@ from trainctl.protocol.record.best import best_checkpoint
 from trainctl.protocol.record.checkpoint_metadata import Lineage, ParentCheckpoint
 from trainctl.protocol.record.checkpoints import Manifest, read_manifest
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.trainer.backends.base import Array, Backend, Part, State
+from trainctl.trainer.backends.backend import Backend, SlotName, State
+from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.checkpoints import files, metadata, retention
 from trainctl.trainer.checkpoints.background import WriteMeter
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.data.training_data import Look, Seen, TrainingData
-from trainctl.trainer.step.loss_scale import LossScale
-from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.progress import LossScale, Progress
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Saver:
         return msgspec.structs.replace(info, loop_seconds=time.perf_counter() - begun)
 
     def _about(self, copied: Copied, model: Path, meter: WriteMeter, before_name: Callable[[], None]) -> files.About:
-        loop, lora = copied.loop, self._backend.parts.adapter
+        loop, lora = copied.loop, self._backend.recipe.adapter
         newest = metadata.newest_evaluation(self._paths, loop.step)
         lineage = Lineage(
             run=self._run, resumed_from=self._resumed_from, generation=copied.generation,
@@ -143,7 +143,7 @@ class Saver:
         found = files.read(folder)
         loop = found.loop
         self._dataset.check_seen(Seen(loop.samples, loop.data_digest, loop.chunks), loop.cursor, look)
-        model, lora = Path(self._config.model.path), self._backend.parts.adapter
+        model, lora = Path(self._config.model.path), self._backend.recipe.adapter
         files.check_fits(loop, self._loop_state(loop.cursor, 0), str(folder), model, lora)
         self._backend.import_state(found.state)
         manifest = read_manifest(folder)
@@ -164,7 +164,7 @@ class Saver:
             step=self._progress.last_step, cursor=cursor, updates=updates, loss_scale=self._scale.value,
             loss_scale_good_steps=self._scale.good_steps, seed=self._config.run.seed, samples=seen.samples,
             layout_digest=self._layout_digest, data_digest=seen.digest, chunks=seen.chunks,
-            base_digest=files.base_digest(self._model_digest, self._backend.parts.adapter),
+            base_digest=files.base_digest(self._model_digest, self._backend.recipe.adapter),
         )  # fmt: skip
 
 
@@ -174,14 +174,13 @@ class HostCopy:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._arrays: dict[Part, dict[str, Array]] = {}
+        self._arrays: dict[SlotName, dict[str, Array]] = {}
 
     def take(self) -> State:
         """The state as it is now; valid until the next call. Raises MemoryError if device or host have no room for it;
         then nothing of it is kept."""
         try:
-            slots = {slot: self._copy(slot) for slot in self._backend.slots}
-            return self._backend.state_of(self._copy("weights"), slots)
+            return self._backend.export_state(self._copy)
         except (RuntimeError, MemoryError) as error:
             if not self._backend.is_out_of_memory(error):
                 raise
@@ -194,10 +193,10 @@ class HostCopy:
         """Give its memory back."""
         self._arrays.clear()
 
-    def _copy(self, part: Part) -> dict[str, Array]:
-        if (unchanging := self._backend.unchanging_arrays(part)) is not None:
+    def _copy(self, slot: SlotName) -> dict[str, Array]:
+        if (unchanging := self._backend.unchanging_arrays(slot)) is not None:
             return unchanging
-        arrays = self._arrays.get(part) or self._backend.host_arrays()
-        self._arrays[part] = arrays
-        self._backend.copy_out(part, arrays)
+        arrays = self._arrays.get(slot) or self._backend.host_arrays()
+        self._arrays[slot] = arrays
+        self._backend.copy_out(slot, arrays)
         return arrays

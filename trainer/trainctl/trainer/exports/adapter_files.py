@@ -9,11 +9,11 @@ from trainctl.protocol.config.hub_models import reference
 from trainctl.protocol.config.model_facts import INDEX_FILE, weight_files
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config, places
-from trainctl.trainer.backends import rope_config
 from trainctl.trainer.checkpoints.files import ADAPTER, CARRIED_FILES
 from trainctl.trainer.common.model_files import link_or_copy
 from trainctl.trainer.exports.result_files import copy_templates, float32_file, write_json
 from trainctl.trainer.exports.trained_model import TrainedModel, copy_tokenizer
+from trainctl.trainer.model import rope_config
 
 OWN_BASE = "base"
 """Folder of the base with a config.json for mlx-lm."""

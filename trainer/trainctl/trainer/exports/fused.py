@@ -19,11 +19,11 @@ from trainctl.protocol.config.quantization import (
     whole_shapes,
 )
 from trainctl.trainer.adapters.lora import Lora, stored_name
-from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.model_files import model_config
 from trainctl.trainer.exports.result_files import float32_file, write_json
 from trainctl.trainer.exports.tensor_files import TensorFiles, tensor_files
 from trainctl.trainer.exports.trained_model import TrainedModel, copy_tokenizer
+from trainctl.trainer.model import rope_config
 
 _OPEN_FILES = 2
 """Files of the base that are held at once: a layer's parts are in one, or in two that follow each other."""

@@ -12,10 +12,10 @@ from trainctl.protocol.config.quantization import (
     quantization_of,
     whole_shapes,
 )
-from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.model_files import model_config, only_the_model
 from trainctl.trainer.exports.answers import opened_by
 from trainctl.trainer.exports.result_files import copy_carried
+from trainctl.trainer.model import rope_config
 
 
 def write_quantized(whole: Path, folder: Path, how: Quantization) -> None:

@@ -62,7 +62,7 @@ class TorchFiles(TensorFiles):
         return tensors
 
     def as_stored(self, tensors: Mapping[str, Any], model: Path) -> Mapping[str, Any]:
-        from trainctl.trainer.backends.torch_model import as_stored
+        from trainctl.trainer.model.torch_model import as_stored
 
         return as_stored(tensors, model, "--to")
 
@@ -74,7 +74,7 @@ class TorchFiles(TensorFiles):
     def unpacked(self, how: Quantization, parts: Mapping[str, Any]) -> Any:
         import torch
 
-        from trainctl.trainer.backends.torch_quantized import packed, unpack
+        from trainctl.trainer.model.torch_quantized import packed, unpack
 
         return unpack(packed(how, parts), torch.float32)
 

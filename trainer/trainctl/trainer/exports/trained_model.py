@@ -16,7 +16,7 @@ from trainctl.protocol.record.checkpoints import Manifest, digest_of, listed, ve
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora, read_lora
-from trainctl.trainer.backends.base import BackendName
+from trainctl.trainer.backends.backend import BackendName
 from trainctl.trainer.checkpoints.files import ADAPTER, WEIGHTS, LoopState, is_base, read_loop
 from trainctl.trainer.common.model_files import read_object
 from trainctl.trainer.exports.result_files import copy_carried, copy_templates

@@ -127,7 +127,7 @@ def _verified_whole(
 def _mlx_export_logits(folder: Path, base: Path, tokens: Tokens) -> tuple[Logits, float | None]:
     """Return the logits of an export in mlx-lm, computed as transformers does where mlx-lm does otherwise; and how
     much its own differ from them, if they do."""
-    from trainctl.trainer.backends.mlx_model import is_put_right, put_right
+    from trainctl.trainer.model.mlx_model import is_put_right, put_right
 
     model, config = _by_mlx(folder, base), model_config(_mlx_base(folder, base))
     plain = mlx_logits(model, tokens)
@@ -180,20 +180,20 @@ def mlx_logits(model: Any, tokens: Tokens) -> Logits:
 
 
 def _torch_reference(trained: TrainedModel, tokens: Tokens) -> Reference:
-    from trainctl.trainer.backends.torch_probe import probing
+    from trainctl.trainer.backends.torch_passes import TorchPasses
 
     model = _torch_model(trained).eval()
     logits = torch_logits(model, tokens)
-    with probing(model, _LOWEST_BIT):
+    with TorchPasses(model).probing(_LOWEST_BIT):
         return Reference(tokens, logits, _difference(logits, torch_logits(model, tokens)))
 
 
 def _mlx_reference(trained: TrainedModel, tokens: Tokens) -> Reference:
-    from trainctl.trainer.backends.mlx_probe import probing
+    from trainctl.trainer.backends.mlx_passes import MlxPasses
 
     model = _mlx_model(trained)
     logits = mlx_logits(model, tokens)
-    with probing(model, _LOWEST_BIT):
+    with MlxPasses(model).probing(_LOWEST_BIT):
         return Reference(tokens, logits, _difference(logits, mlx_logits(model, tokens)))
 
 
@@ -201,7 +201,7 @@ def _torch_model(trained: TrainedModel) -> Any:
     import torch
 
     from trainctl.trainer.adapters import torch_lora
-    from trainctl.trainer.backends.torch_model import read_model
+    from trainctl.trainer.model.torch_model import read_model
 
     model = read_model(trained.model, _WHERE)
     if trained.lora is None:
@@ -217,7 +217,7 @@ def _torch_model(trained: TrainedModel) -> Any:
 def _mlx_model(trained: TrainedModel) -> Any:
     import mlx.core as mx
 
-    from trainctl.trainer.backends.mlx_model import read_model
+    from trainctl.trainer.model.mlx_model import read_model
 
     model = read_model(trained.model, _WHERE, _LENGTH)
     if trained.lora is not None:
@@ -231,8 +231,8 @@ def _merged_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
     """Return the model with the adapters added to its weights, and those in `types` rounded to the type named there."""
     import torch
 
-    from trainctl.trainer.backends import torch_quantized
-    from trainctl.trainer.backends.torch_model import read_model
+    from trainctl.trainer.model import torch_quantized
+    from trainctl.trainer.model.torch_model import read_model
 
     model = torch_quantized.whole(read_model(trained.model, _WHERE))
     values = float32_file(trained.weights) if trained.lora is not None else {}
@@ -249,7 +249,7 @@ def _merged_mlx_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
     """Return the merged model on MLX, of a base that isn't quantized."""
     import mlx.core as mx
 
-    from trainctl.trainer.backends.mlx_model import flat, read_model
+    from trainctl.trainer.model.mlx_model import flat, read_model
 
     model = read_model(trained.model, _WHERE, _LENGTH)
     values = float32_file(trained.weights) if trained.lora is not None else {}
@@ -268,7 +268,7 @@ def _types_of_16_bits(trained: TrainedModel, folder: Path) -> dict[str, str]:
     found = {name: _ROUNDED[it.dtype] for name, it in stored_tensors(folder).items() if it.dtype in _ROUNDED}
     if trained.backend == "mlx" or not found:
         return found
-    from trainctl.trainer.backends.torch_model import held_names
+    from trainctl.trainer.model.torch_model import held_names
 
     names = held_names(trained.model, _WHERE)
     return {names.get(name, name): kind for name, kind in found.items()}

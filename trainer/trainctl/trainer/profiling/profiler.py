@@ -16,7 +16,7 @@ import psutil
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.files.durable_files import rename
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.common import atomic_folder
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log

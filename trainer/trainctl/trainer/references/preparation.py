@@ -13,7 +13,7 @@ from trainctl.protocol.config.objectives import caches_reference
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.files.durable_files import sync, sync_all
 from trainctl.protocol.record.reference_files import VALUES_NAME, stored_digest
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.common.atomic_folder import part_of, remove_parts
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.common.reference_cache import DTYPE, ReferenceKey, compute_of, read_values, write_notes
@@ -69,7 +69,7 @@ def prepare_reference(
         target = settings.folder / key.name
         model = ReferenceModel(backend, part, settings.batch_tokens)
         if company is not None:
-            check_sizes(model.counts, "run file", has_adapter=backend.parts.adapter is not None)
+            check_sizes(model.counts, "run file", has_adapter=backend.recipe.adapter is not None)
             _compute_together(key, model, target, company, report)
         elif not target.is_dir():
             make_cache(target, functools.partial(_write, key, model), report)

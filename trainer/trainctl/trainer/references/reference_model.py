@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.common.reference_cache import Values, spans
 from trainctl.trainer.data.dataset import Dataset
@@ -53,7 +53,7 @@ class ReferenceModel:
         """In halves if memory is short."""
         batch = self._dataset.usable_batch(numbers)
         try:
-            found: Values = self._backend.reference_log_probabilities(batch)[batch.counted > 0]
+            found: Values = self._backend.token_log_probabilities(batch, reference=True)[batch.counted > 0]
         except DeviceMemoryError as error:
             if len(numbers) == 1:
                 raise TrainctlError(f"out of memory with one sample for the reference: {error}") from None
