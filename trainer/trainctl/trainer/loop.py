@@ -125,12 +125,12 @@ def _own_tail(rank: Rank, batch: HalfBatch, sums: Sums) -> Tail:
 
 
 def _update(
-    rank: Rank, plan: StepPlan, batch: HalfBatch, tail: Tail, known_norm: float | None
+    rank: Rank, plan: StepPlan, batch: HalfBatch, tail: Tail, read_norm: float | None
 ) -> tuple[float, float, str | None]:
     """Scale, clip and update, or skip. Return the gradient's norm before clipping, what clipping multiplied it by, and
-    why the update was skipped. `known_norm`: the accumulators', where it has been read."""
+    why the update was skipped. `read_norm`: the accumulators', where it has been read."""
     to_mean = plan.divisor / (batch.scale * tail.weight) if tail.weight > 0 else math.nan
-    norm = rank.backend.gradient_norm(known_norm) * to_mean
+    norm = rank.backend.gradient_norm(read_norm) * to_mean
     if (skipped := _skip_reason(tail, norm)) is not None:
         return norm, 1.0, skipped
     limit = rank.settings.clip_norm

@@ -12,23 +12,15 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 from mlx import nn
+from numpy.typing import NDArray
 
 from trainctl.protocol.batch.loss_chunks import Chunking
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends.chunked_loss import MlxChunks
-from trainctl.trainer.backends.passes import (
-    NO_REFERENCE,
-    SUREST,
-    VOCABULARY_FLOATS,
-    Array,
-    Decoding,
-    Passes,
-    layer_values,
-)
+from trainctl.trainer.backends.passes import NO_REFERENCE, SUREST, Array, BatchOutputs, Decoding, Passes, layer_values
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.model.mlx_model import DocumentMask
-from trainctl.trainer.objectives.objective import Outputs, Vocabulary
 
 _layers: Any = nn  # whose stubs lack some of them
 _LINEAR = (_layers.Linear, _layers.QuantizedLinear)
@@ -52,13 +44,16 @@ class MlxPasses(Passes):
     def on_host(self, array: Any) -> Any:
         return np.array(array)
 
+    def array(self, values: NDArray[Any]) -> Any:
+        return mx.array(values)
+
+    def float32(self, logits: Any) -> Any:
+        return logits.astype(mx.float32)
+
     def logits(self, batch: Batch) -> Any:
-        """Return [B, T, V], in the model's data type."""
         return self.model(mx.array(batch.inputs), cache=self.caches(batch))
 
     def hidden(self, batch: Batch, rows: Any) -> tuple[Any, Callable[[Any], Any]]:
-        """Return the last hidden states of some of the batch's targets and what makes logits of them; of a model whose
-        head can't be told from its body, the logits."""
         if self.chunks is None or not self.chunks.is_possible:
             logits = self.logits(batch).flatten(0, 1)[rows]
             mx.eval(logits)  # while the adapter is as it is
@@ -122,34 +117,10 @@ class MlxPasses(Passes):
         return tokens
 
 
-class MlxOutputs(Outputs):
-    """The outputs for one batch, each computed when it is read."""
-
-    def __init__(self, passes: MlxPasses, batch: Batch) -> None:
-        self._passes, self._batch = passes, batch
-        self._logits: Any = None
-
-    @property
-    def logits(self) -> Any:
-        if self._logits is None:
-            self._logits = self._passes.logits(self._batch).astype(mx.float32)
-        return self._logits
-
-    @property
-    def counted(self) -> Any:
-        return mx.array(self._batch.counted)
-
-    def token_losses(self) -> Any:
-        return self._losses(self._batch.counted, "none")
-
-    def every_loss(self) -> Any:
-        return self._losses(self._batch.every_target, "none")
-
-    def loss_sum(self) -> Any:
-        return self._losses(self._batch.counted, "sum")
+class MlxOutputs(BatchOutputs):
+    _passes: MlxPasses
 
     def _losses(self, counted: Array, reduction: Literal["none", "sum"]) -> Any:
-        """Return [B, T] losses ("none") or their sum ("sum"), from logits where there are some already."""
         passes, batch = self._passes, self._batch
         targets_BT, counted_BT, chunks = mx.array(batch.targets), mx.array(counted), passes.chunks
         if self._logits is None and chunks is not None and (size := chunks.chunk_tokens(targets_BT.size)):
@@ -165,25 +136,6 @@ class MlxOutputs(Outputs):
         assert self._passes.adapter is not None, NO_REFERENCE
         with self._passes.without_adapter():
             return mx.stop_gradient(self._passes.outputs(self._batch).token_losses())
-
-    def vocabulary(self, *, with_reference: bool) -> Iterator[Vocabulary]:
-        passes, batch = self._passes, self._batch
-        rows = np.flatnonzero(batch.counted)
-        counted, targets = mx.array(rows), mx.array(batch.targets.ravel()[rows])
-        own, head = passes.hidden(batch, counted)
-        other = None
-        if with_reference and passes.adapter is not None:
-            with passes.without_adapter():
-                other, _ = passes.hidden(batch, counted)
-        size = max(1, VOCABULARY_FLOATS // head(own[:1]).shape[-1])
-        for start in range(0, len(rows), size):
-            part = slice(start, start + size)
-            logits, reference = head(own[part]).astype(mx.float32), None
-            if other is not None:
-                with passes.without_adapter():
-                    reference = head(other[part]).astype(mx.float32)
-            mx.eval(logits, reference)
-            yield Vocabulary(logits, reference, targets[part])
 
     def log_sigmoid(self, x: Any) -> Any:
         return -mx.logaddexp(mx.array(0.0), -x)

@@ -1,17 +1,18 @@
 """Forward passes of a model, and what they give: an objective's outputs, answers to prompts, and the probe's values."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.batch.loss_chunks import Chunking
+from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.data.batch import Batch, Tokens
-from trainctl.trainer.objectives.objective import Outputs
+from trainctl.trainer.objectives.objective import Outputs, Vocabulary
 
 Array = NDArray[np.float32]
 VOCABULARY_FLOATS: Final = 1 << 24
@@ -37,6 +38,7 @@ class Passes(ABC):
     """Forward passes of one model, with its adapter or without."""
 
     model: Any  # with `train()` and `eval()`
+    adapter: Lora | None
     chunks: Any = None  # what computes losses of some tokens at a time
 
     @abstractmethod
@@ -47,6 +49,23 @@ class Passes(ABC):
     @abstractmethod
     def outputs(self, batch: Batch) -> Outputs:
         """Return what an objective reads of a batch."""
+
+    @abstractmethod
+    def array(self, values: NDArray[Any]) -> Any:
+        """Return values on the device; integers as those of an index."""
+
+    @abstractmethod
+    def float32(self, logits: Any) -> Any:
+        """Return logits in float32."""
+
+    @abstractmethod
+    def logits(self, batch: Batch) -> Any:
+        """Return [B, T, V], in the model's data type."""
+
+    @abstractmethod
+    def hidden(self, batch: Batch, rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """Return the last hidden states of some of the batch's targets and what makes logits of them; of a model whose
+        head can't be told from its body, the logits."""
 
     @abstractmethod
     def numbers(self, scalars: Sequence[Any]) -> list[float]:
@@ -70,6 +89,55 @@ class Passes(ABC):
         self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
     ) -> list[int]:
         """Return an answer by the library's own random numbers, of a model in evaluation mode."""
+
+
+class BatchOutputs(Outputs):
+    """The outputs for one batch, each computed when it is read."""
+
+    def __init__(self, passes: Passes, batch: Batch) -> None:
+        self._passes, self._batch = passes, batch
+        self._logits: Any = None
+
+    @property
+    def logits(self) -> Any:
+        if self._logits is None:
+            self._logits = self._passes.float32(self._passes.logits(self._batch))
+        return self._logits
+
+    @property
+    def counted(self) -> Any:
+        return self._passes.array(self._batch.counted)
+
+    def token_losses(self) -> Any:
+        return self._losses(self._batch.counted, "none")
+
+    def every_loss(self) -> Any:
+        return self._losses(self._batch.every_target, "none")
+
+    def loss_sum(self) -> Any:
+        return self._losses(self._batch.counted, "sum")
+
+    @abstractmethod
+    def _losses(self, counted: Array, reduction: Literal["none", "sum"]) -> Any:
+        """Return [B, T] losses ("none") or their sum ("sum"), from logits where there are some already."""
+
+    def vocabulary(self, *, with_reference: bool) -> Iterator[Vocabulary]:
+        passes, batch = self._passes, self._batch
+        rows = np.flatnonzero(batch.counted)
+        counted, targets = passes.array(rows), passes.array(batch.targets.ravel()[rows])
+        own, head = passes.hidden(batch, counted)
+        other = None
+        if with_reference and passes.adapter is not None:
+            with passes.without_adapter():
+                other, _ = passes.hidden(batch, counted)
+        size = max(1, VOCABULARY_FLOATS // head(own[:1]).shape[-1])
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            logits, reference = passes.float32(head(own[part])), None
+            if other is not None:
+                with passes.without_adapter():
+                    reference = passes.float32(head(other[part]))
+            yield Vocabulary(logits, reference, targets[part])
 
 
 @dataclass(frozen=True)

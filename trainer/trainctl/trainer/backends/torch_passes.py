@@ -7,7 +7,7 @@ second copy of the model is made.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,20 +19,11 @@ from trainctl.protocol.batch.loss_chunks import Chunking
 from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends.chunked_loss import TorchChunks
-from trainctl.trainer.backends.passes import (
-    NO_REFERENCE,
-    SUREST,
-    VOCABULARY_FLOATS,
-    Array,
-    Decoding,
-    Passes,
-    layer_values,
-)
+from trainctl.trainer.backends.passes import NO_REFERENCE, SUREST, Array, BatchOutputs, Decoding, Passes, layer_values
 from trainctl.trainer.backends.torch_compile import IGNORED, CompiledLayers, token_losses, uncompiled
-from trainctl.trainer.data.batch import Batch, Tokens
+from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.model import torch_attention
 from trainctl.trainer.model.torch_attention import document_bounds
-from trainctl.trainer.objectives.objective import Outputs, Vocabulary
 
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -62,34 +53,34 @@ class TorchPasses(Passes):
     def on_host(self, array: torch.Tensor) -> Any:
         return array.cpu().numpy()
 
+    def float32(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.float()
+
     def logits(self, batch: Batch) -> torch.Tensor:
-        """Return [B, T, V], in the model's data type."""
         with self.documents(batch) as documents:
             logits_BTV: torch.Tensor = self.model(**self._inputs(batch), use_cache=False, **documents).logits
         return logits_BTV
 
     def hidden(self, batch: Batch, rows: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-        """Return the last hidden states of some of the batch's targets and what makes logits of them; of a model whose
-        head can't be told from its body, the logits."""
         if self.chunks is None or not self.chunks.is_possible:
             return self.logits(batch).flatten(0, 1)[rows], lambda logits: logits
         with self.documents(batch) as documents:
-            return self.chunks.hidden(self.integers(batch.inputs), **documents)[rows], self.chunks.logits
+            return self.chunks.hidden(self.array(batch.inputs), **documents)[rows], self.chunks.logits
 
     def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the model's arguments; for an encoder also the mask of its padding."""
-        inputs_BT = self.integers(batch.inputs)
+        inputs_BT = self.array(batch.inputs)
         if batch.prompts is None:
             return {"input_ids": inputs_BT}
         prompts, lengths = batch.prompts
-        mask = self.integers((np.arange(prompts.shape[1]) < lengths[:, None]).astype(np.int32))
-        return {"input_ids": self.integers(prompts), "attention_mask": mask, "decoder_input_ids": inputs_BT}
+        mask = self.array((np.arange(prompts.shape[1]) < lengths[:, None]).astype(np.int32))
+        return {"input_ids": self.array(prompts), "attention_mask": mask, "decoder_input_ids": inputs_BT}
 
     @contextmanager
     def documents(self, batch: Batch) -> Iterator[dict[str, Any]]:
         """Yield what tells the model of a pack's documents; the keys of dropout are set on the way."""
         if self.adapter is not None:
-            self.adapter.token_keys.value = None if batch.keys is None else self.moved(batch.keys)
+            self.adapter.token_keys.value = None if batch.keys is None else self._moved(batch.keys)
         if batch.positions is None:
             with torch_attention.one_document_per_row():
                 yield {}
@@ -98,18 +89,19 @@ class TorchPasses(Passes):
         if self.attention == torch_attention.VARLEN:
             bounds = torch_attention.arguments(document_bounds(batch.positions, batch.lengths), self.device)
         with torch_attention.documents_by_position():
-            yield {"position_ids": self.integers(batch.positions), **bounds}
+            yield {"position_ids": self.array(batch.positions), **bounds}
 
     def without_adapter(self) -> AbstractContextManager[object]:
         return nullcontext() if self.adapter is None else self.model.disable_adapter()
 
-    def moved(self, values: NDArray[Any]) -> torch.Tensor:
+    def array(self, values: NDArray[Any]) -> torch.Tensor:
+        tensor = self._moved(values)
+        return tensor if tensor.is_floating_point() else tensor.long()
+
+    def _moved(self, values: NDArray[Any]) -> torch.Tensor:
         """Return values on the device. A copy to CUDA doesn't wait for what the device still has to do: the driver
         takes over values in ordinary memory before it returns."""
         return torch.from_numpy(values).to(self.device, non_blocking=self.device.type == "cuda")
-
-    def integers(self, values: Tokens) -> torch.Tensor:
-        return self.moved(values).long()
 
     @contextmanager
     def probing(self, flips: int) -> Iterator[list[Array]]:
@@ -175,40 +167,16 @@ class TorchPasses(Passes):
         return [int(token) for token in tokens[0, 1 if model.config.is_encoder_decoder else len(prompt) :]]
 
 
-class TorchOutputs(Outputs):
-    """The outputs for one batch, each computed when it is read."""
+class TorchOutputs(BatchOutputs):
+    _passes: TorchPasses
 
-    def __init__(self, passes: TorchPasses, batch: Batch) -> None:
-        self._passes, self._batch = passes, batch
-        self._logits: torch.Tensor | None = None
-
-    @property
-    def logits(self) -> torch.Tensor:
-        if self._logits is None:
-            self._logits = self._passes.logits(self._batch).float()
-        return self._logits
-
-    @property
-    def counted(self) -> torch.Tensor:
-        return self._passes.moved(self._batch.counted)
-
-    def token_losses(self) -> torch.Tensor:
-        return self._losses(self._batch.counted, "none")
-
-    def every_loss(self) -> torch.Tensor:
-        return self._losses(self._batch.every_target, "none")
-
-    def loss_sum(self) -> torch.Tensor:
-        return self._losses(self._batch.counted, "sum")
-
-    def _losses(self, counted: Array, reduction: str) -> torch.Tensor:
-        """Return [B, T] losses ("none") or their sum ("sum"), from logits where there are some already."""
+    def _losses(self, counted: Array, reduction: Literal["none", "sum"]) -> torch.Tensor:
         passes, batch, logits = self._passes, self._batch, self._logits
-        targets_BT = passes.integers(np.where(counted > 0, batch.targets, IGNORED))
+        targets_BT = passes.array(np.where(counted > 0, batch.targets, IGNORED))
         chunks, targets = passes.chunks, targets_BT.flatten()
         if logits is None and chunks is not None and (size := chunks.chunk_tokens(targets.numel())):
             with passes.documents(batch) as documents:
-                inputs_BT = passes.integers(batch.inputs)
+                inputs_BT = passes.array(batch.inputs)
                 losses: torch.Tensor = chunks.token_losses(inputs_BT, targets_BT, size, IGNORED, **documents)
             return losses.sum() if reduction == "sum" else losses.view(targets_BT.shape)
         if logits is None and passes.compiled is not None and passes.compiled.compiles_losses:
@@ -221,29 +189,11 @@ class TorchOutputs(Outputs):
     @torch.no_grad()
     def reference_losses(self) -> torch.Tensor:
         if self._batch.reference is not None:
-            return -self._passes.moved(self._batch.reference)
+            return -self._passes.array(self._batch.reference)
         assert self._passes.adapter is not None, NO_REFERENCE
         with uncompiled(self._passes.compiled), self._passes.without_adapter():
-            return self._passes.outputs(self._batch).token_losses()
-
-    @torch.no_grad()
-    def vocabulary(self, *, with_reference: bool) -> Iterator[Vocabulary]:
-        passes, batch = self._passes, self._batch
-        counted = passes.moved(np.flatnonzero(batch.counted))
-        targets = passes.integers(batch.targets).flatten()[counted]
-        own, head = passes.hidden(batch, counted)
-        other = None
-        if with_reference and passes.adapter is not None:
-            with passes.without_adapter():
-                other, _ = passes.hidden(batch, counted)
-        size = max(1, VOCABULARY_FLOATS // head(own[:1]).shape[-1])
-        for start in range(0, len(counted), size):
-            part = slice(start, start + size)
-            logits, reference = head(own[part]).float(), None
-            if other is not None:
-                with passes.without_adapter():
-                    reference = head(other[part]).float()
-            yield Vocabulary(logits, reference, targets[part])
+            losses: torch.Tensor = self._passes.outputs(self._batch).token_losses()
+            return losses
 
     def log_sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.logsigmoid(x)
