@@ -19,7 +19,7 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer import loop
-from trainctl.trainer.backends.backend import Backend, CompileMeter, Recipe, Totals
+from trainctl.trainer.backends.backend import Backend, CompileMeter, Totals, TrainingRecipe
 from trainctl.trainer.backends.memory import HostMemory, Memory
 from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.control.thread import Control
@@ -60,7 +60,7 @@ class TimedProgress(Progress):
 class Work:
     """A backend whose arithmetic is one matrix product; what it says of memory is true."""
 
-    recipe = Recipe(NextToken("pretrain"), None)
+    recipe = TrainingRecipe(NextToken("pretrain"), None)
     compile_meter = CompileMeter()
     held = None
 

@@ -374,14 +374,14 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python):
         from trainctl.trainer.common.errors import DeviceMemoryError
         from trainctl.trainer.data.batch import from_blocks
         from trainctl.trainer.backends.memory import limit_process
-        from trainctl.trainer.backends.backend import Recipe
+        from trainctl.trainer.backends.backend import TrainingRecipe
         from trainctl.trainer.backends.torch_backend import TorchBackend
         from trainctl.trainer.model.torch_model import read_model
         from trainctl.trainer.objectives.losses import NextToken
         from trainctl.protocol.config.run_tables import OptimizerTable
 
         torch.set_num_threads(1)
-        parts = Recipe(NextToken("pretrain"), OptimizerTable(learning_rate=1e-3))
+        parts = TrainingRecipe(NextToken("pretrain"), OptimizerTable(learning_rate=1e-3))
         backend = TorchBackend(read_model(Path(sys.argv[1]) / "model", "run.toml"), parts)
         gc.freeze()  # as a trainer does
         gc.enable()

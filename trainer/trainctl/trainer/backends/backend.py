@@ -68,7 +68,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """What a backend is put together from beside its model."""
 
     objective: Objective
@@ -104,7 +104,7 @@ class Backend(ABC):
     """
 
     name: BackendName
-    recipe: Recipe
+    recipe: TrainingRecipe
     slots: tuple[str, ...]  # of the optimizer, () without one: levelled, kept in checkpoints and resumed beside weights
     shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
@@ -116,7 +116,7 @@ class Backend(ABC):
 
     @classmethod
     @abstractmethod
-    def open(cls, config: RunFile, node: NodeTable, recipe: Recipe, where: str) -> "Backend":
+    def open(cls, config: RunFile, node: NodeTable, recipe: TrainingRecipe, where: str) -> "Backend":
         """Return the model of a run file on the node's device, without `init` having been applied. Raises
         InvalidInputError naming the field at fault, and the library's own errors where memory runs out."""
 

@@ -20,7 +20,7 @@ from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.machine.devices import resolve_alone
 from trainctl.protocol.machine.large_imports import import_large
 from trainctl.trainer.adapters.lora import read_lora
-from trainctl.trainer.backends.backend import Backend, BackendName, Recipe
+from trainctl.trainer.backends.backend import Backend, BackendName, TrainingRecipe
 from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
@@ -69,7 +69,7 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
         log.warning("%s has an adapter_config.json beside whole weights: the adapter isn't read", model)
     limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
     optimizer = config.optimizer if trains else None
-    recipe = Recipe(objective, optimizer, read_lora(config, where), limit_bytes)
+    recipe = TrainingRecipe(objective, optimizer, read_lora(config, where), limit_bytes)
     try:
         backend = kind.open(config, node, recipe, where)
         if recipe.adapter is not None:

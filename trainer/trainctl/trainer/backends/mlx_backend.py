@@ -24,7 +24,7 @@ from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import Place
-from trainctl.trainer.backends.backend import ADAMW_SLOTS, Backend, BackendName, Recipe, SlotName
+from trainctl.trainer.backends.backend import ADAMW_SLOTS, Backend, BackendName, SlotName, TrainingRecipe
 from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart
 from trainctl.trainer.backends.mlx_passes import MlxPasses
 from trainctl.trainer.backends.passes import Array
@@ -72,7 +72,7 @@ class MlxBackend(Backend):
     _sums: list[Any]  # of the micro-batch in flight
     _accumulators: Arrays  # empty: zeros
 
-    def __init__(self, model: Any, recipe: Recipe, *, dtype: Any = mx.float32) -> None:
+    def __init__(self, model: Any, recipe: TrainingRecipe, *, dtype: Any = mx.float32) -> None:
         self._model, self.recipe, self._dtype = model, recipe, dtype
         adapter = recipe.adapter
         self._host = HostMemory(recipe.limit_bytes) if self.device == "cpu" else None  # a GPU's allocator keeps its own
@@ -98,7 +98,7 @@ class MlxBackend(Backend):
         self.clear()
 
     @classmethod
-    def open(cls, config: RunFile, node: NodeTable, recipe: Recipe, where: str) -> "MlxBackend":
+    def open(cls, config: RunFile, node: NodeTable, recipe: TrainingRecipe, where: str) -> "MlxBackend":
         if config.model.attention != "auto":
             problem = f'"{config.model.attention}" needs torch on an NVIDIA GPU, and this rank is on MLX'
             raise InvalidInputError(f"{where}: model.attention", f'{problem}; set attention = "auto"')

@@ -21,7 +21,7 @@ from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import check_installed
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
-from trainctl.trainer.backends.backend import ADAMW_SLOTS, Backend, BackendName, Recipe, SlotName
+from trainctl.trainer.backends.backend import ADAMW_SLOTS, Backend, BackendName, SlotName, TrainingRecipe
 from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart, SampledMemory
 from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.backends.torch_adamw import AdamW, TorchWeights, accumulate, adamw
@@ -66,7 +66,7 @@ class TorchBackend(Backend):
     def __init__(
         self,
         model: torch.nn.Module,
-        recipe: Recipe,
+        recipe: TrainingRecipe,
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
@@ -96,7 +96,7 @@ class TorchBackend(Backend):
         self.clear()
 
     @classmethod
-    def open(cls, config: RunFile, node: NodeTable, recipe: Recipe, where: str) -> "TorchBackend":
+    def open(cls, config: RunFile, node: NodeTable, recipe: TrainingRecipe, where: str) -> "TorchBackend":
         if node.rank_threads:
             torch.set_num_threads(node.rank_threads)
         device, dtype = choose_device(node.device, where), _DTYPES[config.model.computed]
