@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,7 @@ class Side:
         def once(positions: Indices) -> None:
             nonlocal tokens
             batch = self._dataset.batch(self._samples(positions))
-            self._backend.forward(batch, 1 / PLAN.divisor)
-            self._backend.backward()
-            self._backend.accumulate()
+            self._backend.loss_and_gradient(batch, (1 / PLAN.divisor,), commit=nullcontext())
             tokens += batch.tokens
 
         self._backend.clear()

@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +68,7 @@ class BenchedRank:
         self._count += 1
         batch = self.dataset.batch(np.arange(4 * self._count, 4 * self._count + 4) % self.dataset.samples)
         self.backend.clear()
-        self.backend.forward(batch, 1.0)
-        self.backend.backward()
-        self.backend.accumulate()
+        self.backend.loss_and_gradient(batch, (1.0,), commit=nullcontext())
         self.backend.totals(with_norm=True)
         self.backend.update(1e-3, 1 / batch.weight)
         self.progress.load(self._count, 4 * self._count)

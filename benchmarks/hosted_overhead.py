@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,7 @@ class Bare:
         for start in range(self._cursor, self._cursor + GLOBAL_BATCH, MICRO_BATCH):
             positions = positions_of((m.Range(start, MICRO_BATCH),))
             batch = self._dataset.batch(samples_at(positions, self._dataset.samples, 0))
-            self._backend.forward(batch, 1 / expected)
-            self._backend.backward()
-            self._backend.accumulate()
+            self._backend.loss_and_gradient(batch, (1 / expected,), commit=nullcontext())
             weight += batch.weight
         factor = expected / weight
         norm = self._backend.gradient_norm() * factor

@@ -22,9 +22,9 @@ from sides import SEQUENCE, WARM_STEPS, run_config
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
-from trainctl.trainer.backends.torch_model import read_model
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.data.permutation import positions_of, samples_at
+from trainctl.trainer.model.torch_model import read_model
 
 
 def main() -> int:

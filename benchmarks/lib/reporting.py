@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Self, cast
 
@@ -18,8 +19,8 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer import loop
-from trainctl.trainer.backends.base import Backend, CompileMeter, Memory, Parts, Totals
-from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.backends.backend import Backend, CompileMeter, Totals, TrainingRecipe
+from trainctl.trainer.backends.memory import HostMemory, Memory
 from trainctl.trainer.calibration.sweep import STEPS
 from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.control.thread import Control
@@ -27,11 +28,12 @@ from trainctl.trainer.data.batch import Batch, from_blocks
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.loop import train
-from trainctl.trainer.objectives.next_token import NextToken
+from trainctl.trainer.objectives.losses import NextToken
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity, Rank, Settings
 
 Micros = NDArray[np.float64]
+Context = AbstractContextManager[object]
 OWN_VALUES = 7
 """The metrics of a step of this loop by name, without an objective's: clip scale, own loss, memory and its trend."""
 SAMPLES = 8
@@ -58,29 +60,28 @@ class TimedProgress(Progress):
 class Work:
     """A backend whose arithmetic is one matrix product; what it says of memory is true."""
 
-    parts = Parts(NextToken("pretrain"), None)
+    recipe = TrainingRecipe(NextToken("pretrain"), None)
     compile_meter = CompileMeter()
+    held = None
 
     def __init__(self, side: int, progress: TimedProgress) -> None:
         self._matrix = np.ones((side, side), np.float32)
         self._memory, self._progress = HostMemory(None), progress
 
-    def forward(self, batch: Batch, *scales: float) -> None:
-        self._matrix @ self._matrix
-
-    def backward(self) -> None: ...
-
-    def accumulate(self) -> None: ...
+    def loss_and_gradient(
+        self, batch: Batch, scales: Sequence[float], *, commit: Context, phase: Callable[[str], Context]
+    ) -> None:
+        with phase("forward"):
+            self._matrix @ self._matrix
+        with phase("backward"), commit:
+            pass
 
     def clear(self) -> None: ...
 
     def mark(self) -> None: ...
 
-    def seconds_between(self, begun: None, ended: None) -> float:
-        return 0.0
-
     def totals(self, *, with_norm: bool = False) -> Totals:
-        return Totals(self.parts.objective.named([100.0]), 1.0)
+        return Totals(self.recipe.objective.named([100.0]), 1.0)
 
     def gradient_norm(self, found: float | None) -> float:
         return found or 1.0
@@ -94,9 +95,6 @@ class Work:
 
     def memory(self) -> Memory:
         return self._memory.read()
-
-    def memory_parts(self, memory: Memory) -> dict[str, float]:
-        return {}
 
 
 class Samples:

@@ -4,6 +4,7 @@ Left out where there is none.
 """
 
 import gc
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -71,9 +72,7 @@ def test_the_host_does_not_wait_within_a_micro_batch(new_rig, kind):
     torch.cuda.set_sync_debug_mode("error")
     try:
         for batch in batches:
-            rig.backend.forward(batch, 1.0)
-            rig.backend.backward()
-            rig.backend.accumulate()
+            rig.backend.loss_and_gradient(batch, (1.0,), commit=nullcontext())
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert rig.backend.totals(with_norm=True).norm > 0

@@ -11,7 +11,7 @@ from tests.hardware.devices import ACCELERATORS, PROCESSORS, Device
 from tests.trainer.support.curves import TOLERANCES, losses, worst
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.backends.base import Decoding
+from trainctl.trainer.backends.passes import Decoding
 
 pytestmark = pytest.mark.usefixtures("gpu_as_found")
 SIZE = 256

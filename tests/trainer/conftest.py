@@ -38,7 +38,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.shared_buffer import Layout

@@ -21,15 +21,15 @@ FIRST, SECOND, THIRD, FOURTH = (m.Generation(1, n) for n in (1, 2, 3, 4))
 
 
 class Eventful:
-    """A real backend in whose `forward` something happens: `event(batch, how many forwards came before)`."""
+    """A real backend in whose passes something happens: `event(batch, how many passes came before)`."""
 
     def __init__(self, inner, event):
         self._inner, self._event, self._forwards = inner, event, 0
 
-    def forward(self, batch, scale):
+    def loss_and_gradient(self, batch, scales, **how):
         self._event(batch, self._forwards)
         self._forwards += 1
-        self._inner.forward(batch, scale)
+        self._inner.loss_and_gradient(batch, scales, **how)
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
@@ -43,15 +43,15 @@ class Poisoned(Eventful):
         self._marked, self._loss, self._scale = marked, loss, scale
         self._is_poisoned = False
 
-    def forward(self, batch, scale):
+    def loss_and_gradient(self, batch, scales, **how):
         is_marked = self._forwards in self._marked
         self._is_poisoned |= is_marked
-        super().forward(batch, scale * self._scale if is_marked else scale)
+        super().loss_and_gradient(batch, (scales[0] * self._scale if is_marked else scales[0],), **how)
 
     def totals(self, *, with_norm):
         found, poison = self._inner.totals(with_norm=with_norm), self._loss if self._is_poisoned else 0.0
         self._is_poisoned = False
-        return found._replace(sums=Sums({"tokens": found.sums.losses["tokens"] + poison}, {}))
+        return replace(found, sums=Sums({"tokens": found.sums.losses["tokens"] + poison}, {}))
 
 
 def fence(progress, generation):
@@ -286,7 +286,7 @@ def test_float16_overflow_halves_the_loss_scale(new_rig):
 
 
 class Cramped(Eventful):
-    """A device with room for so many samples at a time; it notices in backward, half-way through."""
+    """A device with room for so many samples at a time; it notices after backward."""
 
     def __init__(self, inner, room):
         super().__init__(inner, self._note)
@@ -295,9 +295,10 @@ class Cramped(Eventful):
     def _note(self, batch, before):
         self.sizes.append(len(batch))
 
-    def backward(self):
-        self._inner.backward()
-        if self.sizes[-1] > self.room:
+    def loss_and_gradient(self, batch, scales, **how):
+        is_cramped = len(batch) > self.room
+        super().loss_and_gradient(batch, scales, **(how | {"commit": None} if is_cramped else how))
+        if is_cramped:
             self._inner.discard()
             raise DeviceMemoryError("no room")
 
@@ -366,28 +367,27 @@ def test_the_reported_micro_batch_is_the_one_used(new_rig):
 def test_torch_running_out_of_real_memory_is_replayed(run_python):
     """With 60 MB to go, 64 sequences of 256 tokens don't fit and smaller ones do; the gradient is that of no limit."""
     out = run_python("""
-        import gc
+        import contextlib, gc
         gc.disable()
         import numpy as np, os, torch, sys
         from pathlib import Path
         from trainctl.trainer.common.errors import DeviceMemoryError
         from trainctl.trainer.data.batch import from_blocks
-        from trainctl.trainer.backends.host_memory import limit_process
-        from trainctl.trainer.backends.base import Parts
+        from trainctl.trainer.backends.memory import limit_process
+        from trainctl.trainer.backends.backend import TrainingRecipe
         from trainctl.trainer.backends.torch_backend import TorchBackend
-        from trainctl.trainer.backends.torch_model import read_model
-        from trainctl.trainer.objectives.next_token import NextToken
+        from trainctl.trainer.model.torch_model import read_model
+        from trainctl.trainer.objectives.losses import NextToken
         from trainctl.protocol.config.run_tables import OptimizerTable
 
         torch.set_num_threads(1)
-        parts = Parts(NextToken("pretrain"), OptimizerTable(learning_rate=1e-3))
+        parts = TrainingRecipe(NextToken("pretrain"), OptimizerTable(learning_rate=1e-3))
         backend = TorchBackend(read_model(Path(sys.argv[1]) / "model", "run.toml"), parts)
         gc.freeze()  # as a trainer does
         gc.enable()
         def work(size):
-            backend.forward(from_blocks(np.full((size, 257), 65, np.int32)), 1.0)
-            backend.backward()
-            backend.accumulate()
+            blocks = from_blocks(np.full((size, 257), 65, np.int32))
+            backend.loss_and_gradient(blocks, (1.0,), commit=contextlib.nullcontext())
         work(1)
         data = next(line for line in open("/proc/self/status") if line.startswith("VmData"))
         limit_process(int(data.split()[1]) * 1024 + 60_000_000)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.trainer.support.curves import UNEVEN, group_losses, losses, worst
 
-from trainctl.trainer.adapters.dropout import channel_keys, kept, threshold, token_keys
+from trainctl.trainer.adapters.lora import channel_keys, kept, threshold, token_keys
 
 DROPOUT = {"kind": "lora", "rank": 4, "alpha": 64.0, "dropout": 0.3}
 STEPS = 20

@@ -11,7 +11,7 @@ from trainctl.node_agent.planning.held_out import result
 from trainctl.protocol import messages as m
 from trainctl.trainer.loop import train
 from trainctl.trainer.step import side_plans
-from trainctl.trainer.step.pair_texts import PairTexts
+from trainctl.trainer.step.sampler import PairTexts
 
 DPO, ORPO = {"kind": "dpo"}, {"kind": "orpo"}
 
@@ -41,8 +41,7 @@ def difference(one, other):
 @pytest.mark.parametrize("backend", ["torch", pytest.param("mlx", marks=pytest.mark.tier("all"))])
 def test_kl_and_entropy_are_those_of_the_whole_logits(tune, monkeypatch, backend):
     rig = trained(tune, backend, DPO)
-    module = {"torch": "torch_outputs", "mlx": "mlx_backend"}[backend]
-    monkeypatch.setattr(f"trainctl.trainer.backends.{module}.VOCABULARY_FLOATS", 3000)  # several pieces
+    monkeypatch.setattr("trainctl.trainer.backends.passes.VOCABULARY_FLOATS", 3000)  # several pieces
     found = evaluated(rig, 2)
     kl, entropy, right, tokens = 0.0, 0.0, 0.0, 0.0
     for index in range(rig.dataset.held_out):
@@ -76,7 +75,7 @@ def both_logits(rig, batch):
     from trainctl.trainer.adapters import mlx_lora
 
     own = np.array(model(mx.array(batch.inputs)), np.float64)
-    with mlx_lora.disabled(model, rig.backend.parts.adapter):
+    with mlx_lora.disabled(model, rig.backend.recipe.adapter):
         return own, np.array(model(mx.array(batch.inputs)), np.float64)
 
 

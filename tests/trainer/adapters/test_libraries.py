@@ -80,7 +80,7 @@ def test_lora_is_mlx_lm_s(start, tmp_path):
     from mlx_lm.tuner.trainer import TrainingArgs, train
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
-    from trainctl.trainer.backends.mlx_model import read_model
+    from trainctl.trainer.model.mlx_model import read_model
 
     ids = tokenizer()(Path(json.__file__).read_text("utf-8"))["input_ids"]
     rows = [{"tokens": ids[start : start + 33]} for start in range(0, 60 * 32, 32)]

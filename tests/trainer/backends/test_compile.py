@@ -22,7 +22,7 @@ from tests.waiting import HANG_SECONDS
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.facts import compiler_of, lacking, lacks_of
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.base import CompileMeter
+from trainctl.trainer.backends.backend import CompileMeter
 from trainctl.trainer.step.observer import Stopwatch
 
 HEADERS = "( and no header files of Python)?"
@@ -185,6 +185,11 @@ def test_padding_changes_no_number(load_backend):
     assert backend.token_log_probabilities(wide)[:, 13:].any() is np.False_
 
 
+def _losses(backend, given, reduction):
+    outputs = backend.passes.outputs(given)
+    return outputs.loss_sum() if reduction == "sum" else outputs.token_losses()
+
+
 @pytest.mark.needs("compiler")
 @pytest.mark.timeout(HANG_SECONDS)
 @pytest.mark.parametrize("reduction", ["sum", "none"])
@@ -197,7 +202,7 @@ def test_a_compiled_loss_is_that_uncompiled(load_backend, counters, monkeypatch,
     with torch.compiler.set_stance("default", force_backend="eager"):
         for rows, length in ((3, 20), (2, 17), (4, 9), (1, 9)):
             given = batch(rows, length)
-            found, expected = (one._outputs.losses(given, None, reduction) for one in (compiled, plain))
+            found, expected = (_losses(one, given, reduction) for one in (compiled, plain))
             assert found.requires_grad
             torch.testing.assert_close(found, expected)
         losses = layers._graphs_of_losses
@@ -219,14 +224,14 @@ def test_graphs_are_not_recorded_with_adapters():
 def test_gradients_that_a_later_pass_overwrites_are_copied(load_backend, keeps_graphs):
     backend = load_backend()
     backend._compiled = SimpleNamespace(keeps_graphs=keeps_graphs, prepared=lambda given: given)
-    backend.forward(batch(3, 20), 1.0)
-    backend.backward()
+    backend._forward(batch(3, 20), (1.0,))
+    backend._backward()
     found = [*backend._scratch]
     expected = [gradient.clone() for gradient in found]
-    backend.accumulate()
+    backend._accumulate()
     for gradient in found:
         gradient.zero_()  # as the next replay of a CUDA graph would
-    same = all(torch.equal(total, one) for total, one in zip(backend._totals, expected, strict=True))
+    same = all(torch.equal(total, one) for total, one in zip(backend._accumulators, expected, strict=True))
     assert same == keeps_graphs, "a copy costs memory, so there is none without graphs"
 
 
@@ -234,11 +239,11 @@ class Marks:
     """A device whose queue takes 30 s for what is between two marks."""
 
     def mark(self):
-        return object()
+        return Marks()
 
-    def seconds_between(self, begun, ended):
-        assert begun is not ended
-        return 30.0
+    def elapsed_time(self, ended):
+        assert self is not ended
+        return 30_000.0
 
 
 def test_on_a_device_the_compilers_time_is_in_no_phase_while_ranges_are_recorded(tmp_path):
@@ -253,10 +258,10 @@ def test_on_a_device_the_compilers_time_is_in_no_phase_while_ranges_are_recorded
     watch = Stopwatch(StatusWriter(tmp_path / "status", os.getpid()), time.perf_counter(), meter, ranges)
     device: Any = Marks()
     for name, seconds in (("forward", 10.0), ("backward", 40.0)):
-        with watch.on_device(name, device):
+        with watch.phase(name, device):
             meter.seconds += seconds
             names.append("work")
-    watch.settle(device)
+    watch.settle()
     assert (watch.phases().forward, watch.phases().backward) == (20.0, 0.0)
     assert watch.compile_seconds() == 50.0
     assert names == ["begin forward", "work", "end forward", "begin backward", "work", "end backward"]

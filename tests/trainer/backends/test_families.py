@@ -16,7 +16,7 @@ from tests.trainer.support.written_checkpoints import loop_of
 
 from trainctl.protocol.config.families import TESTED
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends import document_mask
+from trainctl.trainer.backends.load import check_documents
 from trainctl.trainer.checkpoints import files
 
 TOKENS = 40  # more than the short context of llama3 below, fewer than that of longrope
@@ -146,7 +146,7 @@ def test_a_chunked_loss_and_checkpointed_layers_give_the_same_gradient(family, l
     """Soft-capped logits, tied embeddings, masks of a sliding window."""
     saving = {"model__chunked_loss": "on", "model__gradient_checkpointing": "all"}
     plain, small = load_model(family(name), backend), load_model(family(name), backend, **saving)
-    chunks: Any = small.chunks  # type: ignore[attr-defined]
+    chunks: Any = small.passes.chunks
     chunks._chunking = chunks._chunking._replace(logits=SMALL["vocab_size"] * 9)
     assert furthest(loss_and_gradient(small, BATCH)[1], loss_and_gradient(plain, BATCH)[1]) <= 2e-6
 
@@ -200,7 +200,7 @@ def test_a_sliding_window_that_mlx_lm_leaves_out_is_refused(family, altered, loa
 @pytest.mark.parametrize("name", EACH)
 def test_packed_documents_train_as_if_unpacked(family, load_model, name, backend):
     model = load_model(family(name), backend)
-    document_mask.check(model, SMALL["vocab_size"], "run.toml")
+    check_documents(model, SMALL["vocab_size"], "run.toml")
     packed, unpacked = packs(SMALL["vocab_size"])
     assert packed.inputs.shape == (3, 30) and packed.tokens == unpacked.tokens
     loss, whole = flat(model, unpacked)

@@ -13,8 +13,8 @@ from tests.lacking import memory_groups
 from tests.waiting import HANG_SECONDS
 
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backends import host_memory
-from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.backends import memory as host_memory
+from trainctl.trainer.backends.memory import HostMemory
 
 MUCH, BLOCK = 50_000_000, 100_000_000
 
@@ -87,7 +87,7 @@ def test_a_peak_is_kept_until_it_was_read_and_is_then_begun_again(kernel, tmp_pa
 CAP = """
 import sys
 from pathlib import Path
-from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.backends.memory import HostMemory
 group = Path(sys.argv[1])
 (group / "cgroup.procs").write_text("0")
 memory = HostMemory(int(sys.argv[2]) or None)

@@ -35,10 +35,10 @@ def rewrite(model: Path, change: Callable[[Arrays], None], **stated: Any) -> Non
 def logits(model: Path, library: str) -> np.ndarray:
     tokens = probe_tokens(512)
     if library == "torch":
-        from trainctl.trainer.backends import torch_model
+        from trainctl.trainer.model import torch_model
 
         return torch_logits(torch_model.read_model(model, "run.toml"), tokens)
-    from trainctl.trainer.backends import mlx_model
+    from trainctl.trainer.model import mlx_model
 
     return mlx_logits(mlx_model.read_model(model, "run.toml", 64), tokens)
 

@@ -62,7 +62,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positi
 def test_the_librarys_own_dropout_is_off(assets, tmp_path, change, name, caplog):
     import torch
 
-    from trainctl.trainer.backends import torch_model
+    from trainctl.trainer.model import torch_model
 
     stated = json.loads((assets / "model" / "config.json").read_text("utf-8")) | change
     (tmp_path / "config.json").write_text(json.dumps(stated), encoding="utf-8")
@@ -81,7 +81,7 @@ def test_a_model_that_does_not_train_has_no_optimizer(load_backend, backend, ada
     trains, reads = (load_backend(backend, trains=trains, **changes) for trains in (True, False))
     own: Any = reads
     assert (trains.slots, reads.slots) == (("exp_avg", "exp_avg_sq"), ())
-    assert not own._slots if backend == "mlx" else own._optimizer is None
+    assert not own._moments if backend == "mlx" else own._optimizer is None
     masters = own._weights.computed.values() if backend == "mlx" else own._weights.masters
     assert {str(held.dtype).split(".")[-1] for held in masters} == {"float32" if adapter else "bfloat16"}
     batch = collate([(np.arange(start, start + 32, dtype=np.int32), np.ones(31, np.bool_)) for start in (0, 64)])

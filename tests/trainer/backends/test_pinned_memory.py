@@ -26,10 +26,10 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch):
-    global pinned_memory
+    global torch_device
     import torch
 
-    from trainctl.trainer.backends import pinned_memory
+    from trainctl.trainer.backends import torch_device
 
     made = Driver()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
@@ -40,7 +40,7 @@ def test_a_shared_buffer_stays_pinned_as_long_as_a_view_of_it_is_held(driver):
     buffer = SharedBuffer.create(100)
     views = Layout({"a": (10, 3), "b": (7,)}, "").views(buffer.floats)
     address = buffer.floats.ctypes.data
-    pinned_memory.register(buffer.floats)
+    torch_device.pin(buffer.floats)
     assert driver.pinned == {address: 400}
     views["a"][...] = 2.0
     buffer.close()
@@ -53,12 +53,12 @@ def test_a_shared_buffer_stays_pinned_as_long_as_a_view_of_it_is_held(driver):
 
 
 def test_arrays_of_one_block_are_pinned_together(driver):
-    first, second = pinned_memory.pinned_arrays([(4, 2), (3,)])
+    first, second = torch_device.pinned_arrays([(4, 2), (3,)])
     assert driver.pinned == {first.ctypes.data: 4 * 11} and second.ctypes.data == first.ctypes.data + 4 * 8
     del first, second
     gc.collect()
     assert driver.pinned == {}
-    assert pinned_memory.pinned_arrays([]) == []
+    assert torch_device.pinned_arrays([]) == []
 
 
 @pytest.mark.parametrize("library", ["torch", "mlx"])

@@ -15,9 +15,9 @@ from trainctl.protocol.batch.memory_estimate import estimate_memory
 from trainctl.protocol.config.model_facts import read_facts
 from trainctl.protocol.config.quantization import DEFAULTS, Quantization, whole_shapes
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.model_files import stored_shapes
 from trainctl.trainer.exports.quantize_model import quantize
+from trainctl.trainer.model import rope_config
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 HOWS = [*DEFAULTS.values(), Quantization("affine", 4, 32), Quantization("affine", 8, 128)]
@@ -32,7 +32,7 @@ def libraries():
     import mlx.core as mx
     import torch
 
-    from trainctl.trainer.backends import torch_model, torch_quantized
+    from trainctl.trainer.model import torch_model, torch_quantized
 
 
 def quantized(how, dtype="float32", rows=48):
@@ -309,7 +309,7 @@ def test_nf4_is_peft_on_bitsandbytes(load_backend, model, double, computed):
         bnb_4bit_compute_dtype=getattr(torch, computed),
     )
     base = AutoModelForCausalLM.from_pretrained(model, quantization_config=how, dtype=torch.float32)
-    targets = sorted(ours.parts.adapter.layers)
+    targets = sorted(ours.recipe.adapter.layers)
     theirs = get_peft_model(base, LoraConfig(r=4, lora_alpha=16, lora_dropout=0.0, target_modules=targets))
     theirs.train()  # for inference it sums in bfloat16 where the CPU has AVX512-BF16
     values = dict(ours._model.named_parameters())

@@ -28,7 +28,7 @@ def unwritten(tmp_path):
 
 @pytest.mark.parametrize("name", [each for each in EACH if str(each.values[0]) in ONE_OF_EACH.values()])
 def test_every_tested_family_starts_alike_on_both_backends_and_at_transformers_scale(unwritten, load_backend, name):
-    from trainctl.trainer.backends.torch_model import read_model
+    from trainctl.trainer.model.torch_model import read_model
 
     model, made = unwritten(name), {}
     for backend in ("torch", "mlx"):

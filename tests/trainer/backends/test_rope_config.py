@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends import rope_config
-from trainctl.trainer.backends.rope_config import both_layouts, for_mlx
+from trainctl.trainer.model import rope_config
+from trainctl.trainer.model.rope_config import both_layouts, for_mlx
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import importlib
 import itertools
 from typing import Any
 
@@ -12,8 +13,8 @@ from tests.trainer.support.passes import blocks, furthest, loss_and_gradient
 from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backends import activation_checkpointing, chunked_loss
-from trainctl.trainer.backends.base import Memory
+from trainctl.trainer.backends import chunked_loss
+from trainctl.trainer.backends.memory import Memory, free_bytes
 
 LORA = {"adapter": {"kind": "lora", "rank": 4}}
 BACKENDS = pytest.mark.parametrize("backend", ["torch", "mlx"])
@@ -29,7 +30,8 @@ def batch(length=20, rows=3):
 def chunked(load_backend, backend, logits, **changes):
     """Load a model whose loss is computed in chunks of so many logits."""
     model: Any = load_backend(backend, model__chunked_loss="on", **changes)
-    model.chunks._chunking = model.chunks._chunking._replace(logits=logits)
+    chunks = model.passes.chunks
+    chunks._chunking = chunks._chunking._replace(logits=logits)
     return model
 
 
@@ -137,17 +139,18 @@ def test_auto_chunks_when_logits_would_take_over_a_tenth_of_the_free_memory():
 
 
 def test_free_memory_is_what_the_cap_leaves_and_the_host_has():
-    host = chunked_loss._free_bytes(Memory(), of_host=True)
+    host = free_bytes(Memory(), of_host=True)
     assert host > 10_000_000
-    assert chunked_loss._free_bytes(Memory(used_bytes=7, cap_bytes=10), of_host=True) == 3
-    assert chunked_loss._free_bytes(Memory(used_bytes=0, cap_bytes=2**60), of_host=False) == 2**60
-    assert chunked_loss._free_bytes(Memory(used_bytes=9, cap_bytes=8), of_host=False) == 0
+    assert free_bytes(Memory(used_bytes=7, cap_bytes=10), of_host=True) == 3
+    assert free_bytes(Memory(used_bytes=0, cap_bytes=2**60), of_host=False) == 2**60
+    assert free_bytes(Memory(used_bytes=9, cap_bytes=8), of_host=False) == 0
 
 
 @BACKENDS
 def test_a_model_that_cannot_do_it_is_one_line(backend):
-    checkpoint = getattr(activation_checkpointing, f"checkpoint_{backend}")
     from torch import nn
+
+    checkpoint = importlib.import_module(f"trainctl.trainer.model.{backend}_model").checkpoint_layers
 
     with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.gradient_checkpointing: .* use \"none\"$"):
         checkpoint(nn.Linear(2, 2), "all", "run.toml")

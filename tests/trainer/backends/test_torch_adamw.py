@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.trainer.support.passes import accumulate, blocks
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.base import ADAMW_SLOTS
+from trainctl.trainer.backends.backend import ADAMW_SLOTS
 
 RATE, UPDATES = 1e-2, 3
 EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit")

@@ -9,10 +9,10 @@ SHAPES = ((7, 5), (11,), (3, 40), (2,), (300, 7), (4, 4), (9,))
 
 @pytest.fixture(autouse=True, scope="module")
 def libraries():
-    global torch, torch_adamw, torch_weights
+    global torch, torch_adamw
     import torch
 
-    from trainctl.trainer.backends import torch_adamw, torch_weights
+    from trainctl.trainer.backends import torch_adamw
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16"])
@@ -23,7 +23,7 @@ def test_gradients_are_multiplied_by_the_factor(weights, kind):
     values, gradients = ([torch.randn(shape, generator=draw) for shape in SHAPES] for _ in range(2))
     found = []
     for factor, scale in ((0.5, 1.0), (1.0, 0.5), (1.0, 1.0)):
-        made = torch_weights.TorchWeights(
+        made = torch_adamw.TorchWeights(
             [torch.nn.Parameter(value.clone()) for value in values], getattr(torch, weights)
         )
         optimizer = torch_adamw.adamw(made, OptimizerTable(kind=kind, learning_rate=1e-2))

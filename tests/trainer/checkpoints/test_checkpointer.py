@@ -9,7 +9,7 @@ from tests.trainer.support.written_checkpoints import loop_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.copy_mark import clear_pending, pending_ranks
-from trainctl.trainer.backends.base import State
+from trainctl.trainer.backends.backend import State
 from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
 from trainctl.trainer.checkpoints.saver import Copied, HostCopy
 
@@ -31,16 +31,17 @@ class FullDevice:
     def host_arrays(self):
         return {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
 
-    def copy_out(self, part, arrays):
-        if part == "exp_avg" and self.errors:
+    def copy_out(self, slot, arrays):
+        if slot == "exp_avg" and self.errors:
             raise self.errors.pop()
         arrays["w"][...] = 3.0
 
-    def unchanging_arrays(self, part):
+    def unchanging_arrays(self, slot):
         return None
 
-    def state_of(self, weights, slots):
-        return State(weights, slots, self.updates)
+    def export_state(self, copy):
+        slots = {slot: copy(slot) for slot in self.slots}
+        return State(copy("weights"), slots, self.updates)
 
     def is_out_of_memory(self, error):
         return "out of memory" in str(error)

@@ -188,7 +188,7 @@ def test_an_adapter_s_checkpoint_opens_in_peft_and_says_how_it_was_computed(new_
     for step in range(1, 4):
         rig.train(step, 5)
     model, folder = Path(rig.config.model.path), tmp_path / "checkpoints" / "step-3"
-    about = files.About(rig.backend.compute, adapter=rig.backend.parts.adapter.peft_config(model))
+    about = files.About(rig.backend.compute, adapter=rig.backend.recipe.adapter.peft_config(model))
     files.write(folder, "r", loop_of(3), rig.backend.export_state(), model, about)
     assert checkpoints.read_manifest(folder).compute == rig.backend.compute
     batch = rig.dataset.batch(np.arange(3))

@@ -23,7 +23,7 @@ def test_a_copy_follows_updates_and_memory_that_moves(load_backend):
 def test_a_copy_on_mlx_is_the_arrays_themselves_and_later_updates_leave_it_as_it_is(load_backend):
     backend = trained(load_backend, "mlx", 1)
     state = HostCopy(backend).take()
-    for name, array in backend._slots["exp_avg"].items():
+    for name, array in backend._moments["exp_avg"].items():
         assert np.shares_memory(state.slots["exp_avg"][name], np.asarray(array)), name
     before = {name: array.copy() for name, array in state.weights.items()}
     go_on(backend, 1, 3)

@@ -23,7 +23,7 @@ from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
 from trainctl.protocol.config.families import TESTED
 from trainctl.protocol.config.quantization import FORMATS
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.trainer.step.loss_scale import LossScale
+from trainctl.trainer.step.progress import LossScale
 
 LORA: dict[str, Any] = {"kind": "lora", "rank": 4, "alpha": 16.0}
 TRAINED: dict[str, dict[str, Any]] = {

@@ -18,10 +18,10 @@ from tests.trainer.support.trained_run import TrainedRun
 
 from trainctl.protocol.config.model_facts import stored_tensors
 from trainctl.protocol.errors import RefusedError
-from trainctl.trainer.backends import rope_config
 from trainctl.trainer.exports import export_model, trained_model, verification
 from trainctl.trainer.exports.trained_model import open_trained
 from trainctl.trainer.exports.trained_model import places as own_places
+from trainctl.trainer.model import rope_config
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 ADAPTERS: dict[str, dict[str, Any]] = {"lora": LORA, "full": {}}

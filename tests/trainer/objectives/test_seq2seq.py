@@ -34,10 +34,10 @@ from trainctl.protocol.batch.memory_estimate import estimate_memory
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.model_facts import read_facts
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.base import Decoding
+from trainctl.trainer.backends.passes import Decoding
 from trainctl.trainer.data.preview import preview
 from trainctl.trainer.data.row_tokens import row_tokenizer
-from trainctl.trainer.step.answering import Answerer
+from trainctl.trainer.step.sampler import Answerer
 from trainctl.trainer.work.scoring import Scorer
 
 ROWS = sentences(90)

@@ -296,7 +296,7 @@ def test_a_step_that_raises_leaves_no_range_of_nvtx_open(profiled, nvtx, monkeyp
     at = profiled("torch")
     assert at.arm(2) is None
     at.train(1)
-    monkeypatch.setattr(at.rig.backend, "backward", fail)
+    monkeypatch.setattr(at.rig.backend, "_backward", fail)
     with pytest.raises(RuntimeError, match="a bug of the library"):
         at.train(1)
     assert open_ranges == ["step 2/backward"]

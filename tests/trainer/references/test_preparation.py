@@ -14,7 +14,7 @@ from tests.trainer.support.preferences import preferences
 
 from trainctl.protocol.config.run_tables import ModelTable
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.common.reference_cache import (
     AlignedValues,
@@ -47,13 +47,13 @@ def count_passes(monkeypatch):
 
     passes: list[int] = []
     for kind in (TorchBackend, MlxBackend):
-        compute = kind.reference_log_probabilities
+        compute = kind.token_log_probabilities
 
-        def counted(self, batch, compute=compute):
-            passes.append(len(batch))
-            return compute(self, batch)
+        def counted(self, batch, *, reference=False, compute=compute):
+            passes.extend([len(batch)] * reference)
+            return compute(self, batch, reference=reference)
 
-        monkeypatch.setattr(kind, "reference_log_probabilities", counted)
+        monkeypatch.setattr(kind, "token_log_probabilities", counted)
     return passes
 
 
@@ -115,7 +115,7 @@ def test_held_out_files_have_values_of_their_own(start, tmp_path):
     data = {"path": str(tmp_path / "pairs.jsonl"), "kind": "rows", "sequence_length": 256, "held_out_path": str(path)}
     rig = start("torch", adapter=FULL, data=data)
     batch = rig.dataset.held_out_batch(np.arange(rig.dataset.held_out))
-    assert np.allclose(batch.reference, rig.backend.reference_log_probabilities(batch), atol=1e-6)
+    assert np.allclose(batch.reference, rig.backend.token_log_probabilities(batch, reference=True), atol=1e-6)
     assert len(cached(tmp_path)) == 2
     evaluated = rig.backend.evaluate(batch)
     assert abs(evaluated.losses["pairs"] / len(batch) - np.log(2)) < 1e-5
@@ -123,36 +123,36 @@ def test_held_out_files_have_values_of_their_own(start, tmp_path):
 
 def test_short_memory_halves_the_passes(start):
     rig = start("torch", "cached")
-    model, compute, sizes = ReferenceModel(rig.backend, rig.dataset, 1 << 20), Backend.reference_log_probabilities, []
-    compute = rig.backend.reference_log_probabilities
+    model, compute, sizes = ReferenceModel(rig.backend, rig.dataset, 1 << 20), Backend.token_log_probabilities, []
+    compute = rig.backend.token_log_probabilities
 
-    def small(batch):
+    def small(batch, **how):
         sizes.append(len(batch))
         if len(batch) > 3:
             raise DeviceMemoryError("full")
-        return compute(batch)
+        return compute(batch, **how)
 
-    rig.backend.reference_log_probabilities = small
+    rig.backend.token_log_probabilities = small
     wanted = rig.dataset._reference._values
     assert np.allclose(model.values(0, 24, lambda _: None), wanted[: int(model.counts[:24].sum())], atol=1e-6)
     assert sizes[0] == 24 and sizes[-1] <= 3
-    rig.backend.reference_log_probabilities = lambda _: (_ for _ in ()).throw(DeviceMemoryError("full"))
+    rig.backend.token_log_probabilities = lambda _, **how: (_ for _ in ()).throw(DeviceMemoryError("full"))
     with pytest.raises(TrainctlError, match="out of memory with one sample"):
         model.values(0, 4, lambda _: None)
 
 
 def test_values_that_are_not_finite_are_refused_by_their_row(start):
     rig = start("torch", "cached")
-    model, compute = ReferenceModel(rig.backend, rig.dataset, 1000), rig.backend.reference_log_probabilities
+    model, compute = ReferenceModel(rig.backend, rig.dataset, 1000), rig.backend.token_log_probabilities
     wrong = rig.dataset.usable_batch(np.array([7])).inputs
 
-    def broken(batch):
-        found = compute(batch)
+    def broken(batch, **how):
+        found = compute(batch, **how)
         width = min(wrong.shape[1], batch.inputs.shape[1])
         found[(batch.inputs[:, :width] == wrong[0, :width]).all(axis=1)] = np.nan
         return found
 
-    rig.backend.reference_log_probabilities = broken
+    rig.backend.token_log_probabilities = broken
     with pytest.raises(InvalidInputError, match="line 8: the reference has no finite"):
         model.values(2, 12, lambda _: None)
 

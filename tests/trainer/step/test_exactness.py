@@ -48,11 +48,11 @@ class Misweighted:
     def __init__(self, inner, by):
         self._inner, self._by = inner, by
 
-    def forward(self, batch, scale):
+    def loss_and_gradient(self, batch, scales, **how):
         factor = 50.0 / self._by(batch)
-        self._inner.forward(batch, scale * factor)
+        self._inner.loss_and_gradient(batch, [scale * factor for scale in scales], **how)
         inner: Any = self._inner
-        inner._sums = [number * factor for number in inner._sums]
+        inner._added[-1] = [number * factor for number in inner._added[-1]]
 
     def __getattr__(self, name):
         return getattr(self._inner, name)

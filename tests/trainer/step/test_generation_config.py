@@ -15,7 +15,7 @@ from trainctl.protocol.messages import AnswerOptions
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.common.model_files import end_tokens, longest_context
 from trainctl.trainer.data.row_tokens import row_tokenizer
-from trainctl.trainer.step.answering import Answerer
+from trainctl.trainer.step.sampler import Answerer
 
 PROMPT, TOKENS = "return self", 24
 RULES: dict[str, Any] = {

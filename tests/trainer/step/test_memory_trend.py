@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.trainer.backends.base import Memory
+from trainctl.trainer.backends.memory import Memory
 from trainctl.trainer.step.observer import TREND_STEPS, MemoryTrend
 
 

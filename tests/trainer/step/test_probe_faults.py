@@ -21,9 +21,9 @@ from tests.trainer.support.seq2seq_model import make_seq2seq_model
 from trainctl.node_agent.conductor import probes
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.data import batch as batches
-from trainctl.trainer.step import probe
+from trainctl.trainer.step import preflight
 
 Load = Callable[..., Backend]
 REAL = tests.lacking.ROOT / "build" / "real-model"
@@ -56,8 +56,8 @@ def probed(backend, tokens=BATCH):
         run="r", rank=0, generation=m.Generation(1, 1), seq=1, kind="probe", step=0, loss_sum=0.0, weight=0.0,
         own_weight=0.0, own_samples=0,
     )  # fmt: skip
-    found = probe.probe(backend, tokens, tf32=False, check=lambda: None)
-    return probe.probed(report, backend, tokens, "", *found)
+    found = preflight.probe(backend, tokens, tf32=False, check=lambda: None)
+    return preflight.probed(report, backend, tokens, "", *found)
 
 
 def judged(one, other, dtype="float32"):

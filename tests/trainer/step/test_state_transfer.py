@@ -8,7 +8,7 @@ from tests.trainer.support.ranks import G
 
 from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backends.base import State
+from trainctl.trainer.backends.backend import State
 from trainctl.trainer.common.errors import GroupError
 from trainctl.trainer.control.orders import GroupOrders
 from trainctl.trainer.loop import train

@@ -23,7 +23,7 @@ from tests.trainer.support.passes import blocks, loss_and_gradient
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.config import run_file
-from trainctl.trainer.adapters.dropout import token_keys
+from trainctl.trainer.adapters.lora import token_keys
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data import batch as batches
 

@@ -37,7 +37,7 @@ def library_model(rig: Any, *, alpha: int = 16, **options: Any) -> Any:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from trainctl.trainer.backends import torch_model
+    from trainctl.trainer.model import torch_model
 
     model: Any = torch_model.read_model(Path(rig.config.model.path), "run.toml")
     if rig.config.adapter.kind != "full":

@@ -1,12 +1,13 @@
 """Micro-batches of random tokens, and the losses and gradients of them."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.data import batch as batches
 
 Gradient = dict[str, NDArray[np.float32]]
@@ -32,9 +33,7 @@ def accumulate(backend: Backend, *given: batches.Batch, scale: float = 1.0) -> N
     """Do a step's passes over some micro-batches, but not its update."""
     backend.clear()
     for batch in given:
-        backend.forward(batch, scale)
-        backend.backward()
-        backend.accumulate()
+        backend.loss_and_gradient(batch, (scale,), commit=nullcontext())
 
 
 def loss_and_gradient(backend: Backend, *given: batches.Batch, scale: float = 1.0) -> tuple[float, Gradient]:

@@ -17,9 +17,9 @@ from tests.trainer.support.passes import accumulate, blocks
 
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.objectives import objective_of
-from trainctl.trainer.backends.base import Backend
-from trainctl.trainer.backends.host_memory import KernelPeak
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.memory import KernelPeak
 from trainctl.trainer.checkpoints.saver import HostCopy
 from trainctl.trainer.data import batch as batches
 

@@ -4,7 +4,8 @@ import os
 
 import numpy as np
 
-from trainctl.trainer.backends.base import Array, Backend
+from trainctl.trainer.backends.backend import Backend
+from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.collective.shared_buffer import Layout, SharedBuffer
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.base import Array
 from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import open_dataset
@@ -60,9 +61,7 @@ class TrainedRun:
     def _train(self, step: int, record: RunDb) -> None:
         batch = self._dataset.batch(np.arange(step * G, (step + 1) * G) % self._dataset.samples)
         self._backend.clear()
-        self._backend.forward(batch, 1.0)
-        self._backend.backward()
-        self._backend.accumulate()
+        self._backend.loss_and_gradient(batch, (1.0,), commit=nullcontext())
         loss = self._backend.totals().sums.losses["tokens"] / batch.weight
         self._backend.update(RATE, 1 / batch.weight)
         self._progress.load(step, step * G)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainctl.trainer.backends.base import State
+from trainctl.trainer.backends.backend import State
 from trainctl.trainer.checkpoints import files
 
 

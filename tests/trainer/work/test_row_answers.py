@@ -9,9 +9,9 @@ from tests.trainer.support.chat_model import make_chat_model
 from trainctl.protocol.messages import AnswerOptions
 from trainctl.protocol.messages.requests import ANSWER_BYTES, SLICE_ROWS
 from trainctl.protocol.wire.codec import CONTROL_FRAME_BYTES
-from trainctl.trainer.backends.base import Decoding
+from trainctl.trainer.backends.passes import Decoding
 from trainctl.trainer.data.row_tokens import row_tokenizer
-from trainctl.trainer.step.answering import Answerer
+from trainctl.trainer.step.sampler import Answerer
 from trainctl.trainer.work.worker import RowAnswerer, fitting, row_seed
 
 CHAT = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "What is a loop?"}]
@@ -51,7 +51,7 @@ def test_each_form_of_a_prompt_is_asked_with_the_row_s_own_seed(model):
     assert first == second and third == fourth != first
     assert [one.seed for one in how] == [row_seed(3, number) for number in range(10, 14)]
     assert len({one.seed for one in how} | {row_seed(4, 10)}) == 5
-    assert how[0][:3] == (8, 0.5, 0.9)
+    assert (how[0].max_tokens, how[0].temperature, how[0].top_p) == (8, 0.5, 0.9)
     again = Recorded([5, 6])
     answerer(again, model, AnswerOptions(max_tokens=8, temperature=0.5, top_p=0.9, seed=3)).process(12, ROWS[2:])
     assert again.asked == backend.asked[2:]

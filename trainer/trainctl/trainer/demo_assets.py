@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.trainer.backends.rope_config import both_layouts
 from trainctl.trainer.common.atomic_folder import make_folder
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.permutation import uniform
 from trainctl.trainer.data.tokenizer_file import BYTES_BEGIN, BYTES_END, BYTES_PAD
+from trainctl.trainer.model.rope_config import both_layouts
 
 _SEED = 0x7472616E  # "tran"
 _SPREAD = 0.02

@@ -17,7 +17,7 @@ from trainctl.protocol.messages import Engine, Sealed
 from trainctl.protocol.record.copy_mark import check_node
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.checkpoints.chunked_tensors import zstandard
 from trainctl.trainer.collective import engines

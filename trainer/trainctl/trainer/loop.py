@@ -10,6 +10,8 @@ it, and never by a mean of means. So everything on the way is a sum:
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -50,7 +52,7 @@ def train(rank: Rank, plan: StepPlan, started: float) -> Report:
         rank.prefetch.expect(queue.of_next_step(rank.targets))
     rank.send(Soon(run=rank.who.run, rank=rank.who.rank, generation=plan.generation, seq=plan.seq))
     totals = backend.totals(with_norm=rank.group.is_alone)  # waits for the device, once a step
-    watch.settle(backend)
+    watch.settle()
     own = _own_tail(rank, batch, totals.sums)
     with watch.phase("sync"):
         tail = rank.group.all_reduce(backend, own)  # the accumulators keep this rank's part until the sum is delivered
@@ -94,13 +96,14 @@ def _micro_batch(
     positions, backend = queue.next, rank.backend
     with watch.phase("data"):
         data = rank.prefetch.get(positions, queue.following())
-    with watch.on_device("forward", backend):
-        backend.forward(data, *scales)
-    with watch.on_device("backward", backend):
-        backend.backward()
+
+    @contextmanager
+    def commit() -> Iterator[None]:
         with rank.progress.exclusive(plan.generation):
-            backend.accumulate()
+            yield
             batch.add(positions, rank.objective.weights(data), data.tokens)
+
+    backend.loss_and_gradient(data, scales, commit=commit(), phase=partial(watch.phase, backend=backend))
     queue.done()
 
 
@@ -122,12 +125,12 @@ def _own_tail(rank: Rank, batch: HalfBatch, sums: Sums) -> Tail:
 
 
 def _update(
-    rank: Rank, plan: StepPlan, batch: HalfBatch, tail: Tail, known_norm: float | None
+    rank: Rank, plan: StepPlan, batch: HalfBatch, tail: Tail, read_norm: float | None
 ) -> tuple[float, float, str | None]:
     """Scale, clip and update, or skip. Return the gradient's norm before clipping, what clipping multiplied it by, and
-    why the update was skipped. `known_norm`: the accumulators', where it has been read."""
+    why the update was skipped. `read_norm`: the accumulators', where it has been read."""
     to_mean = plan.divisor / (batch.scale * tail.weight) if tail.weight > 0 else math.nan
-    norm = rank.backend.gradient_norm(known_norm) * to_mean
+    norm = rank.backend.gradient_norm(read_norm) * to_mean
     if (skipped := _skip_reason(tail, norm)) is not None:
         return norm, 1.0, skipped
     limit = rank.settings.clip_norm

@@ -43,9 +43,8 @@ from trainctl.trainer.loading import likely_engine
 from trainctl.trainer.loop import train
 from trainctl.trainer.profiling.profiler import Profiler
 from trainctl.trainer.step import preflight, side_plans, state_transfer
-from trainctl.trainer.step.pair_texts import PairTexts
 from trainctl.trainer.step.rank import Rank
-from trainctl.trainer.step.sampler import SAMPLE_FAILURES, Sampler
+from trainctl.trainer.step.sampler import SAMPLE_FAILURES, PairTexts, Sampler
 
 
 class Trainer:

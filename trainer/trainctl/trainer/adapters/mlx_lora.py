@@ -3,19 +3,20 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_unflatten
 
-from trainctl.trainer.adapters import dropout
-from trainctl.trainer.adapters.lora import Lora, stored_name
+from trainctl.trainer.adapters.lora import Lora, channel_keys, kept, stored_name, threshold
 
 _DECODER_LAYER = re.compile(r"^.*\.layers\.\d+\.")
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """Where an MLX model holds a parameter."""
 
     name: str
@@ -29,9 +30,9 @@ def attach(model: Any, lora: Lora) -> dict[str, Place]:
 
     model.freeze()
     linear = dict(model.named_modules())
-    made: Any = LoRALinear
+    kind: Any = LoRALinear
     layers = {
-        layer: made.from_base(linear[layer], r=lora.table.rank, dropout=0.0, scale=lora.scale) for layer in lora.layers
+        layer: kind.from_base(linear[layer], r=lora.table.rank, dropout=0.0, scale=lora.scale) for layer in lora.layers
     }
     if lora.table.dropout:
         for place, (layer, (_, width)) in enumerate(sorted(lora.layers.items())):
@@ -42,7 +43,7 @@ def attach(model: Any, lora: Lora) -> dict[str, Place]:
 
 @contextmanager
 def disabled(model: Any, lora: Lora) -> Iterator[None]:
-    """The model without its adapters: their layers are replaced by the frozen ones for a while."""
+    """Have the model compute without its adapters: their layers are replaced by the frozen ones for a while."""
     adapted = {layer: module for layer, module in model.named_modules() if layer in lora.layers}
     try:
         model.update_modules(tree_unflatten([(layer, module.linear) for layer, module in adapted.items()]))
@@ -52,22 +53,23 @@ def disabled(model: Any, lora: Lora) -> Iterator[None]:
 
 
 def places(lora: Lora) -> dict[str, Place]:
-    """Where mlx-lm holds each matrix of the adapters, in a model and in its files, by peft's name."""
-    found: dict[str, Place] = {}
+    """Return where mlx-lm holds each matrix of the adapters, in a model and in its files, by peft's name."""
+    matrices: dict[str, Place] = {}
     for layer in lora.layers:
-        found[stored_name(layer, "A")] = Place(f"{layer}.lora_a", transposed=True)
-        found[stored_name(layer, "B")] = Place(f"{layer}.lora_b", transposed=True)
-    return found
+        matrices[stored_name(layer, "A")] = Place(f"{layer}.lora_a", transposed=True)
+        matrices[stored_name(layer, "B")] = Place(f"{layer}.lora_b", transposed=True)
+    return matrices
 
 
 def mlx_config(lora: Lora) -> dict[str, Any]:
-    """adapter_config.json, with which mlx-lm opens the adapters. It names layers within a decoder layer, so it may put
-    adapters on more of them; those without values in the file change nothing."""
+    """Return adapter_config.json, with which mlx-lm opens the adapters. It names layers within a decoder layer, so it
+    may put adapters on more of them; those without values in the file change nothing."""
     keys = sorted({_DECODER_LAYER.sub("", layer) for layer in lora.layers})
     return {
-        "fine_tune_type": "lora", "num_layers": lora.table.layers or lora.decoder_layers,
+        "fine_tune_type": "lora",
+        "num_layers": lora.table.layers or lora.decoder_layers,
         "lora_parameters": {"rank": lora.table.rank, "scale": lora.scale, "dropout": lora.table.dropout, "keys": keys},
-    }  # fmt: skip
+    }
 
 
 class Dropout(nn.Module):  # type: ignore[misc, name-defined]
@@ -76,10 +78,10 @@ class Dropout(nn.Module):  # type: ignore[misc, name-defined]
     def __init__(self, lora: Lora, place: int, width: int) -> None:
         super().__init__()
         self._tokens, self._rate = lora.token_keys, lora.table.dropout
-        self._channels = mx.array(dropout.channel_keys(place, width))
+        self._channels = mx.array(channel_keys(place, width))
 
     def __call__(self, x: Any) -> Any:
         if not self.training or self._tokens.value is None:
             return x
-        kept = dropout.kept(self._tokens.value, self._channels, dropout.threshold(self._rate))
-        return mx.where(kept, x.astype(mx.float32) * (1 / (1 - self._rate)), 0)
+        stays = kept(self._tokens.value, self._channels, threshold(self._rate))
+        return mx.where(stays, x.astype(mx.float32) * (1 / (1 - self._rate)), 0)

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from trainctl.protocol.errors import InvalidInputError, installing
-from trainctl.trainer.adapters import dropout
-from trainctl.trainer.adapters.lora import Lora
+from trainctl.trainer.adapters.lora import Lora, channel_keys, kept, threshold
 from trainctl.trainer.common.errors import first_line
 
 _NAME = "default"
@@ -17,17 +16,20 @@ _NAME = "default"
 
 
 def attach(model: torch.nn.Module, lora: Lora) -> torch.nn.Module:
-    """The model with its weights frozen and adapters on the layers of `lora`. Raises InvalidInputError without peft."""
+    """Return the model with its weights frozen and adapters on the layers of `lora`. Raises InvalidInputError without
+    peft."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise InvalidInputError("adapter.kind", f"{lora.table.kind!r} needs peft; {installing('torch')}") from None
     table = lora.table
     config = LoraConfig(
-        r=table.rank, lora_alpha=table.alpha,  # type: ignore[arg-type]
-        use_rslora=table.kind == "rslora", lora_dropout=0.0,
+        r=table.rank,
+        lora_alpha=table.alpha,  # type: ignore[arg-type]
+        use_rslora=table.kind == "rslora",
+        lora_dropout=0.0,
         target_modules=[*lora.layers],
-    )  # fmt: skip
+    )
     try:
         with warnings.catch_warnings(), _without_family(model):
             warnings.simplefilter("ignore")
@@ -35,14 +37,14 @@ def attach(model: torch.nn.Module, lora: Lora) -> torch.nn.Module:
     except ValueError as error:
         problem = f"peft can't attach adapters to all of these layers: {first_line(error)}; name others"
         raise InvalidInputError("adapter.targets", problem) from None
-    made = {stored_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
-    if wrong := sorted(made - lora.names):
+    names = {stored_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    if wrong := sorted(names - lora.names):
         problem = (
             f"{wrong[0]!r} has another name in the model's files: save the model with transformers, and set "
             "model.path to that folder"
         )
         raise InvalidInputError("adapter.targets", problem)
-    if missing := sorted(lora.names - made):
+    if missing := sorted(lora.names - names):
         problem = f"the files have {missing[0]!r}'s layer, but transformers has none of that name; leave it out"
         raise InvalidInputError("adapter.targets", problem)
     if table.dropout:
@@ -69,15 +71,15 @@ class _Dropout(torch.nn.Module):
         super().__init__()
         self._tokens, self._rate = lora.token_keys, lora.table.dropout
         # A buffer moves with the model. If `forward` moved it, torch.compile couldn't compile a checkpointed layer.
-        self.register_buffer("_channels", torch.from_numpy(dropout.channel_keys(place, width)), persistent=False)
+        self.register_buffer("_channels", torch.from_numpy(channel_keys(place, width)), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or self._tokens.value is None:
             return x
-        kept = dropout.kept(self._tokens.value, self._channels, dropout.threshold(self._rate))
-        return torch.where(kept, x * (1 / (1 - self._rate)), 0)
+        stays = kept(self._tokens.value, self._channels, threshold(self._rate))
+        return torch.where(stays, x * (1 / (1 - self._rate)), 0)
 
 
 def stored_name(name: str) -> str:
-    """A parameter's name as peft stores it; those of a model without adapters stay."""
+    """Return a parameter's name as peft stores it; those of a model without adapters stay."""
     return name.replace(f".lora_A.{_NAME}.", ".lora_A.").replace(f".lora_B.{_NAME}.", ".lora_B.")

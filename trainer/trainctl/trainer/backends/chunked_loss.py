@@ -6,37 +6,17 @@ differ from those of the whole by rounding alone.
 """
 
 import functools
-from pathlib import Path
 from typing import Any
 
-import psutil
-
 from trainctl.protocol.batch.memory_estimate import Chunking
-from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.base import Memory
-from trainctl.trainer.common.model_files import vocabulary_size
-
-
-def chunking_of(config: RunFile, memory: Memory, *, of_host: bool) -> Chunking:
-    """As a run file asks for it; `memory` is that of the loaded model's device. `of_host`: it is the machine's."""
-    vocabulary = vocabulary_size(Path(config.model.path)) or 1
-    return Chunking(config.model.chunked_loss, vocabulary, _free_bytes(memory, of_host=of_host))
-
-
-def _free_bytes(memory: Memory, *, of_host: bool) -> int:
-    host: int = psutil.virtual_memory().available
-    if memory.cap_bytes is None:
-        return host
-    own = max(0, memory.cap_bytes - (memory.used_bytes or 0))
-    return min(own, host) if of_host else own
 
 
 class TorchChunks:
     """The chunked losses of a transformers model, with or without adapters."""
 
     def __init__(self, model: Any, chunking: Chunking, where: str) -> None:
-        """Raises InvalidInputError if chunks are asked for, and the model's head can't be told from its body."""
+        """Raise InvalidInputError if chunks are asked for, and the model's head can't be told from its body."""
         self._chunking = chunking
         self._whole = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._body = self._whole.base_model
@@ -46,17 +26,17 @@ class TorchChunks:
         _check(self.is_possible, chunking, where)
 
     def chunk_tokens(self, tokens: int) -> int | None:
-        """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
+        """Return how many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
         return self._chunking.chunk_tokens(tokens) if self.is_possible else None
 
     def hidden(self, inputs: Any, **documents: Any) -> Any:
-        """[B L, H]: the last hidden states."""
-        found = self._body(input_ids=inputs, use_cache=False, **documents)
-        self._output = type(found)
-        return found.last_hidden_state.flatten(0, 1)
+        """Return the last hidden states, [B T, H]."""
+        output = self._body(input_ids=inputs, use_cache=False, **documents)
+        self._output = type(output)
+        return output.last_hidden_state.flatten(0, 1)
 
     def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int, ignored: int, **documents: Any) -> Any:
-        """[B L] in float32: the negative log-probability of each target, 0 for those that are `ignored`."""
+        """Return the negative log-probability of each target, [B T] in float32, 0 for those that are `ignored`."""
         import torch
         from torch.utils.checkpoint import checkpoint
 
@@ -72,8 +52,8 @@ class TorchChunks:
         )
 
     def logits(self, hidden: Any) -> Any:
-        """[N, V] of `hidden` states [N, H], by the library's own forward pass with a body that gives them in its own
-        type of output."""
+        """Return the logits [N, V] of `hidden` states [N, H], by the library's own forward pass with a body that gives
+        them in its own type of output."""
         self._body.forward = lambda *_, **__: self._output(last_hidden_state=hidden[None])
         try:
             return self._whole(inputs_embeds=hidden[None], use_cache=False).logits[0]
@@ -100,7 +80,7 @@ class MlxChunks:
         return self._chunking.chunk_tokens(tokens) if self.is_possible else None
 
     def hidden(self, inputs: Any, caches: Any = None) -> Any:
-        """[B L, H]: the last hidden states."""
+        """[B T, H]: the last hidden states."""
         return self._body(inputs, cache=caches).flatten(0, 1)
 
     def logits(self, hidden: Any) -> Any:
@@ -108,7 +88,7 @@ class MlxChunks:
         return self._whole(hidden[None])[0]
 
     def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int, caches: Any = None) -> Any:
-        """[B L] in float32: the negative log-probability of each target. Each chunk waits for the one before it: MLX
+        """[B T] in float32: the negative log-probability of each target. Each chunk waits for the one before it: MLX
         evaluates what can be evaluated at once."""
         import mlx.core as mx
         from mlx import nn
@@ -125,27 +105,27 @@ class MlxChunks:
 
         @mx.custom_function
         def losses(hidden: Any, *head: Any) -> Any:
-            made: list[Any] = []
+            parts: list[Any] = []
             for span in spans:
-                made.append(chunk_losses(span, *mx.depends([hidden[span]], made[-1:]), *head))
-            return mx.concatenate(made)
+                parts.append(chunk_losses(span, *mx.depends([hidden[span]], parts[-1:]), *head))
+            return mx.concatenate(parts)
 
         @losses.vjp
         def gradients(primals: Any, cotangent: Any, _: Any) -> Any:
             hidden, *head = primals if pairs else [primals]
-            made: list[Any] = []
+            parts: list[Any] = []
             sums = [mx.zeros_like(array) for array in head]
             for span in spans:
-                [part] = mx.depends([hidden[span]], [*made[-1:], *sums])
+                [part] = mx.depends([hidden[span]], [*parts[-1:], *sums])
                 _, (own, *more) = mx.vjp(functools.partial(chunk_losses, span), [part, *head], [cotangent[span]])
-                made.append(own)
+                parts.append(own)
                 sums = [total + new for total, new in zip(sums, more, strict=True)]
-            return (mx.concatenate(made), *sums) if pairs else mx.concatenate(made)
+            return (mx.concatenate(parts), *sums) if pairs else mx.concatenate(parts)
 
         return losses(self.hidden(inputs, caches), *(array for _, array in pairs))
 
     def _head_parameters(self) -> Any:
-        """What the head trains: all outside the body, or the tied embeddings."""
+        """Return what the head trains: all outside the body, or the tied embeddings."""
         outside = {key: child for key, child in self._whole.children().items() if child is not self._body}
         if outside:
             return {key: child.trainable_parameters() for key, child in outside.items()}
@@ -155,7 +135,8 @@ class MlxChunks:
 
 @functools.cache
 def _bypassed(kind: Any) -> Any:
-    """A body that returns hidden states as they are, so that the model computes its head alone for them."""
+    """Return a class of bodies that give hidden states as they are, so that the model computes its head alone for
+    them."""
 
     class Bypassed(kind):  # type: ignore[misc]
         def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -20,16 +20,29 @@ from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.machine.devices import resolve_alone
 from trainctl.protocol.machine.large_imports import import_large
 from trainctl.trainer.adapters.lora import read_lora
-from trainctl.trainer.backends import document_mask
-from trainctl.trainer.backends.base import Backend, BackendName, Parts
+from trainctl.trainer.backends.backend import Backend, BackendName, TrainingRecipe
+from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.libraries import import_without_torch
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
+from trainctl.trainer.data.batch import packed
 from trainctl.trainer.data.permutation import mix, uniform
-from trainctl.trainer.objectives.registry import objective_for
+from trainctl.trainer.objectives.losses import objective_for
 
 log = logging.getLogger(__name__)
 _MODULES: dict[BackendName, str] = {"torch": "torch", "mlx": "mlx_lm"}
+_STANDARD_DEVIATION = 0.02
+"""Standard deviation of first matrices where config.json has none: transformers' default."""
+_TARGETS = 12  # of each document
+_MAX_LEAK: Final = 1e-6
+"""Change of a token's log-probability that another document may cause; a masked one changes no bit."""
+_MAX_MOVED: Final = 1e-3
+"""Change that packing may cause by rounding in float32, in which the tokens are evaluated: in bfloat16 it is 0.2 for a
+trained model of 135 million parameters."""
+_MAX_MOVED_LOW: Final = 1.0
+"""Change that packing may cause with a kernel that computes in 16 bits alone."""
+_ODD: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
+"""What a model raises whose cache is unlike mlx-lm's, or whose attention can't be that which was asked for."""
 
 
 def import_library(config: RunFile, node: str, where: str) -> None:
@@ -41,25 +54,26 @@ def import_library(config: RunFile, node: str, where: str) -> None:
 
 
 def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -> Backend:
-    """The model of `config` in the backend and on the device that `node` asks for; if it doesn't train, without the
-    optimizer's memory, its weights in the run's dtype. Raises InvalidInputError naming the
-    field of the run file that is at fault."""
+    """Return the model of `config` in the backend and on the device that `node` asks for; if it doesn't train, without
+    the optimizer's memory, its weights in the run's dtype. Raises InvalidInputError naming the field of the run file
+    that is at fault."""
     if config.model.dtype == "auto":  # a process of its own: a run's file has what the group computes in
-        config = _resolved(config, node, where)
+        resolved = resolve_alone(msgspec.structs.replace(config, nodes={"here": node}), "here", where)
+        config = msgspec.structs.replace(config, model=resolved.model)
     model, objective = Path(config.model.path), objective_for(config)
     check_objective(model, objective.name, config.data.sequence_length, where)
     if config.model.tf32:
         os.environ.setdefault("MLX_ENABLE_TF32", "1")  # which MLX reads once, when it first needs it
-    kind = _backend(backend_of(config, node, where))
+    kind = _import_backend(backend_of(config, node, where))
     if (model / "adapter_config.json").is_file():
         log.warning("%s has an adapter_config.json beside whole weights: the adapter isn't read", model)
     limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
     optimizer = config.optimizer if trains else None
-    parts = Parts(objective, optimizer, read_lora(config, where), limit_bytes)
+    recipe = TrainingRecipe(objective, optimizer, read_lora(config, where), limit_bytes)
     try:
-        backend = kind.open(config, node, parts, where)
-        if parts.adapter is not None:
-            backend.copy_in("weights", parts.adapter.first_values(config.run.seed))
+        backend = kind.open(config, node, recipe, where)
+        if recipe.adapter is not None:
+            backend.copy_in("weights", recipe.adapter.first_values(config.run.seed))
         elif config.model.init == "random":
             backend.copy_in("weights", random_weights(backend.shapes, model_config(model), config.run.seed))
     except (RuntimeError, MemoryError) as error:
@@ -67,21 +81,14 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
             raise
         problem = f"the model and its optimizer do not fit into memory: {first_line(error)}"
         raise InvalidInputError(f"{where}: model.path", problem) from None
-    backend.note_loaded()
-    backend.chunk_losses(config, where)
+    backend.settle(config, where)
     if config.data.packing != "none":
-        document_mask.check_positions(backend.name, model_config(model), config.data.sequence_length, where)
-        document_mask.check(backend, vocabulary_size(model), where)
+        _check_positions(backend.name, model_config(model), config.data.sequence_length, where)
+        check_documents(backend, vocabulary_size(model), where)
     return backend
 
 
-def _resolved(config: RunFile, node: NodeTable, where: str) -> RunFile:
-    alone = msgspec.structs.replace(config, nodes={"here": node})
-    model = resolve_alone(alone, "here", where).model
-    return msgspec.structs.replace(config, model=model)
-
-
-def _backend(name: BackendName) -> type[Backend]:
+def _import_backend(name: BackendName) -> type[Backend]:
     import_large(_MODULES[name])
     if name == "mlx":
         from trainctl.trainer.backends.mlx_backend import MlxBackend
@@ -93,16 +100,15 @@ def _backend(name: BackendName) -> type[Backend]:
 
 
 def backend_of(config: RunFile, node: NodeTable, where: str) -> BackendName:
-    """The backend that `node` has in a run of `config`. Raises InvalidInputError if it isn't installed."""
+    """Return the backend that `node` has in a run of `config`. Raises InvalidInputError if it isn't installed."""
     return choose("torch" if node.backend == "auto" and needs_torch(config) else node.backend, where)
 
 
 def choose(wanted: str, where: str) -> BackendName:
-    """The backend for "torch", "mlx" or "auto" (MLX on macOS, torch elsewhere, then whichever is installed)."""
-    present = {name: importlib.util.find_spec(module) is not None for name, module in _MODULES.items()}
+    """Return the backend for "torch", "mlx" or "auto" (MLX on macOS, torch elsewhere, then whichever is installed)."""
     order: tuple[BackendName, ...] = ("mlx", "torch") if sys.platform == "darwin" else ("torch", "mlx")
     for name in order:
-        if present[name] and wanted in ("auto", name):
+        if wanted in ("auto", name) and importlib.util.find_spec(_MODULES[name]) is not None:
             return name
     if wanted == "auto":
         problem = f"neither torch nor mlx is installed here; {installing('torch', 'mlx')}"
@@ -111,14 +117,10 @@ def choose(wanted: str, where: str) -> BackendName:
     raise InvalidInputError(f"{where}: nodes.backend", problem)
 
 
-_STANDARD_DEVIATION = 0.02
-"""Standard deviation of first matrices where config.json has none: transformers' default."""
-
-
 def random_weights(
     shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], seed: int
 ) -> dict[str, NDArray[np.float32]]:
-    """Values for each of `shapes`. `config`: the model's config.json, of a tested family."""
+    """Return values for each of `shapes`. `config`: the model's config.json, of a tested family."""
     bound = config.get("initializer_range", _STANDARD_DEVIATION) * math.sqrt(3)  # uniform in +-b: deviation b / sqrt 3
     norm = TESTED[config["model_type"]].neutral_norm
     key = int(mix(np.array([seed], np.uint64))[0])
@@ -129,3 +131,50 @@ def random_weights(
         else:
             values[name] = np.full(shape, 0.0 if name.endswith(".bias") else norm, np.float32)
     return values
+
+
+def check_documents(backend: Backend, vocabulary: int | None, where: str) -> None:
+    """Raise InvalidInputError if the loaded model can't keep the documents of a pack apart, tried on two short ones."""
+    first, other, second = np.random.default_rng(0).integers(0, min(vocabulary or 64, 64), (3, _TARGETS + 1))
+    by_kernel, reason = backend.compute.attention == "varlen", ""
+    try:
+        alone, after_first, after_other = (
+            _log_probabilities(backend, *documents) for documents in ((second,), (first, second), (other, second))
+        )
+        leak, moved = np.abs(after_first - after_other).max(), np.abs(after_first - alone).max()
+        if leak <= _MAX_LEAK and moved <= (_MAX_MOVED_LOW if by_kernel else _MAX_MOVED):
+            return
+    except _ODD as error:
+        reason = f" ({first_line(error)})"
+    if by_kernel:
+        problem = f'"varlen" can\'t keep packed samples apart in this model{reason}; set attention = "auto"'
+        raise InvalidInputError(f"{where}: model.attention", problem)
+    problem = f"on {backend.name}, this model's attention crosses the borders of packed samples"
+    raise InvalidInputError(f"{where}: data.packing", f'{problem}; set data.packing = "none"')
+
+
+def _check_positions(backend: BackendName, config: Mapping[str, Any], length: int, where: str) -> None:
+    """Raise InvalidInputError for a model whose queries are scaled by their position in the row where it should be that
+    in their document, as Ministral 3's are on MLX from `original_max_position_embeddings` on."""
+    table = config.get("rope_parameters") or {}
+    unscaled = table.get("original_max_position_embeddings", length)
+    if backend == "mlx" and table.get("llama_4_scaling_beta") and length > unscaled:
+        raise InvalidInputError(
+            f"{where}: data.packing",
+            f"on mlx, this model can't train packed samples of more than {unscaled} tokens; "
+            f'set data.packing = "none", or data.sequence_length to at most {unscaled}',
+        )
+
+
+def _log_probabilities(backend: Backend, *documents: Array) -> Array:
+    """Return those of the last document's tokens, the documents in one pack beside a pack with other borders."""
+    beside = [documents[-1][: _TARGETS // 2], documents[-1]]
+    parts = [*documents, *beside]
+    sizes = np.array([len(part) for part in parts])
+    rows = np.repeat([0, 1], [len(documents), len(beside)])
+    tokens = np.concatenate(parts)
+    packs = packed(tokens, np.ones(len(tokens), np.uint8), np.cumsum(sizes) - sizes, sizes - 1, rows)
+    last = (len(documents) - 1) * _TARGETS
+    if backend.compute.attention == "varlen":
+        return backend.token_log_probabilities(packs)[0, last : last + _TARGETS]
+    return backend.probe(packs, 0).log_probabilities[last : last + _TARGETS]

@@ -1,5 +1,5 @@
-"""AdamW on torch: torch's own, or bitsandbytes' with moments of 8 bits or in memory that a CUDA device pages to the
-host.
+"""Trained weights on torch, and AdamW: torch's own, or bitsandbytes' with moments of 8 bits or in memory that a CUDA
+device pages to the host.
 
 An 8-bit moment is stored in blocks of 256 values (Dettmers et al. 2022): a code for each value, which selects one of
 256 fixed numbers, and the block's largest magnitude, which they are multiplied by.
@@ -12,9 +12,7 @@ from typing import Any
 import torch
 
 from trainctl.protocol.config.run_tables import OptimizerTable
-from trainctl.protocol.errors import check_installed
-from trainctl.trainer.backends.base import ADAMW_SLOTS
-from trainctl.trainer.backends.torch_weights import TorchWeights
+from trainctl.trainer.backends.backend import ADAMW_SLOTS
 
 _BLOCK_VALUES = 256
 """Values that share a largest magnitude: bitsandbytes' constant."""
@@ -25,49 +23,103 @@ _NEIGHBOURS = (0, 1, -1, 2, -2)
 
 _PIECE_VALUES, _PIECE_VALUES_ON_CPU = 1 << 24, 1 << 20
 """Values updated at a time by bitsandbytes. A GPU needs more to be worth a launch."""
+_WIDENED_VALUES = 1 << 20
+"""Values widened at a time: 4 MiB in float32."""
 
-Parameters = Sequence[torch.nn.Parameter]
 Gradients = Sequence[torch.Tensor]
+
+
+class TorchWeights:
+    """The trained parameters of a model in the order of their names, and their masters: float32 values that the
+    optimizer updates. A parameter in 16 bits has one beside it; another is its own."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype | None) -> None:
+        """`dtype`: the parameters, float32 until now, become it; None: they stay as they are."""
+        self.parameters = self.masters = [*parameters]
+        for parameter in self.parameters:
+            parameter.data = parameter.data.contiguous()
+        if dtype not in (None, torch.float32):
+            self.masters = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+            for parameter in self.parameters:
+                parameter.data = parameter.data.to(dtype)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that masters take beside the model's parameters."""
+        return 0 if self.masters is self.parameters else sum(master.nbytes for master in self.masters)
+
+    @torch.no_grad()
+    def load(self, values: Sequence[torch.Tensor]) -> None:
+        """Take over the masters' values, from a checkpoint or another rank."""
+        torch._foreach_copy_([*self.masters], [*values])
+        self.publish()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Make the model compute with masters that have been updated."""
+        if self.masters is not self.parameters:
+            torch._foreach_copy_([*self.parameters], [*self.masters])
+
+
+def accumulate(totals: list[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    """Add gradients to contiguous float32 totals, with the same bits as if all gradients were widened first. Memory is
+    allocated before the first addition, so a lack of it leaves the totals as they were."""
+    if {gradient.dtype for gradient in gradients} == {torch.float32} or totals[0].device.type == "cuda":
+        torch._foreach_add_(totals, [*gradients])  # CUDA's kernels widen each value as they add it
+        return
+    piece = torch.empty(min(_WIDENED_VALUES, max(total.numel() for total in totals)), device=totals[0].device)
+    flats = [gradient.reshape(-1) for gradient in gradients]  # of some a copy
+    for total, flat in zip(totals, flats, strict=True):
+        sums = total.view(-1)
+        for start in range(0, sums.numel(), piece.numel()):
+            part = sums[start : start + piece.numel()]
+            part += piece[: part.numel()].copy_(flat[start : start + part.numel()])
 
 
 class AdamW(ABC):
     """The update of some weights; decay on matrices only. Its moments are allocated at once, so that a lack of memory
     shows at load."""
 
-    library = "torch"
-    """That whose kernels compute it."""
+    library: str  # whose kernels compute it
+    _weights: TorchWeights
+    _optimizer: Any  # the library's
+    _states: list[dict[str, Any]]  # what it keeps of each parameter, or piece of one
+
+    def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
+        """Update by `factor` times float32 gradients in the order of the weights, whose contents are undefined
+        afterwards."""
+        torch._foreach_mul_([*gradients], factor)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._step(gradients)
+        self._weights.publish()
 
     @abstractmethod
-    def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
-        """By `factor` times float32 gradients in the order of the weights, whose contents are undefined afterwards."""
+    def _step(self, gradients: Gradients) -> None: ...
+
+    @property
+    def updates(self) -> int:
+        """Number of updates in the life of the moments."""
+        return int(self._states[0]["step"])
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        for state in self._states:
+            step = state["step"]
+            state["step"] = torch.full_like(step, count) if isinstance(step, torch.Tensor) else count
 
     @property
     @abstractmethod
     def held_bytes(self) -> int:
-        """Of the moments on the device."""
-
-    @property
-    @abstractmethod
-    def updates(self) -> int:
-        """How often it was called in the life of the moments."""
-
-    @updates.setter
-    @abstractmethod
-    def updates(self, count: int) -> None: ...
+        """Bytes of the moments on the device."""
 
     @abstractmethod
     def moments(self, slot: str) -> list[torch.Tensor]:
-        """Those of `ADAMW_SLOTS` of each parameter, in float32."""
+        """Return the moment of each parameter, in float32; `slot`: one of `ADAMW_SLOTS`."""
 
     @abstractmethod
     def set_moments(self, slot: str, values: Sequence[torch.Tensor]) -> None:
         """Take over what `moments` gave: the same updates follow, to the bit."""
-
-
-def check_optimizer(table: OptimizerTable, where: str) -> None:
-    """Raise InvalidInputError for an optimizer of bitsandbytes where that isn't installed."""
-    if table.kind != "adamw":
-        check_installed("bitsandbytes", "bitsandbytes", f"{where}: optimizer.kind", repr(table.kind))
 
 
 def adamw(weights: TorchWeights, table: OptimizerTable) -> AdamW:
@@ -75,15 +127,21 @@ def adamw(weights: TorchWeights, table: OptimizerTable) -> AdamW:
     return _Fused(weights, table) if table.kind == "adamw" else _BitsAndBytes(weights, table)
 
 
-def _groups(parameters: Parameters, decayed: Sequence[bool], table: OptimizerTable) -> list[dict[str, Any]]:
-    matrices = [p for p, decays in zip(parameters, decayed, strict=True) if decays]
-    others = [p for p, decays in zip(parameters, decayed, strict=True) if not decays]
-    found = ({"params": matrices, "weight_decay": table.weight_decay}, {"params": others, "weight_decay": 0.0})
-    return [group for group in found if group["params"]]
+def _groups(
+    parameters: Sequence[torch.nn.Parameter], decayed: Sequence[bool], table: OptimizerTable
+) -> list[dict[str, Any]]:
+    pairs = [*zip(parameters, decayed, strict=True)]
+    groups = (
+        {"params": [p for p, decays in pairs if decays], "weight_decay": table.weight_decay},
+        {"params": [p for p, decays in pairs if not decays], "weight_decay": 0.0},
+    )
+    return [group for group in groups if group["params"]]
 
 
 class _Fused(AdamW):
     """torch's, which reads and writes each value once."""
+
+    library = "torch"
 
     def __init__(self, weights: TorchWeights, table: OptimizerTable) -> None:
         masters = weights.masters
@@ -95,28 +153,15 @@ class _Fused(AdamW):
             self._optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
         self._states = [self._optimizer.state[parameter] for parameter in masters]
 
-    def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
-        torch._foreach_mul_([*gradients], factor)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+    def _step(self, gradients: Gradients) -> None:
         for master, gradient in zip(self._weights.masters, gradients, strict=True):
             master.grad = gradient
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._weights.publish()
 
     @property
     def held_bytes(self) -> int:
         return sum(state[slot].nbytes for state in self._states for slot in ADAMW_SLOTS)
-
-    @property
-    def updates(self) -> int:
-        return int(self._states[0]["step"].item())
-
-    @updates.setter
-    def updates(self, count: int) -> None:
-        for state in self._states:
-            state["step"].fill_(count)
 
     def moments(self, slot: str) -> list[torch.Tensor]:
         return [state[slot] for state in self._states]
@@ -149,9 +194,13 @@ class _BitsAndBytes(AdamW):
         ]
         decayed = [weights.parameters[index].ndim >= 2 for index, _, _ in self._pieces]
         self._optimizer = library.AdamW(
-            _groups(self._views, decayed, table), lr=table.learning_rate, betas=(table.beta1, table.beta2),
-            eps=table.epsilon, optim_bits=8 if table.kind.endswith("-8bit") else 32, is_paged=self._paged,
-        )  # fmt: skip
+            _groups(self._views, decayed, table),
+            lr=table.learning_rate,
+            betas=(table.beta1, table.beta2),
+            eps=table.epsilon,
+            optim_bits=8 if table.kind.endswith("-8bit") else 32,
+            is_paged=self._paged,
+        )
         places: dict[torch.nn.Parameter, tuple[Any, int, int]] = {}
         for row, group in enumerate(self._optimizer.param_groups):
             for column, parameter in enumerate(group["params"]):
@@ -161,45 +210,27 @@ class _BitsAndBytes(AdamW):
         self._states = [self._optimizer.state[parameter] for parameter in self._views]
 
     @torch.no_grad()
-    def update(self, learning_rate: float, gradients: Gradients, factor: float) -> None:
-        torch._foreach_mul_([*gradients], factor)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        for at, ((index, start, stop), master) in enumerate(zip(self._pieces, self._views, strict=True)):
+    def _step(self, gradients: Gradients) -> None:
+        pieces = zip(self._pieces, self._views, self._places, strict=True)
+        for (index, start, stop), master, (group, row, column) in pieces:  # as the library's own `step` does
             master.grad = gradients[index].reshape(-1)[start:stop]
-            self._update_one(at, master)
+            self._optimizer.prefetch_state(master)
+            self._optimizer.update_step(group, master, row, column)
+            if self._paged:  # its copies run beside torch's
+                torch.cuda.synchronize()
             master.grad = None
-        self._weights.publish()
-
-    def _update_one(self, at: int, master: torch.nn.Parameter) -> None:
-        """As the library's own `step` does for each parameter."""
-        group, row, column = self._places[at]
-        self._optimizer.prefetch_state(master)
-        self._optimizer.update_step(group, master, row, column)
-        if self._paged:  # its copies run beside torch's
-            torch.cuda.synchronize()
 
     @property
     def held_bytes(self) -> int:
         names = ("state1", "state2", "absmax1", "absmax2")
-        return (
-            0 if self._paged else sum(state[name].nbytes for state in self._states for name in names if name in state)
-        )
-
-    @property
-    def updates(self) -> int:
-        return int(self._states[0]["step"])
-
-    @updates.setter
-    def updates(self, count: int) -> None:
-        for state in self._states:
-            state["step"] = count
+        sizes = (state[name].nbytes for state in self._states for name in names if name in state)
+        return 0 if self._paged else sum(sizes)
 
     def moments(self, slot: str) -> list[torch.Tensor]:
-        found: list[list[torch.Tensor]] = [[] for _ in self._weights.parameters]
+        pieces: list[list[torch.Tensor]] = [[] for _ in self._weights.parameters]
         for (index, _, _), stored in zip(self._pieces, self._stored(slot), strict=True):
-            found[index].append(_unpacked(*stored) if stored[1] is not None else stored[0])
-        whole = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in found)
+            pieces[index].append(_unpacked(*stored) if stored[1] is not None else stored[0])
+        whole = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in pieces)
         return [values.view(p.shape) for values, p in zip(whole, self._weights.parameters, strict=True)]
 
     def set_moments(self, slot: str, values: Sequence[torch.Tensor]) -> None:
@@ -213,7 +244,7 @@ class _BitsAndBytes(AdamW):
                 largest.copy_(magnitudes)
 
     def _stored(self, slot: str) -> Iterator[tuple[torch.Tensor, Any, Any]]:
-        """Of each piece: the moment, or its codes with the blocks' largest magnitudes and the numbers that codes
+        """Yield for each piece the moment, or its codes with the blocks' largest magnitudes and the numbers that codes
         select. A paged tensor is one of the host's to torch, so the device must be done with it."""
         if self._paged:
             torch.cuda.synchronize()
@@ -223,7 +254,8 @@ class _BitsAndBytes(AdamW):
 
 
 def _bounds(count: int, most: int) -> Iterator[tuple[int, int]]:
-    """Of pieces of so many values; the last one may have more, never so few that its moments would stay in float32."""
+    """Yield the bounds of pieces of so many values; the last one may have more, never so few that its moments would
+    stay in float32."""
     start = 0
     while count - start > most + _FEWEST_VALUES:
         yield start, start + most
@@ -232,18 +264,17 @@ def _bounds(count: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _unpacked(codes: torch.Tensor, largest: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """The values, in float32."""
+    """Return the values, in float32."""
     values = torch.nn.functional.embedding(codes.flatten().int(), numbers.to(codes.device)[:, None])
     scales = largest.to(codes.device).repeat_interleave(_BLOCK_VALUES)[: codes.numel()]
     return (values.flatten() * scales).view(codes.shape)
 
 
 def _packed(values: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The codes and largest magnitudes that make `values`, if there are any; otherwise those nearest to them.
+    """Return the codes and largest magnitudes that make `values`, if there are any; otherwise those nearest to them.
 
     The numbers reach 1, but not -1. So in a block whose extreme is negative, the magnitude is that extreme over the
-    lowest number, but for rounding.
-    """
+    lowest number, but for rounding."""
     padding = -values.numel() % _BLOCK_VALUES
     blocks = torch.nn.functional.pad(values.flatten(), (0, padding)).view(-1, _BLOCK_VALUES)
     highest, lowest = blocks.amax(1), blocks.amin(1)
@@ -254,13 +285,13 @@ def _packed(values: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, 
         beyond = lowest / numbers[0]
         for distance in _NEIGHBOURS:
             other = (beyond.view(torch.int32) + distance).view(torch.float32)
-            found = _nearest(blocks, other, limits)
-            equal = (numbers[found.int()] * other[:, None] == blocks).all(1)
-            codes, magnitudes = torch.where(equal[:, None], found, codes), torch.where(equal, other, magnitudes)
+            nearest = _nearest(blocks, other, limits)
+            equal = (numbers[nearest.int()] * other[:, None] == blocks).all(1)
+            codes, magnitudes = torch.where(equal[:, None], nearest, codes), torch.where(equal, other, magnitudes)
     return codes.flatten()[: values.numel()].view(values.shape), magnitudes
 
 
 def _nearest(blocks: torch.Tensor, magnitudes: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-    """The codes, [blocks, 256] in bytes; in a block of zeros, those of 0."""
+    """Return the codes, [blocks, 256] in bytes; in a block of zeros, those of 0."""
     shares = blocks / torch.where(magnitudes > 0, magnitudes, 1)[:, None]
     return torch.bucketize(shares, limits).to(torch.uint8)

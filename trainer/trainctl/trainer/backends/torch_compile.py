@@ -29,7 +29,7 @@ import torch
 from trainctl.protocol.config.run_tables import Compile, DataTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.facts import lacking
-from trainctl.trainer.backends.base import CompileMeter
+from trainctl.trainer.backends.backend import CompileMeter
 from trainctl.trainer.data.batch import Batch
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class CompiledLayers:
 
     def __init__(
         self, model: torch.nn.Module, mode: Compile, device: torch.device, data: DataTable, where: str
-    ) -> None:  # fmt: skip
-        """Raises InvalidInputError if the machine has no compiler or no place for its code, or the model no layers."""
+    ) -> None:
+        """Raise InvalidInputError if the machine has no compiler or no place for its code, or the model no layers."""
         check_compiler(device, where)
         layers = _layers(model, where)
         self.mode, self._lengths = mode, lengths_up_to(data.sequence_length)
@@ -67,7 +67,7 @@ class CompiledLayers:
             self._cross_entropy = torch.compile(token_losses, dynamic=dynamic)
 
     def prepared(self, batch: Batch) -> Batch:
-        """The batch as a pass takes it; a pass begins. Warns once if the first pass compiled nothing."""
+        """Return the batch as a pass takes it; a pass begins. Warn once if the first pass compiled nothing."""
         self._passes += 1
         if self._passes == 2 and not self._graphs():
             log.warning("%s", _no_effect())
@@ -79,11 +79,11 @@ class CompiledLayers:
 
     @property
     def compiles_losses(self) -> bool:
-        """Whether `token_losses` is compiled, and now to be used so."""
+        """True if `token_losses` is compiled, and now to be used so."""
         return self.is_active and self._cross_entropy is not None
 
     def token_losses(self, logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
-        """`token_losses`, compiled: without a float32 copy of the logits."""
+        """Return what `token_losses` does, compiled: without a float32 copy of the logits."""
         assert self._cross_entropy is not None, "see compiles_losses"
         before = _graphs()
         losses: torch.Tensor = self._cross_entropy(logits, targets, reduction)
@@ -100,7 +100,8 @@ class CompiledLayers:
 
 
 def token_losses(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
-    """[N] ("none") or their "sum", in float32: cross-entropies of logits [N, V] and targets [N], `IGNORED` ones 0."""
+    """Return cross-entropies [N] ("none") or their "sum", in float32, of logits [N, V] and targets [N]; 0 for `IGNORED`
+    ones."""
     return torch.nn.functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction=reduction)
 
 
@@ -120,14 +121,14 @@ def uncompiled(layers: CompiledLayers | None) -> Iterator[None]:
 
 
 def check_compiler(device: torch.device, where: str) -> None:
-    """Raises InvalidInputError if this machine lacks what compiles for the device."""
+    """Raise InvalidInputError if this machine lacks what compiles for the device."""
     if names := lacking(device.type):
         problem = f"this machine has no {' and no '.join(names)}: install what is missing, {_INSTEAD}"
         raise InvalidInputError(f"{where}: model.compile", problem)
 
 
 def check_graphs(mode: Compile, device: torch.device, where: str) -> None:
-    """Raises InvalidInputError for a mode that records CUDA graphs. Training with adapters crashed with them, in the
+    """Raise InvalidInputError for a mode that records CUDA graphs. Training with adapters crashed with them, in the
     first backward passes (torch 2.11, an H200)."""
     if device.type == "cuda" and mode in _GRAPH_MODES:
         raise InvalidInputError(
@@ -136,21 +137,26 @@ def check_graphs(mode: Compile, device: torch.device, where: str) -> None:
 
 
 def lengths_up_to(longest: int) -> tuple[int, ...]:
-    """Lengths to pad to, ascending."""
+    """Return lengths to pad to, ascending."""
     return tuple(sorted({max(1, round(longest * 2 ** (-number / 2))) for number in range(MOST_LENGTHS)}))
 
 
 def padded(batch: Batch, width: int) -> Batch:
-    """The batch with rows of `width`, whose further targets don't count."""
+    """Return the batch with rows of `width`, whose further targets don't count."""
     further = width - batch.inputs.shape[1]
 
     def wide(array: Any) -> Any:
         return None if array is None else np.pad(array, ((0, 0), (0, further)))
 
     return replace(
-        batch, inputs=wide(batch.inputs), targets=wide(batch.targets), counted=wide(batch.counted),
-        positions=wide(batch.positions), keys=wide(batch.keys), reference=wide(batch.reference),
-    )  # fmt: skip
+        batch,
+        inputs=wide(batch.inputs),
+        targets=wide(batch.targets),
+        counted=wide(batch.counted),
+        positions=wide(batch.positions),
+        keys=wide(batch.keys),
+        reference=wide(batch.reference),
+    )
 
 
 def _layers(model: torch.nn.Module, where: str) -> list[Any]:
@@ -174,15 +180,15 @@ def _configure(where: str) -> None:
 
 
 def _threads(where: str) -> int:
-    given = os.environ.setdefault(_THREADS, "1")
-    if not given.isdecimal() or int(given) < 1:
-        reason = f"{_THREADS} is {given!r} in the environment; set it to a whole number from 1 on"
+    threads = os.environ.setdefault(_THREADS, "1")
+    if not threads.isdecimal() or int(threads) < 1:
+        reason = f"{_THREADS} is {threads!r} in the environment; set it to a whole number from 1 on"
         raise InvalidInputError(f"{where}: model.compile", reason)
-    return int(given)
+    return int(threads)
 
 
 def _own_cache(where: str) -> Path:
-    """Raises InvalidInputError if the folder isn't this user's own."""
+    """Return the folder of compiled code. Raises InvalidInputError if the folder isn't this user's own."""
     try:
         return code_cache("torchinductor")
     except OSError as error:
@@ -191,13 +197,14 @@ def _own_cache(where: str) -> Path:
 
 
 def _graphs() -> int:
-    """How many this process has compiled. Layers of one kind share theirs, even those of several models."""
+    """Return how many graphs this process has compiled. Layers of one kind share theirs, even those of several
+    models."""
     return int(_counters()["stats"]["unique_graphs"])
 
 
 def _no_effect() -> str:
-    found = _counters()
-    reasons = [*found["graph_break"], *found["unimplemented"]]
+    counts = _counters()
+    reasons = [*counts["graph_break"], *counts["unimplemented"]]
     why = "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE may be set in the environment"
     if reasons:
         why = f"its reason: {reasons[0].splitlines()[0]}; set TORCH_LOGS=graph_breaks in the environment for the place"
@@ -211,7 +218,8 @@ def _counters() -> Any:
 
 
 def _meter(count: Callable[[], None]) -> CompileMeter:
-    """One that counts the seconds of all compilations, those within another one as part of it; `count` follows each."""
+    """Return a meter that counts the seconds of all compilations, those within another one as part of it; `count`
+    follows each."""
     from torch._dynamo.callback import callback_handler
 
     meter, begun = CompileMeter(), [0.0]
@@ -229,25 +237,25 @@ def _meter(count: Callable[[], None]) -> CompileMeter:
 
 
 def code_cache(name: str) -> Path:
-    """A folder for one compiler's code, made where it isn't there. Raises OSError, with a text that names the folder
-    and what is wrong."""
+    """Return a folder for one compiler's code, made where it isn't there. Raises OSError, with a text that names the
+    folder and what is wrong."""
     default = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     folder = Path(os.environ.get("XDG_CACHE_HOME") or default) / "trainctl" / name
-    for one in (folder.parent, folder):
-        if fault := _fault(one):
-            raise OSError(f"{one}, where compiled code is kept, {fault}")
+    for each in (folder.parent, folder):
+        if fault := _fault(each):
+            raise OSError(f"{each}, where compiled code is kept, {fault}")
     return folder
 
 
 def _fault(folder: Path) -> str | None:
-    """Why code from a folder can't be run."""
+    """Return why code from a folder can't be run."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        link, found = folder.lstat(), folder.stat()
+        link, target = folder.lstat(), folder.stat()
     except OSError as error:
         return f"can't be made: {error.strerror}"
-    if {link.st_uid, found.st_uid} != {os.geteuid()}:
+    if {link.st_uid, target.st_uid} != {os.geteuid()}:
         return "belongs to another user"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if target.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return "can be written to by other users (chmod go-w)"
     return None if os.access(folder, os.W_OK | os.X_OK) else "can't be written to"

@@ -1,27 +1,40 @@
-"""Devices of torch: the one that a node asks for, and its memory limit."""
+"""Devices of torch: the one that a node asks for, its memory limit, and memory of the host for fast copies.
 
+A CUDA device copies to and from memory whose pages stay where they are at its bus's rate. torch's own allocator of such
+memory rounds every size up to a power of two. Here an ordinary array is registered with the driver instead.
+"""
+
+import contextlib
 import logging
+import math
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from trainctl.protocol.batch.device_table import types_of_capability
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.host_memory import limit_process
+from trainctl.trainer.backends.memory import limit_process
+from trainctl.trainer.backends.passes import Array
 
 log = logging.getLogger(__name__)
+_FOR_ALL_DEVICES = 1
+"""cudaHostRegisterPortable: the memory counts as pinned for every device."""
 
 
 def choose_device(wanted: str, where: str) -> torch.device:
-    """The device of a node's `device` setting. Raises InvalidInputError, naming the field, if torch doesn't have it."""
+    """Return the device of a node's `device` setting. Raises InvalidInputError, naming the field, if torch doesn't have
+    it."""
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if wanted in ("auto", "gpu") or (wanted == "cuda" and cuda):
-        found = f"cuda:{fastest(_cards())}" if cuda else "mps" if mps else "cpu"
-        if wanted == "gpu" and found == "cpu":
+        name = f"cuda:{fastest(_cards())}" if cuda else "mps" if mps else "cpu"
+        if wanted == "gpu" and name == "cpu":
             raise InvalidInputError(f"{where}: nodes.device", "torch finds no GPU on this machine")
-        return torch.device(found)
+        return torch.device(name)
     device = torch.device(wanted)
     missing = (device.type == "cuda" and (not cuda or (device.index or 0) >= torch.cuda.device_count())) or (
         device.type == "mps" and not mps
@@ -40,14 +53,14 @@ def _cards() -> list[tuple[tuple[int, int], int]]:
 
 
 def fastest(cards: Sequence[tuple[tuple[int, int], int]]) -> int:
-    """The number of the card that a rank takes where the run file names none: of the highest compute capability, of
-    these the one with most multiprocessors, of these the first. protocol/machine/visible_devices.py expects this."""
+    """Return the number of the card that a rank takes where the run file names none: of the highest compute capability,
+    of these the one with most multiprocessors, of these the first. protocol/machine/visible_devices.py expects this."""
     return max(range(len(cards)), key=lambda number: (cards[number], -number), default=0)
 
 
 def slow_type(capability: tuple[int, int], dtype: str) -> str | None:
-    """What to say of a CUDA device that computes a data type without hardware for it; None if it has that. Not refused:
-    a run keeps its type when it is resumed, and a run file may set one that is slow."""
+    """Return what to say about a CUDA device that computes a data type without hardware for it; None if it has that.
+    Not refused: a run keeps its type when it is resumed, and a run file may set one that is slow."""
     if dtype == "float32" or dtype in types_of_capability(capability):
         return None
     had = ", ".join(("float32", *types_of_capability(capability)))
@@ -59,7 +72,7 @@ def slow_type(capability: tuple[int, int], dtype: str) -> str | None:
 
 
 def warn_of_slow_type(device: torch.device, dtype: str) -> None:
-    """In the rank's log."""
+    """Warn in the rank's log."""
     if device.type == "cuda":
         said = slow_type(torch.cuda.get_device_capability(device), dtype)
         if said is not None:
@@ -67,8 +80,8 @@ def warn_of_slow_type(device: torch.device, dtype: str) -> None:
 
 
 def choose_kernels(device: torch.device, node: NodeTable, *, tf32: bool) -> None:
-    """Which of a CUDA device's kernels may be used: those in TF32, and those whose bits differ from one time to the
-    next. Timing cuDNN's algorithms chooses by speed, so it is off where bits must be the same."""
+    """Choose which of a CUDA device's kernels may be used: those in TF32, and those whose bits differ from one time to
+    the next. Timing cuDNN's algorithms chooses by speed, so it is off where bits must be the same."""
     if device.type != "cuda":
         return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
@@ -79,7 +92,7 @@ def choose_kernels(device: torch.device, node: NodeTable, *, tf32: bool) -> None
 
 
 def memory_cap(device: torch.device, limit_bytes: int | None) -> int | None:
-    """Bytes that the trainer may hold on its device; None on a CPU, whose memory is the host's."""
+    """Return the bytes that the trainer may hold on its device; None on a CPU, whose memory is the host's."""
     if device.type == "cuda":
         total = int(torch.cuda.get_device_properties(device).total_memory)
     elif device.type == "mps":
@@ -98,3 +111,26 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
         torch.mps.set_per_process_memory_fraction(min(2.0, limit_bytes / torch.mps.recommended_max_memory()))
     else:
         limit_process(limit_bytes)
+
+
+def pinned_arrays(shapes: Iterable[tuple[int, ...]]) -> list[Array]:
+    """Return float32 arrays of these shapes, with any contents, in one block; ordinary ones where the driver refuses
+    it."""
+    shapes = [*shapes]
+    ends = np.cumsum([math.prod(shape) for shape in shapes], dtype=np.int64)
+    flat = np.empty(int(ends[-1]) if len(ends) else 0, np.float32)
+    if flat.size:
+        pin(flat)
+    return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=False)]
+
+
+def pin(flat: Array) -> None:
+    """Pin an array's memory where it is, until the array is freed; nothing where the driver refuses it. The memory may
+    be shared with other processes. To be called by the thread that uses the device."""
+    driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = flat.ctypes.data
+    if int(driver.cudaHostRegister(address, flat.nbytes, _FOR_ALL_DEVICES)) == 0:
+        weakref.finalize(flat, driver.cudaHostUnregister, address).atexit = False
+        return
+    with contextlib.suppress(RuntimeError):  # the refusal stays as the last error until a kernel's start meets it
+        torch.zeros(1, device="cuda")

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from trainctl.protocol.calibration.profile import MatmulRate
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 SIZES: Final = (256, 512, 1024, 2048, 4096, 8192)

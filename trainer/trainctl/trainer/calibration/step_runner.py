@@ -18,7 +18,7 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import Form, Generation, PlanKind, Range, RankWork, Report, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.calibration.sweep import StepTime
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.batch import Batch

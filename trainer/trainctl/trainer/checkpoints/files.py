@@ -39,11 +39,11 @@ from trainctl.protocol.record.checkpoints import (
     verify,
 )
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.backends import rope_config
-from trainctl.trainer.backends.base import State
+from trainctl.trainer.backends.backend import State
 from trainctl.trainer.checkpoints.chunked_tensors import ZSTD_SUFFIX, Meter, read_back, read_tensors, write_tensors
 from trainctl.trainer.common.atomic_folder import part_of, remove_parts
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.model import rope_config
 
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
 OPTIMIZER, RANDOM = "optimizer.safetensors", "random.safetensors"

@@ -28,7 +28,8 @@ from trainctl.protocol.record.checkpoints import (
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation
-from trainctl.trainer.backends.base import Array, Backend, Part, State
+from trainctl.trainer.backends.backend import Backend, SlotName, State
+from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.checkpoints import files, retention
 from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.common.errors import first_line
@@ -78,7 +79,7 @@ class Saver:
         self._rank, self._config, self._paths = rank, config, paths
         self._backend, self._progress = rank.backend, rank.progress
         self._layout_digest = layout_digest(rank.backend.shapes)
-        self._base_digest = files.base_digest(model_digest, rank.backend.parts.adapter)
+        self._base_digest = files.base_digest(model_digest, rank.backend.recipe.adapter)
         self._model = Path(config.model.path)
         self._host_copy = HostCopy(rank.backend)
         self._resumed_from: int | None = None
@@ -121,7 +122,7 @@ class Saver:
         Once it has been read back, older ones go that nothing keeps; what prevents that costs no checkpoint. Raises
         OSError, and InvalidInputError without the library that compresses."""
         begun, loop = time.perf_counter(), copied.loop
-        folder, lora = self._paths.checkpoint(loop.step), self._backend.parts.adapter
+        folder, lora = self._paths.checkpoint(loop.step), self._backend.recipe.adapter
         about = files.About(
             compute=self._backend.compute,
             adapter=lora.peft_config(self._model) if lora else None,
@@ -193,7 +194,7 @@ class Saver:
         loop = checkpoint.loop
         self._rank.dataset.check_seen(Seen(loop.samples, loop.data_digest, loop.chunks), loop.cursor, look)
         own = self._loop_state(loop.cursor, 0)
-        files.check_fits(loop, own, str(folder), self._model, self._backend.parts.adapter)
+        files.check_fits(loop, own, str(folder), self._model, self._backend.recipe.adapter)
         self._backend.import_state(checkpoint.state)
         manifest, scale = read_manifest(folder), self._rank.loss_scale
         # Other types than float16 keep a factor of one.
@@ -256,14 +257,13 @@ class HostCopy:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._arrays: dict[Part, dict[str, Array]] = {}
+        self._arrays: dict[SlotName, dict[str, Array]] = {}
 
     def take(self) -> State:
         """Return the state as it is now, valid until the next call. Raises MemoryError if device or host have no room
         for it; then nothing of it is kept."""
         try:
-            slots = {slot: self._copy(slot) for slot in self._backend.slots}
-            return self._backend.state_of(self._copy("weights"), slots)
+            return self._backend.export_state(self._copy)
         except (RuntimeError, MemoryError) as error:
             if not self._backend.is_out_of_memory(error):
                 raise
@@ -276,10 +276,10 @@ class HostCopy:
         """Give its memory back."""
         self._arrays.clear()
 
-    def _copy(self, part: Part) -> dict[str, Array]:
-        if (unchanging := self._backend.unchanging_arrays(part)) is not None:
+    def _copy(self, slot: SlotName) -> dict[str, Array]:
+        if (unchanging := self._backend.unchanging_arrays(slot)) is not None:
             return unchanging
-        arrays = self._arrays.get(part) or self._backend.host_arrays()
-        self._arrays[part] = arrays
-        self._backend.copy_out(part, arrays)
+        arrays = self._arrays.get(slot) or self._backend.host_arrays()
+        self._arrays[slot] = arrays
+        self._backend.copy_out(slot, arrays)
         return arrays

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainctl.protocol.messages import Form
-from trainctl.trainer.backends.base import Array, Backend
+from trainctl.trainer.backends.backend import Backend
+from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.collective.channel import Join, Reduce
 from trainctl.trainer.collective.engines import plain_error
 from trainctl.trainer.collective.reducer_process import ReducerProcess

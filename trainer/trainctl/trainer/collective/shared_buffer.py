@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.trainer.backends.base import Array
+from trainctl.trainer.backends.passes import Array
 
 Integers = NDArray[np.int32]
 WORD_BYTES = 4

@@ -241,7 +241,7 @@ class Control:
             return
         self._pending_fence = None
         self.orders.put(fence)
-        self._say(m.Fenced(run=self._who.run, rank=self._who.rank, generation=fence.generation, **answer._asdict()))
+        self._say(m.Fenced(run=self._who.run, rank=self._who.rank, generation=fence.generation, **vars(answer)))
         self._flush()
 
     def _look_for_orphanhood(self) -> None:

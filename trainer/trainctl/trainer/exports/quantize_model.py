@@ -18,11 +18,11 @@ from trainctl.protocol.config.model_facts import stored_tensors, weight_files
 from trainctl.protocol.config.quantization import DEFAULTS, FORMATS, Quantization, format_of, is_quantized, whole_shapes
 from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.protocol.machine.file_digests import files_digests
-from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.atomic_folder import make_folder
 from trainctl.trainer.common.errors import answer, first_line, opened_by
 from trainctl.trainer.common.model_files import model_config, only_the_model, stored_shapes, write_object
 from trainctl.trainer.exports.trained_model import copy_carried
+from trainctl.trainer.model import rope_config
 
 GROUP_SIZES = (32, 64, 128)
 """Group sizes of the affine formats for which MLX has kernels."""

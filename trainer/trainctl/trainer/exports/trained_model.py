@@ -32,11 +32,11 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora, read_lora, stored_name
 from trainctl.trainer.adapters.mlx_lora import mlx_config, places
-from trainctl.trainer.backends import rope_config
-from trainctl.trainer.backends.base import BackendName
+from trainctl.trainer.backends.backend import BackendName
 from trainctl.trainer.checkpoints.chunked_tensors import BFLOAT16, DTYPES, write_tensors
 from trainctl.trainer.checkpoints.files import ADAPTER, CARRIED_FILES, WEIGHTS, LoopState, is_base, read_loop
 from trainctl.trainer.common.model_files import link_or_copy, model_config, read_object, write_object
+from trainctl.trainer.model import rope_config
 
 TEMPLATES = "additional_chat_templates"
 """Folder of a tokenizer's named chat templates; a checkpoint, whose files are in one folder, doesn't have it."""
@@ -258,7 +258,7 @@ def _trained_weights(trained: TrainedModel) -> Weights:
     if has_torch():
         from safetensors.torch import load_file
 
-        from trainctl.trainer.backends.torch_model import as_stored
+        from trainctl.trainer.model.torch_model import as_stored
 
         stored = as_stored(load_file(trained.weights), trained.model, "--to")
         return {name: functools.partial(np.asarray, tensor) for name, tensor in stored.items()}
@@ -291,7 +291,7 @@ def _unpacked(how: Quantization, parts: Mapping[str, NDArray[Any]]) -> Float32:
     if has_torch():
         import torch
 
-        from trainctl.trainer.backends.torch_quantized import packed, unpack
+        from trainctl.trainer.model.torch_quantized import packed, unpack
 
         tensors = {part: torch.from_numpy(array) for part, array in parts.items()}
         weight: Float32 = unpack(packed(how, tensors), torch.float32).numpy()

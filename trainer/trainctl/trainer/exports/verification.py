@@ -120,7 +120,7 @@ def _verify_whole(
 def _mlx_export_logits(folder: Path, base: Path, tokens: Tokens) -> tuple[Logits, float | None]:
     """Return the logits of an export in mlx-lm, computed as transformers does where mlx-lm does otherwise; and how
     much its own differ from them, if they do."""
-    from trainctl.trainer.backends.mlx_model import is_put_right, put_right
+    from trainctl.trainer.model.mlx_model import is_put_right, put_right
 
     model, config = _by_mlx(folder, base), model_config(_mlx_base(folder, base))
     plain = mlx_logits(model, tokens)
@@ -173,17 +173,18 @@ def mlx_logits(model: Any, tokens: Tokens) -> Logits:
 
 
 def _reference(trained: TrainedModel, tokens: Tokens) -> Reference:
-    probing: Any
     if trained.backend == "mlx":
-        from trainctl.trainer.backends.mlx_probe import probing
+        from trainctl.trainer.backends.mlx_passes import MlxPasses
 
         model, logits_of = _mlx_model(trained), mlx_logits
+        passes: Any = MlxPasses(model)
     else:
-        from trainctl.trainer.backends.torch_probe import probing
+        from trainctl.trainer.backends.torch_passes import TorchPasses
 
-        model, logits_of = _torch_model(trained), torch_logits
+        model, logits_of = _torch_model(trained).eval(), torch_logits
+        passes = TorchPasses(model)
     logits = logits_of(model, tokens)
-    with probing(model, _LOWEST_BIT):
+    with passes.probing(_LOWEST_BIT):
         return Reference(tokens, logits, _difference(logits, logits_of(model, tokens)))
 
 
@@ -191,7 +192,7 @@ def _torch_model(trained: TrainedModel) -> Any:
     import torch
 
     from trainctl.trainer.adapters import torch_lora
-    from trainctl.trainer.backends.torch_model import read_model
+    from trainctl.trainer.model.torch_model import read_model
 
     model = read_model(trained.model, _WHERE)
     if trained.lora is not None:
@@ -207,7 +208,7 @@ def _mlx_model(trained: TrainedModel) -> Any:
     import mlx.core as mx
 
     from trainctl.trainer.adapters import mlx_lora
-    from trainctl.trainer.backends.mlx_model import read_model
+    from trainctl.trainer.model.mlx_model import read_model
 
     model = read_model(trained.model, _WHERE, _LENGTH)
     if trained.lora is not None:
@@ -221,8 +222,8 @@ def _merged_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
     """Return the model with the adapters added to its weights, and those in `types` rounded to the type named there."""
     import torch
 
-    from trainctl.trainer.backends import torch_quantized
-    from trainctl.trainer.backends.torch_model import read_model
+    from trainctl.trainer.model import torch_quantized
+    from trainctl.trainer.model.torch_model import read_model
 
     model, adapters = torch_quantized.whole(read_model(trained.model, _WHERE)), trained.adapters()
     with torch.no_grad():
@@ -238,7 +239,7 @@ def _merged_mlx_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
     """Return the merged model on MLX, of a base that isn't quantized."""
     import mlx.core as mx
 
-    from trainctl.trainer.backends.mlx_model import flat, read_model
+    from trainctl.trainer.model.mlx_model import flat, read_model
 
     model, adapters, weights = read_model(trained.model, _WHERE, _LENGTH), trained.adapters(), []
     for name, array in flat(model.parameters()):
@@ -255,7 +256,7 @@ def _types_of_16_bits(trained: TrainedModel, folder: Path) -> dict[str, str]:
     stored = {name: FLOATS[it.dtype] for name, it in stored_tensors(folder).items() if it.dtype in ("F16", "BF16")}
     if trained.backend == "mlx" or not stored:
         return stored
-    from trainctl.trainer.backends.torch_model import held_names
+    from trainctl.trainer.model.torch_model import held_names
 
     names = held_names(trained.model, _WHERE)
     return {names.get(name, name): dtype for name, dtype in stored.items()}

@@ -5,9 +5,9 @@ is cut. A loss may have several terms, each divided by a weight of its own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName
 from trainctl.trainer.data.batch import Batch
@@ -21,45 +21,46 @@ class Outputs(ABC):
     @property
     @abstractmethod
     def logits(self) -> Any:
-        """[B, L, V]"""
+        """Logits, [B, T, V]."""
 
     @property
     @abstractmethod
     def counted(self) -> Any:
-        """[B, L], 1 where the target's loss counts, 0 elsewhere and in padding."""
+        """Flags [B, T], 1 where the target's loss counts, 0 elsewhere and in padding."""
 
     @abstractmethod
     def token_losses(self) -> Any:
-        """[B, L] nats, 0 where a target doesn't count."""
+        """Return [B, T] nats, 0 where a target doesn't count."""
 
     @abstractmethod
     def every_loss(self) -> Any:
-        """[B, L] nats, as `token_losses`, of all targets, counted or not; 0 in padding."""
+        """Return [B, T] nats, as `token_losses`, of all targets, counted or not; 0 in padding."""
 
     @abstractmethod
     def loss_sum(self) -> Any:
-        """The sum of `token_losses`."""
+        """Return the sum of `token_losses`."""
 
     @abstractmethod
     def reference_losses(self) -> Any:
-        """[B, L] nats, as `token_losses`, of the reference model: the one that adapters are trained beside. Without a
-        gradient."""
+        """Return [B, T] nats, as `token_losses`, of the reference model: the one that adapters are trained beside.
+        Without a gradient."""
 
     @abstractmethod
     def vocabulary(self, *, with_reference: bool) -> "Iterator[Vocabulary]":
-        """All counted targets, some at a time, so that their logits are held only in part. Those of the reference need
-        another forward pass."""
+        """Yield all counted targets, some at a time, so that their logits are held only in part. Those of the reference
+        need another forward pass."""
 
     @abstractmethod
     def log_sigmoid(self, x: Any) -> Any:
-        """log(1 / (1 + exp(-x))), element by element."""
+        """Return log(1 / (1 + exp(-x))), element by element."""
 
     @abstractmethod
     def log_odds(self, x: Any) -> Any:
-        """log(p / (1 - p)) of p = exp(x), element by element; x below 0."""
+        """Return log(p / (1 - p)) of p = exp(x), element by element; x below 0."""
 
 
-class Vocabulary(NamedTuple):
+@dataclass(frozen=True)
+class Vocabulary:
     """N targets with what the model says of every token."""
 
     logits: Any  # [N, V], float32
@@ -89,25 +90,19 @@ class Objective(ABC):
 
     @abstractmethod
     def sums(self, outputs: Outputs) -> Sums:
-        """Those of one batch, differentiable, in the order of the objective's row."""
+        """Return the sums of one batch, differentiable, in the order of the objective's row."""
 
     def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
-        """The sums that only an evaluation has, by the names in the row's `held_out`. Sums that the model can't give
-        are missing."""
+        """Return the sums that only an evaluation has, by the names in the row's `held_out`. Sums that the model can't
+        give are missing."""
         return {}
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """What the batch adds to each weight."""
+        """Return what the batch adds to each weight."""
         return dict.fromkeys(self.row.weights, batch.weight)
 
-    def evaluated(self, numbers: list[float], more: Sequence[str], rewards: Any) -> Sums:
-        """`Sums.numbers` and the sums of `more` with their names again."""
-        count = len(numbers) - len(more)
-        found = self.named(numbers[:count])
-        return Sums(found.losses, {**found.metrics, **dict(zip(more, numbers[count:], strict=True))}, rewards)
-
     def named(self, numbers: list[float]) -> Sums:
-        """`Sums.numbers` with their names again."""
+        """Return `Sums.numbers` with their names again."""
         weights, metrics = self.row.weights, [metric.name for metric in self.row.metrics]
         count = len(weights)
         return Sums(dict(zip(weights, numbers[:count], strict=True)), dict(zip(metrics, numbers[count:], strict=True)))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.common.errors import first_line
 
 VARIABLE = "MTL_CAPTURE_ENABLED"

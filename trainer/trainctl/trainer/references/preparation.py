@@ -16,7 +16,7 @@ from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.files.durable_files import sync, sync_all
 from trainctl.protocol.record.paths import VALUES_NAME, stored_digest
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.common.atomic_folder import part_of, remove_parts
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.common.logs import log
@@ -107,7 +107,7 @@ class ReferenceModel:
         """Return the values of one batch, in halves if memory is short."""
         batch = self._dataset.usable_batch(numbers)
         try:
-            values: Values = self._backend.reference_log_probabilities(batch)[batch.counted > 0]
+            values: Values = self._backend.token_log_probabilities(batch, reference=True)[batch.counted > 0]
         except DeviceMemoryError as error:
             if len(numbers) == 1:
                 raise TrainctlError(f"out of memory with one sample for the reference: {error}") from None
@@ -133,7 +133,7 @@ def prepare_reference(
         target = settings.folder / key.name
         model = ReferenceModel(backend, part, settings.batch_tokens)
         if company is not None:
-            check_sizes(model.counts, "run file", has_adapter=backend.parts.adapter is not None)
+            check_sizes(model.counts, "run file", has_adapter=backend.recipe.adapter is not None)
             _compute_together(key, model, target, company, report)
         elif not target.is_dir():
             make_cache(target, functools.partial(_write, key, model), report)

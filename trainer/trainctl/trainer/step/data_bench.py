@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.data_statistics import Assembling, DataRates, StepNeed
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import Generation, Range, RankWork, StepPlan
 from trainctl.protocol.record.paths import node_directory
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
@@ -54,11 +54,20 @@ class MicroBatchReader:
         """Yield the micro-batches of one epoch, or of its first samples."""
         cutter, cursor = MicroBatches(self._settings.micro_tokens), 0
         while cursor == 0 or cursor + self._batch <= min(self._dataset.samples, _MOST_SAMPLES):
-            work = m.RankWork(0, (m.Range(cursor, self._share),), self._micro)
-            plan = m.StepPlan(
-                run="bench", generation=m.Generation(1, 1), seq=1, kind="train", step=1, plan_version=1, cursor=cursor,
-                global_batch=self._batch, work=(work,), learning_rate=0.0, divisor=1.0,
-            )  # fmt: skip
+            work = RankWork(0, (Range(cursor, self._share),), self._micro)
+            plan = StepPlan(
+                run="bench",
+                generation=Generation(1, 1),
+                seq=1,
+                kind="train",
+                step=1,
+                plan_version=1,
+                cursor=cursor,
+                global_batch=self._batch,
+                work=(work,),
+                learning_rate=0.0,
+                divisor=1.0,
+            )
             queue = cutter.queue(plan, work, lambda positions: self._dataset.targets(self._samples(positions)))
             while queue:
                 yield queue.next
@@ -66,7 +75,7 @@ class MicroBatchReader:
             cursor += self._batch
 
     def make(self, positions: Indices) -> Any:
-        """The micro-batch of some positions."""
+        """Return the micro-batch of some positions."""
         return self._dataset.batch(self._samples(positions))
 
     def read(self, pieces: Iterator[Indices], seconds: float) -> tuple[Assembling, list[Indices]]:
@@ -88,8 +97,8 @@ class MicroBatchReader:
 
 
 def bench(config: RunFile, node: str, where: str, caches: Path | None = None, *, with_model: bool = False) -> DataRates:
-    """Of a run file as `node` has it. Raises InvalidInputError as `open_dataset` and, with the model, as `load`;
-    TrainctlError if memory doesn't suffice."""
+    """Return the rates of a run file as `node` has it. Raises InvalidInputError as `open_dataset` and, with the model,
+    as `load`; TrainctlError if memory doesn't suffice."""
     with tempfile.TemporaryDirectory(prefix="trainctl-bench-", dir=caches) as name:
         folder = Path(name)
         parts = [config, held_out] if (held_out := run_file.held_out_data(config)) else [config]
@@ -103,27 +112,31 @@ def bench(config: RunFile, node: str, where: str, caches: Path | None = None, *,
         reader = MicroBatchReader(config, node, dataset)
         first, pieces = reader.read(reader.pieces(), COLD_SECONDS)
         return DataRates(
-            source_bytes=sum(source.stat().st_size for source in sources), tokens=tokens,
+            source_bytes=sum(source.stat().st_size for source in sources),
+            tokens=tokens,
             tokenizing_seconds=tokenizing_seconds,
             micro_batch=micro_of(config, config.nodes.get(node, NodeTable())),
-            prefetch=config.data.prefetch, workers=config.data.workers, cold=first if is_cold else None,
-            warm=_warm(reader, pieces), need=_timed_need(config, node, reader, where) if with_model else None,
-        )  # fmt: skip
+            prefetch=config.data.prefetch,
+            workers=config.data.workers,
+            cold=first if is_cold else None,
+            warm=_warm(reader, pieces),
+            need=_timed_need(config, node, reader, where) if with_model else None,
+        )
 
 
 def _warm(reader: MicroBatchReader, pieces: Sequence[Indices]) -> Assembling:
-    """The same micro-batches again, over and over if they are few."""
+    """Read the same micro-batches again, over and over if they are few."""
     count, tokens, seconds = 0, 0, 0.0
     while seconds < WARM_SECONDS:
-        found, _ = reader.read(iter(pieces), WARM_SECONDS)
-        count, tokens, seconds = count + found.micro_batches, tokens + found.tokens, seconds + found.seconds
+        rate, _ = reader.read(iter(pieces), WARM_SECONDS)
+        count, tokens, seconds = count + rate.micro_batches, tokens + rate.tokens, seconds + rate.seconds
     return Assembling(count, tokens, seconds)
 
 
 def _timed_need(config: RunFile, node: str, reader: MicroBatchReader, where: str) -> StepNeed:
-    """Forward and backward of a few micro-batches."""
+    """Time forward and backward of a few micro-batches."""
     backend = load(config, config.nodes.get(node, NodeTable()), where)
-    scales = (1.0,) * len(backend.parts.objective.row.weights)
+    scales = (1.0,) * len(backend.recipe.objective.row.weights)
     timed: list[tuple[int, float]] = []
     pieces = reader.pieces()
     for number in range(_PASSES + 1):
@@ -134,42 +147,40 @@ def _timed_need(config: RunFile, node: str, reader: MicroBatchReader, where: str
         batch = reader.make(piece)
         begun = time.perf_counter()
         try:
-            backend.forward(batch, *scales)
-            backend.backward()
+            backend.loss_and_gradient(batch, scales, commit=None)
         except DeviceMemoryError as error:
             problem = f"out of memory with a micro-batch of {len(batch)}: {error}"
             raise TrainctlError(f"{problem}; lower batch.micro, or give --no-model") from None
         backend.wait()
         if number:
             timed.append((batch.tokens, time.perf_counter() - begun))
-        backend.forget()
     rate = sum(tokens for tokens, _ in timed) / sum(seconds for _, seconds in timed)
     return StepNeed(rate, "model", f"{_PASSES} micro-batches with {backend.name} on {backend.device}")
 
 
 def main() -> int:
-    """Print one JSON line; the exit status."""
+    """Print one JSON line, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.step.data_bench", description="A run's data.")
     parser.add_argument("run_file", type=Path)
     parser.add_argument("--node", default="")
     parser.add_argument("--model", action="store_true")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    given: Any = parser.parse_args()
-    where = str(given.run_file)
+    options: Any = parser.parse_args()
+    where = str(options.run_file)
     try:
-        overrides = dict(pair.split("=", 1) for pair in given.set)
-        config = run_file.on_this_machine(run_file.read(given.run_file, overrides), given.node)
-        run_file.check_paths(config, where, given.node)
-        found = bench(config, given.node, where, _caches(config, given.node), with_model=given.model)
+        overrides = dict(pair.split("=", 1) for pair in options.set)
+        config = run_file.on_this_machine(run_file.read(options.run_file, overrides), options.node)
+        run_file.check_paths(config, where, options.node)
+        rates = bench(config, options.node, where, _caches(config, options.node), with_model=options.model)
     except (TrainctlError, OSError) as error:
         print(first_line(error), file=sys.stderr)
         return 2
-    print(msgspec.json.encode(found).decode())
+    print(msgspec.json.encode(rates).decode())
     return 0
 
 
 def _caches(config: RunFile, node: str) -> Path:
-    """The disk of the node's token caches, if it has any yet."""
+    """Return a folder on the disk of the node's token caches, if it has any yet."""
     usual = node_directory(node) / "data"
     folder = run_file.cache_folder(config, node, usual if node and usual.is_dir() else Path(tempfile.gettempdir()))
     folder.mkdir(exist_ok=True)

@@ -13,7 +13,9 @@ import numpy as np
 from trainctl.protocol.batch.flops import StepFlops
 from trainctl.protocol.messages import PHASES, Phases, Report, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.base import Array, Backend, CompileMeter, Memory
+from trainctl.trainer.backends.backend import Backend, CompileMeter
+from trainctl.trainer.backends.memory import Memory
+from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.collective.group import Reduced, Tail
 from trainctl.trainer.objectives.objective import Objective
 from trainctl.trainer.step.micro_batches import PlanSums
@@ -58,12 +60,21 @@ class Observer:
             self._update_ratio = {"update_ratio": _norm({name: after[name] - before[name] for name in before}) / size}
 
     def report(
-        self, plan: StepPlan, watch: "Stopwatch", sums: PlanSums | None = None, own_weight: float = 0.0,
-        values: Mapping[str, float] = _NOTHING, *, grad_norm: float = 0.0, skipped: str | None = None,
-    ) -> Report:  # fmt: skip
+        self,
+        plan: StepPlan,
+        watch: "Stopwatch",
+        sums: PlanSums | None = None,
+        own_weight: float = 0.0,
+        values: Mapping[str, float] = _NOTHING,
+        *,
+        grad_norm: float = 0.0,
+        skipped: str | None = None,
+    ) -> Report:
         """Return a plan's report with everything that was measured of it."""
         memory, seconds, sums = self._backend.memory(), watch.seconds(), sums or PlanSums()
-        measured = {**values, **memory.values, **self._backend.memory_parts(memory)}
+        measured = {**values, **memory.values}
+        if (held := self._backend.held) is not None:
+            measured |= held.values(memory)
         if plan.kind == "train":
             measured |= {**self._memory_trend.add(memory), **self._update_ratio}
             self._update_ratio = {}
@@ -71,18 +82,34 @@ class Observer:
         if compiled := watch.compile_seconds():
             measured["compile_seconds"] = compiled
         return Report(
-            run=self._run, rank=self._rank, generation=plan.generation, seq=plan.seq, kind=plan.kind, step=plan.step,
-            loss_sum=sums.loss_sum, weight=sums.weight, own_weight=own_weight, own_samples=sums.samples,
-            tokens=sums.tokens, own_tokens=sums.own_tokens, grad_norm=grad_norm, skipped=skipped,
-            micro_batch=sums.micro_batch, replays=sums.replays, phases=watch.phases(), step_seconds=seconds,
-            finished_at=time.time(), values=measured,
-        )  # fmt: skip
+            run=self._run,
+            rank=self._rank,
+            generation=plan.generation,
+            seq=plan.seq,
+            kind=plan.kind,
+            step=plan.step,
+            loss_sum=sums.loss_sum,
+            weight=sums.weight,
+            own_weight=own_weight,
+            own_samples=sums.samples,
+            tokens=sums.tokens,
+            own_tokens=sums.own_tokens,
+            grad_norm=grad_norm,
+            skipped=skipped,
+            micro_batch=sums.micro_batch,
+            replays=sums.replays,
+            phases=watch.phases(),
+            step_seconds=seconds,
+            finished_at=time.time(),
+            values=measured,
+        )
 
     def _flop_rates(self, plan: StepPlan, sums: PlanSums, seconds: float) -> Mapping[str, float]:
-        """The rank's and the run's rates in 10^12 operations per second; nothing of a plan that trains on no token."""
+        """Return the rank's and the run's rates in 10^12 operations per second; nothing of a plan that trains on no
+        token."""
         if self.flops is None or not sums.tokens or seconds <= 0:
             return _NOTHING
-        unit, each = seconds * 1e12, self._backend.parts.objective.row.sequences
+        unit, each = seconds * 1e12, self._backend.recipe.objective.row.sequences
         return {
             "tflops": self.flops.of(sums.own_tokens, sums.samples * each) / unit,
             "run_tflops": self.flops.of(sums.tokens, plan.global_batch * each) / unit,
@@ -96,108 +123,85 @@ class Stopwatch:
         self, status: StatusWriter, started: float, meter: CompileMeter | None = None, ranges: Ranges | None = None
     ) -> None:
         """`meter`: a compiler's, whose time counts in no phase. `ranges`: those of a step that is profiled."""
-        self._status, self._ranges = status, ranges
-        self._meter = meter or CompileMeter()
-        self._compiled_before = self._meter.seconds
-        self._started = started
-        waited = time.perf_counter() - started
-        self._marks: list[tuple[str, Any, Any]] = []
-        self._spent = {**dict.fromkeys(PHASES, 0.0), "wait": waited}
+        self.status, self.ranges, self.meter = status, ranges, meter or CompileMeter()
+        self.spent = {**dict.fromkeys(PHASES, 0.0), "wait": time.perf_counter() - started}
+        self.marks: list[tuple[str, Any, Any]] = []  # phases on the device, with where they begin and end in its queue
+        self._started, self._compiled_before = started, self.meter.seconds
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Time what is done within; an abandoned phase counts too."""
-        timed = Phase(self._status, self._spent, name, self._meter)
-        return timed if self._ranges is None else _both(timed, self._ranges(name))
+    def phase(self, name: str, backend: Backend | None = None) -> "Phase":
+        """Time what is done within; an abandoned phase counts too. Where a device works on after a call has returned,
+        and its backend is passed, its own time counts, once `settle` is called."""
+        return Phase(self, name, backend)
 
-    def on_device(self, name: str, backend: Backend) -> AbstractContextManager[None]:
-        """Time what is done within, as `phase` does. Where the device works on after a call has returned, its own time
-        counts, once `settle` is called."""
-        begun = backend.mark()
-        return self.phase(name) if begun is None else self._between_marks(name, backend, begun)
-
-    @contextmanager
-    def _between_marks(self, name: str, backend: Backend, begun: Any) -> Iterator[None]:
-        self._status.show(name)
-        compiled = self._meter.seconds
-        if self._ranges is None:
-            yield
-        else:
-            with self._ranges(name):
-                yield
-        self._spent[name] -= self._meter.seconds - compiled
-        self._marks.append((name, begun, backend.mark()))
-
-    def settle(self, backend: Backend) -> None:
+    def settle(self) -> None:
         """Add the time of phases on the device, which has passed their end."""
-        for name, begun, ended in self._marks:
-            self._spent[name] += backend.seconds_between(begun, ended)
-        for name in {name for name, _, _ in self._marks}:
-            self._spent[name] = max(0.0, self._spent[name])  # the compiler may have begun before its pass on the device
-        self._marks.clear()
+        for name, begun, ended in self.marks:
+            self.spent[name] += begun.elapsed_time(ended) / 1000
+        for name in {name for name, _, _ in self.marks}:
+            self.spent[name] = max(0.0, self.spent[name])  # the compiler may have begun before its pass on the device
+        self.marks.clear()
 
     def phases(self) -> Phases:
-        return Phases(*_in_order(self._spent))
+        return Phases(*_in_order(self.spent))
 
     def compile_seconds(self) -> float:
         """Return the seconds that the compiler has taken in this plan."""
-        return self._meter.seconds - self._compiled_before
+        return self.meter.seconds - self._compiled_before
 
     def seconds(self) -> float:
-        """Since the wait for the plan began, without the compiler's."""
+        """Return the seconds since the wait for the plan began, without the compiler's."""
         return time.perf_counter() - self._started - self.compile_seconds()
-
-
-@contextmanager
-def _both(timed: "Phase", profiled: AbstractContextManager[object]) -> Iterator[None]:
-    with timed, profiled:
-        yield
 
 
 class Phase:
     """A context manager written out, since a generator's would cost the loop twice as much."""
 
-    __slots__ = ("_begun", "_meter", "_name", "_spent", "_status")
+    __slots__ = ("_backend", "_begun", "_compiled", "_mark", "_name", "_range", "_watch")
 
-    def __init__(self, status: StatusWriter, spent: dict[str, float], name: str, meter: CompileMeter) -> None:
-        self._status, self._spent, self._name, self._meter = status, spent, name, meter
-        self._begun = 0.0
+    def __init__(self, watch: Stopwatch, name: str, backend: Backend | None) -> None:
+        self._watch, self._name, self._backend = watch, name, backend
+        self._range = None if watch.ranges is None else watch.ranges(name)
 
     def __enter__(self) -> None:
-        self._status.show(self._name)
-        self._begun = time.perf_counter() - self._meter.seconds
+        self._watch.status.show(self._name)
+        self._mark = None if self._backend is None else self._backend.mark()
+        self._compiled, self._begun = self._watch.meter.seconds, time.perf_counter()
+        if self._range is not None:
+            self._range.__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        seconds = time.perf_counter() - self._meter.seconds - self._begun
-        self._spent[self._name] = self._spent.get(self._name, 0.0) + seconds
+    def __exit__(self, *error: Any) -> None:
+        if self._range is not None:
+            self._range.__exit__(*error)
+        spent, name, compiled = self._watch.spent, self._name, self._watch.meter.seconds - self._compiled
+        if self._backend is None or self._mark is None:
+            spent[name] = spent.get(name, 0.0) + time.perf_counter() - self._begun - compiled
+        elif error[0] is None:
+            spent[name] -= compiled
+            self._watch.marks.append((name, self._mark, self._backend.mark()))
 
 
 class MemoryTrend:
-    """Remembers the last peaks, with their sum and that of each times its place: a step costs the loop little."""
+    """Remembers the peaks of the last steps."""
 
     def __init__(self) -> None:
-        self._peaks: deque[int] = deque()
-        self._sum = self._by_place = 0
+        self._peaks: deque[int] = deque(maxlen=TREND_STEPS)
 
     def add(self, memory: Memory) -> dict[str, float]:
         """Take one more step's peak, and return the mean peak over the cap, and the least-squares slope of the peaks in
         bytes a step; the latter not before TREND_STEPS are known. Nothing where no peak can be read."""
-        peak, peaks = memory.peak_bytes, self._peaks
-        if peak is None:
+        if memory.peak_bytes is None:
             return {}
-        if len(peaks) == TREND_STEPS:
-            self._sum -= peaks.popleft()
-            self._by_place -= self._sum  # all others are one place nearer to the first
-        self._by_place += len(peaks) * peak
-        self._sum += peak
-        peaks.append(peak)
-        found = {"memory_use": self._sum / len(peaks) / memory.cap_bytes} if memory.cap_bytes else {}
-        if len(peaks) == TREND_STEPS:
-            found["memory_growth"] = (self._by_place - _MIDDLE * self._sum) / _SPREAD
-        return found
+        self._peaks.append(memory.peak_bytes)
+        total, count = sum(self._peaks), len(self._peaks)
+        values = {"memory_use": total / count / memory.cap_bytes} if memory.cap_bytes else {}
+        if count == TREND_STEPS:
+            by_place = sum(place * peak for place, peak in enumerate(self._peaks))
+            values["memory_growth"] = (by_place - _MIDDLE * total) / _SPREAD
+        return values
 
 
 def _norm(arrays: Mapping[str, Array]) -> float:
-    """The global norm, summed in float64."""
+    """Return the global norm, summed in float64."""
     return float(np.sqrt(sum(float(np.sum(np.square(array, dtype=np.float64))) for array in arrays.values())))
 
 

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +21,36 @@ from trainctl.trainer.data.permutation import Indices, ranges_of
 KEPT_REPORTS = 8
 """Newest reports repeated in the answer to a fence: more than an agent can have missed, since it plans one step
 ahead."""
+
+_FIRST_SCALE = 65536.0
+_MIN_SCALE, _MAX_SCALE = 2.0**-14, 2.0**24
+_GROW_SCALE_AFTER = 2000
+"""Factors of float16, and the steps without a skip after which one grows."""
+
+
+@dataclass
+class LossScale:
+    """The factor that keeps float16 gradients within range: dynamic loss scaling (Micikevicius et al. 2018). Powers of
+    two, so scaling rounds nothing. Other dtypes have float32's range and keep a factor of one.
+
+    It changes only when a step commits, and only by what all ranks know; so it is the same on all of them."""
+
+    value: float
+    good_steps: int = 0  # since the last change
+
+    @classmethod
+    def of(cls, dtype: str) -> "LossScale":
+        return cls(_FIRST_SCALE if dtype == "float16" else 1.0)
+
+    def committed(self, dtype: str, skipped: str | None) -> None:
+        """Halve after a step that was skipped, double after 2000 in a row that weren't."""
+        if dtype != "float16":
+            return
+        self.good_steps = 0 if skipped else self.good_steps + 1
+        if skipped:
+            self.value = max(_MIN_SCALE, self.value / 2)
+        elif self.good_steps >= _GROW_SCALE_AFTER:
+            self.value, self.good_steps = min(_MAX_SCALE, self.value * 2), 0
 
 
 @dataclass
@@ -48,7 +77,8 @@ class HalfBatch:
         return ranges_of(np.concatenate(self.positions)) if self.positions else ()
 
 
-class FenceAnswer(NamedTuple):
+@dataclass(frozen=True)
+class FenceAnswer:
     """What a `Fenced` message is made from."""
 
     last_step: int
@@ -83,31 +113,32 @@ class Progress:
             yield
 
     def check(self, generation: Generation) -> None:
-        """Raises AbandonedError if there is no point in continuing under `generation`; cheap, and needs no lock."""
+        """Raise AbandonedError if there is no point in continuing under `generation`; cheap, and needs no lock."""
         if self.leaving or generation != self.formed:
             raise AbandonedError
 
     def load(self, step: int, cursor: int) -> None:
-        """Where the run stands: the last committed step and the first position after it."""
+        """Set where the run stands: the last committed step and the first position after it."""
         with self._lock:
             self.take_over(step, cursor)
 
     def tear(self) -> None:
-        """The first part of another rank's state is about to replace this one's. Call it within `exclusive`."""
+        """Note that the first part of another rank's state is about to replace this one's. Call it within
+        `exclusive`."""
         self.whole, self.batch = False, None
         self.version += 1
 
     def take_over(self, step: int, cursor: int) -> None:
-        """Weights and optimizer are those of another rank, or of a checkpoint. Call it within `exclusive`."""
+        """Note that weights and optimizer are those of another rank, or of a checkpoint. Call it within `exclusive`."""
         self.last_step, self.cursor, self.batch, self.committed_in = step, cursor, None, None
         self.whole = self.loaded = True
         self.version += 1
 
     def begin(self, plan: StepPlan, scale: float) -> tuple[HalfBatch, bool]:
-        """The batch a train plan works on, and whether it is new, that is, the accumulators must be zeroed. Call it
-        within `exclusive`. A plan may finish a batch of which this rank holds nothing and others hold the rest. Raises
-        ProtocolError for one that finishes another batch than is held, or one that no one holds: samples would be
-        lost."""
+        """Return the batch that a train plan works on, and whether it is new, that is, the accumulators must be zeroed.
+        Call it within `exclusive`. A plan may finish a batch of which this rank holds nothing and others hold the rest.
+        Raises ProtocolError for one that finishes another batch than is held, or one that no one holds: samples would
+        be lost."""
         held = self.batch
         if plan.finishes is not None:
             if held and (plan.finishes, plan.step, plan.divisor) == (held.origin, held.step, held.divisor):
@@ -118,7 +149,7 @@ class Progress:
         return self.batch, True
 
     def commit(self, plan: StepPlan) -> None:
-        """The plan's step is done, by an update or a skip. Call it within `exclusive`."""
+        """Note that the plan's step is done, by an update or a skip. Call it within `exclusive`."""
         self.last_step, self.cursor, self.batch = plan.step, plan.cursor + plan.global_batch, None
         self.committed_in = plan.generation
         self.version += 1
@@ -129,7 +160,7 @@ class Progress:
 
     @property
     def newest_report(self) -> Report | None:
-        """Of the last step that this process has made; None before it."""
+        """Report of the last step that this process has made; None before it."""
         return self._reports[-1] if self._reports else None
 
     def try_fence(self, generation: Generation, wait_seconds: float) -> FenceAnswer | None:
@@ -163,7 +194,7 @@ class Progress:
             return True
 
     def is_outdated(self, generation: Generation) -> bool:
-        """Whether a higher one has been seen."""
+        """Return whether a higher one has been seen."""
         return self.highest is not None and generation < self.highest
 
 

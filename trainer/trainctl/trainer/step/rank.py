@@ -8,16 +8,15 @@ import numpy as np
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.messages import FromTrainer, RankWork, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.adapters.dropout import token_keys
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.adapters.lora import token_keys
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.collective.group import Group, Solo
 from trainctl.trainer.data.batch import Batch, Prefetch
 from trainctl.trainer.data.growing_dataset import TrainingData
 from trainctl.trainer.data.permutation import Indices
-from trainctl.trainer.step.loss_scale import LossScale
 from trainctl.trainer.step.micro_batches import MicroBatches
 from trainctl.trainer.step.observer import Observer
-from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.progress import LossScale, Progress
 
 
 @dataclass(frozen=True)
@@ -49,22 +48,34 @@ class Settings:
         tokens = config.batch.micro_tokens if own is None else own
         data, optimizer = config.data, config.optimizer
         return cls(
-            config.run.seed, config.model.computed, optimizer.clip_norm, tokens, data.prefetch, data.workers,
-            optimizer.update_ratio_every, config.model.tf32,
-        )  # fmt: skip
+            config.run.seed,
+            config.model.computed,
+            optimizer.clip_norm,
+            tokens,
+            data.prefetch,
+            data.workers,
+            optimizer.update_ratio_every,
+            config.model.tf32,
+        )
 
 
 class Rank:
     """Carries out one plan at a time on the main thread."""
 
     def __init__(
-        self, who: Identity, settings: Settings, backend: Backend, dataset: TrainingData, progress: Progress,
-        status: StatusWriter, send: Callable[[FromTrainer], None],
-    ) -> None:  # fmt: skip
+        self,
+        who: Identity,
+        settings: Settings,
+        backend: Backend,
+        dataset: TrainingData,
+        progress: Progress,
+        status: StatusWriter,
+        send: Callable[[FromTrainer], None],
+    ) -> None:
         """`send` passes a message to the agent without waiting."""
         self.who, self.settings, self.backend, self.dataset = who, settings, backend, dataset
         self.progress, self.status, self.send = progress, status, send
-        self.objective = backend.parts.objective
+        self.objective = backend.recipe.objective
         self.group: Group = Solo()
         self.loss_scale = LossScale.of(settings.dtype)
         self.micro_batches = MicroBatches(settings.micro_tokens)
@@ -83,7 +94,7 @@ class Rank:
 
     def batch(self, positions: Indices) -> Batch:
         """Return the samples at positions of the run, with the keys of the adapter's dropout where it has one."""
-        batch, adapter = self.dataset.batch(self._samples(positions)), self.backend.parts.adapter
+        batch, adapter = self.dataset.batch(self._samples(positions)), self.backend.recipe.adapter
         if adapter is None or not adapter.table.dropout:
             return batch
         rows = (positions[:, None] * batch.sequences + np.arange(batch.sequences)).ravel()

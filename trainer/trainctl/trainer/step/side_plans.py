@@ -8,21 +8,13 @@ and TrainctlError if memory can't hold a single sample.
 import msgspec
 
 from trainctl.protocol.config.objectives import ANSWER_TOKENS
-from trainctl.protocol.messages import (
-    FREED,
-    EvaluatedPair,
-    EvaluationReport,
-    Probed,
-    Report,
-    StepPlan,
-    followed_pairs,
-)
+from trainctl.protocol.messages import FREED, EvaluatedPair, EvaluationReport, Probed, Report, StepPlan, followed_pairs
 from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.objectives.objective import Objective, Sums, term_scales
-from trainctl.trainer.step import probe as probes
+from trainctl.trainer.step import preflight
 from trainctl.trainer.step.observer import Stopwatch
 from trainctl.trainer.step.rank import Rank
 from trainctl.trainer.step.state_transfer import take_lowest
@@ -94,23 +86,17 @@ def measure(rank: Rank, plan: StepPlan, started: float) -> Report:
         positions = queue.next
         batch, begun = rank.batch(rank.dataset.at_hand(positions)), watch.seconds()
         try:
-            _pass(rank, plan, batch, watch)
+            scales = term_scales(1 / plan.divisor, rank.objective.weights(batch))
+            rank.backend.loss_and_gradient(batch, scales, commit=None, phase=watch.phase)
+            with watch.phase("backward"):
+                rank.backend.wait()
             timed.append((len(positions), watch.seconds() - begun))
             queue.done()
         except DeviceMemoryError as error:
             queue.halve(error)
-        rank.backend.forget()
     kept = timed[1:] or timed
     rate = sum(count for count, _ in kept) / sum(seconds for _, seconds in kept) if kept else None
     return msgspec.structs.replace(rank.observer.report(plan, watch, queue.sums()), samples_per_second=rate)
-
-
-def _pass(rank: Rank, plan: StepPlan, batch: Batch, watch: Stopwatch) -> None:
-    with watch.phase("forward"):
-        rank.backend.forward(batch, *term_scales(1 / plan.divisor, rank.objective.weights(batch)))
-    with watch.phase("backward"):
-        rank.backend.backward()
-        rank.backend.wait()
 
 
 def synchronize(rank: Rank, plan: StepPlan, started: float) -> Report:
@@ -125,10 +111,10 @@ def probe(rank: Rank, plan: StepPlan, started: float, family: str) -> Probed:
     """Return the log-probabilities of the data's first tokens, by forward passes; `family` is the model's."""
     watch, batch = Stopwatch(rank.status, started), rank.dataset.probe_batch()
     with watch.phase("probe"):
-        measured = probes.probe(
+        measured = preflight.probe(
             rank.backend, batch, tf32=rank.settings.tf32, check=lambda: rank.progress.check(plan.generation)
         )
-    return probes.probed(rank.observer.report(plan, watch), rank.backend, batch, family, *measured)
+    return preflight.probed(rank.observer.report(plan, watch), rank.backend, batch, family, *measured)
 
 
 def defragment(rank: Rank, plan: StepPlan, started: float) -> Report:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from trainctl.protocol.messages import Form, Generation
-from trainctl.trainer.backends.base import Array, Backend
+from trainctl.trainer.backends.backend import Backend
+from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.collective.group import Group
-from trainctl.trainer.step.loss_scale import LossScale
-from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.progress import LossScale, Progress
 
 
 def level(group: Group, form: Form, rank: int, backend: Backend, scale: LossScale, progress: Progress) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.batch import Tokens, collate, collate_apart
 from trainctl.trainer.data.row_tokens import RowTokenizer

@@ -9,7 +9,7 @@ import gc
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,8 +30,9 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.codec import with_names
 from trainctl.trainer.adapters.lora import read_lora
-from trainctl.trainer.backends.base import Backend, Decoding
+from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.backends.load import import_library, load
+from trainctl.trainer.backends.passes import Decoding
 from trainctl.trainer.checkpoints.files import ADAPTER, is_base, read_loop
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import FAILURES, first_line
@@ -40,7 +41,7 @@ from trainctl.trainer.common.logs import log
 from trainctl.trainer.common.model_files import longest_context
 from trainctl.trainer.data.row_tokens import row_tokenizer
 from trainctl.trainer.data.rows import fields_of, prompt_of
-from trainctl.trainer.step.answering import Answerer
+from trainctl.trainer.step.sampler import Answerer
 from trainctl.trainer.work.scoring import ERROR_CHARACTERS, Scorer
 
 AGAIN_SECONDS = 1.0
@@ -60,7 +61,7 @@ class RowAnswerer:
         return [self._result(number, row) for number, row in enumerate(rows, first)]
 
     def _result(self, number: int, row: str) -> dict[str, Any]:
-        how = self._how._replace(seed=row_seed(self._how.seed, number))
+        how = replace(self._how, seed=row_seed(self._how.seed, number))
         try:
             answer = self._answerer.answer(prompt_of(fields_of(row, "row"), "row"), how, lambda: None)
         except InvalidInputError as error:

@@ -1,25 +1,28 @@
 """Models of transformers, from a Hugging Face directory."""
 
+import functools
 import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.quantization import quantization_key
+from trainctl.protocol.config.run_tables import GradientCheckpointing
 from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.protocol.machine.large_imports import import_large
-from trainctl.trainer.attention import torch_masks
-from trainctl.trainer.backends import rope_config, torch_quantized
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import only_the_model
+from trainctl.trainer.model import rope_config, torch_attention, torch_quantized
 
 
-class Nf4(NamedTuple):
+@dataclass(frozen=True)
+class Nf4:
     """4-bit weights by bitsandbytes, packed as they are loaded (QLoRA, Dettmers et al. 2023)."""
 
     device: torch.device
@@ -48,17 +51,17 @@ def without_dropout(config: Any) -> tuple[str, ...]:
 
 
 def read_model(
-    path: Path, where: str, dtype: torch.dtype = torch.float32, *, with_weights: bool = True,
-    packing: Nf4 | None = None,
-) -> torch.nn.Module:  # fmt: skip
-    """The language model in a Hugging Face directory, in `dtype`, its own dropout off; nothing is fetched and no code
-    in it is run. Without weights, it has transformers' first values. With `packing`, its linear layers are packed, but
-    for the head. Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be read."""
+    path: Path, where: str, dtype: torch.dtype = torch.float32, *, with_weights: bool = True, packing: Nf4 | None = None
+) -> torch.nn.Module:
+    """Return the language model in a Hugging Face directory, in `dtype`, its own dropout off; nothing is fetched and no
+    code in it is run. Without weights, it has transformers' first values. With `packing`, its linear layers are packed,
+    but for the head. Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be
+    read."""
     config = rope_config.read(path)
     _import_transformers()
     from safetensors import SafetensorError
 
-    torch_masks.install()
+    torch_attention.install_masks()
     try:
         with only_the_model(path, config, with_weights=with_weights) as folder:
             whole, loader = _architecture(folder)
@@ -72,9 +75,15 @@ def read_model(
                     path, config, where, lambda: loader.from_config(whole, dtype=dtype, trust_remote_code=False), dtype
                 )
             model, notes = loader.from_pretrained(
-                folder, config=whole, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False,
-                output_loading_info=True, **(_packed_while_loading(packing, where) if packing else {}),
-            )  # fmt: skip
+                folder,
+                config=whole,
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **(_packed_while_loading(packing, where) if packing else {}),
+            )
     except (*_LOAD_ERRORS, SafetensorError) as error:
         raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
     _check_complete(notes["missing_keys"], notes["unexpected_keys"], path, where)
@@ -168,15 +177,17 @@ def _keep_trainable(model: torch.nn.Module) -> None:
 
 
 def _packed_while_loading(packing: Nf4, where: str) -> dict[str, Any]:
-    """What transformers is asked for. Raises InvalidInputError without bitsandbytes."""
+    """Return what transformers is asked for. Raises InvalidInputError without bitsandbytes."""
     check_installed("bitsandbytes", "bitsandbytes", f"{where}: model.base", '"nf4"')
     from transformers import BitsAndBytesConfig
 
     make: Any = BitsAndBytesConfig
     how = make(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=packing.compute_dtype,
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=packing.compute_dtype,
         bnb_4bit_use_double_quant=packing.double_quantization,
-    )  # fmt: skip
+    )
     return {"quantization_config": how, "device_map": {"": packing.device}}
 
 
@@ -201,3 +212,21 @@ def _quantized(
     missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     _check_complete(missing, stored.keys() - names.keys() - constants.keys(), path, where)
     return model
+
+
+def checkpoint_layers(model: Any, mode: GradientCheckpointing, where: str) -> None:
+    """Have decoder layers keep only their input, and be computed again in the backward pass. That trades time for
+    memory (Chen et al. 2016) and changes no bit of a gradient. "alternate" applies to every other layer, from the
+    first. Raises InvalidInputError for a model that can't do it."""
+    if mode == "none":
+        return
+    from torch.utils.checkpoint import checkpoint
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        problem = f'this model has no layers to which {mode!r} applies; use "none"'
+        raise InvalidInputError(f"{where}: model.gradient_checkpointing", problem)
+    for layer in layers[:: 2 if mode == "alternate" else 1]:
+        layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
+        layer.gradient_checkpointing = True

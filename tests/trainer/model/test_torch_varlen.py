@@ -14,9 +14,8 @@ from tests.trainer.support.varlen_kernel import Kernel, by_document
 
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.attention.document_bounds import DocumentBounds
-from trainctl.trainer.backends.base import Decoding
 from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.passes import Decoding
 
 TOKENS = 40
 WINDOWS = "has no attention windows, and this model's sliding_window is 8"
@@ -36,11 +35,11 @@ BLOCKS = blocks(2, 16, first=1, stop=SMALL["vocab_size"])
 
 @pytest.fixture(autouse=True, scope="module")
 def libraries():
-    global torch, torch_varlen, varlen
+    global torch, torch_attention, varlen
     import torch
     from torch.nn.attention import varlen
 
-    from trainctl.trainer.attention import torch_varlen
+    from trainctl.trainer.model import torch_attention
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.needs("cuda"))])
@@ -48,7 +47,7 @@ def kernel(request, monkeypatch):
     made = Kernel(request.param, varlen.varlen_attn if request.param == "cuda" else by_document)
     monkeypatch.setattr(varlen, "varlen_attn", made)
     if request.param == "cpu":
-        monkeypatch.setattr(torch_varlen, "device_fault", lambda device, dtype: None)
+        monkeypatch.setattr(torch_attention, "device_fault", lambda device, dtype: None)
     return made
 
 
@@ -151,7 +150,7 @@ def failing(*_, **__):
 def test_a_kernel_that_fails_or_mixes_documents_is_refused_when_it_is_tried(
     family, load_model, monkeypatch, compute, reason
 ):
-    monkeypatch.setattr(torch_varlen, "device_fault", lambda device, dtype: None)
+    monkeypatch.setattr(torch_attention, "device_fault", lambda device, dtype: None)
     monkeypatch.setattr(varlen, "varlen_attn", compute)
     with pytest.raises(InvalidInputError, match=rf"can't keep packed samples apart in this model{reason}"):
         load_model(family("llama"), "varlen")
@@ -180,7 +179,7 @@ def test_what_a_device_lacks_is_named(monkeypatch, version, capability, dtype, f
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    found = torch_varlen.device_fault(torch.device("cuda:0"), getattr(torch, dtype))
+    found = torch_attention.device_fault(torch.device("cuda:0"), getattr(torch, dtype))
     assert (found is None) if fault is None else (found or "").startswith(fault)
 
 
@@ -201,7 +200,7 @@ def test_what_a_device_lacks_is_named(monkeypatch, version, capability, dtype, f
 def test_what_a_model_needs_beyond_the_kernel_is_named(changes, fault):
     stated = {"hidden_size": 64, "num_attention_heads": 2, "is_encoder_decoder": False} | changes
     kind = stated.get("_attn_implementation", "varlen")
-    found = torch_varlen.model_fault(SimpleNamespace(_attn_implementation=kind, to_dict=lambda: stated), 40)
+    found = torch_attention.model_fault(SimpleNamespace(_attn_implementation=kind, to_dict=lambda: stated), 40)
     assert (found is None) if fault is None else (found or "").startswith(fault)
 
 
@@ -215,7 +214,8 @@ def test_what_a_model_needs_beyond_the_kernel_is_named(changes, fault):
     ],
 )
 def test_attention_that_the_kernel_would_compute_otherwise_is_refused(module, how, reason):
-    bounds = torch_varlen.arguments(DocumentBounds(np.array([0, 3], np.int32), 3), torch.device("cpu"))
+    starts = np.array([0, 3], np.int32)
+    bounds = torch_attention.arguments(torch_attention.DocumentBounds(starts, 3), torch.device("cpu"))
     heads = torch.zeros(1, 2, 3, 8)
     with pytest.raises(RuntimeError, match=f"attention with {reason} is"):
-        torch_varlen._attend(SimpleNamespace(**module), heads, heads, heads, None, **bounds, **how)
+        torch_attention._attend(SimpleNamespace(**module), heads, heads, heads, None, **bounds, **how)

@@ -8,10 +8,11 @@ from typing import Any
 
 from trainctl.protocol.config.model_facts import HEADS, has_own_head, stored_tensors
 from trainctl.protocol.config.quantization import quantization_key
+from trainctl.protocol.config.run_tables import GradientCheckpointing
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import only_the_model
+from trainctl.trainer.model import rope_config
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
 
@@ -36,10 +37,10 @@ _LOAD_ERRORS = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeE
 
 
 def read_model(path: Path, where: str, longest: int, *, with_weights: bool = True) -> Any:
-    """The model in a Hugging Face directory, for sequences of up to `longest` tokens; no code in it is run. Without
-    weights, it has mlx-lm's first values. Raises InvalidInputError if it cannot be read, if mlx-lm leaves out its
-    sliding window, or if its weights have other names or shapes in MLX, since checkpoints and other ranks know them by
-    their Hugging Face ones."""
+    """Return the model in a Hugging Face directory, for sequences of up to `longest` tokens; no code in it is run.
+    Without weights, it has mlx-lm's first values. Raises InvalidInputError if it cannot be read, if mlx-lm leaves out
+    its sliding window, or if its weights have other names or shapes in MLX, since checkpoints and other ranks know them
+    by their Hugging Face ones."""
     config = rope_config.for_mlx(rope_config.read(path), longest)
     _check_window(config, where, longest)
     _check_family(config, where)
@@ -142,7 +143,7 @@ def _has_tanh_gelu(config: dict[str, Any]) -> bool:
 
 @functools.cache
 def _tanh_mlp(kind: Any) -> Any:
-    """A feed-forward class with the names and parameters of `kind`, of Gemma or StarCoder2."""
+    """Return a feed-forward class with the names and parameters of `kind`, of Gemma or StarCoder2."""
 
     class TanhMLP(kind):  # type: ignore[misc]
         def __call__(self, x: Any) -> Any:
@@ -154,20 +155,20 @@ def _tanh_mlp(kind: Any) -> Any:
 
 
 def _check_family(config: dict[str, Any], where: str) -> None:
-    """Raises InvalidInputError for a family that mlx-lm computes differently."""
     if (kind := config.get("model_type")) in _DIFFERENCES:
         problem = f"mlx-lm's {kind} model differs from transformers': it {_DIFFERENCES[kind]}; train with torch"
         raise InvalidInputError(f"{where}: model.path", problem)
 
 
 def flat(tree: Any) -> list[tuple[str, Any]]:
-    """(name, array) pairs of a tree of parameters."""
+    """Return (name, array) pairs of a tree of parameters."""
     pairs: Any = tree_flatten(tree)
     return list(pairs)
 
 
 def _check_window(config: dict[str, Any], where: str, longest: int) -> None:
-    """Whether mlx-lm sees what the model does: sequences of up to the window's length look the same without one."""
+    """Raise InvalidInputError if mlx-lm doesn't see what the model does: sequences of up to the window's length look
+    the same without one."""
     window, kind = config.get("sliding_window"), config.get("model_type", "")
     windowed = kind in _NO_SLIDING_WINDOW and config.get("use_sliding_window", not kind.startswith("qwen"))
     if windowed and isinstance(window, int) and longest > window:
@@ -176,3 +177,68 @@ def _check_window(config: dict[str, Any], where: str, longest: int) -> None:
             f"{longest} is above the sliding window of {window}; mlx-lm ignores that window in {kind} models: "
             f"set at most {window}, or train with torch",
         )
+
+
+def checkpoint_layers(model: Any, mode: GradientCheckpointing, where: str) -> None:
+    """Have decoder layers keep only their input, and be computed again in the backward pass. That trades time for
+    memory (Chen et al. 2016) and changes no bit of a gradient. "alternate" applies to every other layer, from the
+    first. Raises InvalidInputError for a model that can't do it."""
+    if mode == "none":
+        return
+    layers: list[Any] = getattr(model, "layers", [])
+    if not layers:
+        problem = f'this model has no layers to which {mode!r} applies; use "none"'
+        raise InvalidInputError(f"{where}: model.gradient_checkpointing", problem)
+    for layer in layers[:: 2 if mode == "alternate" else 1]:
+        kind: Any = type(layer)
+        layer.__class__ = _checkpointed(kind)
+
+
+@functools.cache
+def _checkpointed(kind: Any) -> Any:
+    """Return a class of layers that have the names and parameters of `kind`."""
+
+    def constant(argument: Any) -> Any:
+        """mx.checkpoint differentiates all arrays that it is given, masks and positions too."""
+        is_array = isinstance(argument, mx.array)
+        return mx.stop_gradient(argument) if is_array and not mx.issubdtype(argument.dtype, mx.floating) else argument
+
+    def compute(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        constants = {name: constant(value) for name, value in kwargs.items()}
+        return kind.__call__(layer, *map(constant, args), **constants)
+
+    class Checkpointed(kind):  # type: ignore[misc]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.training:
+                return super().__call__(*args, **kwargs)
+            return nn.utils.checkpoint(self, functools.partial(compute, self))(*args, **kwargs)
+
+    return Checkpointed
+
+
+class DocumentMask:
+    """A document mask in the place of mlx-lm's key-value cache, which models ask for the mask of attention. It keeps
+    nothing: tokens see those before them in their own document. Positions of rotary embeddings run through, as only
+    their differences matter."""
+
+    offset = 0
+
+    def __init__(self, positions: Any, model: Any) -> None:
+        """`positions`: of each token in its document, [B, T]."""
+        starts = mx.arange(positions.shape[1]) - positions
+        together = starts[:, None, :, None] == starts[:, None, None, :]
+        self._together = together[:, None] if _groups_heads(model) else together
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        return keys, values
+
+    def make_mask(self, length: int, window_size: int | None = None, **_: Any) -> Any:
+        """Return [B, 1, T, T], or [B, 1, 1, T, T] where heads are grouped; true where a token sees another."""
+        from mlx_lm.models.base import create_causal_mask
+
+        return self._together & create_causal_mask(length, window_size=window_size)
+
+
+def _groups_heads(model: Any) -> bool:
+    """Return whether scores have an axis for key heads and one for the query heads of each, as in mlx-lm's Gemma 2."""
+    return bool(model.model_type == "gemma2" and model.layers[0].self_attn.repeats > 1)

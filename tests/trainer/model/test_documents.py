@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainctl.trainer.attention.document_bounds import document_bounds
-
 packs = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=5)
 
 
 def bounds_of(rows, more=0):
     """Return the bounds, positions and lengths of rows of documents, padded to the longest and `more`."""
+    from trainctl.trainer.model.torch_attention import document_bounds
+
     lengths = np.array([sum(row) for row in rows], np.int64)
     positions = np.zeros((len(rows), int(lengths.max()) + more), np.int32)
     for place, row in enumerate(rows):
@@ -42,3 +42,19 @@ def test_tokens_share_a_document_exactly_where_transformers_masks_none(rows):
         ours = numbers[row, :length]
         other = np.zeros(length) if theirs is None else theirs[row, :length].numpy()
         assert np.array_equal(ours[:, None] == ours, other[:, None] == other)
+
+
+def test_documents_are_those_that_transformers_finds():
+    import torch
+    from transformers import masking_utils
+
+    from trainctl.trainer.model import torch_attention
+
+    torch_attention.install_masks()
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 0, 1]])
+    expected = masking_utils.find_packed_sequence_indices(positions)
+    with torch_attention.documents_by_position():
+        found = masking_utils.find_packed_sequence_indices(positions)
+    assert found.tolist() == expected.tolist() == [[0, 0, 0, 1, 1, 2, 3, 3], [0, 0, 0, 0, 0, 0, 1, 1]]
+    with torch_attention.one_document_per_row():
+        assert masking_utils.find_packed_sequence_indices(positions) is None

@@ -1,4 +1,4 @@
-"""Objectives over preferences: DPO and ORPO, their rewards, and what evaluations of them measure.
+"""The objectives of a run: the next token; DPO and ORPO over preferences, their rewards, and what evaluations measure.
 
 Both answers of a pair are rows of one batch: row 2k is the chosen answer of pair k, row 2k + 1 the rejected one.
 """
@@ -6,9 +6,30 @@ Both answers of a pair are rows of one batch: row 2k is the chosen answer of pai
 from collections.abc import Iterable
 from typing import Any
 
-from trainctl.protocol.config.objectives import ObjectiveMetric, ObjectiveName, ObjectiveTable
+from trainctl.protocol.config.objectives import ObjectiveMetric, ObjectiveName, ObjectiveTable, objective_name
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Objective, Outputs, Sums, Vocabulary
+
+
+def objective_for(config: RunFile) -> Objective:
+    """Return the objective of a run."""
+    match objective_name(config.objective, config.data.kind):
+        case "dpo":
+            return Dpo(config.objective)
+        case "orpo":
+            return Orpo(config.objective)
+        case name:
+            return NextToken(name)
+
+
+class NextToken(Objective):
+    """Cross-entropy of the next token, per counted token: pretraining, supervised fine-tuning, and encoder-decoder
+    models. They differ in which targets count: everything, what the samples' masks choose, or a completion whose prompt
+    goes through the encoder."""
+
+    def sums(self, outputs: Outputs) -> Sums:
+        return Sums({"tokens": outputs.loss_sum()}, {})
 
 
 class _Preference(Objective):
@@ -52,13 +73,14 @@ class Dpo(_Preference):
         gap = chosen(ratios) - rejected(ratios)
         metrics = {
             **reward_sums(beta * ratios),
-            "logps/chosen": chosen(answers).sum(), "logps/rejected": rejected(answers).sum(),
+            "logps/chosen": chosen(answers).sum(),
+            "logps/rejected": rejected(answers).sum(),
             "logratio": 0.5 * per_token.sum(),
-        }  # fmt: skip
+        }
         return Sums({"pairs": self._losses(outputs, gap, per_token).sum()}, metrics, beta * ratios)
 
     def _losses(self, outputs: Outputs, gap: Any, per_token: Any) -> Any:
-        """One for each pair."""
+        """Return a loss for each pair."""
         beta, flipped = self._table.beta, self._table.label_smoothing
         match self._table.loss:
             case "sigmoid":
@@ -101,9 +123,12 @@ class Orpo(_Preference):
         ratios = outputs.log_sigmoid(gap)
         metrics: dict[str, Any] = {
             **reward_sums(beta * per_token),
-            "logps/chosen": chosen(per_token).sum(), "logps/rejected": rejected(per_token).sum(),
-            "nll_loss": likelihood, "log_odds_ratio": ratios.sum(), "log_odds_chosen": gap.sum(),
-        }  # fmt: skip
+            "logps/chosen": chosen(per_token).sum(),
+            "logps/rejected": rejected(per_token).sum(),
+            "nll_loss": likelihood,
+            "log_odds_ratio": ratios.sum(),
+            "log_odds_chosen": gap.sum(),
+        }
         return Sums({"pairs": -beta * ratios.sum(), "tokens": likelihood}, metrics, beta * per_token)
 
 
@@ -121,29 +146,31 @@ def reward_sums(rewards: Any) -> dict[str, Any]:
     """Return the metrics `rewards/*`, summed over the pairs, from the reward of each answer, [B]."""
     better, worse = chosen(rewards), rejected(rewards)
     return {
-        "rewards/chosen": better.sum(), "rewards/rejected": worse.sum(),
-        "rewards/accuracies": ((better > worse) * 1.0).sum(), "rewards/margins": (better - worse).sum(),
-    }  # fmt: skip
+        "rewards/chosen": better.sum(),
+        "rewards/rejected": worse.sum(),
+        "rewards/accuracies": ((better > worse) * 1.0).sum(),
+        "rewards/margins": (better - worse).sum(),
+    }
 
 
 def vocabulary_sums(outputs: Outputs, metrics: Iterable[ObjectiveMetric]) -> dict[str, Any]:
     """Return the sums over the counted targets: `entropy` in nats, `mean_token_accuracy`, and, if it is one of the
     metrics and there is a reference, `kl`, which is KL(model || reference) in nats."""
-    found: dict[str, Any] = {}
+    sums: dict[str, Any] = {}
     for part in outputs.vocabulary(with_reference=any(metric.name == "kl" for metric in metrics)):
         for name, value in _sums(part).items():
-            found[name] = found[name] + value if name in found else value
-    return found
+            sums[name] = sums[name] + value if name in sums else value
+    return sums
 
 
 def _sums(part: Vocabulary) -> dict[str, Any]:
     own = part.logits - part.logits.logsumexp(-1, True)  # log-probabilities, [N, V]
     likely = own.exp()
-    found = {
+    sums = {
         "entropy": -(likely * own).sum(),
         "mean_token_accuracy": ((part.logits.argmax(-1) == part.targets) * 1.0).sum(),
     }
     if part.reference is not None:
         other = part.reference - part.reference.logsumexp(-1, True)
-        found["kl"] = (likely * (own - other)).sum()
-    return found
+        sums["kl"] = (likely * (own - other)).sum()
+    return sums

@@ -25,17 +25,18 @@ _LOCAL_THETA = {"gemma3_text": "rope_local_base_freq", "gemma3n_text": "rope_loc
 
 
 def read(model: Path) -> Config:
-    """config.json of a model directory with both layouts; a theta that it does not state is transformers' default.
-    Raises InvalidInputError naming the file if it cannot be read, or if its two layouts contradict each other."""
+    """Return config.json of a model directory with both layouts; a theta that it does not state is transformers'
+    default. Raises InvalidInputError naming the file if it cannot be read, or if its two layouts contradict each
+    other."""
     config = model_config(model)
     config |= _full_attention_heads(config) | _own_head(config, model) | _expert_count(config)
     return both_layouts(config, str(model / "config.json"), _transformers_rope)
 
 
 def both_layouts(config: Config, where: str, default: Callable[[Config], Config] = lambda config: {}) -> Config:
-    """`config` with RoPE in both layouts, that of its `text_config` too; unchanged if it has no RoPE. `default` gives
-    the `rope_parameters` of a configuration that states no theta; {} if they are unknown. Raises InvalidInputError
-    naming `where` if the layouts contradict each other."""
+    """Return `config` with RoPE in both layouts, that of its `text_config` too; unchanged if it has no RoPE. `default`
+    gives the `rope_parameters` of a configuration that states no theta; {} if they are unknown. Raises
+    InvalidInputError naming `where` if the layouts contradict each other."""
     if isinstance(config.get("text_config"), dict):
         config = config | {"text_config": both_layouts(config["text_config"], where, default)}
     new = _table(config, "rope_parameters", where)
@@ -47,8 +48,8 @@ def both_layouts(config: Config, where: str, default: Callable[[Config], Config]
             "sliding_attention": _merged(_table(new, "sliding_attention", where), {"rope_theta": local}, where),
         }
         if any("rope_theta" not in table for table in tables.values()):
-            found = default(config)
-            tables = {name: _table(found, name, where) | table for name, table in tables.items()}
+            defaults = default(config)
+            tables = {name: _table(defaults, name, where) | table for name, table in tables.items()}
         return config | _per_layer_type(config, tables)
     if any(isinstance(value, dict) for value in new.values()):
         return config  # a family younger than the old layout: mlx-lm reads rope_parameters
@@ -57,31 +58,32 @@ def both_layouts(config: Config, where: str, default: Callable[[Config], Config]
 
 
 def changed(config: Config, model: Path) -> Config:
-    """The keys of `config` that config.json of `model` lacks or has otherwise: what a library needs in addition."""
+    """Return the keys of `config` that config.json of `model` lacks or has otherwise: what a library needs in
+    addition."""
     stated = model_config(model)
     return {key: value for key, value in config.items() if key not in stated or stated[key] != value}
 
 
 def mlx_reads(model: Path) -> bool:
-    """Whether config.json of `model` states its rotary embeddings where mlx-lm looks for them, in most families the old
-    layout, which transformers 5 doesn't write; else mlx-lm takes its own defaults. Raises as `read`."""
+    """Return whether config.json of `model` states its rotary embeddings where mlx-lm looks for them, in most families
+    the old layout, which transformers 5 doesn't write; else mlx-lm takes its own defaults. Raises as `read`."""
     stated, whole = model_config(model), read(model)
     pairs = ((stated, whole), (stated.get("text_config", {}), whole.get("text_config", {})))
-    return all(_old_keys(one) == _old_keys(other) for one, other in pairs)
+    return all(_old_keys(own) == _old_keys(other) for own, other in pairs)
 
 
 def _old_keys(config: Config) -> Config:
-    """What the configuration states but `rope_parameters`, the keys of the old layout in one form."""
+    """Return what the configuration states but `rope_parameters`, the keys of the old layout in one form."""
     rest = {key: value for key, value in config.items() if key not in ("rope_parameters", "text_config")}
     scaling = _table(config, "rope_scaling", "")
     return {key: value for key, value in (rest | {"rope_scaling": scaling}).items() if value is not None}
 
 
 def for_mlx(config: Config, longest: int) -> Config:
-    """What mlx-lm is to read of `config`, which has both layouts, to train on sequences of up to `longest` tokens.
+    """Return what mlx-lm is to read of `config`, which has both layouts, to train on sequences of up to `longest`
+    tokens.
 
-    Of `longrope` mlx-lm knows `long_factor` alone; transformers uses `short_factor` up to the original length.
-    """
+    Of `longrope` mlx-lm knows `long_factor` alone; transformers uses `short_factor` up to the original length."""
     scaling = config.get("rope_scaling") or {}
     original = config.get("original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
     if (
@@ -101,8 +103,8 @@ def _expert_count(config: Config) -> Config:
 
 
 def _own_head(config: Config, model: Path) -> Config:
-    """The statement of a model whose files hold a head of its own, and whose configuration says that it is tied to the
-    embeddings or says nothing: transformers loads the head, other libraries would drop it."""
+    """Return the statement of a model whose files hold a head of its own, and whose configuration says that it is tied
+    to the embeddings or says nothing: transformers loads the head, other libraries would drop it."""
     if not config.get("tie_word_embeddings", True) or not has_own_head(stored_tensors(model)):
         return {}
     text = config.get("text_config")
@@ -111,22 +113,22 @@ def _own_head(config: Config, model: Path) -> Config:
 
 
 def _full_attention_heads(config: Config) -> Config:
-    """The heads of Gemma 4's layers with full attention, as mlx-lm reads them; transformers writes what each layer has
-    of its own."""
+    """Return the heads of Gemma 4's layers with full attention, as mlx-lm reads them; transformers writes what each
+    layer has of its own."""
     types, layers = config.get("layer_types") or (), config.get("per_layer_config")
     if config.get("model_type") != "gemma4_text" or not isinstance(layers, dict) or "full_attention" not in types:
         return {}
     at = types.index("full_attention")
     own: Config = next((values for layer, values in layers.items() if int(layer) == at), {})
-    found = {
+    heads = {
         "global_head_dim": own.get("head_dim", config.get("head_dim")),
         "num_global_key_value_heads": own.get("num_key_value_heads"),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in heads.items() if value is not None}
 
 
 def _flat(config: Config, table: Config) -> Config:
-    """The keys of both layouts for one table."""
+    """Return the keys of both layouts for one table."""
     if "rope_theta" not in table:
         return {}
     table = {"rope_type": "default", **table}
@@ -138,7 +140,7 @@ def _flat(config: Config, table: Config) -> Config:
 
 
 def _per_layer_type(config: Config, tables: dict[str, Config]) -> Config:
-    """The keys of both layouts for a table per layer type; mlx-lm scales the full attention alone."""
+    """Return the keys of both layouts for a table per layer type; mlx-lm scales the full attention alone."""
     if any("rope_theta" not in table for table in tables.values()):
         return {}
     tables = {name: {"rope_type": "default", **table} for name, table in tables.items()}
@@ -151,7 +153,8 @@ def _per_layer_type(config: Config, tables: dict[str, Config]) -> Config:
 
 
 def _scaling(table: Config) -> Config | None:
-    """`rope_scaling` of a table. mlx-lm looks for the type under `type`, and wants the key even if it is null."""
+    """Return `rope_scaling` of a table. mlx-lm looks for the type under `type`, and wants the key even if it is
+    null."""
     scaling = {key: value for key, value in table.items() if key not in _TOP_LEVEL}
     if scaling == {"rope_type": "default"}:
         return None
@@ -159,18 +162,17 @@ def _scaling(table: Config) -> Config | None:
 
 
 def _old_table(config: Config, where: str) -> Config:
-    """The old layout as one table."""
     top = {key: config.get(old) for key, old in _top_level(config).items()}
     return top | _table(config, "rope_scaling", where)
 
 
 def _top_level(config: Config) -> dict[str, str]:
-    """The old names of what the old layout has beside `rope_scaling`."""
+    """Return the old names of what the old layout has beside `rope_scaling`."""
     return _GPT_NEOX if config.get("model_type") == "gpt_neox" else _TOP_LEVEL
 
 
 def _table(config: Config, key: str, where: str) -> Config:
-    """The table under `key`, its type as `rope_type` and by today's name; {} if there is none."""
+    """Return the table under `key`, its type as `rope_type` and by today's name; {} if there is none."""
     table = config.get(key) or {}
     if not isinstance(table, dict):
         raise InvalidInputError(where, f"{key} is {str(table)[:80]!r}, not a table")
@@ -180,7 +182,7 @@ def _table(config: Config, key: str, where: str) -> Config:
 
 
 def _merged(new: Config, old: Config, where: str) -> Config:
-    """What either table states. Raises InvalidInputError if both state something and it differs."""
+    """Return what either table states. Raises InvalidInputError if both state something and it differs."""
     new, old = ({key: value for key, value in table.items() if value is not None} for table in (new, old))
     for key in sorted(new.keys() & old.keys()):
         if new[key] != old[key]:
@@ -193,7 +195,8 @@ def _merged(new: Config, old: Config, where: str) -> Config:
 
 
 def _transformers_rope(config: Config) -> Config:
-    """`rope_parameters` as transformers completes them; {} if it does not know the model, or the model has no RoPE."""
+    """Return `rope_parameters` as transformers completes them; {} if it does not know the model, or the model has no
+    RoPE."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 

@@ -1,17 +1,17 @@
-"""Memory of a trainer where no allocator keeps a peak: host memory on a CPU, and sampled memory."""
+"""Memory of a trainer: what it holds on its device, and readings of it where no allocator keeps a peak."""
 
+import functools
 import re
 import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from trainctl.protocol.machine.facts import memory_limit
-from trainctl.trainer.backends.base import Memory
 
 _STATUS, _STATM, _CLEAR_REFS = (Path("/proc/self") / name for name in ("status", "statm", "clear_refs"))
 _STALE_SECONDS = 0.002
@@ -20,6 +20,49 @@ _PAGE_BYTES = resource.getpagesize()
 _PEAK = re.compile(rb"VmHWM:\s+(\d+) kB")
 _CAP_SECONDS = 1.0
 """Seconds for which a cap is not read again: a control group's may be changed at any time."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the trainer holds on its device, in bytes; None where it cannot be known."""
+
+    used_bytes: int | None = None
+    peak_bytes: int | None = None  # since `reset_peak`
+    cap_bytes: int | None = None
+    cache_bytes: int | None = None  # kept by the allocator, and used by no array
+
+    @functools.cached_property
+    def values(self) -> dict[str, float]:
+        """Numbers that can be known, by the names of the metrics."""
+        sizes = {"": self.used_bytes, "peak_": self.peak_bytes, "cap_": self.cap_bytes, "cache_": self.cache_bytes}
+        return {f"memory_{name}bytes": float(size) for name, size in sizes.items() if size is not None}
+
+
+@dataclass(frozen=True)
+class MemoryByPart:
+    """What a backend holds on its device in every step, in bytes."""
+
+    weights: int  # with what is kept beside them, and frozen ones
+    gradients: int  # the accumulators
+    moments: int
+    libraries: int = 0  # what the process held beside weights and moments once the model was loaded
+
+    def values(self, memory: Memory) -> dict[str, float]:
+        """Return bytes by part, by the names of the metrics. Activations are what else the step's peak has: with
+        logits, gradients in flight and the libraries' working memory."""
+        parts = {"weights": self.weights, "gradients": self.gradients, "moments": self.moments}
+        if memory.peak_bytes is not None:
+            parts["activations"] = max(0, memory.peak_bytes - sum(parts.values()) - self.libraries)
+        return {f"memory_{name}_bytes": float(size) for name, size in parts.items()}
+
+
+def free_bytes(memory: Memory, *, of_host: bool) -> int:
+    """Return what can still be taken of a device's memory. `of_host`: it is the machine's."""
+    host: int = psutil.virtual_memory().available
+    if memory.cap_bytes is None:
+        return host
+    own = max(0, memory.cap_bytes - (memory.used_bytes or 0))
+    return min(own, host) if of_host else own
 
 
 class SampledMemory:
@@ -35,7 +78,7 @@ class SampledMemory:
         self._peak = 0
 
     def sample(self) -> int:
-        """What is held now."""
+        """Return what is held now."""
         now = self._held()
         self._peak = max(self._peak, now)
         return now
@@ -97,7 +140,7 @@ class KernelPeak:
 
     @classmethod
     def begin(cls) -> "KernelPeak | None":
-        """With a new peak; None where the kernel doesn't begin one."""
+        """Begin a new peak; None where the kernel doesn't begin one."""
         try:
             return cls()
         except OSError:
@@ -108,7 +151,7 @@ class KernelPeak:
         self._clear_refs.write(b"5")
 
     def sample(self) -> None:
-        """The kernel misses nothing."""
+        """Do nothing: the kernel misses nothing."""
 
     def read(self) -> Memory:
         self._statm.seek(0)
@@ -131,5 +174,5 @@ def _most_ever() -> int:
 
 
 def _kept_peak() -> int:
-    found = _PEAK.search(_STATUS.read_bytes())
-    return int(found[1]) * 1024 if found else 0
+    match = _PEAK.search(_STATUS.read_bytes())
+    return int(match[1]) * 1024 if match else 0

@@ -12,7 +12,8 @@ E2M1 and E4M3 are the floating-point types of the OCP Microscaling Formats (MX) 
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,7 +28,8 @@ _MOST_BLOCK_VALUES = 1 << 24
 """Those on other devices, where each block costs a few launches."""
 
 
-class Packed(NamedTuple):
+@dataclass(frozen=True)
+class Packed:
     """A weight as it is stored."""
 
     how: Quantization
@@ -41,20 +43,20 @@ class Packed(NamedTuple):
         return self.words.shape[-1] * 32 // self.how.bits
 
     def rows(self, chosen: Any) -> "Packed":
-        """Some of its rows."""
+        """Return some of its rows."""
         biases = None if self.biases is None else self.biases[chosen]
         return Packed(self.how, self.words[chosen], self.scales[chosen], biases)
 
 
 def packed(how: Quantization, parts: Mapping[str, torch.Tensor]) -> Packed:
-    """From a layer's tensors as a file has them."""
+    """Return a weight of a layer's tensors as a file has them."""
     biases = parts.get("biases")
     scales = parts["scales"] if biases is None else parts["scales"].float()
     return Packed(how, parts["weight"].view(torch.int32), scales, None if biases is None else biases.float())
 
 
 def unpack(weight: Packed, dtype: torch.dtype) -> torch.Tensor:
-    """[..., in] in `dtype`."""
+    """Return [..., in] in `dtype`."""
     leading = weight.words.shape[:-1]
     biases = None if weight.biases is None else weight.biases.flatten(0, -2)
     flat = Packed(weight.how, weight.words.flatten(0, -2), weight.scales.flatten(0, -2), biases)
@@ -65,13 +67,13 @@ def unpack(weight: Packed, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _blocks(weight: Packed, values: int) -> Iterator[slice]:
-    """Its rows in parts of at most so many values."""
+    """Return its rows in parts of at most so many values."""
     step = max(1, values // weight.width)
     return (slice(start, start + step) for start in range(0, len(weight.words), step))
 
 
 def _unpacked(weight: Packed) -> torch.Tensor:
-    """[rows, in] in float32."""
+    """Return [rows, in] in float32."""
     values = _values(weight).view(*weight.scales.shape, weight.how.group_size)
     if weight.biases is not None:
         values.mul_(weight.scales[..., None]).add_(weight.biases[..., None])
@@ -81,18 +83,18 @@ def _unpacked(weight: Packed) -> torch.Tensor:
 
 
 def _values(weight: Packed) -> torch.Tensor:
-    """[rows, in] in float32: q or E2M1(q). The bytes of a word are in ascending order, as on all machines that torch
-    supports."""
+    """Return [rows, in] in float32: q or E2M1(q). The bytes of a word are in ascending order, as on all machines that
+    torch supports."""
     stored = weight.words.view(torch.uint8)
     if weight.biases is None:
         pairs = torch.tensor([(low, high) for high in _E2M1 for low in _E2M1], device=stored.device)
         return torch.nn.functional.embedding(stored.int(), pairs)
     if weight.how.bits == 8:
         return stored.float()
-    found = torch.empty((*stored.shape, 2), device=stored.device)
-    found[..., 0] = stored & 15
-    found[..., 1] = stored >> 4
-    return found
+    values = torch.empty((*stored.shape, 2), device=stored.device)
+    values[..., 0] = stored & 15
+    values[..., 1] = stored >> 4
+    return values
 
 
 def _scales(mode: str, stored: torch.Tensor) -> torch.Tensor:
@@ -110,10 +112,10 @@ class _Linear(torch.autograd.Function):
         blocks = [*_blocks(weight, UNPACKED_VALUES)]
         if len(blocks) == 1:
             return torch.nn.functional.linear(x, unpack(weight, x.dtype))
-        made = x.new_empty((*x.shape[:-1], len(weight.words)))
+        product = x.new_empty((*x.shape[:-1], len(weight.words)))
         for rows in blocks:
-            made[..., rows] = torch.nn.functional.linear(x, unpack(weight.rows(rows), x.dtype))
-        return made
+            product[..., rows] = torch.nn.functional.linear(x, unpack(weight.rows(rows), x.dtype))
+        return product
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -133,8 +135,8 @@ class QuantizedLinear(torch.nn.Linear):
         self.register_parameter("bias", bias)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
-        made: torch.Tensor = _Linear.apply(input, held(self))  # type: ignore[no-untyped-call]
-        return made if self.bias is None else made + self.bias
+        product: torch.Tensor = _Linear.apply(input, held(self))  # type: ignore[no-untyped-call]
+        return product if self.bias is None else product + self.bias
 
 
 class QuantizedEmbedding(torch.nn.Embedding):
@@ -148,26 +150,27 @@ class QuantizedEmbedding(torch.nn.Embedding):
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
-        found, scale = unpack(held(self).rows(input), self._dtype), self.scale
-        return found * scale.to(found.dtype) if isinstance(scale, torch.Tensor) else found
+        rows, scale = unpack(held(self).rows(input), self._dtype), self.scale
+        return rows * scale.to(rows.dtype) if isinstance(scale, torch.Tensor) else rows
 
 
 def whole(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with its packed layers as whole ones in float32; a head that is tied to the embeddings stays tied."""
-    made: dict[int, torch.nn.Parameter] = {}
+    """Return the model with its packed layers as whole ones in float32; a head that is tied to the embeddings stays
+    tied."""
+    weights: dict[int, torch.nn.Parameter] = {}
     for name, layer in [*model.named_modules()]:
         if not isinstance(layer, QuantizedLinear | QuantizedEmbedding):
             continue
         words = held(layer).words.data_ptr()
-        if words not in made:
-            made[words] = torch.nn.Parameter(unpack(held(layer), torch.float32))
+        if words not in weights:
+            weights[words] = torch.nn.Parameter(unpack(held(layer), torch.float32))
         if isinstance(layer, QuantizedLinear):
             linear = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-            linear.weight, linear.bias = made[words], layer.bias
+            linear.weight, linear.bias = weights[words], layer.bias
             model.set_submodule(name, linear)
         else:
             scale: Any = layer.scale
-            model.set_submodule(name, _WholeEmbedding(made[words], scale))
+            model.set_submodule(name, _WholeEmbedding(weights[words], scale))
     return model
 
 
@@ -180,14 +183,14 @@ class _WholeEmbedding(torch.nn.Embedding):
         self.weight, self._scale = weight, scale
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
-        found = super().forward(input)
-        return found if self._scale is None else found * self._scale.to(found.dtype)
+        rows = super().forward(input)
+        return rows if self._scale is None else rows * self._scale.to(rows.dtype)
 
 
 def held(layer: torch.nn.Module) -> Packed:
-    """A quantized layer's weight."""
-    found: Any = layer
-    return Packed(found.quantization, found.weight, found.scales, found.biases)
+    """Return a quantized layer's weight."""
+    packed: Any = layer
+    return Packed(packed.quantization, packed.weight, packed.scales, packed.biases)
 
 
 def _hold(layer: Any, weight: Packed) -> None:
@@ -221,7 +224,7 @@ def _replace(model: torch.nn.Module, layer: str, weight: Packed, dtype: torch.dt
     except AttributeError:
         raise KeyError(f"the model has no layer {layer!r}") from None
     if isinstance(old, torch.nn.Embedding):
-        made: torch.nn.Module = QuantizedEmbedding(weight, dtype, getattr(old, "embed_scale", None))
+        new: torch.nn.Module = QuantizedEmbedding(weight, dtype, getattr(old, "embed_scale", None))
     else:
-        made = QuantizedLinear(weight, old.bias)
-    model.set_submodule(layer, made)
+        new = QuantizedLinear(weight, old.bias)
+    model.set_submodule(layer, new)

@@ -1,0 +1,398 @@
+"""The backend interface: what a rank needs from an array library.
+
+A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower,
+and float32 gradient accumulators. With an adapter only its matrices are trained, and computed in float32; the model's
+own weights are frozen and held in the run's dtype. A micro-batch's gradient reaches the accumulators whole or not at
+all, so one that failed or was fenced half-way leaves no trace.
+
+AdamW (Loshchilov and Hutter 2019; bias correction as in Kingma and Ba 2015), the same in both backends. With
+gradient g, update count t from 1, learning rate a, decay w (matrices only: ndim >= 2), all elementwise and in this
+order:
+
+    p  = p * (1 - a w)
+    m  = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2
+    p  = p - (a / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol.batch.memory_estimate import Chunking
+from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable, RunFile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Compute
+from trainctl.trainer.adapters.lora import Lora
+from trainctl.trainer.backends.memory import Memory, MemoryByPart, free_bytes
+from trainctl.trainer.backends.passes import Array, Decoding, Passes, ProbePass
+from trainctl.trainer.common.errors import DeviceMemoryError, first_line
+from trainctl.trainer.common.model_files import vocabulary_size
+from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.objectives.objective import Objective, Sums
+
+BackendName = Literal["torch", "mlx"]
+SlotName = str
+"""One float32 value for each trained scalar: "accumulators", "weights", or one of `Backend.slots`."""
+ADAMW_SLOTS: Final = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each parameter, by torch's names: the first and second moments of its gradient."""
+_MAX_SURE_NORM = 1e18
+"""Norm below which no square has overflowed float32."""
+_SMALL = 2.0**-100
+"""Factor that makes the square of every finite float32 finite, and doesn't turn those with a norm of `_MAX_SURE_NORM`
+to zero."""
+
+
+@dataclass
+class CompileMeter:
+    """The time that a model's compiler has taken so far, and the pieces of code that it made: 0 without one."""
+
+    seconds: float = 0.0
+    graphs: int = 0
+
+
+@dataclass
+class State:
+    """Everything an update reads or writes, under Hugging Face names."""
+
+    weights: dict[str, Array]
+    slots: dict[str, dict[str, Array]]  # the optimizer's, by the slot's name
+    updates: int  # AdamW's t: skipped steps do not count
+    random: dict[str, NDArray[Any]] = field(default_factory=dict)  # generators' states, the library's name first
+    constants: dict[str, Array] = field(default_factory=dict)  # that the model's files have beside trained weights
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """What a backend is put together from beside its model."""
+
+    objective: Objective
+    optimizer: OptimizerTable | None  # None: nothing is trained, and the backend holds weights alone
+    adapter: Lora | None = None  # what is trained in place of the model's own weights
+    limit_bytes: int | None = None  # that it may take on its device
+
+    def weights_in(self, dtype: str) -> str:
+        """Return the form of the trained weights of a model that computes in `dtype`, in words."""
+        if self.adapter is not None:
+            return "float32 adapters"
+        return dtype if self.optimizer is None else "float32"
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the micro-batches since `clear` came to."""
+
+    sums: Sums
+    norm: float | None  # of the accumulators, if it was asked for
+
+
+def _untimed(name: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+class Backend(ABC):
+    """One model on one device, used by one thread.
+
+    What a forward pass gives stays on the device until `totals` reads all of it at once, so a step waits for its device
+    a single time. Weights, accumulators and the optimizer's slots are copied straight between the device and the arrays
+    that the caller brings, so a buffer shared with another process costs one copy each way.
+    """
+
+    name: BackendName
+    recipe: TrainingRecipe
+    slots: tuple[str, ...]  # of the optimizer, () without one: levelled, kept in checkpoints and resumed beside weights
+    shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
+    out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
+    updates: int  # AdamW's t: how often `update` was called in the life of the state
+    compile_meter = CompileMeter()  # of the model's compiler: of one that compiles, its own
+    held: MemoryByPart | None = None  # None: not loaded by `load`
+    passes: Passes
+    _is_partly_added = False  # whether accumulators hold part of a micro-batch's gradient, which can't be repeated then
+
+    @classmethod
+    @abstractmethod
+    def open(cls, config: RunFile, node: NodeTable, recipe: TrainingRecipe, where: str) -> "Backend":
+        """Return the model of a run file on the node's device, without `init` having been applied. Raises
+        InvalidInputError naming the field at fault, and the library's own errors where memory runs out."""
+
+    def settle(self, config: RunFile, where: str) -> None:
+        """Take stock of memory once the weights are loaded: what the process holds beside them from here on is the
+        libraries', and what is free decides how many tokens' losses are computed at a time. Raises InvalidInputError if
+        the model doesn't allow that."""
+        held, memory = self._held(), self.memory()
+        self.held = replace(held, libraries=max(0, (memory.used_bytes or 0) - held.weights - held.moments))
+        free = free_bytes(memory, of_host=not self.device.startswith("cuda"))
+        vocabulary = vocabulary_size(Path(config.model.path)) or 1
+        self.passes.chunk_losses(Chunking(config.model.chunked_loss, vocabulary, free), where)
+
+    @property
+    @abstractmethod
+    def device(self) -> str:
+        """Name of the device, such as "cpu", "cuda:0 NVIDIA H200" or "gpu Apple M2 Ultra"."""
+
+    @property
+    @abstractmethod
+    def compute(self) -> Compute:
+        """Settings of the computation, as resolved."""
+
+    def loss_and_gradient(
+        self,
+        batch: Batch,
+        scales: Sequence[float],
+        *,
+        commit: AbstractContextManager[object] | None,
+        phase: Callable[[str], AbstractContextManager[object]] = _untimed,
+    ) -> None:
+        """Take a micro-batch forward and backward, differentiating the objective's losses times `scales`, one for each
+        of its weights. Within `commit` the gradient is added to the float32 accumulators, and the sums to those before:
+        all of it, or nothing if `commit` raises. None: nothing is added. `phase` is entered with "forward" and
+        "backward". Raises DeviceMemoryError, then with nothing added."""
+        try:
+            with self._memory_errors():
+                with phase("forward"):
+                    self._forward(batch, scales)
+                with phase("backward"):
+                    self._backward()
+                    if commit is not None:
+                        with commit:
+                            self._accumulate()
+        finally:
+            self._forget()
+
+    def clear(self) -> None:
+        """Zero the accumulators, and what `totals` reads."""
+        self._added: list[list[Any]] = []  # the numbers of each micro-batch's sums
+        self._clear()
+
+    def totals(self, *, with_norm: bool = False) -> Totals:
+        """Return what has been accumulated since `clear`; waits for the device, once."""
+        rows, norm = self._read(with_norm)
+        row = self.recipe.objective.row
+        empty = [0.0] * (len(row.weights) + len(row.metrics))
+        numbers = np.array(rows, np.float64).sum(axis=0).tolist() if rows else empty
+        return Totals(self.recipe.objective.named(numbers), norm)
+
+    def gradient_norm(self, norm: float | None = None) -> float:
+        """Return the Euclidean norm over all accumulators; finite if, and only if, every element is. `norm`: what
+        `totals` read of them as they still are."""
+        norm = self._norm(1.0) if norm is None else norm
+        return norm if norm < _MAX_SURE_NORM else self._norm(_SMALL) / _SMALL
+
+    @abstractmethod
+    def update(self, learning_rate: float, factor: float) -> None:
+        """Run AdamW with the accumulators times `factor` as gradient; what they hold is undefined afterwards."""
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Return the objective's sums over `batch`, those of evaluations among its metrics, without dropout and without
+        a gradient; the rewards are a NumPy array. Raises DeviceMemoryError."""
+        objective, passes = self.recipe.objective, self.passes
+        with self._evaluating():
+            outputs = passes.outputs(batch)
+            sums = objective.sums(outputs)
+            usual = objective.named(passes.numbers(sums.numbers()))  # before the others: their memory is free again
+            others = objective.held_out_sums(outputs)
+            metrics = dict(zip(others, passes.numbers([*others.values()]), strict=True))
+            rewards = None if sums.rewards is None else passes.on_host(sums.rewards)
+            return Sums(usual.losses, {**usual.metrics, **metrics}, rewards)
+
+    def token_log_probabilities(self, batch: Batch, *, reference: bool = False) -> Array:
+        """Return the natural logarithms [B, T] of the probabilities of the counted targets, 0 elsewhere; as `evaluate`.
+        `reference`: by the base model, with the adapter off. Without an adapter, that is the model itself as long as
+        nothing has been trained. Raises DeviceMemoryError."""
+        with self._evaluating(), self.passes.without_adapter() if reference else nullcontext():
+            losses: Array = self.passes.on_host(self.passes.outputs(batch).token_losses())
+            return -losses
+
+    def probe(self, batch: Batch, flips: int) -> ProbePass:
+        """Run the model in float32, whatever the run's data type, on the weights as they are. `flips`: bits of each
+        linear layer's input that are flipped; 0: none. Raises DeviceMemoryError."""
+        passes = self.passes
+        with self._evaluating(), passes.probing(flips) as layers:
+            vocabulary = passes.outputs(batch).vocabulary(with_reference=False)
+            pieces = ((passes.on_host(piece.logits), passes.on_host(piece.targets)) for piece in vocabulary)
+            return ProbePass.of(batch, pieces, layers)
+
+    def generate(
+        self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
+    ) -> list[int]:
+        """Return the tokens that follow `prompt`, or that answer it if the model has an encoder, up to one of `ends` or
+        as many as `how` allows; `on_token` is called after each. By random numbers of its own: those of training stay
+        as they are. Raises DeviceMemoryError, what `on_token` does, and what the library does."""
+        before = self._random_state()
+        try:
+            with self._evaluating():
+                self._seed(how.seed)
+                return self.passes.generate(prompt, how, ends, on_token)
+        finally:
+            self._restore_random(before)
+
+    def weight_norms(self) -> Array:
+        """Return the Euclidean norm of each trainable parameter, as the forward pass takes it, in the order of
+        `shapes`. Summed in float64: libraries that sum millions of squares in float32 differ by 2e-3."""
+        return np.array([np.sqrt(np.sum(np.square(rows, dtype=np.float64))) for rows in self._row_norms()], np.float32)
+
+    @abstractmethod
+    def copy_out(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
+        """Write a slot into float32 arrays of the model's names and shapes."""
+
+    @abstractmethod
+    def copy_in(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
+        """Replace a slot by what float32 arrays of the model's names and shapes hold. Those of "accumulators" may be
+        kept and written to until the next `clear`."""
+
+    def copy_of(self, slot: SlotName) -> dict[str, Array]:
+        """Return a new copy of a slot by Hugging Face name."""
+        arrays = {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
+        self.copy_out(slot, arrays)
+        return arrays
+
+    def unchanging_arrays(self, slot: SlotName) -> dict[str, Array] | None:
+        """Return a slot as it is now, in arrays of main memory that no later call writes to, without a copy of those
+        that are in float32. They hold their memory as long as they are kept. None: it has to be copied out."""
+        return None
+
+    def host_arrays(self) -> dict[str, Array]:
+        """Return arrays of the model's names and shapes, with any contents, to copy slots into again and again."""
+        return {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
+
+    def pin(self, flat: Array) -> None:
+        """Speed up copies to and from this memory, which every step makes, until the array is freed; where the device
+        gains nothing by that, it does nothing. Takes about as long as a few copies. Main thread."""
+        return
+
+    def export_state(self, copy: Callable[[SlotName], dict[str, Array]] | None = None) -> State:
+        """Return the state, its weights and slots by `copy`, or else by `copy_of`."""
+        copy = copy or self.copy_of
+        slots = {slot: copy(slot) for slot in self.slots}
+        return State(copy("weights"), slots, self.updates, self._random_state(), self._constants())
+
+    def import_state(self, state: State) -> None:
+        """Take over what `export_state` gave, of either backend; constants, which may be among the weights, are the
+        model's. Raises InvalidInputError if names or shapes differ."""
+        constants = self._constants()
+        weights = {name: array for name, array in state.weights.items() if name not in constants}
+        _check_state(replace(state, weights=weights), self.slots, self.shapes, "checkpoint")
+        self.copy_in("weights", weights)
+        for slot in self.slots:
+            self.copy_in(slot, state.slots[slot])
+        self.updates = state.updates
+        self._restore_random(state.random)
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """Return what is held now."""
+
+    @abstractmethod
+    def reset_peak(self) -> None:
+        """Begin a new peak of memory, at what is held now."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Drop what a failed pass has left, and give memory back to the device."""
+
+    def wait(self) -> None:
+        """Wait until the device has done all its work."""
+        return
+
+    def mark(self) -> Any:
+        """Return the place in the device's queue up to which work has been handed over, with `elapsed_time` to a later
+        one in milliseconds; None where that is done when a call returns."""
+        return None
+
+    @classmethod
+    def is_out_of_memory(cls, error: BaseException) -> bool:
+        """Return whether an error is one of the library's that say so."""
+        return isinstance(error, MemoryError) or any(words in str(error).lower() for words in cls.out_of_memory_words)
+
+    # ------------------------------------------------------------ what the libraries do differently
+
+    @abstractmethod
+    def _forward(self, batch: Batch, scales: Sequence[float]) -> None:
+        """Compute the objective's sums, and the loss that `_backward` differentiates."""
+
+    @abstractmethod
+    def _backward(self) -> None:
+        """Put the gradient into scratch."""
+
+    @abstractmethod
+    def _accumulate(self) -> None:
+        """Add the scratch to the accumulators, and the sums to `_added`."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drop the loss, the scratch and the sums in flight."""
+
+    @abstractmethod
+    def _clear(self) -> None: ...
+
+    @abstractmethod
+    def _read(self, with_norm: bool) -> tuple[list[list[float]], float | None]:
+        """Return `_added` as numbers; and the norm of the accumulators, if it is wanted and can be had at the same
+        time."""
+
+    @abstractmethod
+    def _norm(self, scale: float) -> float:
+        """Return the Euclidean norm of the accumulators times `scale`, in float32."""
+
+    @abstractmethod
+    def _row_norms(self) -> Iterator[Array]:
+        """Yield the norms over the last axis of each trainable parameter, in the order of `shapes`."""
+
+    @abstractmethod
+    def _held(self) -> MemoryByPart: ...
+
+    @abstractmethod
+    def _constants(self) -> dict[str, Array]:
+        """Return what the files of the whole model have beside trained weights, by stored name; {} with an adapter."""
+
+    @abstractmethod
+    def _seed(self, seed: int) -> None: ...
+
+    @abstractmethod
+    def _random_state(self) -> dict[str, NDArray[Any]]: ...
+
+    @abstractmethod
+    def _restore_random(self, states: dict[str, NDArray[Any]]) -> None: ...
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self.passes.model.eval()
+        try:
+            with self._memory_errors():
+                yield
+        finally:
+            self.passes.model.train()
+
+    @contextmanager
+    def _memory_errors(self) -> Iterator[None]:
+        """Turn a library's out-of-memory errors into DeviceMemoryError. This can't help if the process is killed
+        instead."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if self._is_partly_added or not self.is_out_of_memory(error):
+                raise
+            text = first_line(error)
+        else:
+            return
+        self.discard()  # outside the handler, so that the traceback's frames no longer hold the graph
+        raise DeviceMemoryError(text)
+
+
+def _check_state(state: State, slots: Iterable[str], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Raise InvalidInputError naming the first weight or value of `slots` that isn't exactly as in `shapes`."""
+    parts = {"weight": state.weights, **{f"optimizer {slot}": state.slots.get(slot, {}) for slot in slots}}
+    for kind, arrays in parts.items():
+        if arrays.keys() != shapes.keys():
+            odd = sorted(arrays.keys() ^ shapes.keys())[0]
+            raise InvalidInputError(where, f"{kind} of {odd!r} is missing from the checkpoint or the model")
+        for name, shape in shapes.items():
+            if arrays[name].shape != shape:
+                raise InvalidInputError(
+                    where, f"{kind} of {name!r} has shape {arrays[name].shape}, the model expects {shape}"
+                )

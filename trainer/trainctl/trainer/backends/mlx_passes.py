@@ -1,0 +1,184 @@
+"""What a model on MLX gives for a batch: an objective's outputs, the probe's values, and answers to prompts.
+
+For the probe every product is computed in float32. MLX promotes: embeddings in float32 make all that follows float32,
+from the weights as the run holds them. Layers get another class for a while, as modules have no hooks.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from numpy.typing import NDArray
+
+from trainctl.protocol.batch.memory_estimate import Chunking
+from trainctl.trainer.adapters import mlx_lora
+from trainctl.trainer.adapters.lora import Lora
+from trainctl.trainer.backends.chunked_loss import MlxChunks
+from trainctl.trainer.backends.passes import NO_REFERENCE, SUREST, Array, BatchOutputs, Decoding, Passes, layer_values
+from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.model.mlx_model import DocumentMask
+
+_layers: Any = nn  # whose stubs lack some of them
+_LINEAR = (_layers.Linear, _layers.QuantizedLinear)
+_EMBEDDING = (_layers.Embedding, _layers.QuantizedEmbedding)
+
+
+class MlxPasses(Passes):
+    def __init__(self, model: Any, adapter: Lora | None = None) -> None:
+        self.model, self.adapter = model, adapter
+
+    def chunk_losses(self, chunking: Chunking, where: str) -> None:
+        self.chunks: MlxChunks | None = MlxChunks(self.model, chunking, where)
+
+    def outputs(self, batch: Batch) -> "MlxOutputs":
+        return MlxOutputs(self, batch)
+
+    def numbers(self, scalars: Sequence[Any]) -> list[float]:
+        mx.eval(scalars)
+        return [float(scalar.item()) for scalar in scalars]
+
+    def on_host(self, array: Any) -> Any:
+        return np.array(array)
+
+    def array(self, values: NDArray[Any]) -> Any:
+        return mx.array(values)
+
+    def float32(self, logits: Any) -> Any:
+        return logits.astype(mx.float32)
+
+    def logits(self, batch: Batch) -> Any:
+        return self.model(mx.array(batch.inputs), cache=self.caches(batch))
+
+    def hidden(self, batch: Batch, rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+        if self.chunks is None or not self.chunks.is_possible:
+            logits = self.logits(batch).flatten(0, 1)[rows]
+            mx.eval(logits)  # while the adapter is as it is
+            return logits, lambda values: values
+        hidden = self.chunks.hidden(mx.array(batch.inputs), self.caches(batch))[rows]
+        mx.eval(hidden)
+        return hidden, self.chunks.logits
+
+    def caches(self, batch: Batch) -> list[DocumentMask] | None:
+        """Return what keeps a pack's documents apart; the keys of dropout are set on the way."""
+        if self.adapter is not None:
+            self.adapter.token_keys.value = None if batch.keys is None else mx.array(batch.keys)
+        if batch.positions is None:
+            return None
+        return [DocumentMask(mx.array(batch.positions), self.model)] * len(self.model.layers)
+
+    def without_adapter(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.adapter is None else mlx_lora.disabled(self.model, self.adapter)
+
+    @contextmanager
+    def probing(self, flips: int) -> Iterator[list[Array]]:
+        layers: list[Array] = []
+        changed: list[tuple[Any, type]] = []
+        try:
+            for module in self.model.modules():
+                kind: Any = module.__class__
+                if isinstance(module, _LINEAR):
+                    new = _probed_linear(kind, flips)
+                elif isinstance(module, _EMBEDDING):
+                    new = _probed_embedding(kind, flips)
+                elif any(module is layer for layer in getattr(self.model, "layers", [])):
+                    new = _watched(kind, layers)
+                else:
+                    continue
+                changed.append((module, kind))
+                module.__class__ = new
+            yield layers
+        finally:
+            for module, kind in reversed(changed):
+                module.__class__ = kind
+
+    def generate(
+        self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
+    ) -> list[int]:
+        from mlx_lm.generate import generate_step
+        from mlx_lm.sample_utils import make_sampler
+
+        sampler = make_sampler(temp=how.temperature, top_p=how.top_p if how.top_p < 1 else 0.0)
+        tokens: list[int] = []
+        for token, _ in generate_step(
+            mx.array([*prompt]),
+            self.model,
+            max_tokens=how.max_tokens,
+            sampler=sampler,
+            prompt_progress_callback=lambda done, whole: on_token(),
+        ):
+            tokens.append(int(token))
+            on_token()
+            if tokens[-1] in ends:
+                break
+        return tokens
+
+
+class MlxOutputs(BatchOutputs):
+    _passes: MlxPasses
+
+    def _losses(self, counted: Array, reduction: Literal["none", "sum"]) -> Any:
+        passes, batch = self._passes, self._batch
+        targets_BT, counted_BT, chunks = mx.array(batch.targets), mx.array(counted), passes.chunks
+        if self._logits is None and chunks is not None and (size := chunks.chunk_tokens(targets_BT.size)):
+            inputs_BT, caches = mx.array(batch.inputs), passes.caches(batch)
+            losses = chunks.token_losses(inputs_BT, targets_BT, size, caches).reshape(targets_BT.shape) * counted_BT
+            return losses.sum() if reduction == "sum" else losses
+        logits_BTV = passes.logits(batch).astype(mx.float32) if self._logits is None else self._logits
+        return nn.losses.cross_entropy(logits_BTV, targets_BT, weights=counted_BT, reduction=reduction)
+
+    def reference_losses(self) -> Any:
+        if self._batch.reference is not None:
+            return -mx.array(self._batch.reference)
+        assert self._passes.adapter is not None, NO_REFERENCE
+        with self._passes.without_adapter():
+            return mx.stop_gradient(self._passes.outputs(self._batch).token_losses())
+
+    def log_sigmoid(self, x: Any) -> Any:
+        return -mx.logaddexp(mx.array(0.0), -x)
+
+    def log_odds(self, x: Any) -> Any:
+        x = mx.minimum(x, SUREST)
+        return x - mx.log(-mx.expm1(x))
+
+
+def _flipped(x: Any, flips: int) -> Any:
+    x = x.astype(mx.float32)
+    return mx.view(mx.view(x, mx.uint32) ^ flips, mx.float32) if flips else x
+
+
+@functools.cache
+def _probed_linear(kind: Any, flips: int) -> Any:
+    class Probed(kind):  # type: ignore[misc]
+        def __call__(self, x: Any) -> Any:
+            return super().__call__(_flipped(x, flips))
+
+    return Probed
+
+
+@functools.cache
+def _probed_embedding(kind: Any, flips: int) -> Any:
+    class Probed(kind):  # type: ignore[misc]
+        def __call__(self, x: Any) -> Any:
+            scale = getattr(self, "embedding_scale", None)
+            rows = super().__call__(x) if scale is None else self.rows(x).astype(mx.float32) * scale
+            return _flipped(rows, flips)
+
+        def as_linear(self, x: Any) -> Any:
+            return super().as_linear(_flipped(x, flips))
+
+    return Probed
+
+
+def _watched(kind: Any, layers: list[Array]) -> Any:
+    class Probed(kind):  # type: ignore[misc]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().__call__(*args, **kwargs)
+            hidden = output[0] if isinstance(output, tuple) else output
+            layers.append(layer_values(np.array(hidden.astype(mx.float32))))
+            return output
+
+    return Probed

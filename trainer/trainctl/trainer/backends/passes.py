@@ -1,0 +1,169 @@
+"""Forward passes of a model, and what they give: an objective's outputs, answers to prompts, and the probe's values."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol.batch.memory_estimate import Chunking
+from trainctl.trainer.adapters.lora import Lora
+from trainctl.trainer.data.batch import Batch, Tokens
+from trainctl.trainer.objectives.objective import Outputs, Vocabulary
+
+Array = NDArray[np.float32]
+VOCABULARY_FLOATS: Final = 1 << 24
+"""Most logits of one piece of `Outputs.vocabulary`: 64 MiB."""
+NO_REFERENCE: Final = "the model has no adapter, and the batch has no reference log-probabilities"
+SUREST: Final = -1e-7
+"""Log-probability above which the odds of an answer no longer grow: those of one that is certain are infinite."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How tokens are chosen."""
+
+    max_tokens: int
+    temperature: float  # 0: always the likeliest token
+    top_p: float
+    seed: int
+    settings: Mapping[str, Any] | None = None  # of generation_config.json, where they apply too; torch only
+    decoder_start: int | None = None  # token that the decoder of an encoder-decoder model begins with
+
+
+class Passes(ABC):
+    """Forward passes of one model, with its adapter or without."""
+
+    model: Any  # with `train()` and `eval()`
+    adapter: Lora | None
+    chunks: Any = None  # what computes losses of some tokens at a time
+
+    @abstractmethod
+    def chunk_losses(self, chunking: Chunking, where: str) -> None:
+        """Compute the losses of some tokens at a time from here on. Raises InvalidInputError if the model doesn't allow
+        it, and it is asked for."""
+
+    @abstractmethod
+    def outputs(self, batch: Batch) -> Outputs:
+        """Return what an objective reads of a batch."""
+
+    @abstractmethod
+    def array(self, values: NDArray[Any]) -> Any:
+        """Return values on the device; integers as those of an index."""
+
+    @abstractmethod
+    def float32(self, logits: Any) -> Any:
+        """Return logits in float32."""
+
+    @abstractmethod
+    def logits(self, batch: Batch) -> Any:
+        """Return [B, T, V], in the model's data type."""
+
+    @abstractmethod
+    def hidden(self, batch: Batch, rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """Return the last hidden states of some of the batch's targets and what makes logits of them; of a model whose
+        head can't be told from its body, the logits."""
+
+    @abstractmethod
+    def numbers(self, scalars: Sequence[Any]) -> list[float]:
+        """Return the library's arrays of one element as numbers; waits for the device."""
+
+    @abstractmethod
+    def on_host(self, array: Any) -> Any:
+        """Return an array of the library's as one of NumPy's."""
+
+    @abstractmethod
+    def without_adapter(self) -> AbstractContextManager[object]:
+        """Have the model compute as if it had no adapter."""
+
+    @abstractmethod
+    def probing(self, flips: int) -> AbstractContextManager[list[Array]]:
+        """Have the model compute in float32, `flips` applied to the integer view of each linear layer's input. The list
+        gets each decoder layer's values, [B, T]."""
+
+    @abstractmethod
+    def generate(
+        self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
+    ) -> list[int]:
+        """Return an answer by the library's own random numbers, of a model in evaluation mode."""
+
+
+class BatchOutputs(Outputs):
+    """The outputs for one batch, each computed when it is read."""
+
+    def __init__(self, passes: Passes, batch: Batch) -> None:
+        self._passes, self._batch = passes, batch
+        self._logits: Any = None
+
+    @property
+    def logits(self) -> Any:
+        if self._logits is None:
+            self._logits = self._passes.float32(self._passes.logits(self._batch))
+        return self._logits
+
+    @property
+    def counted(self) -> Any:
+        return self._passes.array(self._batch.counted)
+
+    def token_losses(self) -> Any:
+        return self._losses(self._batch.counted, "none")
+
+    def every_loss(self) -> Any:
+        return self._losses(self._batch.every_target, "none")
+
+    def loss_sum(self) -> Any:
+        return self._losses(self._batch.counted, "sum")
+
+    @abstractmethod
+    def _losses(self, counted: Array, reduction: Literal["none", "sum"]) -> Any:
+        """Return [B, T] losses ("none") or their sum ("sum"), from logits where there are some already."""
+
+    def vocabulary(self, *, with_reference: bool) -> Iterator[Vocabulary]:
+        passes, batch = self._passes, self._batch
+        rows = np.flatnonzero(batch.counted)
+        counted, targets = passes.array(rows), passes.array(batch.targets.ravel()[rows])
+        own, head = passes.hidden(batch, counted)
+        other = None
+        if with_reference and passes.adapter is not None:
+            with passes.without_adapter():
+                other, _ = passes.hidden(batch, counted)
+        size = max(1, VOCABULARY_FLOATS // head(own[:1]).shape[-1])
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            logits, reference = passes.float32(head(own[part])), None
+            if other is not None:
+                with passes.without_adapter():
+                    reference = passes.float32(head(other[part]))
+            yield Vocabulary(logits, reference, targets[part])
+
+
+@dataclass(frozen=True)
+class ProbePass:
+    """One forward pass of the probe."""
+
+    log_probabilities: Array  # [targets] of the counted targets, nats
+    layers: Array  # [layers, targets], by `layer_values`
+
+    @classmethod
+    def of(cls, batch: Batch, pieces: Iterable[tuple[Array, Tokens]], layers: Sequence[Array]) -> "ProbePass":
+        """Put a pass together from pieces of the counted targets' logits [N, V] with the targets [N], and the values
+        [B, T] of each layer, of which some models have none. The logarithms are taken in float64: libraries that sum
+        50,000 exponentials in float32 differ by 2e-4."""
+        log_probabilities = list[np.float32]()
+        for logits_NV, targets_N in pieces:
+            for row, target in zip(logits_NV, targets_N, strict=True):
+                wide = row.astype(np.float64) - row.max()
+                log_probabilities.append(np.float32(wide[target] - np.log(np.exp(wide).sum())))
+        counted = batch.counted > 0
+        empty = np.empty((0, int(counted.sum())), np.float32)
+        values = np.stack([layer[counted] for layer in layers]) if layers else empty
+        return cls(np.array(log_probabilities, np.float32), values)
+
+
+def layer_values(hidden_BTH: Array) -> Array:
+    """Return one value per token [B, T] of hidden states: their sum, each channel with a fixed weight in (-1, 1)."""
+    weights = (np.arange(1, hidden_BTH.shape[-1] + 1, dtype=np.uint64) * 0x9E3779B1 & 0xFFFFFFFF) / 2.0**31 - 1
+    return (hidden_BTH @ weights).astype(np.float32)
