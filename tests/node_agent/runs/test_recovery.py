@@ -13,9 +13,10 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.recovery import Backoff, Recovery, ResumePoint, absent
-from trainctl.protocol.messages import Generation
+from trainctl.protocol.messages import Command, Generation
 from trainctl.protocol.messages.events import CheckpointWritten, RunStateChanged, StepRetracted
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 
 WAY = ResumePoint({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
 
@@ -99,8 +100,11 @@ def test_a_run_that_is_stopped_while_it_waits_goes_back_no_more(tmp_path):
     context, unused = cast(Any, SimpleNamespace(db=db)), cast(Any, None)
     recovery = Recovery(context, unused, unused)
     recovery.reason = "rollback to step 20"
-    recovery.stop("run-1")
+    recovery.stop("run-1", Command(rid="r", id="c-1", verb="stop", by="anna"))
     assert ended == [("run-1", "stopped", "rollback to step 20")]
+    with RecordReader(paths) as reader:
+        (event,) = [one for one in reader.events(0, 10)[0] if isinstance(one.data, RunStateChanged)]
+    assert (event.data.after, event.by, event.command, event.step) == ("stopped", "anna", "c-1", 0)
     assert restore.rollback_step(paths) is None
 
 

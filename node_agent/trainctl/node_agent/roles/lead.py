@@ -404,14 +404,14 @@ class Lead:
             self._role.turn(transitions.finish(self._role.now))
             await self.journal.fail_open("the run ended before the command took effect", now.run)
 
-    def _stop_waiting(self, run: str | None) -> int | None:
+    def _stop_waiting(self, command: m.Command) -> int | None:
         """Have the run that waits to be resumed end instead. Returns its last step; None if there is none, or not that
         one."""
         now = self._role.now
-        if not isinstance(now, WaitingToRestart) or run not in (None, now.run):
+        if not isinstance(now, WaitingToRestart) or command.run not in (None, now.run):
             return None
         self._role.turn(transitions.let_go(now))
-        return self._recovery.stop(now.run)
+        return self._recovery.stop(now.run, command)
 
     async def _begin_again(self, run: str, without: Collection[int]) -> Session | None:
         open_commands = [row for row in self._db.open_commands() if row.run == run]

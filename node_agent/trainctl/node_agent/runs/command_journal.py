@@ -37,7 +37,7 @@ class Handlers(NamedTuple):
     """Who carries out what isn't for the conductor of an active run. Each raises InvalidInputError or RefusedError."""
 
     start_run: Callable[[m.Command, verbs.StartRun], Awaitable[str]]
-    stop_waiting: Callable[[str | None], int | None]
+    stop_waiting: Callable[[m.Command], int | None]
     """Stops a run that waits to go back to its checkpoint. Returns its last step; None if there is none, or not that
     one."""
     promote: Callable[[m.Command, verbs.Promote], Awaitable[d.CommandEnded]]
@@ -149,7 +149,7 @@ class CommandJournal:
     async def _conduct(self, command: m.Command, args: verbs.AnyArgs) -> None:
         session = self.session
         if session is None and isinstance(args, verbs.Stop):
-            step = self._handlers.stop_waiting(command.run)
+            step = self._handlers.stop_waiting(command)
             if step is not None:
                 made = e.RunStateChanged("going back", "stopped")
                 await self.end(d.CommandEnded(command.id, "applied", step, made=made))

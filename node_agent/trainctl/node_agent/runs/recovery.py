@@ -1,6 +1,7 @@
 """Recovery of a run that lost all ranks: it resumes from its newest checkpoint, with the nodes that are reachable."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple
@@ -74,7 +75,7 @@ class Recovery:
         """Something else begins, or another node leads it."""
         self._backoff.forget()
 
-    def stop(self, run: str) -> int:
+    def stop(self, run: str, ordered: m.Command) -> int:
         """Have the run that waits end instead, and not go back when it is resumed. Returns its last step."""
         self._backoff.forget()
         paths, reason = self._paths(run), self.reason
@@ -83,7 +84,7 @@ class Recovery:
                 restore.call_rollback_off(paths)
         except InvalidInputError as error:
             reason += f"; its rollback is still pending: {error}"
-        self._end(run, "stopped", reason)
+        self._end(run, "stopped", reason, ordered)
         return self._shown.step if self._shown is not None else 0
 
     async def take_up(self, run: str, superseded: str) -> float | None:
@@ -144,7 +145,12 @@ class Recovery:
         self._show("starting", f"{self.reason}; waiting for {wanted}" if wanted else self.reason)
         return self._backoff.hold()
 
-    def _end(self, run: str, state: m.RunState, reason: str) -> None:
+    def _end(self, run: str, state: m.RunState, reason: str, ordered: m.Command | None = None) -> None:
+        """`ordered`: the command that asked for it, if one did."""
+        paths = self._paths(run)
+        with contextlib.suppress(InvalidInputError):  # the agent's own list has it all the same
+            if paths is not None:
+                restore.note_end(paths, state, reason, ordered)
         self._context.db.set_run_state(run, state, reason)
         self._show(state, reason)
 

@@ -47,8 +47,9 @@ from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import checkpoints, salvage
 from trainctl.protocol.record.paths import RunPaths, runs_directory
-from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.reader import VIEW_KEY, VIEW_KEYS, RecordReader
 from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_reading, open_for_writing, refusing_damage
+from trainctl.protocol.wire.codec import decode_json, encode_json
 
 CHECKED_BYTES = 1 << 28
 """Most bytes of a record that is searched for damage before it is used: SQLite reads some 500 MB/s."""
@@ -193,6 +194,29 @@ def call_rollback_off(paths: RunPaths) -> None:
         durable = _kept(recorder)
         if durable is not None:
             _keep(recorder, msgspec.structs.replace(durable, rollback=None))
+        recorder.close()
+
+
+def note_end(paths: RunPaths, state: m.RunState, reason: str, ordered: m.Command | None = None) -> None:
+    """Have the record of a run that waited to go back say how it ended instead, and by which command.
+
+    Raises InvalidInputError if it can't be written.
+    """
+    with _recorder(paths) as recorder:
+        last = recorder.last_state()
+        step = last.step.step if last.step is not None else 0
+        change = e.RunStateChanged("going back", state, reason, step)
+        if ordered is None:
+            recorder.event(time.time(), change, "error", "auto", step=step, generation=last.generation)
+        else:
+            recorder.event(
+                time.time(), change, "info", ordered.by or "unknown", step=step, generation=last.generation,
+                command=ordered.id, verb=ordered.verb, outcome="applied",
+            )  # fmt: skip
+        for key in VIEW_KEYS:
+            if (text := recorder.meta(key)) is not None:
+                view = msgspec.structs.replace(decode_json(text, m.RunView), state=state, reason=reason)
+                recorder.set_meta(key, encode_json(view), own=key == VIEW_KEY)
         recorder.close()
 
 
