@@ -25,7 +25,7 @@ from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.large_imports import import_large
 from trainctl.protocol.machine.standard_streams import exit_code, lossy_streams, open_closed
-from trainctl.protocol.record.paths import node_directory, state_root
+from trainctl.protocol.record.paths import node_directory, runs_directory, state_root
 
 app = typer.Typer(
     name="trainctl-agent", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -130,6 +130,8 @@ def run(
     Each option can also be set by the environment variable that is given with it. The command line wins.
     """
     node = name or node_name()
+    if not name:
+        _name_others(node, state)
     if detach:
         detached(node_directory(node, state))
         return
@@ -147,6 +149,16 @@ def run(
             grace_seconds=grace, spot_notice=_words(spot_notice_command, "--spot-notice-command"),
         )
     )  # fmt: skip
+
+
+def _name_others(node: str, state: Path | None) -> None:
+    """Say which other names this machine's agent had, unless it has runs by its own."""
+    if runs_directory(node_directory(node, state)).exists():
+        return
+    others = sorted(runs.parent.name for runs in (state or state_root()).glob("*/runs") if any(runs.iterdir()))
+    if others:
+        names = ", ".join(others)
+        print(f"trainctl-agent: this is {node}; runs here are of {names}: --name {others[0]}", file=sys.stderr)
 
 
 def _metrics_address(node: str, cluster: Cluster, text: str, *, anyone: bool) -> ListenAddress | None:

@@ -53,7 +53,7 @@ def _words(ctx: typer.Context, incomplete: str) -> list[str]:
 @app.command(
     cls=VerbCommand,
     help=f"Send a command, such as trainctl send {arguments.EXAMPLE}. VERB --help shows its arguments and an example. "
-    "trainctl send undo undoes the run's newest change.",
+    "trainctl send undo undoes the newest change that a person made.",
     epilog=arguments.verbs_summary(),
 )
 def send(
@@ -106,15 +106,20 @@ def send(
 
 
 async def _undoing(client: "Client", run: str | None, options: dict[str, Any]) -> command.Order:
-    """Return the command that undoes a run's newest change. Raises RefusedError."""
+    """Return the command that undoes the newest change that a person made to a run. Raises RefusedError."""
     from trainctl.tui.commands import undo, verb_registry
 
     seen = await client.snapshot(0, run)
-    inverses = undo.newest(seen.run, seen.events, most=1)
-    if not inverses or seen.run is None:
+    inverses = undo.newest(seen.run, seen.events, most=len(seen.events))
+    inverse = next((inverse for inverse in inverses if not inverse.event.by.startswith("auto")), None)
+    if inverse is None or seen.run is None:
         raise RefusedError("undo: no change of this run can be undone now; trainctl events lists its changes")
-    output.tell("; ".join((inverses[0].says, *inverses[0].remarks)))
-    order = inverses[0].order
+    if inverse.order.verb == "start-run":  # who means a setting must not start a run that has ended
+        raise RefusedError(
+            f"undo: the newest change ended the run; to take it up: trainctl run --resume {seen.run.run}"
+        )
+    output.tell("; ".join((inverse.says, *inverse.remarks)))
+    order = inverse.order
     is_against = verb_registry.of(order.verb).against_plan and options["if_plan"] is None
     plan = seen.run.plan_version if is_against else options["if_plan"]
     named = {**options, "node": order.node, "if_plan": plan, "undoes": order.undoes}
