@@ -1,4 +1,6 @@
-"""`trainctl advise` computes which nodes a run should use; `trainctl bench` measures settings by short real runs."""
+"""The subcommands that answer before a run: `advise` by computing, `simulate` by a run that trains nothing, `bench` by
+short real runs.
+"""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +10,7 @@ import msgspec
 import typer
 
 from trainctl.protocol.config.names import node_name
-from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Set, subcommands, where
 
@@ -31,8 +33,7 @@ def advise(
     cluster: ClusterFile = None,
     no_data: Annotated[bool, typer.Option("--no-data", help="Don't read the run's data.")] = False,
     parameters: Annotated[
-        int | None,
-        typer.Option("--parameters", min=1, help="Trained parameters, if the model isn't on this machine."),
+        int | None, typer.Option("--parameters", min=1, help="Trained parameters, if the model isn't on this machine.")
     ] = None,
     json: Json = False,
 ) -> int:
@@ -137,19 +138,30 @@ def _tell(plan: "BenchPlan", done: int) -> None:
 
 
 def _advice_fields(advice: "Advice", facts: "AdviceFacts", notes: tuple[str, ...]) -> dict[str, Any]:
-    """Each plan also says whether it fits and can run; docs/advise.md lists all fields."""
+    """Return the advice as plain values. Each plan also says whether it fits and can run; docs/advise.md lists all
+    fields."""
     plain: dict[str, Any] = msgspec.to_builtins(advice)
     run = facts.run
     return {
-        **plain, "answer": _plan(advice.answer), "independent": _plan(advice.independent),
-        "plans": [_plan(plan) for plan in advice.plans], "notes": notes,
+        **plain,
+        "answer": _plan(advice.answer),
+        "independent": _plan(advice.independent),
+        "plans": [_plan(plan) for plan in advice.plans],
+        "notes": notes,
         "run": {
-            "file": run.file, "steps": run.steps, "global_batch": run.global_batch, "unit": run.unit,
-            "tokens_per_sample": run.tokens_per_sample, "gradient_bytes": run.gradient_bytes,
-            "parameters": run.parameters, "trained": run.trained, "currency": run.currency, "lead": run.lead,
+            "file": run.file,
+            "steps": run.steps,
+            "global_batch": run.global_batch,
+            "unit": run.unit,
+            "tokens_per_sample": run.tokens_per_sample,
+            "gradient_bytes": run.gradient_bytes,
+            "parameters": run.parameters,
+            "trained": run.trained,
+            "currency": run.currency,
+            "lead": run.lead,
         },
         "nodes": {node.name: _node(node) for node in facts.nodes},
-    }  # fmt: skip
+    }
 
 
 def _plan(plan: "Plan | None") -> dict[str, Any] | None:
@@ -165,6 +177,64 @@ def _plan(plan: "Plan | None") -> dict[str, Any] | None:
 def _node(node: Any) -> dict[str, Any]:
     made = node.profile.created_at if node.profile is not None else None
     return {
-        "device": node.device, "backend": node.backend, "machine": node.machine, "cores": node.cores,
-        "threads": node.threads, "calibrated_at": made, "watts": node.watts, "price_per_hour": node.price_per_hour,
-    }  # fmt: skip
+        "device": node.device,
+        "backend": node.backend,
+        "machine": node.machine,
+        "cores": node.cores,
+        "threads": node.threads,
+        "calibrated_at": made,
+        "watts": node.watts,
+        "price_per_hour": node.price_per_hour,
+    }
+
+
+@app.command()
+def simulate(
+    cluster: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="Cluster file with simulated nodes.")],
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of noise, drift, failures and losses.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=10_000_000, help="Steps, in place of the run file's.", show_default=False)
+    ] = None,
+    parameters: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trained parameters, if the model isn't on this machine.", show_default=False),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the run in the full screen while it plays.")] = False,
+    speed: Annotated[
+        float | None,
+        typer.Option(
+            min=0.25, max=4096, help="With --watch: playback speed; 2 is twice real time [60].", show_default=False
+        ),
+    ] = None,
+    output_folder: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="State folder [the user's].", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Simulate a run before you buy or start anything. Nothing is trained.
+
+    Each node of the cluster file says in [nodes.NAME.simulated] how fast it is, how it varies and how it fails.
+    """
+    from trainctl.tui.replay.simulator_process import SimulatorProcess, summary_lines
+
+    if speed is not None and not watch:
+        raise InvalidInputError("--speed", "applies only to the full screen: add --watch, or leave it out")
+    if watch and (json or not output.has_screen()):
+        raise InvalidInputError("--watch", "needs a terminal, and no --json: leave it out")
+    given = {"--seed": seed, "--steps": steps, "--parameters": parameters, "--output": output_folder}
+    words = [f"{option}={value}" for option, value in given.items() if value is not None]
+    with SimulatorProcess([str(cluster), str(file), *words]) as simulator:
+        directory = Path(simulator.line()["run_directory"])
+        if watch:
+            from trainctl.tui.replay.replay_app import watch_growing  # Textual: only for the full screen
+
+            watch_growing(directory, speed or 60.0)
+        made = simulator.line()
+    code = 0 if made["state"] == "finished" else RefusedError.exit_code
+    if json:
+        output.emit({"ok": code == 0, **made})
+    else:
+        output.say("\n".join(summary_lines(made)))
+    return code

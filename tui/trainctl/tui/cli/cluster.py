@@ -65,9 +65,13 @@ def add(
 
     chosen = None if extras is None else tuple(word for word in extras.split(",") if word not in ("", "none"))
     wanted = joining.AddNodeOptions(
-        SshTarget(host, ssh_config), name, address, here,
-        Install(python, chosen, tuple(_words(pip_args)), system_site_packages), interactive=output.has_screen(),
-    )  # fmt: skip
+        SshTarget(host, ssh_config),
+        name,
+        address,
+        here,
+        Install(python, chosen, tuple(_words(pip_args)), system_site_packages),
+        interactive=output.has_screen(),
+    )
     file = cluster or clusters.default_path()
     say = (lambda step: None) if json else lambda step: output.say(_step_line(step))
     found = joining.add(wanted, file, clusters.read_default(cluster), say)
@@ -93,11 +97,14 @@ def _step_line(step: Any) -> str:
 def _fields(found: Any) -> dict[str, Any]:
     link = found.link
     return {
-        "node": found.node, "address": found.address, "steps": [step._asdict() for step in found.steps],
-        "round_trip_seconds": link.round_trip_seconds, "stream_bytes_per_second": link.bytes_per_second,
+        "node": found.node,
+        "address": found.address,
+        "steps": [asdict(step) for step in found.steps],
+        "round_trip_seconds": link.round_trip_seconds,
+        "stream_bytes_per_second": link.bytes_per_second,
         "sent_bytes_per_second": link.sent_bytes_per_second,
         "remarks": found.remarks,
-    }  # fmt: skip
+    }
 
 
 @group.command(name="list")
@@ -114,9 +121,11 @@ def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
         key = fingerprint(entry.key) if entry.key else ""
         rows.append((name, entry.address, key, str(added if added.is_file() else file)))
     return output.answer(
-        tables.table(head, rows) if rows else "", json=json, nodes=[dict(zip(head, row, strict=True)) for row in rows],
+        tables.table(head, rows) if rows else "",
+        json=json,
+        nodes=[dict(zip(head, row, strict=True)) for row in rows],
         none=f"no nodes in {file}; run trainctl init, or add a node with trainctl cluster add",
-    )  # fmt: skip
+    )
 
 
 @group.command()
@@ -237,7 +246,8 @@ def discover(
     both = [(one, discovery.standing(one, known.cluster if known is not None else None)) for one in found]
     rows = [(one.node, one.address, one.version, one.fingerprint or "no key", said) for one, said in both]
     return output.answer(
-        tables.table(("node", "address", "version", "fingerprint", "here"), rows) if rows else "", json=json,
+        tables.table(("node", "address", "version", "fingerprint", "here"), rows) if rows else "",
+        json=json,
         none=f"no agent advertised itself within {seconds:g} s; start agents with trainctl-agent run --advertise",
         found=[one._asdict() | {"standing": said} for one, said in both],
-    )  # fmt: skip
+    )

@@ -39,7 +39,7 @@ class SimulatorProcess:
         self._said.close()
 
     def line(self) -> dict[str, Any]:
-        """The next object that it prints. Raises InvalidInputError or RefusedError with what it said instead."""
+        """Return the next object that it prints. Raises InvalidInputError or RefusedError with what it said instead."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line:
@@ -55,7 +55,7 @@ class SimulatorProcess:
 
 
 def summary_lines(made: Mapping[str, Any]) -> Iterator[str]:
-    """For a person; every figure is of the simulation."""
+    """Yield lines for a person; every figure is of the simulation."""
     reason = f": {made['reason']}" if made["reason"] else ""
     yield f"simulated  {made['run']}: {made['state']}{reason}; nothing was trained"
     yield f"time       {fmt.duration(made['seconds'])} simulated in {fmt.seconds(made['real_seconds'])}"

@@ -12,7 +12,8 @@ RESOLVE_MILLISECONDS = 1500
 
 
 def listen(seconds: float) -> tuple[Advert, ...]:
-    """All that are heard within so long, by name. Raises InvalidInputError where zeroconf isn't installed."""
+    """Return all agents that are heard within so long, by name. Raises InvalidInputError where zeroconf isn't
+    installed."""
     try:
         from zeroconf import InterfaceChoice, IPVersion, ServiceBrowser, Zeroconf
     except ModuleNotFoundError:
@@ -31,7 +32,7 @@ def listen(seconds: float) -> tuple[Advert, ...]:
 
 
 def standing(advert: Advert, cluster: Cluster | None) -> str:
-    """What the cluster file has of it."""
+    """Return what the cluster file has of it."""
     entry = cluster.nodes.get(advert.node) if cluster is not None else None
     if entry is None:
         return "not in the cluster file"
