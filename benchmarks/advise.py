@@ -35,7 +35,7 @@ from lib.sides import Cluster, end_on_sigterm, run_config, until
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.trainer import demo_assets
-from trainctl.tui.export.row_scores import Scoring, Wanted, new_id, read_file
+from trainctl.tui.export.row_scores import ScoreRequest, Scoring, new_id, read_file
 
 BAR = 0.1
 MEGABITS = 100
@@ -237,7 +237,7 @@ async def _rate(address: str, folder: Path, run: str, nodes: Sequence[str] | Map
 
     rows = read_file(folder / "rows.jsonl")
     async with Client(address) as client:
-        await Scoring(client, rows, Wanted(new_id(), run, None, False, ()), io.BytesIO(), show).run()
+        await Scoring(client, rows, ScoreRequest(new_id(), run, None, False, ()), io.BytesIO(), show).run()
     (began, first), (ended, last) = seen[0], seen[-1]
     return (last - first) / (ended - began)
 

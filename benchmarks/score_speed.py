@@ -32,7 +32,7 @@ from trainctl.protocol.client.client import Client
 from trainctl.protocol.machine import shim
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer import demo_assets
-from trainctl.tui.export.row_scores import Scoring, Wanted, new_id, read_file
+from trainctl.tui.export.row_scores import ScoreRequest, Scoring, new_id, read_file
 
 BAR = 0.95
 CORES = {"fast": 1.0, "middle": 0.5, "slow": 0.2}
@@ -191,7 +191,7 @@ class Measurement:
     async def _score(self, output: io.BytesIO) -> None:
         rows = read_file(self._folder / "rows.jsonl")
         async with Client(self._address) as client:
-            await Scoring(client, rows, Wanted(new_id(), self._run, None, False, ()), output, self._show).run()
+            await Scoring(client, rows, ScoreRequest(new_id(), self._run, None, False, ()), output, self._show).run()
 
     def _show(self, view: m.WorkView) -> None:
         now = time.monotonic()

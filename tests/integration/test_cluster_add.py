@@ -18,7 +18,7 @@ from trainctl.protocol.config import cluster_file
 from trainctl.protocol.security import keys
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.trainer import demo_assets
-from trainctl.tui.setup import remote_side, wheel
+from trainctl.tui.setup import remote_install, remote_side
 
 pytestmark = pytest.mark.needs("sshd")
 
@@ -182,12 +182,12 @@ def test_list_and_remove(pair: Pair, first: dict[str, Any]) -> None:
 
 
 def test_the_wheel_is_the_same_each_time_and_whole() -> None:
-    built = wheel.build()
-    assert built.digest == wheel.build().digest
+    built = remote_install.build_wheel()
+    assert built.digest == remote_install.build_wheel().digest
     with zipfile.ZipFile(io.BytesIO(built.body)) as archive:
         names = archive.namelist()
         record = archive.read(next(name for name in names if name.endswith("/RECORD"))).decode()
     assert sorted(line.split(",")[0] for line in record.splitlines()) == sorted(names)
-    assert {name.split("/")[1] for name in names if name.startswith("trainctl/")} == set(wheel.ROOMS)
-    assert {f"trainctl/{room}/py.typed" for room in wheel.ROOMS} <= set(names)
+    assert {name.split("/")[1] for name in names if name.startswith("trainctl/")} == set(remote_install.ROOMS)
+    assert {f"trainctl/{room}/py.typed" for room in remote_install.ROOMS} <= set(names)
     assert not any("__pycache__" in name for name in names)

@@ -39,7 +39,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import codec, sockets
-from trainctl.tui.cli import run_lookup
+from trainctl.tui.cli import runs
 
 NAMES = tiers.scale("names of each kind")
 AT_ONCE = 8
@@ -325,7 +325,7 @@ async def test_no_reply_of_an_agent_leads_a_client_to_another_file(scene: Scene,
                 directory=names.next(),
             )  # fmt: skip
             with contextlib.suppress(InvalidInputError):
-                directory = run_lookup.directory_of(given)
+                directory = runs.directory_of(given)
                 assert directory is None or (directory.is_absolute() and directory.name == RUN)
         assert watch.touched() == []
     assert copied

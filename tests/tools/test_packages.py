@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.integration.support.packages import build_sdist, build_wheel, unpack_archive
 
 from trainctl import protocol
-from trainctl.tui.setup import wheel
+from trainctl.tui.setup import remote_install
 
 
 class Built(NamedTuple):
@@ -64,8 +64,8 @@ def test_the_source_archive_leaves_out_private_keys_that_make_keys_writes(tmp_pa
 def test_the_wheel_has_all_parts(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         files = set(archive.namelist())
-    assert {name.split("/")[1] for name in files if name.startswith("trainctl/")} == set(wheel.ROOMS)
-    for room in wheel.ROOMS:
+    assert {name.split("/")[1] for name in files if name.startswith("trainctl/")} == set(remote_install.ROOMS)
+    for room in remote_install.ROOMS:
         place = ROOT / room / "trainctl" / room
         assert {f"trainctl/{room}/{path.relative_to(place).as_posix()}" for path in place.rglob("*.py")} <= files
     pages = {name for name in files if name.startswith("trainctl/tui/docs/")}

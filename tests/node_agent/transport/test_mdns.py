@@ -10,7 +10,7 @@ from tests.waiting import HANG_SECONDS
 from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.protocol.machine import discovery
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
-from trainctl.tui.setup import discovery as discovering
+from trainctl.tui.cli import cluster
 
 PUBLIC = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 ADDRESS = "tcp://127.0.0.1:17474"
@@ -23,7 +23,7 @@ def heard(advertisement: Advertisement, name: str) -> discovery.Advert:
         serving = asyncio.create_task(advertisement.serve())
         try:
             for _ in range(10):
-                found = await asyncio.to_thread(discovering.listen, 2.0)
+                found = await asyncio.to_thread(cluster.listen, 2.0)
                 if any(one.node == name for one in found):
                     return found
         finally:

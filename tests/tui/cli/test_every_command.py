@@ -20,7 +20,7 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent import cli as agent_program
 from trainctl.tui.cli import main as program
-from trainctl.tui.cli.lazy_commands import has_effect
+from trainctl.tui.cli.main import has_effect
 
 ALL = pytest.mark.tier("all")
 NOT_ALONE = {("trainctl", "demo"), ("trainctl", "keys", "new"), *(("trainctl-agent", name) for name in (

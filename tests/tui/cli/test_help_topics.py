@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.tui.support.cli_calls import assert_one_line, call
 
-from trainctl.tui.setup import wheel
+from trainctl.tui.setup import remote_install
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -20,5 +20,5 @@ def test_each_page_is_a_topic_that_prints_it() -> None:
 
 
 def test_the_program_s_wheel_has_the_pages() -> None:
-    names = zipfile.ZipFile(BytesIO(wheel.build().body)).namelist()
+    names = zipfile.ZipFile(BytesIO(remote_install.build_wheel().body)).namelist()
     assert {f"trainctl/tui/docs/{page.name}" for page in DOCS.glob("*.md")} <= set(names)

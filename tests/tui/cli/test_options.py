@@ -7,8 +7,7 @@ import pytest
 import typer
 from tests.tui.support.cli_calls import assert_one_line, call
 
-from trainctl.tui.cli.lazy_commands import CHANGING
-from trainctl.tui.cli.main import app
+from trainctl.tui.cli.main import CHANGING, app
 
 READING = {
     "advise", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench", "data preview",

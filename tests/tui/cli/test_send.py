@@ -14,7 +14,7 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import cluster as lead_finding
-from trainctl.tui.cli import command_result, main
+from trainctl.tui.cli import agent_call, main
 from trainctl.tui.commands import command
 
 ID = "6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914"
@@ -75,7 +75,7 @@ def test_each_end(wait: str, replies: tuple[Any, ...], status: int, code: str, s
     assert (told.returncode, told.stderr, told.stdout.count("\n")) == (status, "", 1)
     found = json.loads(told.stdout)
     error = found.pop("error", None)
-    assert {*found} == {"ok", "verb", "node", *command_result.FIELDS}
+    assert {*found} == {"ok", "verb", "node", *agent_call.FIELDS}
     assert (found["ok"], found["verb"], found["id"], found["state"]) == (status == 0, "resize-batch", ID, state)
     assert (error or {}).get("code", "") == code
     assert error is None or text.split(": ")[-1] in error["text"]

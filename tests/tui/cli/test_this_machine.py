@@ -19,7 +19,7 @@ from trainctl.protocol.record import paths
 from trainctl.tui.cli import agent_call
 from trainctl.tui.commands import targets
 from trainctl.tui.commands.targets import on_this_machine
-from trainctl.tui.setup import start_agent
+from trainctl.tui.setup import offers
 
 NODES = ("tcp://127.0.0.1:11", "tcp://127.0.0.1:12", "tcp://127.0.0.1:13")
 
@@ -93,7 +93,7 @@ def test_who_does_not_want_one_is_told_what_to_do(typist: Typist, default: str) 
 
 
 def test_without_a_terminal_nothing_is_asked_or_started(default: str, capsys: pytest.CaptureFixture[str]) -> None:
-    start_agent.offer(targets.Where((default,)), print)
+    offers.offer_agent(targets.Where((default,)), print)
     assert capsys.readouterr() == ("", "")
     assert running() == []
 
@@ -103,14 +103,14 @@ def test_an_agent_that_does_not_start_says_why() -> None:
     lock.parent.mkdir(parents=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(start_agent.RefusedError, match=r"didn't start: .*another agent of this .*started\.log"):
-            start_agent.start()
+        with pytest.raises(offers.RefusedError, match=r"didn't start: .*another agent of this .*started\.log"):
+            offers.start_agent()
 
 
 def test_an_agent_that_never_says_where_it_listens_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_agent, "START_SECONDS", 0.2)
+    monkeypatch.setattr(offers, "START_SECONDS", 0.2)
     log = paths.node_directory(names.node_name()) / "logs" / "started.log"
     log.parent.mkdir(parents=True)
     os.mkfifo(log)  # to open it waits for a reader, so that nothing is started
-    with pytest.raises(start_agent.RefusedError, match=rf"hasn't said .* for 0\.2 s: see {log}"):
-        start_agent.start()
+    with pytest.raises(offers.RefusedError, match=rf"hasn't said .* for 0\.2 s: see {log}"):
+        offers.start_agent()

@@ -1,6 +1,7 @@
 """The demo's own decisions: when it is over, what it leaves, what it says, and which folders it drops."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_qlora_says_at_once_that_it_needs_mlx_lm(monkeypatch: pytest.MonkeyPatch
     wanted = demo.DemoOptions(steps=1, nodes=1, objective="qlora")
     with pytest.raises(InvalidInputError, match=r"^objective: qlora needs mlx-lm.*install '\.\[mlx\]'"):
         demo.ranks_of(wanted)
-    demo.ranks_of(wanted._replace(objective="sft"))
+    demo.ranks_of(replace(wanted, objective="sft"))
 
 
 TORCH, MLX = ("numpy",), ("msgspec",)

@@ -13,7 +13,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.advice.checklist import VARIABLES
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.machine import facts
-from trainctl.tui.doctor import check_machine, run_checks
+from trainctl.tui.cli import doctor
+from trainctl.tui.doctor import check_machine
 from trainctl.tui.doctor.check_files import of_disks, of_files
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed, Look, Measured, Trouble
 from trainctl.tui.doctor.probe import Round
@@ -33,13 +34,13 @@ def look(name: str = "studio", address: str = ADDRESS, **changes: Any) -> Look:
 
 
 def judged(*looks: Look, **more: Any) -> list[Finding]:
-    return list(run_checks.findings(ClusterFacts(WELL, looks, **more)))
+    return list(doctor.findings(ClusterFacts(WELL, looks, **more)))
 
 
 def told(level: str, *looks: Look, **more: Any) -> str:
     """The one line of that level."""
     (finding,) = [finding for finding in judged(*looks, **more) if finding.level == level]
-    return run_checks.line(finding)
+    return doctor.line(finding)
 
 
 def test_a_node_that_is_well_has_no_word_said_against_it() -> None:
@@ -138,9 +139,7 @@ def test_each_variable_that_agents_report_is_explained_as_advise_does() -> None:
 def test_what_keeps_a_node_out_of_reach_is_named(kind: Any, system: str, says: tuple[str, ...]) -> None:
     here = msgspec.structs.replace(WELL, system=system)
     away = Look("mbp", "tcp://10.0.7.2:7474", trouble=Trouble(kind, "so it is"))
-    lines = [
-        run_checks.line(one) for one in run_checks.findings(ClusterFacts(here, (look(), away))) if one.level == "fail"
-    ]
+    lines = [doctor.line(one) for one in doctor.findings(ClusterFacts(here, (look(), away))) if one.level == "fail"]
     assert len(lines) == 1 and lines[0].startswith("mbp: reach: tcp://10.0.7.2:7474: ")
     assert all(text in lines[0] for text in says), lines
 
@@ -155,7 +154,7 @@ def test_a_port_that_publishes_and_cannot_be_reached_fails() -> None:
 
 def test_versions_that_differ_are_named_with_their_nodes() -> None:
     other = look("mbp", libraries={"torch": "2.9.1", "mlx": "0.32.0"}, version="0.2.0")
-    found = [run_checks.line(one) for one in judged(look(), other) if one.level in ("warn", "fail")]
+    found = [doctor.line(one) for one in judged(look(), other) if one.level in ("warn", "fail")]
     assert [line.split(":")[1].split()[0] for line in found] == ["trainctl", "torch"]
     assert "0.1.0 on studio; 0.2.0 on mbp" in found[0] and "pip install" not in found[0], "no index has it"
     assert "pip install 'torch==2.13.0'" in found[1], "2.13 is newer than 2.9"
@@ -198,7 +197,7 @@ def test_the_interface_of_the_sums(interface: str, trusted: tuple[str, ...], lev
     here = look(interfaces=(*WELL.interfaces, down, bare))
     (found,) = [one for one in judged(here, run=config, trusted_networks=networks) if one.subject == "interface"]
     assert found.level == level
-    assert says in run_checks.line(found)
+    assert says in doctor.line(found)
 
 
 def hashed(node: str, path: str, digest: str, what: Any = "model", problem: str = "", **files: str) -> Hashed:
@@ -215,7 +214,7 @@ def test_files_that_differ_are_named_with_the_line_that_fixes_it() -> None:
         hashed("studio", "/data/x.jsonl", "c" * 64, "data", x_jsonl="7"),
         hashed("mbp", "/data/x.jsonl", "", "data", problem="/data/x.jsonl: No such file or directory"),
     ))))  # fmt: skip
-    lines = [run_checks.line(one) for one in found if one.level == "fail"]
+    lines = [doctor.line(one) for one in found if one.level == "fail"]
     assert len(lines) == 2
     assert "mbp: model: /Users/anna/my model differs from studio's in model.safetensors" in lines[0]
     assert lines[0].endswith("on mbp: rsync -av --checksum studio.local:/models/mine/ '/Users/anna/my model/'")
@@ -245,7 +244,7 @@ def test_a_slow_disk_of_token_caches_is_named(write: float, read: float | None, 
     disk = m.Disk(rid="", folder="/d", write_bytes_per_second=write, read_bytes_per_second=read)
     (found,) = of_disks(ClusterFacts(WELL, (), measured=(Measured("mbp", "", disk),)))
     assert (found.level, found.subject) == (level, "disk")
-    assert says in run_checks.line(found)
+    assert says in doctor.line(found)
 
 
 def test_a_disk_that_cannot_be_measured_fails_only_if_the_run_names_it() -> None:
@@ -269,7 +268,7 @@ def test_a_model_by_its_hugging_face_id_is_downloaded_not_copied() -> None:
         hashed("studio", "org/name", "a" * 64, config_json="1"),
         hashed("mbp", "org/name", "", problem="not in the Hugging Face cache"),
     ))  # fmt: skip
-    (found,) = (run_checks.line(one) for one in of_files(scene) if one.level == "fail")
+    (found,) = (doctor.line(one) for one in of_files(scene) if one.level == "fail")
     assert "mbp: model: org/name can't be read: not in the Hugging Face cache" in found
     assert found.endswith("on that machine, run: hf download org/name")
 

@@ -22,7 +22,9 @@ def test_every_step_has_a_bucket_of_its_own(
     for gap in gaps:
         steps.append(steps[-1] + gap)
     seen: dict[str, list[int]] = {name: [] for name in NAMES}
-    for names, asked in (told := list(questions(NAMES, steps, ranks, values_from))):
+    told = list(questions(NAMES, steps, ranks, values_from))
+    for question in told:
+        names, asked = question.names, question.steps
         assert len(names) <= 16 and len(asked) * len(names) * (ranks + 1) <= 20_000
         columns = min(asked[-1] - asked[0] + 1, 2_000)
         if raw_most or asked[-1] - asked[0] >= 2_000:

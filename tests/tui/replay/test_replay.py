@@ -26,7 +26,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui.cli import run_lookup
+from trainctl.tui.cli import runs as cli_runs
 from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.replay.replay_app import ReplayApp, ReplayClock
 from trainctl.tui.replay.replay_source import Playhead, ReplaySource
@@ -169,10 +169,10 @@ async def test_it_takes_no_commands_and_knows_one_run(source: ReplaySource) -> N
 def test_a_run_is_found_by_its_path_and_by_its_id(directory: Path, tmp_path: Path) -> None:
     root = directory.parent.parent.parent
     for given in (str(directory), str(directory / "record.db"), "demo-1"):
-        assert run_lookup.find(given, root) == directory
+        assert cli_runs.find(given, root) == directory
     for given, words in ((str(tmp_path), "no record.db"), ("demo-2", "no run with that id"), ("./x/y", "no such")):
         with pytest.raises(InvalidInputError, match=words):
-            run_lookup.find(given, root)
+            cli_runs.find(given, root)
 
 
 def test_a_run_is_meant_by_its_id_its_beginning_its_name_or_as_the_last() -> None:
@@ -181,24 +181,24 @@ def test_a_run_is_meant_by_its_id_its_beginning_its_name_or_as_the_last() -> Non
     runs = dict(zip(ids, names, strict=True))
     meant = {ids[0]: 0, "last": 3, "fine": 1, "fine-2": 2, "fine-20261128": 0, "fine-2-2026": 2, "best": 3, "b-": 3}
     for given, index in meant.items():
-        assert run_lookup.match(given, runs) == ids[index]
-    assert run_lookup.match("x", runs) is run_lookup.match("", runs) is run_lookup.match("last", {}) is None
+        assert cli_runs.match(given, runs) == ids[index]
+    assert cli_runs.match("x", runs) is cli_runs.match("", runs) is cli_runs.match("last", {}) is None
     with pytest.raises(InvalidInputError, match="several runs begin like that"):
-        run_lookup.match("fi", runs)
+        cli_runs.match("fi", runs)
 
 
 def test_the_last_run_of_a_demo_is_found(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(run_lookup, "default_folder", lambda: tmp_path / "demos")
+    monkeypatch.setattr(cli_runs, "default_folder", lambda: tmp_path / "demos")
     copy = tmp_path / "demos" / "demo-1" / "state" / "studio" / "runs" / directory.name
     shutil.copytree(directory, copy)
-    assert run_lookup.find("last") == run_lookup.find("demo-1") == copy
+    assert cli_runs.find("last") == cli_runs.find("demo-1") == copy
     own = tmp_path / "state" / "studio" / "runs" / "mine-1"
     shutil.copytree(directory, own)
     for name, at in (("run.toml", 2e9), ("record.db", 2e9)):
         if (own / name).exists():
             os.utime(own / name, (at, at))
-    assert run_lookup.find("last") == own, "a demo is older"
+    assert cli_runs.find("last") == own, "a demo is older"
 
 
 @pytest.mark.parametrize("place", ["runs/demo-1", "other", "link/demo-1", "runs/../runs", "", "."])
@@ -217,14 +217,14 @@ def test_an_agent_leads_to_no_other_directory(
     )  # fmt: skip
     monkeypatch.setenv("TRAINCTL_CONNECT", "tcp://127.0.0.1:1")
     monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(run_lookup, "at_agent", lambda *_: run_lookup.RunAt("tcp://127.0.0.1:1", "demo-1"))
-    monkeypatch.setattr(run_lookup.agent_call, "call", lambda *_, **__: m.Runs(rid="r", runs=(row,)))
+    monkeypatch.setattr(cli_runs, "at_agent", lambda *_: cli_runs.RunAt("tcp://127.0.0.1:1", "demo-1"))
+    monkeypatch.setattr(cli_runs.agent_call, "call", lambda *_, **__: m.Runs(rid="r", runs=(row,)))
     context: Any = SimpleNamespace()
     if place == "runs/demo-1":
-        assert run_lookup.find_or_ask(context, "demo-1", None, None) == directory
+        assert cli_runs.find_or_ask(context, "demo-1", None, None) == directory
         return
     with pytest.raises(InvalidInputError):
-        run_lookup.find_or_ask(context, "demo-1", None, None)
+        cli_runs.find_or_ask(context, "demo-1", None, None)
 
 
 def test_the_playhead_stops_at_the_end_and_begins_again() -> None:

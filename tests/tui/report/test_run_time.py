@@ -1,5 +1,6 @@
 """Where a run's time went, and what its faults cost: by its commits, whatever its events say of themselves."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -153,5 +154,6 @@ def test_the_parts_of_every_gap_are_its_whole_time() -> None:
     line = line_of(commits, events, 31.0)
     ends = [0.0, 2.0, 13.0, 14.5, 30.0, 31.0]
     for gap, (since, until) in zip(line.gaps, itertools.pairwise(ends), strict=True):
-        assert min(gap) >= 0 and sum(gap) == pytest.approx(until - since)
+        seconds = dataclasses.astuple(gap)
+        assert min(seconds) >= 0 and sum(seconds) == pytest.approx(until - since)
     assert parts(line, events)["pauses"] == pytest.approx(12.5 - 2.2)

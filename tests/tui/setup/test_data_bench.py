@@ -13,7 +13,7 @@ from trainctl.protocol.batch.data_statistics import StepNeed
 from trainctl.protocol.config import run_file
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.setup import recorded_runs
-from trainctl.tui.setup.data_bench import known_need
+from trainctl.tui.setup.data_preview import known_need
 
 
 @pytest.fixture

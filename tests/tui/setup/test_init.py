@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from trainctl.protocol.config import run_file, usual_settings
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets
-from trainctl.tui.setup import init_files, init_probe, init_values, init_work
+from trainctl.tui.setup import init_files, init_probe, init_work
 from trainctl.tui.setup.init_files import Answers
 from trainctl.tui.setup.init_probe import Interface, Model, ThisMachine
 
 LOOPBACK = Interface("lo", "127.0.0.1", "127.0.0.0/8", True)
-ADAPTERS: tuple[init_values.AdapterKind, ...] = ("full", "lora")
+ADAPTERS: tuple[init_files.AdapterKind, ...] = ("full", "lora")
 CABLE = Interface("en5", "10.0.7.1", "10.0.7.0/24", False)
 MAC = ThisMachine("studio", ("mlx",), 192 * 10**9, (LOOPBACK, CABLE))
 
@@ -143,7 +144,7 @@ def test_on_a_terminal_only_what_is_missing_is_asked(inputs: Path) -> None:
         line = question.splitlines()[-1]  # below what was wrong
         return next((answer for begin, answer in answers.items() if line.startswith(begin)), default)
 
-    given = init_work.Given(model=inputs / "My Model", name="first")
+    given = init_work.InitOptions(model=inputs / "My Model", name="first")
     found = init_work.answered(given, MAC, ask, has_cluster=False)
     wanted = Answers(inputs / "My Model", inputs / "data", "first", "tcp://10.0.7.1:7474", 500, 48)
     assert found == wanted
@@ -157,7 +158,7 @@ def test_on_a_terminal_only_what_is_missing_is_asked(inputs: Path) -> None:
 def test_off_loopback_the_interface_and_its_network_are_named(tmp_path: Path) -> None:
     answers = Answers(tmp_path / "m", tmp_path / "d.jsonl", "sft", "tcp://10.0.7.1:7474", kind="samples")
     model = Model(tmp_path / "m", 1_000_000_000, None, True)
-    run = init_files.run_tables(answers, model, MAC._replace(has_gpu=True))
+    run = init_files.run_tables(answers, model, replace(MAC, has_gpu=True))
     assert run["model"]["dtype"] == "auto"
     assert run["nodes"] == {"studio": {"interface": "en5"}}
     assert (run["data"]["kind"], run["data"]["tokenizer"]) == ("samples", "model")
@@ -186,16 +187,16 @@ def test_adapters_on_a_card_start_from_its_preset(
     assert (run["model"]["dtype"], run["model"].get("base", "stored")) == ("auto", base)
     assert (run["batch"]["micro"], run["batch"]["global"], run["data"]["sequence_length"]) == (*batch, length)
     run_file.parse(run)
-    whole = init_files.run_tables(answers._replace(adapter="full"), Model(tmp_path / "m", 10**9, None, True), card)
+    whole = init_files.run_tables(replace(answers, adapter="full"), Model(tmp_path / "m", 10**9, None, True), card)
     assert "base" not in whole["model"] and whole["data"]["sequence_length"] == 1024
     translator = Model(tmp_path / "m", 10**9, None, True, encodes_prompts=True)
-    translating = init_files.run_tables(answers._replace(objective="seq2seq", kind="rows"), translator, card)
+    translating = init_files.run_tables(replace(answers, objective="seq2seq", kind="rows"), translator, card)
     assert "base" not in translating["model"], "seq2seq trains on no quantized base"
     run_file.parse(translating)
 
 
 def test_remarks_say_what_is_missing_and_adapters_need_no_optimizer_of_the_whole_model(tmp_path: Path) -> None:
-    found = init_files.remarks(Model(tmp_path, 70 * 10**9, None, True), MAC._replace(backends=()))
+    found = init_files.remarks(Model(tmp_path, 70 * 10**9, None, True), replace(MAC, backends=()))
     assert "neither torch nor mlx" in found[0]
     assert "70 B parameters need 1,400 GB" in found[1] and "192 GB" in found[1]
     large = Model(tmp_path, 20 * 10**9, None, True)
@@ -233,7 +234,7 @@ def test_a_wrong_answer_is_asked_for_again_and_paths_go_nowhere_up(inputs: Path)
         asked.append(question)
         return next(answers) if question.splitlines()[-1].startswith(("Data", "Steps")) else default
 
-    given = init_work.Given(model=inputs / "My Model", name="x", address="tcp://10.0.7.1:7474")
+    given = init_work.InitOptions(model=inputs / "My Model", name="x", address="tcp://10.0.7.1:7474")
     found = init_work.answered(given, MAC, ask, has_cluster=False)
     assert (found.data, found.steps) == (inputs / "data", 30)
     assert sum("no such file or folder" in question for question in asked) == 1
@@ -276,16 +277,16 @@ def test_pairs_show_in_the_first_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mean", "samples", "batch"), [(512, None, 32), (100, 80, 8), (100, 5, 4), (32_768, None, 4)])
 def test_a_step_has_as_many_samples_as_its_tokens_take(mean: float, samples: int | None, batch: int) -> None:
-    assert init_values.global_batch(mean, samples) == batch
+    assert init_files.global_batch(mean, samples) == batch
 
 
 def test_values_follow_from_the_model_s_size_and_family() -> None:
-    assert [init_values.every(steps) for steps in (1, 12, 1000)] == [2, 2, 100], "ten times, not at every step"
-    assert [init_values.rank(size) for size in (10**7, 10**9, 7 * 10**10)] == [8, 16, 32]
-    rate = init_values.learning_rate
+    assert [init_files.step_interval(steps) for steps in (1, 12, 1000)] == [2, 2, 100], "ten times, not at every step"
+    assert [init_files.adapter_rank(size) for size in (10**7, 10**9, 7 * 10**10)] == [8, 16, 32]
+    rate = init_files.learning_rate
     small = [rate("pretrain", "full", random=random, parameters=10**6) for random in (True, False)]
     assert small == [3e-3, 1e-3]
-    assert [init_values.held_out(samples) for samples in (165, 6_400, 1_000_000)] == [0.1, 0.01, 6.4e-5]
+    assert [init_files.held_out(samples) for samples in (165, 6_400, 1_000_000)] == [0.1, 0.01, 6.4e-5]
     assert [rate("pretrain", "full", random=True), rate("sft", "full", random=False)] == [3e-4, 2e-5]
     found = [rate("seq2seq", adapter, random=False, family=family) for family in ("t5", "bart") for adapter in ADAPTERS]
     assert found == [1e-4, 1e-3, 2e-5, 2e-4]
@@ -294,7 +295,7 @@ def test_values_follow_from_the_model_s_size_and_family() -> None:
 def test_passes_fit_the_memory() -> None:
     facts = ModelFacts("llama", {"w": (1000, 1000)}, 256, 1024, 4, 4, 32_000)
     config = run_file.parse(with_value(good(), "batch", {"global": 32}))
-    found = [init_values.micro_batch(config, facts, "torch", gb * 10**9) for gb in (1, 2, 4, 200)]
+    found = [init_files.micro_batch(config, facts, "torch", gb * 10**9) for gb in (1, 2, 4, 200)]
     assert found == sorted(found) and found[0] < found[-1] == 32
 
 
@@ -365,7 +366,7 @@ def test_an_ipv6_address_is_one_of_this_machine_s_and_its_networks_are_trusted()
         CABLE,
     )
     answers = Answers(Path("m"), Path("d"), "a", "tcp://[fe80::1%en5]:7474")
-    tables = init_files.cluster_tables(answers, MAC._replace(interfaces=there), None)
+    tables = init_files.cluster_tables(answers, replace(MAC, interfaces=there), None)
     assert tables["trusted_networks"] == ["fd00::/64", CABLE.network]
 
 

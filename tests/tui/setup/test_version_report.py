@@ -11,7 +11,7 @@ from tests.tui.support.cli_calls import assert_one_line, call
 
 from trainctl import protocol
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
-from trainctl.tui.setup import version_report
+from trainctl.tui.setup import installed
 
 
 def test_it_has_the_versions_of_all_that_takes_part() -> None:
@@ -29,6 +29,6 @@ def test_it_has_nothing_of_the_machine_s_names_and_places(monkeypatch: pytest.Mo
     for module, name in ((platform, "node"), (socket, "gethostname"), (getpass, "getuser")):
         monkeypatch.setattr(module, name, lambda: "anna-laptop")
     monkeypatch.setattr(platform, "release", lambda: "6.1.8-anna-laptop")
-    text = version_report.full()
+    text = installed.versions()
     assert not re.search(r"anna|/|@", text)
     assert "system Linux 6.1.8 " in text or platform.system() != "Linux"

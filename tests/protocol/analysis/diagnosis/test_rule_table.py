@@ -13,7 +13,7 @@ from tests.protocol.support.run_files import good
 from trainctl.protocol.analysis.diagnosis.rules.table import RULES
 from trainctl.protocol.config import run_file
 from trainctl.protocol.messages import verbs
-from trainctl.tui.cli.lazy_commands import FILES
+from trainctl.tui.cli.main import FILES
 
 VALUES: dict[str, Any] = {
     "node": "studio", "other": "mbp", "rank": 1, "run": "run-20261126-110000-abcd", "checkpoint": 100, "back": 100,

@@ -20,11 +20,17 @@ Row = tuple[str, ...]
 
 
 def advice_lines(advice: Advice, run: PlannedRun, notes: Sequence[str]) -> list[str]:
-    """All of it. Blank lines separate the parts."""
+    """Return all lines of the advice. Blank lines separate the parts."""
     parts = (
-        _answer(advice, run), _speeds(advice, run), _durations(advice, run), _changes(advice),
-        _sizes(advice), _checks(advice.checklist), _variables(advice), _notes(advice, notes),
-    )  # fmt: skip
+        _answer(advice, run),
+        _speeds(advice, run),
+        _durations(advice, run),
+        _changes(advice),
+        _sizes(advice),
+        _checks(advice.checklist),
+        _variables(advice),
+        _notes(advice, notes),
+    )
     return [line for part in parts if part for line in ("", *part)][1:]
 
 
@@ -78,12 +84,18 @@ def _speeds(advice: Advice, run: PlannedRun) -> list[str]:
     header = ("NODES", "MODE", "MEMORY GB", "STEP", f"{run.unit.upper()}/S", "TOK/S", "EFF", "SENT", "SUM")
     rows = [
         (
-            _names(plan), plan.mode, _memory(plan), seconds(plan.step_seconds), _rate(plan),
-            compact(plan.tokens_per_second), percent(plan.efficiency), _size(plan.sent_bytes),
+            _names(plan),
+            plan.mode,
+            _memory(plan),
+            seconds(plan.step_seconds),
+            _rate(plan),
+            compact(plan.tokens_per_second),
+            percent(plan.efficiency),
+            _size(plan.sent_bytes),
             seconds(plan.sum_seconds),
         )
         for plan in advice.plans[:SHOWN_PLANS]
-    ]  # fmt: skip
+    ]
     left = len(advice.plans) - len(rows)
     return [*_table(header, rows, 2), *([f"and {left} slower ones: --json has all"] if left else ())]
 
@@ -91,11 +103,17 @@ def _speeds(advice: Advice, run: PlannedRun) -> list[str]:
 def _durations(advice: Advice, run: PlannedRun) -> list[str]:
     rows: list[Row] = [
         (
-            _names(plan), plan.mode, duration(plan.expected_seconds), duration(plan.best_seconds),
-            duration(plan.worst_seconds), _cost(plan, run.currency), _energy(plan.energy_kwh),
+            _names(plan),
+            plan.mode,
+            duration(plan.expected_seconds),
+            duration(plan.best_seconds),
+            duration(plan.worst_seconds),
+            _cost(plan, run.currency),
+            _energy(plan.energy_kwh),
         )
-        for plan in advice.plans[:SHOWN_PLANS] if plan.can_run
-    ]  # fmt: skip
+        for plan in advice.plans[:SHOWN_PLANS]
+        if plan.can_run
+    ]
     reference = advice.reference
     if reference is not None:
         time, energy = duration(reference.expected_seconds), _energy(reference.energy_kwh)
@@ -109,7 +127,7 @@ def _durations(advice: Advice, run: PlannedRun) -> list[str]:
 
 
 def _table(header: Row, rows: Iterable[Row], left: int) -> list[str]:
-    """The first `left` columns are aligned to the left, the others to the right."""
+    """Align the first `left` columns to the left, the others to the right."""
     cells = [header, *rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     return ["  ".join(_aligned(row, widths, left)).rstrip() for row in cells]
@@ -133,7 +151,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _memory(plan: Plan) -> str:
-    """Of the node, or the machine that nodes share, with the least to spare: what it needs and has, or what is
+    """Return what the node, or the machine that nodes share, with the least to spare needs and has, or what is
     missing."""
     known = [one for one in (*plan.memory, *plan.shared_memory) if one.spare_bytes is not None]
     if not known:
@@ -166,7 +184,7 @@ def _size(value: float | None) -> str:
 
 
 def _cost(plan: Plan, currency: str) -> str:
-    """At least so much, where a node has no price."""
+    """Return the cost, or the least that it can be where a node has no price."""
     return NA if plan.cost is None else f"{'>' if plan.unpriced else ''}{money(plan.cost, currency)}"
 
 
@@ -178,53 +196,53 @@ def _energy(kwh: float | None) -> str:
 
 
 def _changes(advice: Advice) -> list[str]:
-    lines = [line for one in advice.batch_sizes for line in _wrapped(_batch(one), "  ")]
-    lines += [line for one in advice.what_ifs for line in _wrapped(_change(one), "  ")]
+    lines = [line for batch_size in advice.batch_sizes for line in _wrapped(_batch(batch_size), "  ")]
+    lines += [line for what_if in advice.what_ifs for line in _wrapped(_change(what_if), "  ")]
     lines += [line for need in advice.needs for line in _wrapped(need, "  ")]
     return ["What would change it", *lines] if lines else []
 
 
-def _batch(one: BatchSize) -> str:
-    reached = f"{_listed(one.nodes)} in step reach {one.efficiency:.0%} of their separate rates"
-    if one.global_batch is None:
+def _batch(size: BatchSize) -> str:
+    reached = f"{_listed(size.nodes)} in step reach {size.efficiency:.0%} of their separate rates"
+    if size.global_batch is None:
         return f"no global batch is large enough that {reached}"
-    factor = round(one.efficiency / (1 - one.efficiency))
-    product = f"{factor} R t = {_short(factor * one.rate_sum * one.sum_seconds)}"
+    factor = round(size.efficiency / (1 - size.efficiency))
+    product = f"{factor} R t = {_short(factor * size.rate_sum * size.sum_seconds)}"
     return (
-        f"G >= {one.global_batch:,}: {reached} "
-        f"({product}; R = {_short(one.rate_sum)}/s, t = {seconds(one.sum_seconds)})"
+        f"G >= {size.global_batch:,}: {reached} "
+        f"({product}; R = {_short(size.rate_sum)}/s, t = {seconds(size.sum_seconds)})"
     )
 
 
-def _change(one: PlanChange) -> str:
-    part = f", {one.part_of_sum:.2f} of the nodes' sum" if one.part_of_sum is not None else ""
-    answer = "; then this is the fastest" if one.beats_answer else ""
-    needs = f" (needs {one.needs}, which trainctl doesn't have yet)" if one.needs else ""
-    rate = f"{_short(one.samples_per_second)}/s on {_listed(one.nodes)}"
-    return f"{one.change}: {one.gain:+.0%}, {rate}{part}{answer}{needs}"
+def _change(change: PlanChange) -> str:
+    part = f", {change.part_of_sum:.2f} of the nodes' sum" if change.part_of_sum is not None else ""
+    answer = "; then this is the fastest" if change.beats_answer else ""
+    needs = f" (needs {change.needs}, which trainctl doesn't have yet)" if change.needs else ""
+    rate = f"{_short(change.samples_per_second)}/s on {_listed(change.nodes)}"
+    return f"{change.change}: {change.gain:+.0%}, {rate}{part}{answer}{needs}"
 
 
 def _sizes(advice: Advice) -> list[str]:
     by_method: dict[str, list[str]] = {}
-    for one in advice.model_sizes:
-        by_method.setdefault(one.method, []).append(f"{one.node} up to {one.up_to / 1e9:.3g} B")
+    for model_size in advice.model_sizes:
+        by_method.setdefault(model_size.method, []).append(f"{model_size.node} up to {model_size.up_to / 1e9:.3g} B")
     rows = [line for method, found in by_method.items() for line in _wrapped(f"{method}: {', '.join(found)}", "  ")]
     return ["Which node for which model size, in parameters; larger models need sharding", *rows] if rows else []
 
 
 def _checks(checks: Sequence[Check]) -> list[str]:
     lines = ["Checklist"]
-    for one in checks:
-        lines += _wrapped(f"{one.state:<9}{one.name}: {one.text}", "  ", " " * 11)
-        lines += [f"{'':11}{one.command}"] if one.command else []
+    for check in checks:
+        lines += _wrapped(f"{check.state:<9}{check.name}: {check.text}", "  ", " " * 11)
+        lines += [f"{'':11}{check.command}"] if check.command else []
     return lines if checks else []
 
 
 def _variables(advice: Advice) -> list[str]:
     lines = ["Environment variables ([nodes.NAME] env)"]
-    for one in advice.variables:
-        name = f"{one.name}={one.value}" if one.value else one.name
-        lines += _wrapped(f"{one.use:<11}{name}: {one.text}", "  ", " " * 13)
+    for variable in advice.variables:
+        name = f"{variable.name}={variable.value}" if variable.value else variable.name
+        lines += _wrapped(f"{variable.use:<11}{name}: {variable.text}", "  ", " " * 13)
     return lines if advice.variables else []
 
 
@@ -241,4 +259,4 @@ def _wrapped(text: str, indent: str = "", following: str | None = None) -> list[
     below = f"{indent}  " if following is None else following
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent, subsequent_indent=below, break_long_words=False, break_on_hyphens=False
-    )  # fmt: skip
+    )

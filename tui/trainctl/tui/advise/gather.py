@@ -4,8 +4,8 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -43,7 +43,8 @@ APPLE_PART = 0.75
 """Part of an Apple machine's memory that Metal lets a process use, unless a profile says it."""
 
 
-class Gathered(NamedTuple):
+@dataclass(frozen=True)
+class Gathered:
     """Everything that `advise` reads."""
 
     facts: AdviceFacts
@@ -52,11 +53,17 @@ class Gathered(NamedTuple):
 
 
 def gather(
-    file: Path, overrides: Mapping[str, str], cluster: ClusterFile | None, agent: str | None, *, read_data: bool,
+    file: Path,
+    overrides: Mapping[str, str],
+    cluster: ClusterFile | None,
+    agent: str | None,
+    *,
+    read_data: bool,
     parameters: int | None = None,
-) -> Gathered:  # fmt: skip
-    """Of a run file. `agent`: the address of the only agent, without a cluster. `parameters`: trained ones, if the
-    model isn't here. Raises InvalidInputError by the field of the run file."""
+) -> Gathered:
+    """Collect what advice on a run file needs. `agent` is the address of the only agent, without a cluster;
+    `parameters` are the trained ones, if the model isn't here. Raises InvalidInputError by the field of the run
+    file."""
     asked, overrides = overrides, data_check.with_steps(file, overrides) if read_data else overrides
     config = run_file.read(file, dict(overrides))
     if not config.run.steps:
@@ -99,8 +106,8 @@ def gather(
 
 
 def _names(config: RunFile, known: list[str] | None) -> list[str]:
-    """The run's nodes, or all of the cluster's (`known`), or this machine. Raises InvalidInputError for an unknown
-    one."""
+    """Return the run's nodes, or all of the cluster's (`known`), or this machine. Raises InvalidInputError for an
+    unknown one."""
     unknown = [name for name in config.nodes if known is not None and name not in known]
     if known is not None and unknown:
         raise InvalidInputError(f"nodes.{unknown[0]}", f"not in the cluster file; its nodes are {', '.join(known)}")
@@ -135,7 +142,8 @@ def _devices(look: NodeLook, described: SimulatedNode | None) -> Sequence[Device
 
 
 def _model_digest(config: RunFile, node: str, looks: Mapping[str, NodeLook]) -> str | None:
-    """Of the model on this machine; None if it isn't here, or no profile needs to be compared with it."""
+    """Return the digest of the model on this machine; None if it isn't here, or no profile needs to be compared with
+    it."""
     model = Path(run_file.on_this_machine(config, node).model.path)
     if not (model / "config.json").is_file() or not any(look.profiles for look in looks.values()):
         return None
@@ -145,7 +153,8 @@ def _model_digest(config: RunFile, node: str, looks: Mapping[str, NodeLook]) -> 
 def _statistics(
     file: Path, node: str, overrides: Mapping[str, str], config: RunFile
 ) -> tuple[DataStatistics | None, list[str]]:
-    """Of the data, if their lengths matter: texts fill their blocks, and only evaluations need their number."""
+    """Return the data's statistics, if their lengths matter: texts fill their blocks, and only evaluations need their
+    number."""
     if config.data.kind == "text" and not config.evaluate.every_steps:
         return None, []
     try:
@@ -155,27 +164,40 @@ def _statistics(
 
 
 def _run(
-    file: Path, config: RunFile, model: ModelFacts | None, memory: MemoryEstimate | None,
-    data: DataStatistics | None, lead: str,
-) -> PlannedRun:  # fmt: skip
+    file: Path,
+    config: RunFile,
+    model: ModelFacts | None,
+    memory: MemoryEstimate | None,
+    data: DataStatistics | None,
+    lead: str,
+) -> PlannedRun:
     objective = objective_of(config.objective, config.data.kind)
     tokens = config.data.sequence_length * objective.sequences
     every, kept = config.evaluate.every_steps, config.checkpoint
     return PlannedRun(
-        file=str(file), steps=config.run.steps, global_batch=config.batch.global_, unit=objective.sample_unit,
+        file=str(file),
+        steps=config.run.steps,
+        global_batch=config.batch.global_,
+        unit=objective.sample_unit,
         tokens_per_sample=data.tokens / data.samples if data is not None and data.packing == "none" else tokens,
-        sequences=objective.sequences, dtype=config.model.computed, auto_dtype=config.model.dtype == "auto", lead=lead,
-        parameters=memory.parameters if memory else None, trained=memory.trained if memory else None,
-        gradient_bytes=memory.gradient_bytes if memory else None, adapter_gradient_bytes=_with_adapter(config, model),
+        sequences=objective.sequences,
+        dtype=config.model.computed,
+        auto_dtype=config.model.dtype == "auto",
+        lead=lead,
+        parameters=memory.parameters if memory else None,
+        trained=memory.trained if memory else None,
+        gradient_bytes=memory.gradient_bytes if memory else None,
+        adapter_gradient_bytes=_with_adapter(config, model),
         flops=step_flops(config.adapter, model, str(file)),
         schedules={"checkpoint": Schedule(kept.every_steps, kept.at_end), "evaluate": Schedule(every)},
-        checkpoint_bytes=CHECKPOINT_BYTES * memory.trained if memory else 0, background_checkpoints=kept.background,
+        checkpoint_bytes=CHECKPOINT_BYTES * memory.trained if memory else 0,
+        background_checkpoints=kept.background,
         held_out=data.held_out if data is not None else 0,
-    )  # fmt: skip
+    )
 
 
 def _with_parameters(run: PlannedRun, trained: int | None) -> PlannedRun:
-    """Of a model whose number of trained parameters is given, because its files aren't here."""
+    """Return a plan whose number of trained parameters is a person's, because the model's files aren't here."""
     if trained is None:
         return run
     return msgspec.structs.replace(
@@ -196,12 +218,12 @@ def _with_adapter(config: RunFile, model: ModelFacts | None) -> int | None:
 
 
 def _with_links(look: NodeLook) -> DeviceProfile | None:
-    """The newest profile of a node that has links, whatever it was made for."""
+    """Return the newest profile of a node that has links, whatever it was made for."""
     return next((profile for profile in look.profiles if profile.links), None)
 
 
 def _lead(names: Sequence[str], profiles: Sequence[DeviceProfile]) -> str:
-    """The node to which most links were measured, or the first."""
+    """Return the node to which most links were measured, or the first."""
     peers = Counter(link.peer for profile in profiles for link in profile.links)
     known = [peer for peer, _ in peers.most_common() if peer in names]
     return known[0] if known else names[0]
@@ -214,23 +236,31 @@ def _node(
     config: RunFile, name: str, look: NodeLook, address: str | None, digest: str | None, memory: MemoryModel | None
 ) -> NodeFacts:
     table = config.nodes.get(name, NodeTable())
-    fitting = [one for one in look.profiles if _fits(one, config, name, digest)]
+    fitting = [profile for profile in look.profiles if _fits(profile, config, name, digest)]
     newest = fitting[0] if fitting else next(iter(look.profiles), None)
     gpu = look.host.gpu_of(table.device) if look.host is not None else None
     device = newest.key.device if newest is not None else gpu.name if gpu is not None else ""
     datasheet = device_of(device)
     return NodeFacts(
-        name=name, profiles=tuple(fitting), other_profile=newest, device=device,
-        machine=_machine(look, address), cores=look.facts.cpu_count if look.facts else None, threads=table.threads,
+        name=name,
+        profiles=tuple(fitting),
+        other_profile=newest,
+        device=device,
+        machine=_machine(look, address),
+        cores=look.facts.cpu_count if look.facts else None,
+        threads=table.threads,
         cpu_quota=look.facts.cpu_quota if look.facts else None,
-        system=look.facts.system if look.facts else _system_of(device), cap_bytes=_cap(table, device, fitting, look),
+        system=look.facts.system if look.facts else _system_of(device),
+        cap_bytes=_cap(table, device, fitting, look),
         shared_bytes=_shared(device, look),
         backend=newest.key.backend if newest is not None else "" if table.backend == AUTO else table.backend,
-        micro=config.batch.micro if table.micro is None else table.micro, share=table.share, memory=memory,
+        micro=config.batch.micro if table.micro is None else table.micro,
+        share=table.share,
+        memory=memory,
         watts=datasheet.watts if datasheet is not None else None,
         compile_lacks=lacks_of(look.facts.compile_lacks, table.device) if look.facts else None,
         problem="" if newest is not None else look.problem or "it has no profile: run trainctl calibrate",
-    )  # fmt: skip
+    )
 
 
 def _fits(profile: DeviceProfile, config: RunFile, node: str, digest: str | None) -> bool:
@@ -291,7 +321,7 @@ def _has_own_memory(device: str) -> bool:
 
 
 def _memory_here(look: NodeLook) -> int | None:
-    """Of this machine, for a node whose profiles are in its folder here and whose agent doesn't run."""
+    """Return this machine's memory, for a node whose profiles are in its folder here and whose agent doesn't run."""
     if not look.profiles:
         return None
     import psutil

@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, described_link, described_node
 from trainctl.protocol.calibration.profile import DeviceProfile, all_profiles, read_profile
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config.cluster_file import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
+from trainctl.protocol.messages import Facts, HostReading
 from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.commands.targets import ClusterFile
 from trainctl.tui.doctor.probe import try_port
@@ -23,17 +23,18 @@ MOST_PROFILES = 32
 """Newest profiles of a node that are looked at: the most that an agent gives."""
 
 
-class NodeLook(NamedTuple):
+@dataclass(frozen=True)
+class NodeLook:
     """One node; None: not known."""
 
     profiles: tuple[DeviceProfile, ...] = ()  # newest first
-    facts: m.Facts | None = None
-    host: m.HostReading | None = None
+    facts: Facts | None = None
+    host: HostReading | None = None
     problem: str = ""  # why its agent says nothing
 
 
 async def look_at(addresses: Mapping[str, str | None]) -> dict[str, NodeLook]:
-    """All nodes at once. A node without an address has its folder on this machine only."""
+    """Look at all nodes at once. A node without an address has its folder on this machine only."""
     found = await asyncio.gather(*(_look(node, address) for node, address in addresses.items()))
     return dict(zip(addresses, found, strict=True))
 
@@ -50,7 +51,7 @@ async def _look(node: str, address: str | None) -> NodeLook:
 
 
 async def _asked(address: str) -> NodeLook:
-    """Raises TrainctlError if the agent doesn't answer: at once if nothing listens there."""
+    """Ask the agent. Raises TrainctlError if it doesn't answer: at once if nothing listens there."""
     trouble = await try_port(address)
     if trouble is not None:
         raise UnreachableError(f"{address}: {trouble.text}")
@@ -80,14 +81,14 @@ def with_described(facts: AdviceFacts, cluster: ClusterFile | None) -> AdviceFac
 
 def _described(
     node: NodeFacts, found: Mapping[str, SimulatedNode], given: Mapping[str, DeviceProfile | None]
-) -> NodeFacts:  # fmt: skip
+) -> NodeFacts:
     if node.name not in found:
         return node
     return described_node(node, found[node.name], given[node.name])
 
 
 def _given(node: SimulatedNode, name: str, path: Path) -> DeviceProfile | None:
-    """The profile that a description names."""
+    """Return the profile that a description names."""
     if not node.profile:
         return None
     file = path.parent / Path(node.profile).expanduser()

@@ -8,16 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.batch.cost import HOUR_SECONDS
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.run_tables import (
-    CheckpointTable,
-    EvaluateTable,
-    NodeTable,
-    RunFile,
-    SamplesTable,
-)
+from trainctl.protocol.config.run_tables import CheckpointTable, EvaluateTable, NodeTable, RunFile, SamplesTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.report.document import ReportSection, ReportTable
 from trainctl.tui.text.formatting import NA, duration, gigabytes, loss, money, percent, rate
@@ -92,7 +86,8 @@ def bench_config(
 
 
 def _without_own(table: NodeTable, compared: Collection[str], node: str) -> NodeTable:
-    """The node's table without fields that would win over compared settings, such as `micro` over `batch.micro`."""
+    """Return the node's table without fields that would win over compared settings, such as `micro` over
+    `batch.micro`."""
     common = [key for key in compared if not key.startswith("nodes.")]
     names = {name for key in common for name in (key.rpartition(".")[2], key.replace(".", "_"))}
     own = {field.name for field in msgspec.structs.fields(NodeTable) if field.default is None and field.name in names}
@@ -101,9 +96,9 @@ def _without_own(table: NodeTable, compared: Collection[str], node: str) -> Node
 
 def measured_row(
     settings: Mapping[str, str],
-    steps: Sequence[m.StepCommitted],
-    parts: Iterable[m.RankStep],
-    readings: Iterable[m.HostReading],
+    steps: Sequence[messages.StepCommitted],
+    parts: Iterable[messages.RankStep],
+    readings: Iterable[messages.HostReading],
     device: str | None,
 ) -> BenchRow:
     """Return the figures of a run's committed steps, without the first ones and those that compiled. `device`: of its
@@ -117,7 +112,7 @@ def measured_row(
         return BenchRow(settings=dict(settings), problem="no step without compiling: give more --steps")
     numbers = {step.step for step in steady}
     counted = [part for part in parts if part.step in numbers]
-    peaks = [peak for part in parts if (peak := m.peak_bytes(part.values)) is not None]
+    peaks = [peak for part in parts if (peak := messages.peak_bytes(part.values)) is not None]
     mfus = [part.values["mfu"] for part in counted if "mfu" in part.values]
     return BenchRow(
         settings=dict(settings),
@@ -132,12 +127,12 @@ def measured_row(
     )
 
 
-def _note(parts: Sequence[m.RankStep]) -> str:
+def _note(parts: Sequence[messages.RankStep]) -> str:
     halved = min((part.micro_batch or 0 for part in parts if part.replays), default=0)
     return f"ran out of memory: passes of {halved}" if halved else ""
 
 
-def _utilization(readings: Iterable[m.HostReading], device: str | None) -> float | None:
+def _utilization(readings: Iterable[messages.HostReading], device: str | None) -> float | None:
     """Return the mean use of the rank's device, by the machine's readings while it trained."""
     percents = []
     for reading in readings:

@@ -6,17 +6,18 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, RankStep, RunView
 from trainctl.protocol.record.paths import node_directory
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.security.keyring import Keyring
@@ -49,7 +50,7 @@ class LocalCluster:
         self.client: Client
 
     async def __aenter__(self) -> Self:
-        """Raises StartError if an agent doesn't start."""
+        """Start the agent. Raises StartError if it doesn't start."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._agents.end)
             address = await self._agents.start()
@@ -67,7 +68,7 @@ class LocalCluster:
             await closing
             raise
 
-    async def start(self, config: dict[str, Any]) -> m.RunView:
+    async def start(self, config: dict[str, Any]) -> RunView:
         """Start a run and return its view. Raises RefusedError with the agent's reason."""
         reply = await self.client.send("start-run", {"config": config}, timeout_seconds=_OUTCOME_SECONDS)
         view = (await self.client.snapshot(0)).run
@@ -75,7 +76,7 @@ class LocalCluster:
             raise RefusedError(f"the run didn't start: {reply.reason or reply.state}")
         return view
 
-    async def until_end(self) -> m.RunView:
+    async def until_end(self) -> RunView:
         """Wait until the run has finished, and return it. Raises RefusedError if it failed."""
         view = await self._ended()
         if view.state != "finished":
@@ -87,18 +88,18 @@ class LocalCluster:
         with contextlib.suppress(TrainctlError, TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 run = (await self.client.snapshot(0)).run
-                if run is not None and run.state in m.ACTIVE_RUN_STATES:
+                if run is not None and run.state in ACTIVE_RUN_STATES:
                     await self.client.send("stop", {"checkpoint": False}, timeout_seconds=STOP_SECONDS)
                     await self._ended()
 
-    async def _ended(self) -> m.RunView:
+    async def _ended(self) -> RunView:
         while True:
             view = await self._view()
-            if view.state not in m.ACTIVE_RUN_STATES:
+            if view.state not in ACTIVE_RUN_STATES:
                 return view
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _view(self) -> m.RunView:
+    async def _view(self) -> RunView:
         view = (await self.client.snapshot(0)).run
         if view is None:
             raise RefusedError("the agent has forgotten the run")
@@ -164,7 +165,8 @@ def whole_steps(
     return steps
 
 
-class BenchPlan(NamedTuple):
+@dataclass(frozen=True)
+class BenchPlan:
     """The runs of a bench."""
 
     file: Path
@@ -202,11 +204,11 @@ async def _row(cluster: LocalCluster, plan: BenchPlan, settings: dict[str, str])
         return BenchRow(settings=settings, problem=" ".join(str(error).split()))
 
 
-def _read(view: m.RunView, settings: dict[str, str]) -> BenchRow:
+def _read(view: RunView, settings: dict[str, str]) -> BenchRow:
     device = next((rank.device for rank in view.ranks), None)
     with RecordReader(Path(view.directory)) as record:
         steps, _ = record.steps(limit=view.step)
-        parts: Sequence[m.RankStep] = record.parts_between(1, view.step)
+        parts: Sequence[RankStep] = record.parts_between(1, view.step)
         began = steps[0].committed_at if steps else 0.0
         readings = [reading for reading in record.newest_host_readings(MOST_READINGS) if reading.read_at >= began]
     return measured_row(settings, steps, parts, readings, device)

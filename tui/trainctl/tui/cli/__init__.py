@@ -1,2 +1,2 @@
-"""The command line: one file per subcommand, and code that they share. May import every other folder; nothing imports
-it."""
+"""The command line: one file per group of subcommands, and code that they share. May import every other folder; nothing
+imports it."""

@@ -1,11 +1,18 @@
-"""One call to an agent from a subcommand. ZeroMQ loads with the first call, not for `--help`."""
+"""One call to an agent from a subcommand, and how a command that was sent ended. ZeroMQ loads with the first call, not
+for `--help`.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainctl.protocol import messages as m
+import typer
+
+from trainctl.protocol.errors import ExpiredError, InvalidInputError, TrainctlError
+from trainctl.protocol.messages import CommandReply, HostReading, PeerView, RunSummary, Snapshot
+from trainctl.tui.cli import output
+from trainctl.tui.commands import command
 from trainctl.tui.state import rank_speed
 
 if TYPE_CHECKING:
@@ -63,7 +70,7 @@ def find_lead(addresses: Sequence[str], run: str | None = None) -> str:
     return asyncio.run(cluster.find_lead(addresses) if run is None else cluster.find_run(addresses, run))
 
 
-def all_runs(addresses: Sequence[str], seconds: float = ANSWER_SECONDS) -> tuple[m.RunSummary, ...]:
+def all_runs(addresses: Sequence[str], seconds: float = ANSWER_SECONDS) -> tuple[RunSummary, ...]:
     """Call `lead.all_runs`. A single agent has so many seconds to answer; one that only hosts a rank is replaced by the
     active run's lead."""
     if len(addresses) == 1:
@@ -80,8 +87,8 @@ def find_any(addresses: Sequence[str]) -> str:
     return asyncio.run(cluster.find_any(addresses))
 
 
-async def settled_snapshot(client: "Client", run: str | None) -> m.Snapshot:
-    """A snapshot in which all ranks that report have reported one step, if one comes within a few looks."""
+async def settled_snapshot(client: "Client", run: str | None) -> Snapshot:
+    """Return a snapshot in which all ranks that report have reported one step, if one comes within a few looks."""
     for _ in range(LOOKS):
         snapshot = await client.snapshot(0, run)
         view = snapshot.run
@@ -91,8 +98,8 @@ async def settled_snapshot(client: "Client", run: str | None) -> m.Snapshot:
     return snapshot
 
 
-async def hosts_of(peers: Sequence[m.PeerView]) -> dict[str, m.HostReading]:
-    """What the other nodes' agents read of their machines now; those that don't answer are left out."""
+async def hosts_of(peers: Sequence[PeerView]) -> dict[str, HostReading]:
+    """Return what the other nodes' agents read of their machines now; those that don't answer are left out."""
     from trainctl.protocol.client.cluster import look
 
     reached = [peer for peer in peers if peer.state != "unknown"]
@@ -102,3 +109,65 @@ async def hosts_of(peers: Sequence[m.PeerView]) -> dict[str, m.HostReading]:
         for peer, snapshot in zip(reached, seen, strict=True)
         if snapshot is not None and snapshot.node.host is not None
     }
+
+
+FIELDS = ("id", "state", "step", "reason", "field", "before", "after", "plan_version", "run")
+"""The fields of a command's reply that `--json` prints, beside its verb and its node, whatever its state."""
+
+
+@contextlib.contextmanager
+def told(order: command.Order, *, json: bool) -> Iterator[None]:
+    """With `json`, print an error that ends a command as one object and exit with the error's code. The object has the
+    id for repeating the command. Without `json`, and for invalid arguments, the exception is passed on.
+    """
+    try:
+        yield
+    except InvalidInputError:
+        raise
+    except TrainctlError as error:
+        if not json:
+            raise
+        state = "accepted" if isinstance(error, ExpiredError) else None
+        output.emit_error(output.error_code(error), str(error), **_unsettled(order, state))
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        if not json:
+            raise
+        output.emit_error("interrupted", "interrupted", **_unsettled(order, None))
+        raise typer.Exit(output.INTERRUPTED) from None
+
+
+def _unsettled(order: command.Order, state: str | None) -> dict[str, Any]:
+    settled = {"id": order.id, "state": state, "reason": "", "run": order.run}
+    return {"verb": order.verb, "node": order.node, **dict.fromkeys(FIELDS), **settled}
+
+
+def send(address: str, order: command.Order, wait: command.Wait, timeout: float) -> CommandReply:
+    """Send a command and return the last reply that `wait` asks for. The exceptions of `calls.send` are passed on."""
+    answer_seconds = min(ANSWER_SECONDS, timeout)
+    return call(
+        address, lambda client: command.send(client, order, wait, timeout, output.tell), answer_seconds=answer_seconds
+    )
+
+
+def finish(order: command.Order, reply: CommandReply, *, json: bool, code: int, more: str = "") -> int:
+    """Print how a command ended, with `more` to say of it, and return the exit code."""
+    from trainctl.tui.cli import tables
+
+    line = tables.reply_line(order.verb, reply, order.node) + more
+    if json and code:
+        output.emit_error(reply.state, line, **fields(order, reply))
+    elif json:
+        output.emit_ok(**fields(order, reply))
+    elif code:
+        output.complain(line)
+    else:
+        output.say(line)
+        if order.verb == "sample" and reply.state == "applied":
+            output.say(output.log_text(reply.after or "", raw=False).strip() or "(the answer is empty)")
+    return code
+
+
+def fields(order: command.Order, reply: CommandReply) -> dict[str, Any]:
+    """Return the `--json` fields for a command and its reply."""
+    return {"verb": order.verb, "node": order.node, **{name: getattr(reply, name) for name in FIELDS}}

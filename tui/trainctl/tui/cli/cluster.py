@@ -1,13 +1,17 @@
 """`trainctl cluster` adds, lists and removes nodes; `trainctl discover` lists the agents that advertise themselves."""
 
 import shlex
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.config.cluster_file import Cluster
+from trainctl.protocol.errors import InvalidInputError, RefusedError, installing
+from trainctl.protocol.machine import discovery
+from trainctl.protocol.machine.discovery import Advert
 from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import ClusterFile, Json, Set, subcommands, subgroup
 from trainctl.tui.commands import arguments, targets
@@ -65,9 +69,13 @@ def add(
 
     chosen = None if extras is None else tuple(word for word in extras.split(",") if word not in ("", "none"))
     wanted = joining.AddNodeOptions(
-        SshTarget(host, ssh_config), name, address, here,
-        Install(python, chosen, tuple(_words(pip_args)), system_site_packages), interactive=output.has_screen(),
-    )  # fmt: skip
+        SshTarget(host, ssh_config),
+        name,
+        address,
+        here,
+        Install(python, chosen, tuple(_words(pip_args)), system_site_packages),
+        interactive=output.has_screen(),
+    )
     file = cluster or clusters.default_path()
     say = (lambda step: None) if json else lambda step: output.say(_step_line(step))
     found = joining.add(wanted, file, clusters.read_default(cluster), say)
@@ -93,11 +101,14 @@ def _step_line(step: Any) -> str:
 def _fields(found: Any) -> dict[str, Any]:
     link = found.link
     return {
-        "node": found.node, "address": found.address, "steps": [step._asdict() for step in found.steps],
-        "round_trip_seconds": link.round_trip_seconds, "stream_bytes_per_second": link.bytes_per_second,
+        "node": found.node,
+        "address": found.address,
+        "steps": [asdict(step) for step in found.steps],
+        "round_trip_seconds": link.round_trip_seconds,
+        "stream_bytes_per_second": link.bytes_per_second,
         "sent_bytes_per_second": link.sent_bytes_per_second,
         "remarks": found.remarks,
-    }  # fmt: skip
+    }
 
 
 @group.command(name="list")
@@ -114,9 +125,11 @@ def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
         key = fingerprint(entry.key) if entry.key else ""
         rows.append((name, entry.address, key, str(added if added.is_file() else file)))
     return output.answer(
-        tables.table(head, rows) if rows else "", json=json, nodes=[dict(zip(head, row, strict=True)) for row in rows],
+        tables.table(head, rows) if rows else "",
+        json=json,
+        nodes=[dict(zip(head, row, strict=True)) for row in rows],
         none=f"no nodes in {file}; run trainctl init, or add a node with trainctl cluster add",
-    )  # fmt: skip
+    )
 
 
 @group.command()
@@ -230,14 +243,61 @@ def discover(
     hint: anyone on the network can advertise anything, and no key is taken from it. To add a node, use `trainctl
     cluster add`: it fetches the node's key over SSH.
     """
-    from trainctl.tui.setup import discovery
-
     known = targets.cluster_file(cluster)
-    found = discovery.listen(seconds)
-    both = [(one, discovery.standing(one, known.cluster if known is not None else None)) for one in found]
+    found = listen(seconds)
+    both = [(one, standing(one, known.cluster if known is not None else None)) for one in found]
     rows = [(one.node, one.address, one.version, one.fingerprint or "no key", said) for one, said in both]
     return output.answer(
-        tables.table(("node", "address", "version", "fingerprint", "here"), rows) if rows else "", json=json,
+        tables.table(("node", "address", "version", "fingerprint", "here"), rows) if rows else "",
+        json=json,
         none=f"no agent advertised itself within {seconds:g} s; start agents with trainctl-agent run --advertise",
         found=[one._asdict() | {"standing": said} for one, said in both],
-    )  # fmt: skip
+    )
+
+
+RESOLVE_MILLISECONDS = 1500
+
+
+def listen(seconds: float) -> tuple[Advert, ...]:
+    """Return all agents that are heard within so long, by name. Raises InvalidInputError where zeroconf isn't
+    installed."""
+    try:
+        from zeroconf import InterfaceChoice, IPVersion, ServiceBrowser, Zeroconf
+    except ModuleNotFoundError:
+        raise InvalidInputError("discover", f"zeroconf is not installed; {installing('discovery')}") from None
+    listener, over = _Listener(), threading.Event()
+    zeroconf = Zeroconf(interfaces=InterfaceChoice.All, ip_version=IPVersion.V4Only)
+    try:
+        browser = ServiceBrowser(zeroconf, discovery.SERVICE, listener)  # type: ignore[arg-type]
+        over.wait(seconds)
+        browser.cancel()
+        infos = [zeroconf.get_service_info(discovery.SERVICE, name, RESOLVE_MILLISECONDS) for name in listener.names]
+    finally:
+        zeroconf.close()
+    heard = [(host, info) for info in infos if info is not None for host in info.parsed_addresses()]
+    return tuple(sorted({discovery.advert(host, info.port or 0, info.properties) for host, info in heard}))
+
+
+def standing(advert: Advert, cluster: Cluster | None) -> str:
+    """Return what the cluster file has of it."""
+    entry = cluster.nodes.get(advert.node) if cluster is not None else None
+    if entry is None:
+        return "not in the cluster file"
+    if entry.key and discovery.fingerprint(entry.key) != advert.fingerprint:
+        return "KEY DIFFERS from the cluster file"
+    return "in the cluster file" if entry.address == advert.address else f"in the cluster file at {entry.address}"
+
+
+class _Listener:
+    """The names heard, in the form that the library calls its listeners."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+
+    def add_service(self, _zeroconf: Any, _kind: str, name: str) -> None:
+        self.names[name] = None
+
+    update_service = add_service
+
+    def remove_service(self, _zeroconf: Any, _kind: str, name: str) -> None:
+        self.names.pop(name, None)

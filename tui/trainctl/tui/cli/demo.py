@@ -10,22 +10,29 @@ import string
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from trainctl.protocol import messages as m
+import typer
+
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError, installing
+from trainctl.protocol.messages import CommandReply, Event, RunView, Sample, Snapshot, StepCommitted
 from trainctl.protocol.wire.attachment import Connection
 from trainctl.tui.cli import agent_call, output, tables, watch
+from trainctl.tui.cli.options import subcommands
+from trainctl.tui.cli.output import stage
 from trainctl.tui.commands import command
 from trainctl.tui.demo import simulated
 from trainctl.tui.demo.folder import Objective, Session, default_folder, run_config, write_run_file
-from trainctl.tui.demo.stages import stage
 
 if TYPE_CHECKING:
     from trainctl.tui.state.view_state import ViewState
 
+app = subcommands()
+MOST_DEMO_NODES = 8
+"""Nodes that may train on one machine."""
 HEADLESS_STEPS = 150
 SCREEN_STEPS = 2000
 PROGRESS_LINES = 15
@@ -35,8 +42,9 @@ WATCH_SECONDS = 2.0
 NEEDED = {"torch": ("torch", "transformers"), "mlx": ("mlx", "mlx_lm")}
 
 
-class DemoOptions(NamedTuple):
-    """What was asked for on the command line."""
+@dataclass(frozen=True)
+class DemoOptions:
+    """A demo as its options describe it."""
 
     steps: int
     nodes: int | None = None  # None: three where torch and MLX are both there, else two
@@ -47,7 +55,8 @@ class DemoOptions(NamedTuple):
     simulated: bool = False  # nothing is trained, and the agents end with this program
 
 
-class Demo(NamedTuple):
+@dataclass(frozen=True)
+class Demo:
     """A demo whose agents are up."""
 
     address: str  # the first one's, which will lead
@@ -70,7 +79,7 @@ def make_files(folder: Path | None, objective: Objective) -> int:
     return 0
 
 
-def headless(wanted: DemoOptions) -> int:
+def run_headless(wanted: DemoOptions) -> int:
     """Train to the end with progress on standard error, print one JSON object, and return the exit code."""
     with _supervised(wanted) as (demo, supervisor):
         try:
@@ -88,7 +97,7 @@ def headless(wanted: DemoOptions) -> int:
     return 0
 
 
-def on_screen(wanted: DemoOptions) -> int:
+def run_on_screen(wanted: DemoOptions) -> int:
     """Train with the full screen open. The run continues after the screen closes."""
     from trainctl.protocol.config.names import user_name
     from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
@@ -104,7 +113,7 @@ def on_screen(wanted: DemoOptions) -> int:
 
 
 def _farewell(state: "ViewState", address: str) -> str:
-    """What is said when the screen is left: how to come back or end it, or where an ended run's record is."""
+    """Return what is said when the screen is left: how to come back or end it, or where an ended run's record is."""
     from trainctl.tui.app.launch import farewell
 
     if state.run is None or state.active:
@@ -117,13 +126,13 @@ def _farewell_simulated(state: "ViewState", address: str) -> str:
     return f"the simulated run ended at step {step:,}; nothing was trained"
 
 
-def _rounded(step: m.StepCommitted | None) -> float | None:
+def _rounded(step: StepCommitted | None) -> float | None:
     return round(step.loss, 3) if step is not None and step.loss is not None else None
 
 
-def summary(view: m.RunView) -> dict[str, Any]:
-    """A run's figures, read from its record. A figure that no step reported is None. Raises InvalidInputError if there
-    is no record."""
+def summary(view: RunView) -> dict[str, Any]:
+    """Return a run's figures, read from its record. A figure that no step reported is None. Raises InvalidInputError if
+    there is no record."""
     from trainctl.protocol.record.reader import RecordReader
 
     with RecordReader(Path(view.directory)) as record:
@@ -134,18 +143,26 @@ def summary(view: m.RunView) -> dict[str, Any]:
         tokens_per_second = (sums.tokens - (first.tokens or 0)) / (sums.step_seconds - first.step_seconds)
     nodes = [
         {
-            "name": rank.node, "backend": rank.backend, "share": rank.share,
+            "name": rank.node,
+            "backend": rank.backend,
+            "share": rank.share,
             "tokens": round(sums.tokens_by_node.get(rank.node, 0.0)),
         }
         for rank in sorted(view.ranks, key=lambda item: item.rank)
-    ]  # fmt: skip
+    ]
     return {
-        "run": view.run, "state": view.state, "steps": view.step,
-        "first_loss": _rounded(first), "last_loss": _rounded(last),
-        "tokens_per_second": round(tokens_per_second, 1) if tokens_per_second else None, "nodes": nodes,
-        "generation": str(view.generation), "engine": view.engine,
-        "mixed": len({node["backend"] for node in nodes if node["tokens"]}) > 1, "run_directory": view.directory,
-    }  # fmt: skip
+        "run": view.run,
+        "state": view.state,
+        "steps": view.step,
+        "first_loss": _rounded(first),
+        "last_loss": _rounded(last),
+        "tokens_per_second": round(tokens_per_second, 1) if tokens_per_second else None,
+        "nodes": nodes,
+        "generation": str(view.generation),
+        "engine": view.engine,
+        "mixed": len({node["backend"] for node in nodes if node["tokens"]}) > 1,
+        "run_directory": view.directory,
+    }
 
 
 # ---------------------------------------------------------------- start and end
@@ -168,8 +185,11 @@ def _supervised(wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[b
     with session.supervisor_log.open("wb") as log:
         supervisor = subprocess.Popen(
             [*command, "--session", str(session.folder), "--assets", str(root), "--objective", wanted.objective],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         address = _until_ready(supervisor, session)
         config = run_config(root, nodes, wanted.steps, wanted.objective)
@@ -188,8 +208,11 @@ def _simulated(session: Session, wanted: DemoOptions) -> Iterator[tuple[Demo, "s
     with session.supervisor_log.open("wb") as log, session.locked():
         agents = subprocess.Popen(
             [*command, "--state", str(session.state)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
         try:
             assert agents.stdout is not None
             line = agents.stdout.readline()
@@ -222,7 +245,7 @@ def _start(demo: Demo) -> str:
     """Start the run; its id once the agent has taken it. Raises RefusedError if it doesn't."""
     order = command.make_order("start-run", {"config": demo.config})
 
-    async def begin(client: Any) -> tuple[m.CommandReply, m.Snapshot]:
+    async def begin(client: Any) -> tuple[CommandReply, Snapshot]:
         return await command.send(client, order, "accepted", agent_call.ANSWER_SECONDS), await client.snapshot(0)
 
     reply, snapshot = agent_call.call(demo.address, begin)
@@ -232,8 +255,8 @@ def _start(demo: Demo) -> str:
     return snapshot.run.run
 
 
-async def _followed(client: Any, run: str, steps: int, supervisor: "subprocess.Popen[bytes]") -> m.RunView:
-    """The run's last view. Raises RefusedError if its agent is gone with nobody left to start it again."""
+async def _followed(client: Any, run: str, steps: int, supervisor: "subprocess.Popen[bytes]") -> RunView:
+    """Return the run's last view. Raises RefusedError if its agent is gone with nobody left to start it again."""
     progress = asyncio.create_task(_progress(client, run, steps), name="progress")
     try:
         while not (await asyncio.wait({progress}, timeout=WATCH_SECONDS))[0]:
@@ -250,20 +273,20 @@ async def _followed(client: Any, run: str, steps: int, supervisor: "subprocess.P
         progress.cancel()
 
 
-async def _progress(client: Any, run: str, steps: int) -> m.RunView:
+async def _progress(client: Any, run: str, steps: int) -> RunView:
     """Report the run on standard error until it has ended; its last view."""
     every = max(1, steps // PROGRESS_LINES)
-    view: m.RunView | None = None
+    view: RunView | None = None
     async for item in watch.lines(client, run=run, from_start=True, until_end=True):
         match item:
-            case m.StepCommitted():
+            case StepCommitted():
                 if item.step % every == 0 or item.step in (1, steps):
                     sys.stderr.write(f"{tables.step_line(item, view)}\n")
-            case m.Event():
+            case Event():
                 sys.stderr.write(f"{tables.event_line(item)}\n")
-            case m.RunView():
+            case RunView():
                 view = item
-            case m.Sample() | Connection() | watch.Restarted():
+            case Sample() | Connection() | watch.Restarted():
                 pass
     with contextlib.suppress(UnreachableError):  # an agent whose supervisor was killed leaves with the run
         view = (await client.snapshot(0, run)).run or view
@@ -293,7 +316,8 @@ def close_pipes(process: "subprocess.Popen[bytes]") -> None:
 
 
 def ranks_of(wanted: DemoOptions) -> dict[str, str]:
-    """The demo's nodes in rank order, each with its backend. Raises InvalidInputError if what it needs isn't installed.
+    """Return the demo's nodes in rank order, each with its backend. Raises InvalidInputError if what it needs isn't
+    installed.
 
     If there are several nodes and both backends are installed, the last node uses MLX. It is much slower on a Linux
     CPU.
@@ -307,8 +331,8 @@ def ranks_of(wanted: DemoOptions) -> dict[str, str]:
 
 
 def installed(backend: str, objective: Objective) -> tuple[str, ...]:
-    """The installed backends among those that `backend` selects. Raises InvalidInputError if there are none, or if the
-    objective's assets can't be made."""
+    """Return the installed backends among those that `backend` selects. Raises InvalidInputError if there are none, or
+    if the objective's assets can't be made."""
     wanted = tuple(NEEDED) if backend == "auto" else (backend,)
     found = tuple(name for name in wanted if all(importlib.util.find_spec(module) for module in NEEDED[name]))
     if not found:
@@ -316,3 +340,68 @@ def installed(backend: str, objective: Objective) -> tuple[str, ...]:
     if objective == "qlora" and not all(importlib.util.find_spec(module) for module in NEEDED["mlx"]):
         raise InvalidInputError("objective", f"qlora needs mlx-lm, to quantize its model; {installing('mlx')}")
     return found
+
+
+# ---------------------------------------------------------------- the subcommand
+
+
+@app.command()
+def demo(
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Steps to train [150 headless, else 2000].")
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=16,
+            help=f"Agents to start, with one rank each, at most {MOST_DEMO_NODES} that train [3 with torch and MLX "
+            "installed, else 2; 8 with --simulated].",
+            show_default=False,
+        ),
+    ] = None,
+    backend: Annotated[
+        Literal["auto", "torch", "mlx"],
+        typer.Option(help="Library to train with; auto uses both if both are installed."),
+    ] = "auto",
+    objective: Annotated[
+        Literal["pretrain", "sft", "dpo", "qlora"],
+        typer.Option(
+            help="Train on text (pretrain), on prompts with completions (sft), the same with adapters on a 4-bit model "
+            "(qlora), or on preferences between answers (dpo)."
+        ),
+    ] = "pretrain",
+    headless: Annotated[
+        bool,
+        typer.Option(
+            "--headless", help="Run without the screen; print one JSON object at the end. Implied without a terminal."
+        ),
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Like --headless; errors are printed as one JSON object too.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the model, the text and the runs [in the user's cache folder].", show_default=False
+        ),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep this demo's run when the next demo starts.")] = False,
+    files: Annotated[
+        bool, typer.Option("--files", help="Make the model and the text in --folder, and train nothing.")
+    ] = False,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Simulate a cluster instead, with faults; nothing is trained.")
+    ] = False,
+) -> int:
+    """Train a small real model on real text. Starts a few agents, a run and the full screen on this machine."""
+    without_screen = headless or json or not output.has_screen()
+    if not simulated and nodes is not None and nodes > MOST_DEMO_NODES:
+        raise InvalidInputError(
+            "--nodes", f"must be at most {MOST_DEMO_NODES}, or add --simulated, which trains nothing"
+        )
+    if files:
+        return make_files(folder, objective)
+    count = steps or (HEADLESS_STEPS if without_screen else SCREEN_STEPS)
+    wanted = DemoOptions(count, nodes, backend, folder, keep, objective, simulated)
+    return run_headless(wanted) if without_screen else run_on_screen(wanted)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import asdict
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.messages import Calibration
 from trainctl.tui.cli import agent_call, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Set, subcommands, where
+from trainctl.tui.doctor.check_cluster import of_alert_hooks, of_clock, of_interfaces, of_jaccl, of_reach, of_versions
+from trainctl.tui.doctor.check_files import of_disks, of_files
+from trainctl.tui.doctor.check_machine import of_compile, of_environment, of_machine
+from trainctl.tui.doctor.findings import ClusterFacts, Finding, Look
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -21,6 +26,32 @@ if TYPE_CHECKING:
     from trainctl.tui.setup.calibration_request import CalibrationTarget
 
 app = subcommands()
+HERE, NO_AGENT = "this machine", "ipc:///-"
+
+
+def findings(scene: ClusterFacts) -> tuple[Finding, ...]:
+    """Return all findings: node by node, then of all together."""
+    found: list[Finding] = []
+    for look in scene.looks:
+        found += of_reach(look, scene.here)
+        if look.facts is not None:
+            found += of_machine(look, look.facts)
+            found += of_compile(look, look.facts, scene.run)
+            found += of_clock(look)
+            found += of_alert_hooks(look)
+            found += of_interfaces(look, look.facts, scene)
+            found += of_environment(look, look.facts)
+    if not any(look.is_here for look in scene.looks):  # it may be a node whose agent doesn't run, or none
+        here = Look(HERE, NO_AGENT)
+        found += [*of_machine(here, scene.here), *of_environment(here, scene.here)]
+    return (*found, *of_versions(scene), *of_jaccl(scene), *of_disks(scene), *of_files(scene))
+
+
+def line(finding: Finding) -> str:
+    """Return a finding as it is printed after its level."""
+    where = f"{finding.node}: " if finding.node else ""
+    do = f" → {finding.do}" if finding.do else ""
+    return f"{where}{finding.subject}: {finding.text}{do}"
 
 
 @app.command()
@@ -38,13 +69,12 @@ def doctor(
     it also reads and compares the model and data files of all nodes. On each node, it measures the disk that holds the
     token caches, with a temporary file of up to 32 MiB. It changes nothing. Exits with 3 if any check fails, else 0.
     """
-    from trainctl.tui.doctor.run_checks import findings, line
 
     found = findings(asyncio.run(_scene(where(ctx, connect, cluster), file)))
     counts = Counter(finding.level for finding in found)
     code = RefusedError.exit_code if counts["fail"] else 0
     if json:
-        shown = [finding._asdict() for finding in found]
+        shown = [asdict(finding) for finding in found]
         output.emit({"ok": not code, "findings": shown, "counts": {level: counts[level] for level in LEVELS}})
         return code
     for finding in found:
@@ -99,10 +129,10 @@ def calibrate(
 
     at = where(ctx, connect, cluster)
     wanted = calibration_request.CalibrationTarget(_config(file, set_ or [], at), _lead(at))
-    found, problems = dict[str, m.Calibration](), dict[str, str]()
+    found, problems = dict[str, Calibration](), dict[str, str]()
     for group in _machines(_nodes(at, wanted.config, node), alone):
         for name, result in _calibrated(wanted, group, json).items():
-            if isinstance(result, m.Calibration):
+            if isinstance(result, Calibration):
                 found[name] = result
                 if not json:
                     _show(name, result)
@@ -117,7 +147,7 @@ def calibrate(
 
 
 def _config(file: Path | None, set_: list[str], at: "Where") -> dict[str, Any]:
-    """The run file, checked as for a run; empty without one."""
+    """Return the run file, checked as for a run; empty without one."""
     from trainctl.tui.commands import arguments, targets
 
     if file is None:
@@ -130,8 +160,9 @@ def _config(file: Path | None, set_: list[str], at: "Where") -> dict[str, Any]:
 
 def _calibrated(
     wanted: "CalibrationTarget", addresses: dict[str, str], json: bool
-) -> dict[str, m.Calibration | TrainctlError]:  # fmt: skip
-    """The nodes of one machine at the same time, or one node; by name, with why one failed."""
+) -> dict[str, Calibration | TrainctlError]:
+    """Calibrate the nodes of one machine at the same time, or one node. Return the results by name, with why one
+    failed."""
     from trainctl.tui.setup import calibration_request
 
     def tell(node: str, line: str) -> None:
@@ -148,7 +179,8 @@ def _calibrated(
 
 
 def _machines(nodes: list[tuple[str, str]], alone: bool) -> list[dict[str, str]]:
-    """The nodes' addresses in groups that are measured at the same time: those of one machine, if not `alone`."""
+    """Return the nodes' addresses in groups that are measured at the same time: those of one machine, if not
+    `alone`."""
     groups = dict[str, dict[str, str]]()
     for name, address in nodes:
         machine = "" if alone or len(nodes) < 2 else _machine(address)
@@ -157,7 +189,7 @@ def _machines(nodes: list[tuple[str, str]], alone: bool) -> list[dict[str, str]]
 
 
 def _machine(address: str) -> str:
-    """What identifies an agent's machine; empty if that isn't known, or the agent doesn't answer."""
+    """Return what identifies an agent's machine; empty if that isn't known, or the agent doesn't answer."""
     try:
         return agent_call.call(address, _boot)
     except TrainctlError:
@@ -180,7 +212,8 @@ def _nodes(at: "Where", config: dict[str, Any], node: str | None) -> list[tuple[
 
 
 def _lead(at: "Where") -> str | None:
-    """The cluster's node whose agent would lead a run that is started now; None without a cluster file or an answer."""
+    """Return the cluster's node whose agent would lead a run that is started now; None without a cluster file or an
+    answer."""
     if at.cluster is None:
         return None
     try:
@@ -194,7 +227,7 @@ async def _name(client: "Client") -> str:
     return (await client.snapshot(0)).node.node
 
 
-def _show(node: str, found: m.Calibration) -> None:
+def _show(node: str, found: Calibration) -> None:
     from trainctl.tui.cli import tables
     from trainctl.tui.screens import calibration_lines
 

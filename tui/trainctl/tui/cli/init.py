@@ -1,20 +1,20 @@
-"""The subcommands that prepare a first run: `init` writes a cluster file and a run file to start from, `quantize` makes
-a quantized copy of a model."""
+"""The subcommands for a beginning: `init` writes a cluster file and a run file, `config` prints the full screen's
+settings, and `help` pages of the documentation.
+"""
 
 import sys
-from contextlib import nullcontext
-from json import dumps
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from trainctl.protocol.client import local_agents
-from trainctl.protocol.config.quantization import QuantizedFormat
 from trainctl.protocol.errors import InvalidInputError, NotCachedError
-from trainctl.tui.cli import output
-from trainctl.tui.cli.options import Json, subcommands
-from trainctl.tui.demo.stages import stage
+from trainctl.tui.cli import output, tables
+from trainctl.tui.cli.options import Config, Json, config_of, subcommands
+from trainctl.tui.setup import installed
 
 app = subcommands()
 
@@ -50,8 +50,7 @@ def init(
         int | None, typer.Option(min=1, max=2**40, help="Samples per step across all nodes [16,384 tokens].")
     ] = None,
     address: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Address this machine's agent listens on [its Unix socket]."),
+        str | None, typer.Option(metavar="ADDRESS", help="Address this machine's agent listens on [its Unix socket].")
     ] = None,
     run_file: Annotated[Path, typer.Option(metavar="FILE", help="Run file to write.")] = Path("run.toml"),
     cluster_file: Annotated[
@@ -66,22 +65,23 @@ def init(
     options. It never overwrites a file. The run file passes `trainctl check`. On a terminal, it offers to download a
     model id that isn't in the cache.
     """
-    from trainctl.tui.setup import hub_download
     from trainctl.tui.setup import init_work as work
+    from trainctl.tui.setup import offers
 
     if steps is not None and minutes is not None:
         raise InvalidInputError("--minutes", "--steps says how long the run is: leave one of them out")
-    given = work.Given(model, data, name, steps, minutes, batch, address, adapter, objective)
+    given = work.InitOptions(model, data, name, steps, minutes, batch, address, adapter, objective)
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not json
     ask = _ask if asks else None
     try:
         done = work.write(given, run_file, cluster_file, ask)
     except NotCachedError as missing:
-        hub_download.offer(missing, may_ask=not json, tell=output.tell)
-        done = work.write(given._replace(model=Path(missing.model)), run_file, cluster_file, ask)
+        offers.offer_download(missing, may_ask=not json, tell=output.tell)
+        done = work.write(replace(given, model=Path(missing.model)), run_file, cluster_file, ask)
     if json:
-        output.emit_ok(written=[str(file) for file in done.written], kept=done.kept and str(done.kept),
-                       remarks=done.remarks)  # fmt: skip
+        output.emit_ok(
+            written=[str(file) for file in done.written], kept=done.kept and str(done.kept), remarks=done.remarks
+        )
         return 0
     for file in done.written:
         output.say(f"wrote {file}")
@@ -92,42 +92,50 @@ def init(
     return 0
 
 
-@app.command()
-def quantize(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Hugging Face model folder, or model id (ORG/NAME) in the cache.")
-    ],
-    to: Annotated[
-        QuantizedFormat, typer.Option("--to", help="Format of the weights; mlx-4bit and mlx-8bit are affine.")
-    ],
-    group_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Values that share a scale: 32, 64 or 128 for mlx-4bit and mlx-8bit [64].", show_default=False
-        ),
-    ] = None,
-    output_folder: Annotated[
-        Path | None, typer.Option("--output", help="Folder to make [MODEL-FORMAT].", show_default=False)
-    ] = None,
-    json: Json = False,
-) -> int:
-    """Make a quantized copy of a model in MLX's format. Nodes with torch and with MLX can train adapters on it (QLoRA).
-    It needs mlx-lm, and never overwrites a folder."""
-    from trainctl.tui.export.model_export import make
-
-    given = {"--to": to, "--group-size": group_size, "--output": output_folder}
-    words = [f"{option}={value}" for option, value in given.items() if value is not None]
-    seen = stage(output.one_line(f"quantize: {model} to {to}")) if sys.stderr.isatty() else nullcontext()
-    with seen:
-        made = make([*words, "--", model], "trainctl.trainer.exports.quantize_model")
-    text = f"{made['folder']}: {to}, groups of {made['group_size']}, {made['bytes']:,} bytes\n"
-    text += f'to train on it, set in the run file: model.path = {dumps(made["folder"])}, adapter.kind = "lora"'
-    return output.answer(text, json=json, **made)
-
-
 def _ask(question: str, default: str) -> str:
     try:
         answer: str = typer.prompt(question, default=default or None, err=True)
     except UnicodeDecodeError:
         raise InvalidInputError(question, "is not UTF-8 text") from None
     return answer.strip()
+
+
+@app.command()
+def config(ctx: typer.Context, config: Config = None, json: Json = False) -> int:
+    """Print the full screen's effective settings in config.toml format, and report errors in the file."""
+    from trainctl.tui.app import keymap, launch  # Textual: not for `--help`
+
+    found = launch.configuration(config_of(ctx, config))
+    code = InvalidInputError.exit_code if found.problems else 0
+    if json:
+        problems = [{"line": problem.line, "text": problem.text} for problem in found.problems]
+        keys = {row.name: row.keys.replace(" ", ",") for row in keymap.rows(found.settings.keys)}
+        own = msgspec.to_builtins(found.settings) | {"keys": keys}
+        output.emit({"ok": not code, "path": str(found.path), "exists": found.exists, "problems": problems, **own})
+        return code
+    output.say(launch.as_file(found))
+    for problem in found.problems:
+        output.complain(str(problem))
+    return code
+
+
+def _topics(incomplete: str) -> list[str]:
+    return [topic for topic in installed.pages() if topic.startswith(incomplete)]
+
+
+@app.command(name="help")
+def show(
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="[TOPIC]", show_default=False, autocompletion=_topics, help="The topic to print."),
+    ] = None,
+) -> int:
+    """Print a documentation page, or list the topics. Works offline."""
+    pages = installed.pages()
+    if topic is None:
+        output.say(tables.table(("topic", "about"), [(page.topic, page.about) for page in pages.values()]))
+        return 0
+    if topic not in pages:
+        raise InvalidInputError("TOPIC", f"no topic {topic!r}; the topics are {', '.join(pages)}")
+    output.say(pages[topic].path.read_text("utf-8").rstrip())
+    return 0

@@ -1,5 +1,4 @@
-"""The subcommands that only look: `status`, `alerts`, `policies`, `diagnose`, `report`, `diff`, `watch`, `events`
-and `logs`."""
+"""The subcommands that look at a run: `status`, `alerts`, `policies`, `diagnose`, `report`, `diff` and `replay`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,15 +6,16 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import run_rates
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
-from trainctl.tui.cli import agent_call, output, run_lookup, tables
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, complete_nodes, subcommands
-from trainctl.tui.cli.run_lookup import RunArgument, RunAtAgent
+from trainctl.protocol.messages import DiagnosisReply, HostReading, Snapshot, Viewer, WorkSummary
+from trainctl.tui.cli import agent_call, output, runs, tables
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands
+from trainctl.tui.cli.output import has_screen
+from trainctl.tui.cli.runs import RunArgument, RunAtAgent
 
 app = subcommands()
-Hosts = dict[str, m.HostReading]
+Hosts = dict[str, HostReading]
 HOOK_TEST_SECONDS = 30.0
 """More than a command and a webhook may take, one after the other."""
 DIFFERS = 1
@@ -38,9 +38,9 @@ def status(
 ) -> int:
     """Show the run, its ranks, separate work and machines."""
 
-    at = run_lookup.at_agent(ctx, connect, cluster, run)
+    at = runs.at_agent(ctx, connect, cluster, run)
 
-    async def look(client: Any) -> tuple[m.Snapshot, Hosts, tuple[m.Viewer, ...], tuple[m.WorkSummary, ...]]:
+    async def look(client: Any) -> tuple[Snapshot, Hosts, tuple[Viewer, ...], tuple[WorkSummary, ...]]:
         snapshot = await agent_call.settled_snapshot(client, at.run)
         hosts, works = await agent_call.hosts_of(snapshot.peers), (await client.works()).works
         return snapshot, hosts, (await client.attend()).viewers, works
@@ -48,26 +48,38 @@ def status(
     snapshot, hosts, viewers, works = agent_call.call(at.address, look, lead=run is None)
     devices = f"\n\n{tables.devices_table(snapshot, hosts)}" if verbose else ""
     return output.answer(
-        tables.status_text(snapshot, hosts, viewers, works) + devices, json=json, node=snapshot.node, run=snapshot.run,
-        last_step=snapshot.last_step, rank_steps=snapshot.rank_steps, peers=snapshot.peers, hosts=hosts,
-        viewers=viewers, works=[work for work in works if work.is_active], at=snapshot.at,
+        tables.status_text(snapshot, hosts, viewers, works) + devices,
+        json=json,
+        node=snapshot.node,
+        run=snapshot.run,
+        last_step=snapshot.last_step,
+        rank_steps=snapshot.rank_steps,
+        peers=snapshot.peers,
+        hosts=hosts,
+        viewers=viewers,
+        works=[work for work in works if work.is_active],
+        at=snapshot.at,
         rates=run_rates(snapshot.run, snapshot.last_step) if snapshot.run else None,
-        cost=tables.figures_of(snapshot), energy=tables.energy_of(snapshot, hosts),
+        cost=tables.figures_of(snapshot),
+        energy=tables.energy_of(snapshot, hosts),
         alerts=snapshot.alerts.alerts if snapshot.alerts else (),
-    )  # fmt: skip
+    )
 
 
 @app.command()
 def alerts(
-    ctx: typer.Context, run: RunAtAgent = None, connect: Connect = None, cluster: ClusterFile = None,
+    ctx: typer.Context,
+    run: RunAtAgent = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
     test: Annotated[
         bool, typer.Option("--test", help="Have the agent call its alert hooks once, and print how that went.")
     ] = False,
     json: Json = False,
-) -> int:  # fmt: skip
+) -> int:
     """List the active run's open alerts, urgent ones first. Without an active run, list the alerts for the agent's
     machine."""
-    at = run_lookup.at_agent(ctx, connect, cluster, run)
+    at = runs.at_agent(ctx, connect, cluster, run)
     if test:
         return _test_hooks(at.address, json=json)
     snapshot = agent_call.call(at.address, lambda client: client.snapshot(0, at.run), lead=run is None)
@@ -77,9 +89,14 @@ def alerts(
     if problem and not json:
         output.tell(problem)
     return output.answer(
-        tables.alerts_table(found) if found else "", json=json, none="no open alerts", alerts=found,
-        mutes=told.mutes if told is not None else (), watched=told is not None, hook_problem=problem,
-    )  # fmt: skip
+        tables.alerts_table(found) if found else "",
+        json=json,
+        none="no open alerts",
+        alerts=found,
+        mutes=told.mutes if told is not None else (),
+        watched=told is not None,
+        hook_problem=problem,
+    )
 
 
 def _test_hooks(address: str, *, json: bool) -> int:
@@ -104,14 +121,18 @@ def policies(
     """Show what each policy of an active run sees, what it would do next and why, and its last commands with their
     measured effect."""
     from trainctl.tui.screens import policies_view
+
+    at = runs.at_agent(ctx, connect, cluster, run)
     from trainctl.tui.state import effects
 
-    at = run_lookup.at_agent(ctx, connect, cluster, run)
     report = agent_call.call(at.address, lambda client: effects.policy_report(client, at.run), lead=run is None)
     return output.answer(
-        policies_view.text(report), json=json, run=report.told.run, step=report.told.step,
+        policies_view.text(report),
+        json=json,
+        run=report.told.run,
+        step=report.told.step,
         policies=policies_view.objects(report),
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -135,15 +156,16 @@ def diagnose(
 
 def _diagnosis(
     ctx: typer.Context, run: str | None, step: int | None, connect: str | None, cluster: Path | None
-) -> m.DiagnosisReply:  # fmt: skip
-    """A directory is read here, and so is a run that no agent answers for. Raises InvalidInputError for a bad RUN."""
+) -> DiagnosisReply:
+    """Return a run's diagnosis. A directory is read here, and so is a run that no agent answers for. Raises
+    InvalidInputError for a bad RUN."""
     if run is not None and ("/" in run or Path(run).exists()):
-        return _diagnosis_of_record(run_lookup.find(run), step)
+        return _diagnosis_of_record(runs.find(run), step)
     try:
-        at = run_lookup.at_agent(ctx, connect, cluster, run)
+        at = runs.at_agent(ctx, connect, cluster, run)
         return agent_call.call(at.address, lambda client: client.diagnosis(at.run, step), lead=run is None)
     except (UnreachableError, RefusedError) as error:
-        here = run_lookup.find_here(run) if run is not None else None
+        here = runs.find_here(run) if run is not None else None
         if here is None and run is not None and isinstance(error, UnreachableError):
             raise InvalidInputError(run, f"no run with that id on this machine, and {error}") from None
         if here is None:
@@ -151,12 +173,12 @@ def _diagnosis(
         return _diagnosis_of_record(here, step)
 
 
-def _diagnosis_of_record(directory: Path, step: int | None) -> m.DiagnosisReply:
+def _diagnosis_of_record(directory: Path, step: int | None) -> DiagnosisReply:
     from trainctl.protocol.analysis.diagnosis.diagnose import of_record
     from trainctl.protocol.record.paths import RunPaths
 
     found = of_record(RunPaths(directory), step)
-    return m.DiagnosisReply(rid="", run=directory.name, live=False, diagnosis=found)
+    return DiagnosisReply(rid="", run=directory.name, live=False, diagnosis=found)
 
 
 @app.command()
@@ -186,7 +208,7 @@ def report(
     from trainctl.tui.export.writers import destination
     from trainctl.tui.report import document, html_page, read_facts, sections
 
-    facts = read_facts.read_facts(RunPaths(run_lookup.find_or_ask(ctx, run, connect, cluster)))
+    facts = read_facts.read_facts(RunPaths(runs.find_or_ask(ctx, run, connect, cluster)))
     saved = bench_rows.read_saved(bench) if bench is not None else None
     page = sections.page(facts, *([bench_rows.section(saved)] if saved is not None else []))
     makers = (("--html", html, html_page.page_html), ("--md", md, document.page_markdown))
@@ -219,88 +241,29 @@ def diff(
     from trainctl.protocol.record.paths import RunPaths
     from trainctl.tui.report import run_diff, run_side
 
-    directories = [run_lookup.find_or_ask(ctx, name, connect, cluster) for name in (run, other)]
+    directories = [runs.find_or_ask(ctx, name, connect, cluster) for name in (run, other)]
     found = run_diff.compare(*(run_side.read_side(RunPaths(directory)) for directory in directories))
     output.answer(run_diff.text(found), json=json, **run_diff.objects(found))
     return 0 if found.same else DIFFERS
 
 
 @app.command()
-def watch(
+def replay(
     ctx: typer.Context,
-    run: RunAtAgent = None,
+    run: RunArgument,
+    speed: Annotated[
+        float, typer.Option(min=0.25, max=4096, help="Playback speed; 2 is twice as fast as the run.")
+    ] = 8.0,
     connect: Connect = None,
     cluster: ClusterFile = None,
-    json: JsonLines = False,
 ) -> int:
-    """Print each committed step and event as it happens, until Ctrl-C."""
-    from trainctl.tui.cli import watch as follow
+    """Replay a run in the full screen, from its directory. You can play, pause and seek, but not send commands."""
+    directory = runs.find_or_ask(ctx, run, connect, cluster)
+    if not has_screen():
+        raise InvalidInputError(
+            "terminal",
+            "a replay needs a terminal on standard input, output and error; use trainctl export for its figures",
+        )
+    from trainctl.tui.replay.replay_app import run_replay  # Textual: only for the full screen
 
-    at = run_lookup.at_agent(ctx, connect, cluster, run)
-    agent_call.call(
-        at.address, lambda client: follow.show(client, lambda item: True, json=json, run=at.run), lead=run is None
-    )
-    return 0
-
-
-@app.command()
-def events(
-    ctx: typer.Context,
-    run: RunAtAgent = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
-    last: Annotated[int, typer.Option("--last", "-n", min=0, max=500, help="Number of newest events to print.")] = 100,
-    connect: Connect = None,
-    cluster: ClusterFile = None,
-    json: JsonLines = False,
-) -> int:
-    """Print a run's events: commands, checkpoints, evaluations, faults."""
-    from trainctl.tui.cli import watch as following
-
-    at = run_lookup.at_agent(ctx, connect, cluster, run)
-    return agent_call.call(
-        at.address,
-        lambda client: following.show_events(client, at.run, last, follow=follow, json=json),
-        lead=run is None,
-    )
-
-
-@app.command()
-def logs(
-    ctx: typer.Context,
-    run: RunAtAgent = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
-    rank: Annotated[
-        int | None, typer.Option("--rank", min=0, help="Rank whose log to print.", show_default="0")
-    ] = None,
-    node: Annotated[
-        str | None, typer.Option("--node", help="Node whose log to print.", autocompletion=complete_nodes)
-    ] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="Print all nodes' logs, merged by time.")] = False,
-    grep: Annotated[
-        str | None,
-        typer.Option(
-            "--grep", metavar="TEXT", help="Print only lines that contain TEXT (any case) or match /PATTERN/."
-        ),
-    ] = None,
-    last: Annotated[
-        int | None, typer.Option("--last", "-n", min=0, help="Number of last lines to print.", show_default="all")
-    ] = None,
-    connect: Connect = None,
-    cluster: ClusterFile = None,
-    json: JsonLines = False,
-) -> int:
-    """Print a trainer's log, or with --all every node's log merged by time."""
-    from trainctl.tui.cli import logs as reading
-
-    if (rank is not None) + (node is not None) + everyone > 1:
-        raise InvalidInputError("--node", "--rank, --node and --all can't be combined: give only one")
-    wanted, at = reading.query_of(grep), run_lookup.at_agent(ctx, connect, cluster, run)
-
-    async def show(client: Any) -> int:
-        if everyone or grep is not None:
-            whose = None if everyone else await reading.rank_of(client, at.run, node) if node is not None else rank or 0
-            return await reading.show_merged(client, at.run, whose, last, wanted, follow=follow, json=json)
-        chosen = await reading.rank_of(client, at.run, node) if node is not None else rank or 0
-        return await reading.show_logs(client, at.run, chosen, last, follow=follow, json=json)
-
-    return agent_call.call(at.address, show, lead=everyone and run is None)
+    return run_replay(directory, speed)

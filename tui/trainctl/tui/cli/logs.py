@@ -4,20 +4,23 @@ import asyncio
 import datetime
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import typer
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, UnreachableError
-from trainctl.tui.cli import output
-from trainctl.tui.state import merged_log as lt
-from trainctl.tui.state.merged_log import Query, filtered, parse_query
+from trainctl.protocol.messages import LogPart
+from trainctl.tui.cli import agent_call, output, runs
+from trainctl.tui.cli.options import ClusterFile, Connect, JsonLines, complete_nodes, subcommands
+from trainctl.tui.cli.runs import RunAtAgent
+from trainctl.tui.state.merged_log import PART_BYTES, LogEntry, Query, failed, filtered, from_start, parse_query, take
 from trainctl.tui.text.styled_line import clean
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
 
+app = subcommands()
 POLL_SECONDS = 0.5
 """How often a followed log is asked for more; the protocol publishes no logs."""
 LOG_CHUNK_BYTES = 262144
@@ -28,7 +31,7 @@ ALL_LINES = sys.maxsize
 
 
 async def rank_of(client: "Client", run: str | None, node: str) -> int:
-    """The first rank of a node in the run. Raises InvalidInputError for a node that has none."""
+    """Return the first rank of a node in the run. Raises InvalidInputError for a node that has none."""
     view = (await client.snapshot(0, run)).run
     ranks = view.ranks if view is not None else ()
     found = next((item.rank for item in ranks if item.node == node), None)
@@ -38,7 +41,7 @@ async def rank_of(client: "Client", run: str | None, node: str) -> int:
     return found
 
 
-async def log_tail(client: "Client", run: str | None, rank: int, last_lines: int) -> m.LogPart:
+async def log_tail(client: "Client", run: str | None, rank: int, last_lines: int) -> LogPart:
     """Return the last lines of the log as one part that reaches to its last whole character."""
     part = await client.log(run, rank, -LOG_CHUNK_BYTES, LOG_CHUNK_BYTES)
     text, start, size = part.text, part.offset_bytes, part.size_bytes
@@ -53,8 +56,8 @@ async def log_tail(client: "Client", run: str | None, rank: int, last_lines: int
 
 async def parts_of(
     client: "Client", run: str | None, rank: int, offset: int = 0, *, follow: bool = False
-) -> AsyncIterator[m.LogPart]:
-    """The log past `offset`; with `follow` also what comes, and a file that has become shorter from its start."""
+) -> AsyncIterator[LogPart]:
+    """Yield the log past `offset`; with `follow` also what comes, and a file that has become shorter from its start."""
     while True:
         try:
             part = await client.log(run, rank, offset, LOG_CHUNK_BYTES)
@@ -76,8 +79,8 @@ async def parts_of(
             await asyncio.sleep(POLL_SECONDS)
 
 
-def end_of(part: m.LogPart, asked: int) -> int:
-    """The offset of the first byte after the part requested at `asked`, limited to LOG_CHUNK_BYTES.
+def end_of(part: LogPart, asked: int) -> int:
+    """Return the offset of the first byte after the part requested at `asked`, limited to LOG_CHUNK_BYTES.
 
     An agent that doesn't say where it ends cuts by bytes: in the text, longer characters replace undecodable bytes.
     """
@@ -89,7 +92,7 @@ def end_of(part: m.LogPart, asked: int) -> int:
 async def show_logs(
     client: "Client", run: str | None, rank: int, last_lines: int | None, *, follow: bool, json: bool
 ) -> int:
-    """The log, or its last lines, and what is written after that if asked; JSON is one object, or one a part."""
+    """Print the log, or its last lines, and what is written after that if asked; JSON is one object, or one a part."""
     end = 0
     if last_lines is None and not (json and not follow):
         async for part in parts_of(client, run, rank):
@@ -117,7 +120,7 @@ async def _name_of(client: "Client", run: str | None, rank: int) -> str:
     return f"rank {rank} on {node}" if node else f"rank {rank}"
 
 
-def show_log(part: m.LogPart, *, json: bool) -> None:
+def show_log(part: LogPart, *, json: bool) -> None:
     """Print one part of a log; control characters are removed if standard output is a terminal."""
     with output.read_to_its_end():
         if json:
@@ -131,7 +134,7 @@ def show_log(part: m.LogPart, *, json: bool) -> None:
 
 
 def query_of(grep: str | None) -> Query:
-    """The line filter for the value of `--grep`. Raises InvalidInputError for an invalid pattern."""
+    """Return the line filter for the value of `--grep`. Raises InvalidInputError for an invalid pattern."""
     query = parse_query(grep or "")
     if query.problem:
         raise InvalidInputError("--grep", query.problem)
@@ -175,7 +178,7 @@ class _Logs:
 
     def __init__(self, client: "Client", run: str, ranks: Mapping[int, str]) -> None:
         self._client, self._ranks = client, ranks
-        self.tail = lt.from_start(run, ranks, MOST_LINES)
+        self.tail = from_start(run, ranks, MOST_LINES)
         self._told: dict[int, str] = {}
 
     async def catch_up(self, *, only_one: bool) -> None:
@@ -185,19 +188,19 @@ class _Logs:
     async def _read(self, rank: int, *, only_one: bool = False) -> None:
         while True:
             try:
-                part = await self._client.log(self.tail.run, rank, self.tail.next_offset(rank), lt.PART_BYTES)
+                part = await self._client.log(self.tail.run, rank, self.tail.next_offset(rank), PART_BYTES)
             except TrainctlError as error:
                 if only_one:
                     raise
-                self.tail = lt.failed(self.tail, rank, str(error))
+                self.tail = failed(self.tail, rank, str(error))
                 return
             now = datetime.datetime.now(datetime.UTC).timestamp()
-            self.tail = lt.take(self.tail, self._ranks[rank], rank, part, lt.PART_BYTES, now)
+            self.tail = take(self.tail, self._ranks[rank], rank, part, PART_BYTES, now)
             if not self.tail.files[rank].behind_bytes and not self.tail.files[rank].rest:
                 return
 
-    async def news(self) -> list[lt.LogEntry]:
-        """What came since, in order of time."""
+    async def news(self) -> list[LogEntry]:
+        """Return what came since, in order of time."""
         before = {rank: file.lines for rank, file in self.tail.files.items()}
         await self.catch_up(only_one=False)
         return [entry for entry in self.tail.entries if entry.number >= before.get(entry.rank, 0)]
@@ -210,7 +213,7 @@ class _Logs:
         self._told = dict(self.tail.problems)
 
 
-def _print(entries: Sequence[lt.LogEntry], size: int, *, json: bool) -> None:
+def _print(entries: Sequence[LogEntry], size: int, *, json: bool) -> None:
     with output.read_to_its_end():
         for entry in entries:
             if json:
@@ -219,17 +222,65 @@ def _print(entries: Sequence[lt.LogEntry], size: int, *, json: bool) -> None:
                 output.say(text_of(entry, size))
 
 
-def line_as_json(entry: lt.LogEntry) -> dict[str, Any]:
-    """A line as plain values. A line without its own time has the `at` of the line it belongs to."""
+def line_as_json(entry: LogEntry) -> dict[str, Any]:
+    """Return a line as plain values. A line without its own time has the `at` of the line it belongs to."""
     return {
-        "type": "log-line", "at": entry.at, "node": entry.node, "rank": entry.rank, "level": entry.level,
-        "text": entry.text, "stray": entry.stray,
-    }  # fmt: skip
+        "type": "log-line",
+        "at": entry.at,
+        "node": entry.node,
+        "rank": entry.rank,
+        "level": entry.level,
+        "text": entry.text,
+        "stray": entry.stray,
+    }
 
 
-def text_of(entry: lt.LogEntry, size: int) -> str:
-    """A line for people: local time, node, severity and text."""
+def text_of(entry: LogEntry, size: int) -> str:
+    """Return a line for people: local time, node, severity and text."""
     when = datetime.datetime.fromtimestamp(entry.at).astimezone()
     words = " " * 19 if entry.stray else f"{when:%Y-%m-%d %H:%M:%S}"
     level = "" if entry.stray else entry.level
     return f"{words} {clean(entry.node).ljust(size)} {level.ljust(7)} {clean(entry.text)}"
+
+
+# ---------------------------------------------------------------- the subcommand
+
+
+@app.command()
+def logs(
+    ctx: typer.Context,
+    run: RunAtAgent = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, help="Rank whose log to print.", show_default="0")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", help="Node whose log to print.", autocompletion=complete_nodes)
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="Print all nodes' logs, merged by time.")] = False,
+    grep: Annotated[
+        str | None,
+        typer.Option(
+            "--grep", metavar="TEXT", help="Print only lines that contain TEXT (any case) or match /PATTERN/."
+        ),
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--last", "-n", min=0, help="Number of last lines to print.", show_default="all")
+    ] = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: JsonLines = False,
+) -> int:
+    """Print a trainer's log, or with --all every node's log merged by time."""
+    if (rank is not None) + (node is not None) + everyone > 1:
+        raise InvalidInputError("--node", "--rank, --node and --all can't be combined: give only one")
+    wanted, at = query_of(grep), runs.at_agent(ctx, connect, cluster, run)
+
+    async def show(client: Any) -> int:
+        if everyone or grep is not None:
+            whose = None if everyone else await rank_of(client, at.run, node) if node is not None else rank or 0
+            return await show_merged(client, at.run, whose, last, wanted, follow=follow, json=json)
+        chosen = await rank_of(client, at.run, node) if node is not None else rank or 0
+        return await show_logs(client, at.run, chosen, last, follow=follow, json=json)
+
+    return agent_call.call(at.address, show, lead=everyone and run is None)

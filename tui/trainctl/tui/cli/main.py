@@ -1,14 +1,18 @@
-"""The `trainctl` command: full screen, demo, all other subcommands, exit codes, and one line for what goes wrong."""
+"""The `trainctl` command: the full screen, the subcommands of other files, exit codes, and one line for each failure.
+
+Each subcommand is loaded and built when it is asked for, so a command starts with its own file alone.
+"""
 
 import errno
 import functools
 import gc
+import importlib
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -17,8 +21,6 @@ from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError, Tra
 from trainctl.protocol.machine import standard_streams
 from trainctl.protocol.machine.standard_streams import BROKEN_PIPE, HUNG_UP, STANDARD_OUTPUT
 from trainctl.tui.cli import agent_call, output
-from trainctl.tui.cli.command_result import INTERRUPTED
-from trainctl.tui.cli.lazy_commands import LateCommands, has_effect, refuse_changes
 from trainctl.tui.cli.options import (
     ClusterFile,
     Config,
@@ -31,8 +33,136 @@ from trainctl.tui.cli.options import (
 )
 from trainctl.tui.commands import targets
 
-MOST_DEMO_NODES = 8
-"""That train on one machine."""
+GROUPS = {
+    "demo": ("demo",),
+    "run": ("run",),
+    "check": ("check", "data"),
+    "runs": ("ls", "runs"),
+    "inspect": ("status", "alerts", "policies", "diagnose", "report", "diff", "replay"),
+    "watch": ("watch", "events"),
+    "logs": ("logs",),
+    "send": ("send", "profile", "promote"),
+    "export": ("export", "export-model", "score", "mirror", "quantize"),
+    "advise": ("simulate", "advise", "bench"),
+    "init": ("init", "config", "help"),
+    "keys": ("keys",),
+    "doctor": ("doctor", "calibrate"),
+    "cluster": ("discover", "cluster"),
+}
+"""The subcommands of each file, in the order of the help."""
+FILES = {name: file for file, names in GROUPS.items() for name in names}
+CHANGING = frozenset(
+    {
+        "run",
+        "send",
+        "profile",
+        "promote",
+        "demo",
+        "score",
+        "init",
+        "keys new",
+        "keys authorize",
+        "keys revoke",
+        "cluster add",
+        "cluster remove",
+        "cluster sync",
+        "calibrate",
+        "bench",
+        "runs rename",
+        "runs remove",
+    }
+)
+"""Subcommands that change a run, the cluster, or who may do what: `--read-only` refuses them."""
+
+
+WRITING = frozenset({"export-model", "quantize", "mirror"})
+"""Subcommands that leave files, and change nothing else."""
+
+
+def has_effect(words: Sequence[str]) -> bool:
+    """Return whether a command line, from the command's name on, does more than print."""
+    if {"-h", "--help"} & {*words}:
+        return False
+    writes = words[0] in WRITING or any(word.split("=")[0] == "--output" for word in words)
+    return writes or _changing(words) is not None
+
+
+def _changing(words: Sequence[str]) -> str | None:
+    """Return the name of the command if it changes something."""
+    names = [word for word in words[:2] if not word.startswith("-")]
+    if words[0] == "alerts" and "--test" in words:
+        return "alerts --test"
+    return next((name for name in (words[0], " ".join(names)) if name in CHANGING), None)
+
+
+def refuse_changes(words: Sequence[str]) -> None:
+    """Check a command line, without the program's own options. Raises InvalidInputError if it would change
+    something."""
+    if (changing := _changing(words)) is not None:
+        raise InvalidInputError(
+            "--read-only", f"{changing} isn't read-only: leave out --read-only, or use status, watch or attach"
+        )
+
+
+SUMMARIES = {
+    "demo": "Train a small real model with a few agents on this machine.",
+    "run": "Start or resume a run.",
+    "check": "Check a run file and report every problem.",
+    "alerts": "List the open alerts, urgent ones first.",
+    "policies": "Show what each policy sees, would do next, and did.",
+    "diagnose": "Say why a run is slow or stuck, and what to do about it.",
+    "report": "Report on a run as one page, from its record.",
+    "diff": "Say how two runs differ, and at which step.",
+    "watch": "Print each step and event as it happens, until Ctrl-C.",
+    "events": "Print a run's events: commands, checkpoints, faults.",
+    "logs": "Print a trainer's log, or with --all every node's log.",
+    "send": "Send a command to a run; see `trainctl send VERB --help`.",
+    "profile": "Record how long each operator takes in the next steps.",
+    "promote": "Make another node the lead.",
+    "replay": "Replay a run in the full screen, from its directory.",
+    "export": "Export a run as a table: CSV, JSON lines or Parquet.",
+    "export-model": "Export a trained model for peft, mlx-lm or transformers.",
+    "score": "Compute log-probabilities or answers for rows of a file.",
+    "simulate": "Simulate a run over machines that a file describes.",
+    "mirror": "Copy a run to TensorBoard or W&B, live or afterwards.",
+    "config": "Print the full screen's effective settings.",
+    "init": "Create a starter run.toml and cluster.toml.",
+    "quantize": "Make a quantized copy of a model for QLoRA.",
+    "doctor": "Check the cluster's machines and suggest fixes.",
+    "calibrate": "Measure each node's fastest micro-batch and its parts.",
+    "advise": "Advise on nodes for a run: speed, time, cost, settings.",
+    "bench": "Compare settings of a run by short real runs here.",
+    "discover": "List the agents advertised on the network.",
+    "help": "Print a documentation page, offline.",
+}
+"""The line that the help gives each, of at most 64 characters: whole at 80 columns. Others' first sentence fits."""
+
+
+class LateCommands(Mapping[str, Any]):
+    """The commands of `own`, then those of FILES, each completed as it is built."""
+
+    def __init__(self, own: Mapping[str, Any], complete: Callable[[Any], None]) -> None:
+        self._built, self._complete = dict(own), complete
+        self._names = [*own, *FILES]
+        for command in own.values():
+            complete(command)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            module = importlib.import_module(f"trainctl.tui.cli.{FILES[name]}")
+            found = typer.main.get_group(module.app).commands
+            for command in found.values():
+                self._complete(command)
+            self._built |= found
+        command = self._built[name]
+        command.short_help = SUMMARIES.get(name, command.short_help)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class _Group(TyperGroup):
@@ -88,9 +218,9 @@ def root(
     ] = False,
 ) -> int:
     if version:
-        from trainctl.tui.setup import version_report
+        from trainctl.tui.setup import installed
 
-        output.say(version_report.full() if verbose else version_report.short())
+        output.say(installed.versions() if verbose else installed.version())
         raise typer.Exit
     if verbose:
         raise InvalidInputError("--verbose", "applies only to --version")
@@ -101,9 +231,12 @@ def root(
 
 @app.command()
 def attach(
-    ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, read_only: ReadOnly = False,
+    ctx: typer.Context,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    read_only: ReadOnly = False,
     config: Config = None,
-) -> int:  # fmt: skip
+) -> int:
     """Open the full screen. The run continues after you close it."""
     only = read_only or bool(ctx.find_root().params.get("read_only"))
     return _full_screen(where(ctx, connect, cluster), read_only=only, config=config_of(ctx, config))
@@ -112,9 +245,9 @@ def attach(
 def _full_screen(at: targets.Where, *, read_only: bool, config: Path | None) -> int:
     if not output.has_screen():
         raise InvalidInputError(
-            "terminal", "the full screen needs a terminal on standard input, output and error: "
-            "try trainctl status or watch",
-        )  # fmt: skip
+            "terminal",
+            "the full screen needs a terminal on standard input, output and error: try trainctl status or watch",
+        )
     targets.is_local(at.addresses[0])
     from trainctl.protocol.config.names import user_name
 
@@ -134,70 +267,6 @@ def _full_screen(at: targets.Where, *, read_only: bool, config: Path | None) -> 
     except SeveralRunsError as error:
         address, several = next(iter(error.leads.values())), True
     return run_app(address, by=user_name(), read_only=read_only, config=config, opens_runs=several)
-
-
-@app.command()
-def demo(
-    steps: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="Steps to train [150 headless, else 2000].")
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=16,
-            help=f"Agents to start, with one rank each, at most {MOST_DEMO_NODES} that train [3 with torch and MLX "
-            "installed, else 2; 8 with --simulated].",
-            show_default=False,
-        ),
-    ] = None,
-    backend: Annotated[
-        Literal["auto", "torch", "mlx"],
-        typer.Option(help="Library to train with; auto uses both if both are installed."),
-    ] = "auto",
-    objective: Annotated[
-        Literal["pretrain", "sft", "dpo", "qlora"],
-        typer.Option(
-            help="Train on text (pretrain), on prompts with completions (sft), the same with adapters on a 4-bit model "
-            "(qlora), or on preferences between answers (dpo)."
-        ),
-    ] = "pretrain",
-    headless: Annotated[
-        bool,
-        typer.Option(
-            "--headless", help="Run without the screen; print one JSON object at the end. Implied without a terminal."
-        ),
-    ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Like --headless; errors are printed as one JSON object too.")
-    ] = False,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for the model, the text and the runs [in the user's cache folder].", show_default=False
-        ),
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep this demo's run when the next demo starts.")] = False,
-    files: Annotated[
-        bool, typer.Option("--files", help="Make the model and the text in --folder, and train nothing.")
-    ] = False,
-    simulated: Annotated[
-        bool, typer.Option("--simulated", help="Simulate a cluster instead, with faults; nothing is trained.")
-    ] = False,
-) -> int:
-    """Train a small real model on real text. Starts a few agents, a run and the full screen on this machine."""
-    without_screen = headless or json or not output.has_screen()
-    if not simulated and nodes is not None and nodes > MOST_DEMO_NODES:
-        raise InvalidInputError(
-            "--nodes", f"must be at most {MOST_DEMO_NODES}, or add --simulated, which trains nothing"
-        )
-    from trainctl.tui.cli import demo as program
-
-    if files:
-        return program.make_files(folder, objective)
-    count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
-    wanted = program.DemoOptions(count, nodes, backend, folder, keep, objective, simulated)
-    return program.headless(wanted) if without_screen else program.on_screen(wanted)
 
 
 # ---------------------------------------------------------------- the edge
@@ -243,7 +312,7 @@ def _outcome(program: Any, arguments: list[str]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _fail("system", f"{where}{error.strerror or error}", 1, json=json)
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return output.INTERRUPTED
     finally:
         targets.forget_keys()
     return code if isinstance(code, int) else 0
@@ -258,7 +327,7 @@ def _fail(code: str, text: str, exit_code: int, *, json: bool) -> int:
 
 
 def _fail_each(error: SeveralInvalidError, *, json: bool) -> int:
-    """A line for each thing that is wrong; one object that lists them."""
+    """Print a line for each thing that is wrong, or one object that lists them."""
     if json:
         output.emit_error(output.error_code(error), str(error), problems=[str(one) for one in error.each])
     else:

@@ -25,19 +25,35 @@ def _checked_key(key: str | None) -> str | None:
     return addresses.check_public(key)
 
 
-Connect = Annotated[str | None, typer.Option(
-    "--connect", metavar="ADDRESS", show_default=False,
-    help="Address of the agent, tcp://host:port or ipc:///path. Default: $TRAINCTL_CONNECT, or the agent on this "
-    "machine.",
-)]  # fmt: skip
-ClusterFile = Annotated[Path | None, typer.Option(
-    "--cluster", metavar="FILE", show_default=False,
-    help="Cluster file whose agents are tried in order. Default: $TRAINCTL_CLUSTER, or the user's cluster.toml.",
-)]  # fmt: skip
-ServerKey = Annotated[str | None, typer.Option(
-    "--server-key", metavar="KEY", callback=_checked_key, show_default=False,
-    help="The agent's public key, if the cluster file doesn't have it. Default: $TRAINCTL_SERVER_KEY.",
-)]  # fmt: skip
+Connect = Annotated[
+    str | None,
+    typer.Option(
+        "--connect",
+        metavar="ADDRESS",
+        show_default=False,
+        help="Address of the agent, tcp://host:port or ipc:///path. Default: $TRAINCTL_CONNECT, or the agent on this "
+        "machine.",
+    ),
+]
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE",
+        show_default=False,
+        help="Cluster file whose agents are tried in order. Default: $TRAINCTL_CLUSTER, or the user's cluster.toml.",
+    ),
+]
+ServerKey = Annotated[
+    str | None,
+    typer.Option(
+        "--server-key",
+        metavar="KEY",
+        callback=_checked_key,
+        show_default=False,
+        help="The agent's public key, if the cluster file doesn't have it. Default: $TRAINCTL_SERVER_KEY.",
+    ),
+]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -82,12 +98,10 @@ Set = Annotated[
 ]
 
 
-def where(
-    ctx: typer.Context, connect: str | None, cluster: Path | None, *, simulated: bool = False
-) -> targets.Where:  # fmt: skip
-    """The agents to ask. The first of these that is set wins: --connect (before or after the command), --cluster,
-    $TRAINCTL_CONNECT, the default cluster file, the only agent on this machine. `simulated`: also
-    nodes that are only described for `trainctl simulate`."""
+def where(ctx: typer.Context, connect: str | None, cluster: Path | None, *, simulated: bool = False) -> targets.Where:
+    """Return the agents to ask. The first of these that is set wins: --connect (before or after the command),
+    --cluster, $TRAINCTL_CONNECT, the default cluster file, the only agent on this machine. `simulated`: also nodes that
+    are only described for `trainctl simulate`."""
     root = ctx.find_root().params
     given, file = connect or root.get("connect"), cluster or root.get("cluster")
     file = Path(file) if file is not None else None  # what was given before the command may still be text
@@ -116,7 +130,7 @@ def _keep_key(ctx: typer.Context, _: Any, key: str | None) -> None:
 
 
 def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
-    """The file given by --config before or after the command."""
+    """Return the file given by --config before or after the command."""
     found = config or ctx.find_root().params.get("config")
     return Path(found) if found is not None else None  # it may still be text there
 
@@ -132,10 +146,10 @@ class WholeSummaries(TyperGroup):
 
 
 def subgroup(summary: str) -> typer.Typer:
-    """A command that only has subcommands."""
+    """Return a command that only has subcommands."""
     return typer.Typer(cls=WholeSummaries, rich_markup_mode=None, help=summary)
 
 
 def subcommands() -> typer.Typer:
-    """A group for one file's commands. The `trainctl` command adds them to its own."""
+    """Return a group for one file's commands. The `trainctl` command adds them to its own."""
     return typer.Typer(rich_markup_mode=None)

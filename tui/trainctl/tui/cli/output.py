@@ -1,33 +1,44 @@
-"""What the command line prints: one JSON object, or lines for a person, both safe to show."""
+"""The output of the command line: one JSON object, or lines for a person, both safe to show."""
 
 import contextlib
 import os
+import shutil
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from trainctl.protocol import errors
 from trainctl.protocol.machine.standard_streams import LossyStream
 from trainctl.protocol.wire.codec import encode_json
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C: 128 + SIGINT, as a shell says it."""
 ERROR_CODES: tuple[tuple[type[errors.TrainctlError], str], ...] = (
-    (errors.NotCachedError, "invalid-input"), (errors.SeveralInvalidError, "invalid-input"),
-    (errors.BusyError, "invalid-input"), (errors.DamagedError, "invalid-input"),
+    (errors.NotCachedError, "invalid-input"),
+    (errors.SeveralInvalidError, "invalid-input"),
+    (errors.BusyError, "invalid-input"),
+    (errors.DamagedError, "invalid-input"),
     (errors.InvalidInputError, "invalid-input"),
-    (errors.RefusedError, "refused"), (errors.ExpiredError, "expired"),
-    (errors.NotConnectedError, "unreachable"), (errors.UnreachableError, "unreachable"),
-    (errors.NotAuthorisedError, "not-authorised"), (errors.VersionError, "version"), (errors.ProtocolError, "protocol"),
-)  # fmt: skip
+    (errors.RefusedError, "refused"),
+    (errors.ExpiredError, "expired"),
+    (errors.NotConnectedError, "unreachable"),
+    (errors.UnreachableError, "unreachable"),
+    (errors.NotAuthorisedError, "not-authorised"),
+    (errors.VersionError, "version"),
+    (errors.ProtocolError, "protocol"),
+)
 """The `error.code` of each exception, first match."""
 
 
 def has_screen() -> bool:
-    """Whether all three standard streams are terminals. The full screen is drawn on standard error."""
+    """Return whether all three standard streams are terminals. The full screen is drawn on standard error."""
     return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def has_color() -> bool:
-    """Whether standard output is a terminal whose user wants colours (https://no-color.org)."""
+    """Return whether standard output is a terminal whose user wants colours (https://no-color.org)."""
     return sys.stdout.isatty() and os.environ.get("NO_COLOR") is None
 
 
@@ -96,7 +107,7 @@ def one_line(text: str) -> str:
 
 
 def log_text(text: str, *, raw: bool) -> str:
-    """A log unchanged (`raw`), or without terminal control characters and colours."""
+    """Return a log unchanged (`raw`), or without terminal control characters and colours."""
     if raw:
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else "\n" if char == "\r" else "" for char in text)
@@ -109,3 +120,42 @@ def arrowed(text: str) -> str:
     except (UnicodeEncodeError, LookupError):
         return text.replace("→", "->")
     return text.replace(" -> ", " → ")
+
+
+TICK_SECONDS = 0.5
+SECONDS_CELLS = 12
+QUIET_SECONDS = 2.0
+"""A stage shows its seconds only after so many."""
+
+
+@contextlib.contextmanager
+def stage(text: str, stream: TextIO | None = None) -> Iterator[None]:
+    """Say in one printable line what is being done as long as it is; off a terminal just once, as it begins."""
+    stream = stream or sys.stderr
+    if not stream.isatty():
+        stream.write(f"{text}\n")
+        stream.flush()
+        yield
+        return
+    text = text[: shutil.get_terminal_size().columns - SECONDS_CELLS]  # what wraps can't be rewritten
+    done = threading.Event()
+    ticking = threading.Thread(target=_tick, args=(text, stream, done), name="stage", daemon=True)
+    stream.write(text)
+    stream.flush()
+    ticking.start()
+    try:
+        yield
+    finally:
+        done.set()
+        ticking.join()
+        stream.write("\n")
+        stream.flush()
+
+
+def _tick(text: str, stream: TextIO, done: threading.Event) -> None:
+    began = time.monotonic()
+    while not done.wait(TICK_SECONDS):
+        seconds = time.monotonic() - began
+        if seconds >= QUIET_SECONDS:
+            stream.write(f"\r{text} ... {seconds:.0f} s")
+            stream.flush()

@@ -1,58 +1,29 @@
-"""The subcommands that take a run file: `run` starts or resumes a run, `check` and `data` look at it first."""
+"""`trainctl run` starts, resumes or branches off a run, and follows it."""
 
 import asyncio
 import contextlib
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import typer
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.batch.core_sharing import Machine, share_cores
 from trainctl.protocol.config import run_file as runfile
-from trainctl.protocol.config.names import node_name
-from trainctl.protocol.config.objectives import sample_unit
-from trainctl.protocol.config.run_tables import NodeTable, RunFile
-from trainctl.protocol.config.usual_settings import unusual_settings
-from trainctl.protocol.errors import Collected, InvalidInputError, NotCachedError, RefusedError
-from trainctl.protocol.machine.cgroups import usable_cores
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, CommandReply, Event, Snapshot, verbs
 from trainctl.protocol.messages.events import CommandFailed, RunStateChanged
-from trainctl.tui.cli import agent_call, command_result, output, run_lookup
-from trainctl.tui.cli.options import (
-    ClusterFile,
-    Connect,
-    Json,
-    JsonLines,
-    Set,
-    Timeout,
-    complete_nodes,
-    subcommands,
-    subgroup,
-    where,
-)
-from trainctl.tui.cli.run_lookup import complete_runs
+from trainctl.tui.cli import agent_call, output, runs
+from trainctl.tui.cli.check import checked_run_file
+from trainctl.tui.cli.options import ClusterFile, Connect, JsonLines, Set, Timeout, complete_nodes, subcommands, where
+from trainctl.tui.cli.runs import complete_runs
 from trainctl.tui.commands import arguments, command, targets
-from trainctl.tui.setup import (
-    data_bench,
-    data_check,
-    data_preview,
-    hub_download,
-    memory_report,
-    standard_input,
-    start_agent,
-)
+from trainctl.tui.setup import data_check, offers, standard_input
 from trainctl.tui.setup.standard_input import InputCopy
 
 LOOK_SECONDS = 2.0
 """Time between looks at what the ranks of a starting run do."""
 app = subcommands()
-group = subgroup("Inspect a run's training data.")
-app.add_typer(group, name="data")
 
 
 @app.command()
@@ -91,8 +62,7 @@ def run(
     old_lead_is_off: Annotated[
         bool,
         typer.Option(
-            "--old-lead-is-off",
-            help="With --resume: skip the vote. Use it only if the old lead is powered off.",
+            "--old-lead-is-off", help="With --resume: skip the vote. Use it only if the old lead is powered off."
         ),
     ] = False,
     from_step: Annotated[
@@ -145,53 +115,48 @@ def run(
     with standard_input.copied(file, overrides, at.addresses[0], output.tell) as copy:
         settings = {**overrides, **(copy.overrides if copy else {})}
         settings = data_check.with_steps(file, settings) if file is not None else settings
-        chosen = _Chosen(file, settings, resume, branch, node, timeout, from_step, steps)
-        code = _start(at, chosen, copy, old_lead_is_off=old_lead_is_off, follow=follow, json=json)
+        options = {
+            "resume": resume and arguments.check_text(resume, "--resume"),
+            "branch": branch and arguments.check_text(branch, "--branch"),
+            "old_lead_is_off": old_lead_is_off or None,
+            "from_step": from_step,
+            "steps": steps,
+        }
+        args: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        if file is not None:
+            local = targets.is_local(at.addresses[0])
+            args["config"] = checked_run_file(file, settings, local=local, cluster=at.cluster, json=json).message
+        elif settings:
+            args["overrides"] = settings
+        code = _start(at, args, file, copy, node=node, timeout=timeout, follow=follow, json=json)
         if copy is not None and copy.begun and not follow:
             copy.wait()
     return code
 
 
-class _Chosen(NamedTuple):
-    """The run to start, to resume or to branch off."""
-
-    file: Path | None
-    overrides: dict[str, str]
-    resume: str | None
-    branch: str | None
-    node: str | None
-    timeout: float
-    from_step: int | None
-    steps: int | None
-
-
 def _start(
-    at: targets.Where, chosen: _Chosen, copy: InputCopy | None, *, old_lead_is_off: bool, follow: bool, json: bool
+    at: targets.Where,
+    args: dict[str, Any],
+    file: Path | None,
+    copy: InputCopy | None,
+    *,
+    node: str | None,
+    timeout: float,
+    follow: bool,
+    json: bool,
 ) -> int:
-    file, overrides, resume, branch, node, timeout, from_step, steps = chosen
-    args: dict[str, Any] = {} if resume is None else {"resume": arguments.check_text(resume, "--resume")}
-    if branch is not None:
-        args["branch"] = arguments.check_text(branch, "--branch")
-    if file is not None:
-        local = targets.is_local(at.addresses[0])
-        args["config"] = _run_file(file, overrides, local=local, cluster=at.cluster, json=json).message
-    elif overrides:
-        args["overrides"] = overrides
-    args |= {"old_lead_is_off": True} if old_lead_is_off else {}
-    args |= {"from_step": from_step} if from_step is not None else {}
-    args |= {"steps": steps} if steps is not None else {}
     order = command.make_order("start-run", args, node=node, ttl_seconds=min(86400.0, max(60.0, timeout)))
     if not json:
-        start_agent.offer(at, output.tell)
-    with command_result.told(order, json=json):
-        args = run_lookup.with_ids(at.addresses, args)
+        offers.offer_agent(at, output.tell)
+    with agent_call.told(order, json=json):
+        args = runs.with_ids(at.addresses, args)
         order, resume = replace(order, args=args), args.get("resume")
         address = _asked(at, args, node)
         before = agent_call.call(address, lambda client: _as_it_was(client, resume)) if follow and resume else None
         begins = follow or copy is not None  # its first step may be far off
         wait: command.Wait = "accepted" if begins else "applied"
         if begins or json:
-            reply = command_result.send(address, order, wait, agent_call.ANSWER_SECONDS if begins else timeout)
+            reply = agent_call.send(address, order, wait, agent_call.ANSWER_SECONDS if begins else timeout)
         else:
             reply = agent_call.call(address, lambda client: _sent_and_told(client, order, timeout))
     if copy is not None:
@@ -200,7 +165,7 @@ def _start(
     if follow:
         return _run_and_follow(address, order, reply, before, json=json)
     if (code := command.exit_code(reply)) or reply.run is None:
-        return command_result.finish(order, reply, json=json, code=code)
+        return agent_call.finish(order, reply, json=json, code=code)
     return _show_started(order, reply, reply.run, json=json)
 
 
@@ -214,7 +179,7 @@ def _asked(at: targets.Where, args: dict[str, Any], node: str | None) -> str:
     return agent_call.find_any(own) if own else agent_call.find_lead(at.addresses)
 
 
-async def _sent_and_told(client: Any, order: command.Order, seconds: float) -> m.CommandReply:
+async def _sent_and_told(client: Any, order: command.Order, seconds: float) -> CommandReply:
     """Send the command and wait until it is applied. Tell what the ranks do until then: loading and calibrating may
     take minutes."""
     telling = asyncio.create_task(_tell_of_start(client), name="start")
@@ -231,7 +196,7 @@ async def _tell_of_start(client: Any, name: str | None = None) -> None:
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         run = (await client.snapshot(0, name)).run
-        if run is None or run.state not in m.ACTIVE_RUN_STATES:
+        if run is None or run.state not in ACTIVE_RUN_STATES:
             continue
         if not words:
             output.tell(f"{run.run} is starting")
@@ -244,157 +209,8 @@ async def _tell_of_start(client: Any, name: str | None = None) -> None:
             words[rank.node] = rank.why
 
 
-def _run_file(
-    file: Path, overrides: dict[str, str], *, local: bool, cluster: targets.ClusterFile | None, json: bool
-) -> targets.RunFile:
-    """The run file, checked. A person is asked before a model that isn't in the Hugging Face cache is downloaded."""
-    try:
-        return targets.run_file(file, overrides, local=local, cluster=cluster)
-    except NotCachedError as missing:
-        hub_download.offer(missing, may_ask=not json, tell=output.tell)
-    return targets.run_file(file, overrides, local=local, cluster=cluster)
-
-
-@app.command()
-def check(
-    file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
-    set_: Set = None,
-    cluster: ClusterFile = None,
-    json: Json = False,
-) -> int:
-    """Check a run file before you run it. Reports every problem it can find, one per line (--json: error.problems).
-
-    It checks the fields, that the nodes are in the cluster, and that the model and data exist and aren't empty. It
-    reads the weights' headers. If nothing is wrong with these, it reads all data as a trainer does, up to 64 MB, with
-    PyTorch or MLX installed. It can't see files on other machines: their agents check them when the run starts. A node
-    with a loopback address may also be on a different machine, behind a forwarded port. No model is loaded, and nothing
-    is started. On a terminal, it offers to download a model that isn't in the Hugging Face cache.
-
-    It prints how many parameters are trained, the gradients that each step sums, and an estimate of each node's memory.
-    It warns of settings that are probably mistakes, with the usual range and its source; they don't fail the check.
-    For dpo with reference = "cached", it prints whether the reference's log-probabilities are there, and their size.
-    """
-    found = targets.cluster_file(cluster)
-    overrides = arguments.pairs(set_ or [], "--set")
-    overrides = data_check.with_steps(file, overrides)
-    read = _run_file(file, overrides, local=True, cluster=found, json=json)
-    config, unseen, here = read.config, read.unseen, read.here
-    parsed = runfile.parse(config, str(file))
-    nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
-    if found is None and len(nodes) > 1:
-        output.tell("the run has several nodes: give --cluster FILE to check their names and the files on this machine")
-    wrong, report, data = Collected(), None, data_check.DataRead()
-    with wrong.going_on():
-        report = memory_report.report_of(parsed, nodes, str(file), here)
-    with wrong.going_on():
-        data = data_check.read(parsed, file, here, overrides)
-    wrong.raise_any()
-    epoch = data.size.epoch if data.size is not None else None
-    unusual = unusual_settings(parsed, data.size)
-    if json:
-        references = msgspec.to_builtins(dict(data.references))
-        output.emit_ok(
-            config=config, nodes=nodes, unseen=unseen, data_read=not data.unread, model=report and report.plain,
-            references=references, epoch_samples=epoch, unusual=msgspec.to_builtins(unusual),
-        )  # fmt: skip
-        return 0
-    if any(not field.endswith(".cache_path") for field in unseen):
-        output.tell(f"to copy model and data to the nodes that lack them, run trainctl cluster sync {file}")
-    for field, path in unseen.items():
-        output.tell(f"{field}: {path} isn't on this machine; that node's agent checks for it when the run starts")
-    if data.unread:
-        output.tell(data.unread)
-    if runfile.grows(parsed):
-        output.tell(f"{config['data']['path']} still grows: what is written to it later is checked during the run")
-    ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
-    unit, steps, batch = sample_unit(parsed.objective.kind), config["run"]["steps"], config["batch"]["global"]
-    epochs = f", {steps * batch / epoch:,.3g} epochs of {epoch:,}" if epoch else ""
-    output.say(f"{file}: no problems found; {steps:,} steps of {batch:,} {unit}{epochs}{ranks}")
-    for line in _shared_cores(parsed, nodes, here):
-        output.say(line)
-    for line in memory_report.report_lines(report) if report is not None else ():
-        output.say(line)
-    for each in unusual:
-        output.say(f"warning: {each.text}; to change it: --set {each.change}")
-    for node, reference in data.references.items():
-        output.say(f"reference{f' on {node}' if node else ''}: {data_preview.reference_text(reference)}")
-    return 0
-
-
-def _shared_cores(config: RunFile, nodes: Sequence[str], here: Sequence[str]) -> tuple[str, ...]:
-    """Return how ranks on this machine will divide its cores; nothing of one rank."""
-    tables = {node: config.nodes.get(node, NodeTable()) for node in nodes}
-    own = Machine("here", usable_cores())
-    return share_cores(msgspec.structs.replace(config, nodes=tables), dict.fromkeys(here, own))[1]
-
-
-@group.command()
-def preview(
-    file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
-    samples: Annotated[int, typer.Option("--samples", "-n", min=0, max=1000, help="Samples to print.")] = 3,
-    node: Annotated[
-        str | None, typer.Option(metavar="NODE", help="Use this node's paths [this machine's].", show_default=False)
-    ] = None,
-    set_: Set = None,
-    json: Json = False,
-) -> int:
-    """Print statistics of a run's data, and its first samples with the tokens that count in the loss."""
-    found = data_preview.read(file, node or node_name(), samples, arguments.pairs(set_ or [], "--set"))
-    if json:
-        output.emit_ok(**msgspec.to_builtins(found))
-        return 0
-    for line in data_preview.statistics_lines(found):
-        output.say(line)
-    for sample in found.shown:
-        output.say(f"\n{output.one_line(sample.place)}")
-        output.say(data_preview.sample_text(sample, _clean, color=output.has_color()))
-    return 0
-
-
-@group.command()
-def bench(
-    file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
-    need: Annotated[
-        float | None,
-        typer.Option(
-            metavar="TOKENS_PER_SECOND", min=1, show_default=False, help="Rate that training needs on this machine."
-        ),
-    ] = None,
-    no_model: Annotated[bool, typer.Option("--no-model", help="Don't load the model to time it.")] = False,
-    node: Annotated[
-        str | None,
-        typer.Option(metavar="NODE", help="Use this node's settings [this machine's].", show_default=False),
-    ] = None,
-    set_: Set = None,
-    json: Json = False,
-) -> int:
-    """Measure how fast a run's data are tokenized and read, beside what training takes.
-
-    It tokenizes all data into a temporary folder. Then it assembles micro-batches for a few seconds, from the disk and
-    from memory. The rate that training needs is --need, or the rate of the newest run with the same settings on
-    this machine. Without either, a few micro-batches of the model are timed.
-    """
-    if need is not None and not math.isfinite(need):
-        raise InvalidInputError("--need", "must be a finite number of tokens per second")
-    overrides = arguments.pairs(set_ or [], "--set")
-    config = runfile.read(file, overrides)
-    here = node or next(iter(targets.nodes_here(config)), "") or node_name()
-    known = data_bench.known_need(config, here, need)
-    found = data_bench.measure(file, here, overrides, known, may_load=not no_model)
-    if json:
-        output.emit_ok(**msgspec.to_builtins(found))
-        return 0
-    for line in data_bench.lines(found):
-        output.say(line)
-    return 0
-
-
-def _clean(text: str) -> str:
-    return output.log_text(text, raw=False)
-
-
-def _by_file(reply: m.CommandReply, file: Path) -> m.CommandReply:
-    """With the field that was refused named as the person wrote it: in the run file, not in the message."""
+def _by_file(reply: CommandReply, file: Path) -> CommandReply:
+    """Name the field that was refused as the person wrote it: in the run file, not in the message."""
     field = (reply.field or "").removeprefix("config: ")
     if field == (reply.field or ""):
         return reply
@@ -402,19 +218,19 @@ def _by_file(reply: m.CommandReply, file: Path) -> m.CommandReply:
     return msgspec.structs.replace(reply, field=f"{file}: {field}", reason=reason)
 
 
-async def _as_it_was(client: Any, run: str) -> m.Snapshot | None:
+async def _as_it_was(client: Any, run: str) -> Snapshot | None:
     """Return a snapshot of the run before it is resumed, or None if the agent doesn't know it: the command says so."""
     with contextlib.suppress(RefusedError, InvalidInputError):
-        return cast(m.Snapshot, await client.snapshot(0, run))
+        return cast(Snapshot, await client.snapshot(0, run))
     return None
 
 
 def _run_and_follow(
-    address: str, order: command.Order, reply: m.CommandReply, before: m.Snapshot | None, *, json: bool
+    address: str, order: command.Order, reply: CommandReply, before: Snapshot | None, *, json: bool
 ) -> int:
     """Follow the run from its start, or a resumed one from where it was `before`."""
     if code := command.exit_code(reply):
-        return command_result.finish(order, reply, json=json, code=code)
+        return agent_call.finish(order, reply, json=json, code=code)
     active = agent_call.call(address, lambda client: client.snapshot(0, reply.run)).run
     run = reply.run or (active.run if active is not None else "")
     _show_started(order, reply, run, json=json)
@@ -425,10 +241,10 @@ def _run_and_follow(
             f"detached; {run} continues. Watch it with trainctl attach or trainctl watch; stop it with trainctl send "
             f"stop"
         )
-        return command_result.INTERRUPTED
+        return output.INTERRUPTED
 
 
-async def _followed(client: Any, run: str, before: m.Snapshot | None, *, json: bool) -> int:
+async def _followed(client: Any, run: str, before: Snapshot | None, *, json: bool) -> int:
     from trainctl.tui.cli import watch
 
     def keep(item: watch.Line) -> bool:
@@ -451,12 +267,12 @@ async def _followed(client: Any, run: str, before: m.Snapshot | None, *, json: b
 
 
 def _says_why_it_failed(item: Any) -> bool:
-    """Whether it is an event with the reason for which the run failed: the last line says it."""
-    if not isinstance(item, m.Event):
+    """Return whether it is an event with the reason for which the run failed: the last line says it."""
+    if not isinstance(item, Event):
         return False
     ended = isinstance(item.data, RunStateChanged) and item.data.after == "failed"
     return ended or (item.verb == "start-run" and isinstance(item.data, CommandFailed))
 
 
-def _show_started(order: command.Order, reply: m.CommandReply, run: str, *, json: bool) -> int:
-    return output.answer(run, json=json, **{**command_result.fields(order, reply), "run": run})
+def _show_started(order: command.Order, reply: CommandReply, run: str, *, json: bool) -> int:
+    return output.answer(run, json=json, **{**agent_call.fields(order, reply), "run": run})

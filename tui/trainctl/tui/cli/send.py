@@ -1,4 +1,4 @@
-"""The subcommands that command a run or its cluster: `send`, `profile` and `promote`."""
+"""The subcommands that command a run or its cluster: `send`, with a help for each verb, `profile` and `promote`."""
 
 import asyncio
 import contextlib
@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
+from typer.core import TyperCommand
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import policies_that_yield
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, CommandReply, Traces, verbs
 from trainctl.protocol.messages.events import ProfileFailed
+from trainctl.protocol.messages.verb_arguments import Argument, arguments_of
 from trainctl.protocol.messages.verbs import MAX_PROFILE_STEPS, VERBS
-from trainctl.tui.cli import agent_call, command_result, output, run_lookup
-from trainctl.tui.cli.help_topics import VerbCommand
+from trainctl.tui.cli import agent_call, output, runs
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Node, Timeout, complete_nodes, subcommands, where
-from trainctl.tui.cli.run_lookup import Run, RunAtAgent
+from trainctl.tui.cli.runs import Run, RunAtAgent
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.text.glyphs import UNICODE
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
 
 app = subcommands()
-
-
+_VERB = "trainctl.verb"
+"""The key of a context's verb."""
 UNDO = "undo"
 """Stands for the command that undoes the newest change of a run."""
 
@@ -40,7 +41,7 @@ def _verbs(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _words(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What may follow, for the shell."""
+    """Return what may follow, for the shell."""
     given = [ctx.params["verb"], *(ctx.params.get("words") or ())]
     if given[0] == "rebalance" and "=" not in incomplete:
         shares = [f"{node}=" for node in complete_nodes(ctx, incomplete)]
@@ -48,6 +49,56 @@ def _words(ctx: typer.Context, incomplete: str) -> list[str]:
     if given[-1] == "=":  # bash makes three words of `name=value`
         return [word.partition("=")[2] for word in arguments.next_words(given[:-2], f"{given[-2]}={incomplete}")]
     return arguments.next_words(given, incomplete)
+
+
+class VerbCommand(TyperCommand):
+    """A command whose help is that of the verb it was given, if it was given one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_VERB] = next((verbs.VERBS[word] for word in args if word in verbs.VERBS), None)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help for the verb, or for the command without a verb."""
+        verb: verbs.Verb | None = ctx.meta.get(_VERB)
+        if verb is None:
+            super().format_help(ctx, formatter)
+        else:
+            _write_help(verb, ctx.command_path, formatter)
+
+
+def _write_help(verb: verbs.Verb, command: str, formatter: Any) -> None:
+    node = " [--node NODE]" if verb.takes_node and not verb.needs_node else ""
+    formatter.write_usage(command, arguments.signature(verb) + node)
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(f"{verb.summary[0].upper()}{verb.summary[1:]}.")
+    if told := arguments_of(verb):
+        with formatter.section("Arguments"):
+            formatter.write_dl([(argument.typed, _meaning(argument)) for argument in told])
+        if verb.first:
+            formatter.write_paragraph()
+            formatter.write_text(f"The first argument may be given without `{verb.first}=`.")
+    with formatter.section("Effect"):
+        formatter.write_dl(_facts(verb))
+    with formatter.section("Example"):
+        formatter.write_text(f"{command} {verb.typed}")
+    formatter.write_paragraph()
+    formatter.write_text(f"`{command} --help` lists the options that every verb takes.")
+
+
+def _meaning(argument: Argument) -> str:
+    """`the size of a pass; whole number from 1 to 8, samples; required`."""
+    kind = ", ".join(part for part in (argument.kind, argument.unit) if part)
+    default = "required" if argument.default is None else f"default {argument.default}" if argument.default else ""
+    return "; ".join(part for part in (argument.meaning, kind, default) if part)
+
+
+def _facts(verb: verbs.Verb) -> list[tuple[str, str]]:
+    found = [("kind", f"{verb.scope}: {verbs.SCOPES[verb.scope]}"), ("affects", verbs.AFFECTS[verb.affects])]
+    if verb.knobs:
+        found.append(("changes", ", ".join(sorted(verb.knobs))))
+    return [*found, ("undone by", verb.inverse or "nothing")]
 
 
 @app.command(
@@ -93,7 +144,7 @@ def send(
         if words or node is not None or id_ is not None:
             problem = "takes no arguments, no --node and no --id: it undoes the run's newest change"
             raise InvalidInputError(UNDO, problem)
-        at = run_lookup.at_agent(ctx, connect, cluster, run)
+        at = runs.at_agent(ctx, connect, cluster, run)
         order = agent_call.call(at.address, lambda client: _undoing(client, at.run, options), lead=True)
         return _send((at.address,), order, wait, timeout, json=json)
     args = arguments.verb_args(verb, words or [], local=False)  # a bad argument is an error with or without an agent
@@ -127,22 +178,27 @@ async def _undoing(client: "Client", run: str | None, options: dict[str, Any]) -
 
 
 def _send(
-    addresses: Sequence[str], order: command.Order, wait: command.Wait, timeout: float, *, json: bool,
+    addresses: Sequence[str],
+    order: command.Order,
+    wait: command.Wait,
+    timeout: float,
+    *,
+    json: bool,
     says_what_follows: bool = False,
-) -> int:  # fmt: skip
-    with command_result.told(order, json=json):
-        named = run_lookup.with_ids(addresses, order.args) if order.verb == "start-run" else order.args
-        order = replace(order, args=named, run=run_lookup.id_at(addresses, order.run))
+) -> int:
+    with agent_call.told(order, json=json):
+        named = runs.with_ids(addresses, order.args) if order.verb == "start-run" else order.args
+        order = replace(order, args=named, run=runs.id_at(addresses, order.run))
         lead = agent_call.find_lead(addresses, order.run)
         if says_what_follows:
             _say_what_follows(lead, order)
-        reply = command_result.send(lead, order, wait, timeout)
+        reply = agent_call.send(lead, order, wait, timeout)
     if wait == "none":
         # Nobody has answered: there is no state.
-        fields = {**command_result.fields(order, reply), "state": None}
+        fields = {**agent_call.fields(order, reply), "state": None}
         return output.answer(f"{order.verb} sent without waiting; id {reply.id}", json=json, **fields)
     more = _perplexity(lead, reply) if order.verb == "evaluate" and reply.after and not json else ""
-    return command_result.finish(order, reply, json=json, code=command.exit_code(reply), more=more)
+    return agent_call.finish(order, reply, json=json, code=command.exit_code(reply), more=more)
 
 
 def _say_what_follows(lead: str, order: command.Order) -> None:
@@ -165,8 +221,9 @@ def _say_what_follows(lead: str, order: command.Order) -> None:
         output.tell(output.arrowed(f"{order.verb}: {output.one_line(follows.text)}{''.join(advising)}"))
 
 
-def _perplexity(address: str, reply: m.CommandReply) -> str:
-    """Of the evaluation that a reply is of; empty if it isn't known, or the loss is in another unit."""
+def _perplexity(address: str, reply: CommandReply) -> str:
+    """Return the perplexity of the evaluation that a reply is about; empty if it isn't known, or the loss is in another
+    unit."""
     run = None
     with contextlib.suppress(TrainctlError):
         run = agent_call.call(address, lambda client: client.snapshot(0, reply.run)).run
@@ -206,10 +263,10 @@ def profile(
     at = where(ctx, connect, cluster)
     for text in (run, *(node or ())):
         arguments.check_text(text or "", "RUN" if text == run else "--node")
-    run_id = run_lookup.id_at(at.addresses, run)
+    run_id = runs.id_at(at.addresses, run)
     lead = agent_call.find_lead(at.addresses, run_id)
     order = command.make_order("profile", {"steps": steps, "nodes": node or []}, run=run_id)
-    with command_result.told(order, json=json):
+    with agent_call.told(order, json=json):
         events = (
             agent_call.call(lead, lambda client: client.traces(run_id), lead=run is None)
             if last
@@ -218,20 +275,20 @@ def profile(
         return _show_profile(lead, events, out, json=json)
 
 
-def _record(lead: str, order: command.Order, seconds: float, *, json: bool) -> m.Traces:
+def _record(lead: str, order: command.Order, seconds: float, *, json: bool) -> Traces:
     """Send the command, and wait for the events of its traces. Exits if it is refused. Raises ExpiredError."""
-    reply = command_result.send(lead, order, "applied", seconds)
+    reply = agent_call.send(lead, order, "applied", seconds)
     code = command.exit_code(reply)
     if code:
-        command_result.finish(order, reply, json=json, code=code)
+        agent_call.finish(order, reply, json=json, code=code)
         raise typer.Exit(code)
     output.tell(f"profiles {reply.after}")
     nodes = order.args["nodes"]
     return agent_call.call(lead, lambda client: _profiled(client, reply, nodes, seconds), lead=True)
 
 
-async def _profiled(client: "Client", asked: m.CommandReply, nodes: list[str], seconds: float) -> m.Traces:
-    """The events of the command's profile, once every rank has said how it ended. Raises ExpiredError."""
+async def _profiled(client: "Client", asked: CommandReply, nodes: list[str], seconds: float) -> Traces:
+    """Return the events of the command's profile, once every rank has said how it ended. Raises ExpiredError."""
     until, run, wanted = time.monotonic() + seconds, asked.run, None
     while True:
         view = (await client.snapshot(0, run)).run
@@ -239,7 +296,7 @@ async def _profiled(client: "Client", asked: m.CommandReply, nodes: list[str], s
         new = tuple(event for event in found.profiles if event.command == asked.id)
         if wanted is None:  # a rank that joins later has no part in it
             wanted = [rank.node for rank in live_ranks(view) if not nodes or rank.node in nodes]
-        ended = view is None or view.state not in m.ACTIVE_RUN_STATES
+        ended = view is None or view.state not in ACTIVE_RUN_STATES
         if len(new) >= max(len(wanted), 1) or (ended and new):
             return msgspec.structs.replace(found, profiles=new)
         if ended or time.monotonic() >= until:
@@ -248,12 +305,12 @@ async def _profiled(client: "Client", asked: m.CommandReply, nodes: list[str], s
         await asyncio.sleep(PROFILE_POLL_SECONDS)
 
 
-def _show_profile(lead: str, events: m.Traces, out: Path | None, *, json: bool) -> int:
+def _show_profile(lead: str, events: Traces, out: Path | None, *, json: bool) -> int:
     """Print the newest profile, and copy its traces if asked. Raises what `download` raises."""
     from trainctl.protocol.client.trace_download import download
     from trainctl.tui.screens import step_profile_view
 
-    groups, run = [one for one in step_profile_view.profiles_of(events.profiles) if one.ranks], events.run or ""
+    groups, run = [group for group in step_profile_view.profiles_of(events.profiles) if group.ranks], events.run or ""
     if not groups:
         failures = [event.data for event in events.profiles if isinstance(event.data, ProfileFailed)]
         said = "; ".join(map(step_profile_view.failure_words, failures)) or "the run has no profile yet"
@@ -274,13 +331,11 @@ def _show_profile(lead: str, events: m.Traces, out: Path | None, *, json: bool) 
 def promote(
     ctx: typer.Context,
     node: Annotated[
-        str,
-        typer.Argument(metavar="NODE", show_default=False, help="The new lead.", autocompletion=complete_nodes),
+        str, typer.Argument(metavar="NODE", show_default=False, help="The new lead.", autocompletion=complete_nodes)
     ],
     run: RunAtAgent = None,
     old_lead_is_off: Annotated[
-        bool,
-        typer.Option("--old-lead-is-off", help="Skip the vote. Use it only if the old lead is powered off."),
+        bool, typer.Option("--old-lead-is-off", help="Skip the vote. Use it only if the old lead is powered off.")
     ] = False,
     timeout: Timeout = 60.0,
     connect: Connect = None,
@@ -292,14 +347,14 @@ def promote(
     for name, text in (("NODE", node), ("RUN", run)):
         arguments.check_text(text or "", name)
     order = command.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node)
-    with command_result.told(order, json=json):
-        order = replace(order, run=run_lookup.id_at(at.addresses, run))
-        reply = command_result.send(_own_agent(at, node), order, "applied", timeout)
-    return command_result.finish(order, reply, json=json, code=command.exit_code(reply))
+    with agent_call.told(order, json=json):
+        order = replace(order, run=runs.id_at(at.addresses, run))
+        reply = agent_call.send(_own_agent(at, node), order, "applied", timeout)
+    return agent_call.finish(order, reply, json=json, code=command.exit_code(reply))
 
 
 def _own_agent(at: targets.Where, node: str) -> str:
-    """The address of a node's agent. If it isn't at the one in the cluster file, the other agents are asked."""
+    """Return the address of a node's agent. If it isn't at the one in the cluster file, the other agents are asked."""
     if at.cluster is None:
         return agent_call.find_lead(at.addresses)
     own = at.cluster.address_of(node)

@@ -1,11 +1,31 @@
-"""What subcommands say of runs, ranks, alerts, steps, events and replies: tables and lines, safe to show."""
+"""The words of subcommands for runs, ranks, alerts, steps, events and replies: tables and lines, safe to show."""
 
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import CostFigures, figures, run_rates
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    METRICS,
+    Alerts,
+    AlertView,
+    CommandReply,
+    Compute,
+    Event,
+    HostReading,
+    PeerView,
+    PolicyView,
+    RankStep,
+    RankView,
+    RunSummary,
+    RunView,
+    Sample,
+    Snapshot,
+    StepCommitted,
+    Viewer,
+    WorkSummary,
+)
 from trainctl.tui.cli.output import arrowed, one_line
 from trainctl.tui.state import rank_speed, run_events
 from trainctl.tui.text import formatting as fmt
@@ -38,35 +58,43 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str | Seq
 
 
 def time_of_day(at: float, form: str = "%H:%M:%S", none: str = "--:--:--") -> str:
-    """A Unix time as local 14:31:07, or `none` if there is no time."""
+    """Return a Unix time as local 14:31:07, or `none` if there is no time."""
     when = fmt.moment(at, None)
     return when.strftime(form) if when is not None else none
 
 
 def date_and_time(at: float) -> str:
-    """A Unix time as local 2026-11-20 14:31."""
+    """Return a Unix time as local 2026-11-20 14:31."""
     return time_of_day(at, "%Y-%m-%d %H:%M", fmt.NA)
 
 
-def runs_table(runs: Sequence[m.RunSummary]) -> str:
-    """The output of `trainctl ls`."""
+def runs_table(runs: Sequence[RunSummary]) -> str:
+    """Return the output of `trainctl ls`."""
     rows = [
-        (_titled(run), f"{run.state}{'?' if run.stale else ''}{' SIMULATED' if run.simulated else ''}",
-         f"{run.step:,}/{fmt.count(run.steps)}",
-         fmt.count(run.global_batch), fmt.loss(run.last_loss), _spent(run),
-         fmt.space(run.size_bytes), run.lead or fmt.NA, date_and_time(run.started_at), run.directory)
+        (
+            _titled(run),
+            f"{run.state}{'?' if run.stale else ''}{' SIMULATED' if run.simulated else ''}",
+            f"{run.step:,}/{fmt.count(run.steps)}",
+            fmt.count(run.global_batch),
+            fmt.loss(run.last_loss),
+            _spent(run),
+            fmt.space(run.size_bytes),
+            run.lead or fmt.NA,
+            date_and_time(run.started_at),
+            run.directory,
+        )
         for run in runs
-    ]  # fmt: skip
+    ]
     header = ("RUN", "STATE", "STEP", "BATCH", LAST_LOSS.label.upper(), "COST", "SPACE", "LEAD", "STARTED", "DIRECTORY")
     return table(header, rows, right=("STEP", "BATCH", LAST_LOSS.label.upper(), "COST", "SPACE"))
 
 
-def _titled(run: m.RunSummary) -> str:
+def _titled(run: RunSummary) -> str:
     """Return the run's id, with its name if that isn't how the id begins."""
     return run.run if run.run.startswith(run.name) else f"{run.run} ({run.name})"
 
 
-def _spent(run: m.RunSummary) -> str:
+def _spent(run: RunSummary) -> str:
     if run.cost is None:
         return fmt.NA
     found = figures(run.cost, time.time(), None, None)
@@ -74,11 +102,13 @@ def _spent(run: m.RunSummary) -> str:
 
 
 def status_text(
-    snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None = None, viewers: Sequence[m.Viewer] = (),
-    works: Sequence[m.WorkSummary] = (),
-) -> str:  # fmt: skip
-    """The output of `trainctl status`: the run, its last step, ranks, separate work, machines and clients. `hosts` are
-    the other nodes' machines."""
+    snapshot: Snapshot,
+    hosts: Mapping[str, HostReading] | None = None,
+    viewers: Sequence[Viewer] = (),
+    works: Sequence[WorkSummary] = (),
+) -> str:
+    """Return the output of `trainctl status`: the run, its last step, ranks, separate work, machines and clients.
+    `hosts` are the other nodes' machines."""
     run = snapshot.run
     machines = [
         *_work_lines(works),
@@ -117,8 +147,8 @@ def status_text(
     return "\n".join(lines)
 
 
-def _left_lines(snapshot: m.Snapshot) -> list[str]:
-    """The time left of a run under way, when it ends, and its best and worst case."""
+def _left_lines(snapshot: Snapshot) -> list[str]:
+    """Return the time left of a run under way, when it ends, and its best and worst case."""
     assert snapshot.run is not None
     rates = run_rates(snapshot.run, snapshot.last_step)
     if rates.seconds_left is None:
@@ -127,30 +157,30 @@ def _left_lines(snapshot: m.Snapshot) -> list[str]:
     return [f"time left  {fmt.eta(rates.seconds_left, snapshot.at)}{f' ({span})' if span else ''}"]
 
 
-def _own_host(snapshot: m.Snapshot) -> list[m.HostReading]:
+def _own_host(snapshot: Snapshot) -> list[HostReading]:
     return [snapshot.node.host] if snapshot.node.host is not None else []
 
 
-def _cost_lines(snapshot: m.Snapshot, hosts: Sequence[m.HostReading]) -> list[str]:
-    """What the run costs, and its energy; no line without a price."""
+def _cost_lines(snapshot: Snapshot, hosts: Sequence[HostReading]) -> list[str]:
+    """Return what the run costs, and its energy; no line without a price."""
     run, last = snapshot.run, snapshot.last_step
     spent = figures_of(snapshot)
     if run is None or spent is None:
         return []
     words = run_lines.run_energy(hosts, run, last.cursor if last is not None else run.cursor)
-    active = run.state in m.ACTIVE_RUN_STATES
+    active = run.state in ACTIVE_RUN_STATES
     told = cost_pieces(spent, run.sample_unit, active=active, energy=words)
     return [f"cost       {plain(groups(told, 200)).removeprefix('cost ')}"]
 
 
-def figures_of(snapshot: m.Snapshot) -> CostFigures | None:
-    """What the run costs by the agent's clock; None without a price."""
+def figures_of(snapshot: Snapshot) -> CostFigures | None:
+    """Return what the run costs by the agent's clock; None without a price."""
     run, last = snapshot.run, snapshot.last_step
     return cost_figures(run, last, snapshot.at, run_rates(run, last).seconds_left) if run is not None else None
 
 
-def energy_of(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading]) -> run_lines.EnergyFigures | None:
-    """What the run's machines have used; None without a run."""
+def energy_of(snapshot: Snapshot, hosts: Mapping[str, HostReading]) -> run_lines.EnergyFigures | None:
+    """Return what the run's machines have used; None without a run."""
     run, last = snapshot.run, snapshot.last_step
     if run is None:
         return None
@@ -158,7 +188,7 @@ def energy_of(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading]) -> run_l
     return run_lines.energy_figures([*_own_host(snapshot), *hosts.values()], run, cursor)
 
 
-def _work_lines(works: Sequence[m.WorkSummary]) -> list[str]:
+def _work_lines(works: Sequence[WorkSummary]) -> list[str]:
     """Separate work that is in progress: what, how far, and each node."""
     lines = []
     for work in works:
@@ -168,17 +198,17 @@ def _work_lines(works: Sequence[m.WorkSummary]) -> list[str]:
     return lines
 
 
-def _engine(run: m.RunView) -> str:
-    """What sums its gradients; of another program's run its kind."""
+def _engine(run: RunView) -> str:
+    """Return the engine that sums its gradients; for another program's run, its kind."""
     return f"engine {run.engine}{' (mixed)' if run.mixed else ''}" if run.kind == "hosted" else run.kind
 
 
-def _plan(run: m.RunView) -> str:
+def _plan(run: RunView) -> str:
     return f"version {run.plan_version}  " if run.kind == "hosted" else ""
 
 
-def _compute_lines(ranks: Sequence[m.RankView]) -> list[str]:
-    """What the ranks resolved, and by which versions; none where that isn't known."""
+def _compute_lines(ranks: Sequence[RankView]) -> list[str]:
+    """Return what the ranks resolved, and by which versions; none where that isn't known."""
     found = {"computing": run_lines.compute_settings, "versions": run_lines.library_versions}
     return [
         f"{'' if number else label:<11}{plain(row)}"
@@ -187,8 +217,8 @@ def _compute_lines(ranks: Sequence[m.RankView]) -> list[str]:
     ]
 
 
-def _policy_lines(policies: Sequence[m.PolicyView]) -> list[str]:
-    """What the run decides by itself; none where that isn't known."""
+def _policy_lines(policies: Sequence[PolicyView]) -> list[str]:
+    """Return what the run decides by itself; none where that isn't known."""
     words = "  ".join(f"{view.name}={view.mode}" for view in policies)
     lines = textwrap.wrap(words, _POLICY_COLUMNS, break_on_hyphens=False)
     return [f"{' ' * 11 if number else 'policies   '}{text.replace('=', ' ')}" for number, text in enumerate(lines)]
@@ -200,10 +230,10 @@ def _skip_lines(skipped: Sequence[tuple[int, int]]) -> list[str]:
     return [f"skipped    positions {', '.join(parts)}: not trained on, by rollback"] if parts else []
 
 
-def alerts_table(alerts: Sequence[m.AlertView]) -> str:
-    """The output of `trainctl alerts`: urgent alerts first, then newest first."""
+def alerts_table(alerts: Sequence[AlertView]) -> str:
+    """Return the output of `trainctl alerts`: urgent alerts first, then newest first."""
 
-    def held(alert: m.AlertView) -> str:
+    def held(alert: AlertView) -> str:
         by = alert.acknowledged_by
         return f"acknowledged by {by}" if by is not None else "muted" if alert.muted else "open"
 
@@ -215,8 +245,8 @@ def alerts_table(alerts: Sequence[m.AlertView]) -> str:
     return table(("ID", "SEVERITY", "SINCE", "STATE", "WHAT"), rows)
 
 
-def _alert_lines(told: m.Alerts | None) -> list[str]:
-    """The alerts that call for somebody, a line each."""
+def _alert_lines(told: Alerts | None) -> list[str]:
+    """Return the alerts that call for somebody, a line each."""
     return [
         arrowed(f"alert      since {time_of_day(alert.raised_at)}  {one_line(f'{alert.node} {alert.text}')}")
         for alert in (told.alerts if told is not None else ())
@@ -224,8 +254,9 @@ def _alert_lines(told: m.Alerts | None) -> list[str]:
     ]
 
 
-def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global_batch: int | None) -> str:
-    """A row for each rank: share, own rate, wait for slower ranks and for the plan, and how long it has been out."""
+def ranks_table(ranks: Sequence[RankView], parts: Sequence[RankStep], global_batch: int | None) -> str:
+    """Return a row for each rank: share, own rate, wait for slower ranks and for the plan, and how long it has been
+    out."""
     newest = {part.rank: part for part in parts}
     waited = rank_speed.waits(rank_speed.same_step(ranks, parts))
     rows = [_rank_row(rank, newest.get(rank.rank), waited.get(rank.rank), global_batch) for rank in ranks]
@@ -233,7 +264,7 @@ def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global
     return table(header, rows, right="RANK SHARE PART MICRO STEP WAIT")
 
 
-def devices_table(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading]) -> str:
+def devices_table(snapshot: Snapshot, hosts: Mapping[str, HostReading]) -> str:
     """Format what each rank computes on and by, or what GPUs the machines have where there is no run."""
     machines = {host.node: host for host in (*hosts.values(), *_own_host(snapshot))}
     if snapshot.run is None:
@@ -243,7 +274,7 @@ def devices_table(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading]) -> s
     return table(("NODE", "GPU USED", "DEVICE", "LIBRARY", "ATTENTION", "PRECISION", "COMPILER"), ranks)
 
 
-def _device_row(rank: m.RankView, host: m.HostReading | None) -> tuple[str, ...]:
+def _device_row(rank: RankView, host: HostReading | None) -> tuple[str, ...]:
     compute = rank.compute
     versions = dict(compute.versions) if compute is not None else {}
     device, library = rank.device or "", rank.backend or ""
@@ -262,7 +293,7 @@ def _device_row(rank: m.RankView, host: m.HostReading | None) -> tuple[str, ...]
     )
 
 
-def _gpu_used(device: str, versions: Mapping[str, str], host: m.HostReading | None) -> str:
+def _gpu_used(device: str, versions: Mapping[str, str], host: HostReading | None) -> str:
     """Return whether a rank's device is a GPU, and the one that it leaves idle if it is none."""
     if not device:
         return fmt.NA
@@ -274,12 +305,12 @@ def _gpu_used(device: str, versions: Mapping[str, str], host: m.HostReading | No
     return f"no: {names} is idle" if names else "no: none here"
 
 
-def _gpu_names(host: m.HostReading | None) -> str:
+def _gpu_names(host: HostReading | None) -> str:
     return ", ".join(dict.fromkeys(gpu.name for gpu in host.gpus)) if host is not None else ""
 
 
-def step_line(step: m.StepCommitted, run: m.RunView | None = None) -> str:
-    """A committed step as a line of `trainctl watch`. Its rate is the whole run's."""
+def step_line(step: StepCommitted, run: RunView | None = None) -> str:
+    """Return a committed step as a line of `trainctl watch`. Its rate is the whole run's."""
     skipped = f"  skipped: {one_line(step.skipped)}" if step.skipped else ""
     return (
         f"{time_of_day(step.committed_at)}  step {step.step:,}  loss {fmt.loss(step.loss)}  "
@@ -288,22 +319,22 @@ def step_line(step: m.StepCommitted, run: m.RunView | None = None) -> str:
     )
 
 
-def event_line(event: m.Event) -> str:
-    """An event as a line: time, who caused it, and its text."""
+def event_line(event: Event) -> str:
+    """Return an event as a line: time, who caused it, and its text."""
     mark = f"{event.severity.upper()} " if event.severity in ("warning", "error") else ""
     return clean(
         f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(run_events.event_words(event))}"
     ).rstrip()
 
 
-def sample_line(sample: m.Sample) -> str:
-    """A prompt and the model's answer as a line."""
+def sample_line(sample: Sample) -> str:
+    """Return a prompt and the model's answer as a line."""
     prompt, answer = one_line(sample.prompt), one_line(sample.answer)
     return arrowed(f"{time_of_day(sample.at)}  sample at step {sample.step:,}  {prompt} → {answer}")
 
 
-def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str:
-    """How a command ended: its node and the step it took effect at, or why it failed."""
+def reply_line(verb: str, reply: CommandReply, node: str | None = None) -> str:
+    """Return how a command ended: its node and the step it took effect at, or why it failed."""
     if reply.state == "applied":
         at = f" at step {reply.step:,}" if reply.step is not None else ""
         change = f": {reply.before} → {reply.after}" if reply.before is not None and reply.after is not None else ""
@@ -318,26 +349,24 @@ def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str
     return one_line(f"{verb} {reply.state}: {field}{reply.reason or 'no reason given'}")
 
 
-def _precision(compute: m.Compute | None) -> str:
-    """What a rank computes in, unless that is float32."""
+def _precision(compute: Compute | None) -> str:
+    """Return what a rank computes in, unless that is float32."""
     return "" if compute is None or compute.dtype == "float32" else compute.dtype
 
 
-def _passes(rank: m.RankView) -> int:
+def _passes(rank: RankView) -> int:
     """Return the passes in which a rank runs its share, and accumulates their gradients; 0: not known."""
     return -(-rank.share // rank.micro_batch) if rank.micro_batch and rank.share else 0
 
 
-def _pass_lines(ranks: Sequence[m.RankView]) -> list[str]:
+def _pass_lines(ranks: Sequence[RankView]) -> list[str]:
     """Explain the column MICRO, where a step has several passes."""
     several = [f"{one_line(rank.node)} {_passes(rank)} of {rank.micro_batch}" for rank in ranks if _passes(rank) > 1]
     words = textwrap.wrap(", ".join(several), _COMPUTE_COLUMNS)
     return [f"passes     a step accumulates gradients over passes: {words[0]}", *words[1:]] if words else []
 
 
-def _rank_row(
-    rank: m.RankView, part: m.RankStep | None, waited: float | None, global_batch: int | None
-) -> tuple[str, ...]:
+def _rank_row(rank: RankView, part: RankStep | None, waited: float | None, global_batch: int | None) -> tuple[str, ...]:
     backend = " ".join(word for word in (rank.backend, rank.device, _precision(rank.compute)) if word)
     micro = f"{rank.micro_batch}x{_passes(rank)}" if _passes(rank) else fmt.NA
     share = fmt.percent(rank.share / global_batch if global_batch and rank.share is not None else None)
@@ -352,8 +381,8 @@ def _rank_row(
     return (*head, own, step, wait, memory, backend or fmt.NA, why)
 
 
-def _straggler_lines(run: m.RunView, parts: Sequence[m.RankStep]) -> list[str]:
-    """Who the others waited for in the last step, and why."""
+def _straggler_lines(run: RunView, parts: Sequence[RankStep]) -> list[str]:
+    """Return who the others waited for in the last step, and why."""
     slow = rank_speed.straggler_of_step(rank_speed.same_step(run.ranks, parts)) if run.state == "running" else None
     if slow is None:
         return []
@@ -361,7 +390,7 @@ def _straggler_lines(run: m.RunView, parts: Sequence[m.RankStep]) -> list[str]:
     return ["", f"straggler  {slow.node}: the others waited {waited} for it; +{excess} in {slow.phase} (last step)"]
 
 
-def _last_step(run: m.RunView, last: m.StepCommitted | None) -> str:
+def _last_step(run: RunView, last: StepCommitted | None) -> str:
     if last is None:
         return "none committed yet"
     return (
@@ -370,21 +399,21 @@ def _last_step(run: m.RunView, last: m.StepCommitted | None) -> str:
     )
 
 
-def _evaluation_lines(run: m.RunView) -> list[str]:
+def _evaluation_lines(run: RunView) -> list[str]:
     if run.eval_loss is None:
         return []
     perplexity = f" (perplexity {run.perplexity:.4g})" if run.perplexity is not None else ""
     return [f"evaluation loss {fmt.loss(run.eval_loss)} @{run.eval_step or 0:,}{perplexity}"]
 
 
-def _rate(step: m.StepCommitted, run: m.RunView | None) -> str:
+def _rate(step: StepCommitted, run: RunView | None) -> str:
     metric, unit = (run.rate_metric, run.rate_unit) if run is not None else ("tokens_per_second", "tokens/s")
-    samples = m.METRICS["samples_per_second"].of(step)
+    samples = METRICS["samples_per_second"].of(step)
     also = f", {samples:.3g} samples/s" if metric == "tokens_per_second" and samples is not None else ""
-    return f"{fmt.rate(m.METRICS[metric].of(step))} {one_line(fmt.short_unit(unit))}{also}"
+    return f"{fmt.rate(METRICS[metric].of(step))} {one_line(fmt.short_unit(unit))}{also}"
 
 
-def _host_lines(host: m.HostReading | None) -> list[str]:
+def _host_lines(host: HostReading | None) -> list[str]:
     if host is None:
         return []
     cpu = fmt.NA if host.cpu_percent is None else f"{host.cpu_percent:.0f}%"
@@ -393,7 +422,7 @@ def _host_lines(host: m.HostReading | None) -> list[str]:
     return [f"host       {host.node}  cpu {cpu}  memory {memory} GB  disk free {disk} GB"]
 
 
-def _viewer_lines(viewers: Sequence[m.Viewer]) -> list[str]:
+def _viewer_lines(viewers: Sequence[Viewer]) -> list[str]:
     """`attached   anna since 14:02, cron since 14:20 (read-only)`; no line where nobody is."""
     told = [
         f"{one_line(viewer.by) or '?'} since {time_of_day(viewer.since_at)}{' (read-only)' if viewer.read_only else ''}"
@@ -402,8 +431,8 @@ def _viewer_lines(viewers: Sequence[m.Viewer]) -> list[str]:
     return [f"attached   {', '.join(told)}"] if told else []
 
 
-def _peer_lines(peers: Sequence[m.PeerView], hosts: Mapping[str, m.HostReading]) -> list[str]:
-    """The other nodes: their machines, or since when and why their agents aren't heard."""
+def _peer_lines(peers: Sequence[PeerView], hosts: Mapping[str, HostReading]) -> list[str]:
+    """Return the other nodes: their machines, or since when and why their agents aren't heard."""
     made = []
     for peer in peers:
         if peer.node in hosts:

@@ -1,5 +1,6 @@
-"""A run followed line by line: steps and events in order, and what was missed while the agent was away fetched. Answers
-to sample prompts are shown as they come."""
+"""`trainctl watch` and `events`: a run followed line by line. Steps and events come in order, what was missed while the
+agent was away is fetched, and answers to sample prompts are shown as they come.
+"""
 
 import asyncio
 import contextlib
@@ -9,12 +10,29 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from trainctl.protocol import messages as m
+import typer
+
 from trainctl.protocol.errors import TrainctlError, UnreachableError
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    Alerts,
+    Event,
+    Generation,
+    Heartbeat,
+    HostReading,
+    NodeView,
+    RankStep,
+    RunView,
+    Sample,
+    Snapshot,
+    StepCommitted,
+)
 from trainctl.protocol.wire.attachment import Connection
-from trainctl.tui.cli import output, tables
+from trainctl.tui.cli import agent_call, output, runs, tables
+from trainctl.tui.cli.options import ClusterFile, Connect, JsonLines, subcommands
+from trainctl.tui.cli.runs import RunAtAgent
 from trainctl.tui.state import run_events
 from trainctl.tui.state.lead_client import ATTEND_SECONDS, LeadClients, conducting
 
@@ -22,13 +40,14 @@ if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
     from trainctl.protocol.client.cluster import Item
 
+app = subcommands()
 READER_SECONDS = 0.5
 """Time between looks at whether standard output has a reader."""
 GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 STEPS_PAGE = 500
 EVENTS_PAGE = 200
 
-Line = m.StepCommitted | m.Event | m.RunView | m.Sample
+Line = StepCommitted | Event | RunView | Sample
 
 
 @dataclass(frozen=True)
@@ -45,38 +64,38 @@ class RunCursor:
     def __init__(self, run: str) -> None:
         self.run = run
         self.step = 0
-        self.generation = m.Generation(0, 0)
+        self.generation = Generation(0, 0)
         self.event = 0
         self.state: str | None = None
 
     def passes(self, item: Line) -> bool:
-        """Whether `item` is newer than the last one shown; if so, remember it as shown."""
+        """Return whether `item` is newer than the last one shown; if so, remember it as shown."""
         match item:
-            case m.StepCommitted():
+            case StepCommitted():
                 if item.step <= self.step and item.generation <= self.generation:
                     return False
                 self.step, self.generation = item.step, max(item.generation, self.generation)
-            case m.Event():
+            case Event():
                 if item.run and item.id <= self.event:
                     return False
                 self.event = max(self.event, item.id) if item.run else self.event
-            case m.RunView():
+            case RunView():
                 if item.state == self.state:
                     return False
                 self.state = item.state
-            case m.Sample():
+            case Sample():
                 pass  # each is published once
         return True
 
     @property
     def ended(self) -> bool:
-        return self.state is not None and self.state not in m.ACTIVE_RUN_STATES
+        return self.state is not None and self.state not in ACTIVE_RUN_STATES
 
-    def gives_way_to(self, view: m.RunView) -> bool:
-        """Whether to switch to a different run. Switches to a guest run only after this one has ended."""
-        return view.run != self.run and (view.kind == "hosted" or self.state not in m.ACTIVE_RUN_STATES)
+    def gives_way_to(self, view: RunView) -> bool:
+        """Return whether to switch to a different run. Switches to a guest run only after this one has ended."""
+        return view.run != self.run and (view.kind == "hosted" or self.state not in ACTIVE_RUN_STATES)
 
-    def skip_to(self, snapshot: m.Snapshot) -> None:
+    def skip_to(self, snapshot: Snapshot) -> None:
         """Treat everything in the snapshot as shown."""
         if snapshot.last_step is not None:
             self.passes(snapshot.last_step)
@@ -87,7 +106,7 @@ async def lines(
     client: "Client",
     *,
     run: str | None = None,
-    since: m.Snapshot | None = None,
+    since: Snapshot | None = None,
     from_start: bool = False,
     until_end: bool = False,
     after_event: int | None = None,
@@ -115,7 +134,7 @@ async def lines(
             item = await anext(attachment)
             news: list[Line] = []
             match item:
-                case m.Snapshot():
+                case Snapshot():
                     client = await clients.of(item.node)
                     if boots.setdefault(item.node.node, item.boot) != item.boot:
                         boots[item.node.node] = item.boot
@@ -123,15 +142,15 @@ async def lines(
                     if run is None and item.run is not None and item.run.run != place.run:
                         place = RunCursor(item.run.run)  # begun while nobody listened: all of it is news
                     news = [*await missed(client, place), *_own_view(place, item)]
-                case m.StepCommitted() | m.Event() | m.RunView() | m.Sample():
-                    if run is None and isinstance(item, m.RunView) and place.gives_way_to(item):
+                case StepCommitted() | Event() | RunView() | Sample():
+                    if run is None and isinstance(item, RunView) and place.gives_way_to(item):
                         place = RunCursor(item.run)
                     news = [item] if _concerns(item, place.run) and place.passes(item) else []
                 case Connection():
                     if item.state != connection:
                         connection = item.state
                         yield item
-                case m.RankStep() | m.HostReading() | m.Heartbeat() | m.Alerts() | m.NodeView():
+                case RankStep() | HostReading() | Heartbeat() | Alerts() | NodeView():
                     pass
             for piece in news:
                 yield piece
@@ -167,29 +186,29 @@ async def missed(client: "Client", place: RunCursor) -> list[Line]:
     return [item for _, item in sorted(past, key=lambda pair: pair[0])]
 
 
-async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **options: Any) -> m.RunView | None:
+async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **options: Any) -> RunView | None:
     """Print what `keep` keeps of `lines(**options)`; the run's last known state when it ends."""
-    view: m.RunView | None = None
+    view: RunView | None = None
     async with attending(client), reader_watched():
         with output.read_to_its_end():
             async for item in lines(client, everywhere=True, **options):
-                if isinstance(item, m.RunView):
+                if isinstance(item, RunView):
                     view = item
                 if isinstance(item, Connection | Restarted) or keep(item):
                     show_item(item, view, json=json)
     return view
 
 
-def show_item(item: Line | Connection | Restarted, view: m.RunView | None, *, json: bool) -> None:
+def show_item(item: Line | Connection | Restarted, view: RunView | None, *, json: bool) -> None:
     """Print one line. With `json`, it has the format in docs/scripting.md; without it, a run's state prints nothing."""
     match item:
-        case m.StepCommitted():
+        case StepCommitted():
             output.emit(item) if json else output.say(tables.step_line(item, view))
-        case m.Event():
+        case Event():
             output.emit(run_events.event_fields(item)) if json else output.say(tables.event_line(item))
-        case m.Sample():
+        case Sample():
             output.emit(item) if json else output.say(tables.sample_line(item))
-        case m.RunView():
+        case RunView():
             if json:  # else its events say it in words
                 output.emit(item)
         case Connection() | Restarted():
@@ -217,7 +236,7 @@ async def _attend(client: "Client") -> None:
 
 
 async def show_events(client: "Client", run: str | None, last: int, *, follow: bool, json: bool) -> int:
-    """The newest `last` events, and those to come if asked: lines, or JSON (one object, or one a line)."""
+    """Print the newest `last` events, and those to come if asked: lines, or JSON (one object, or one a line)."""
     page = await client.events(run, limit=last, newest=True) if last else None
     found = page.events if page is not None else ()
     if json and not follow:
@@ -229,19 +248,19 @@ async def show_events(client: "Client", run: str | None, last: int, *, follow: b
         output.emit(run_events.event_fields(event)) if json else output.say(tables.event_line(event))
     if follow:
         after = max((event.id for event in found), default=None)
-        await show(client, lambda item: isinstance(item, m.Event), json=json, run=run, after_event=after)
+        await show(client, lambda item: isinstance(item, Event), json=json, run=run, after_event=after)
     elif not found:
         output.tell("no events")
     return 0
 
 
-def _own_view(place: RunCursor, snapshot: m.Snapshot) -> list[Line]:
+def _own_view(place: RunCursor, snapshot: Snapshot) -> list[Line]:
     view = snapshot.run
     return [view] if view is not None and view.run == place.run and place.passes(view) else []
 
 
 def _concerns(item: Line, run: str) -> bool:
-    return item.run == run or (isinstance(item, m.Event) and not item.run)
+    return item.run == run or (isinstance(item, Event) and not item.run)
 
 
 def _show_connection(item: Connection | Restarted, *, json: bool) -> None:
@@ -262,7 +281,7 @@ def _show_connection(item: Connection | Restarted, *, json: bool) -> None:
 
 @contextlib.asynccontextmanager
 async def reader_watched() -> AsyncIterator[None]:
-    """Raises BrokenPipeError from the block once nobody can read standard output any more."""
+    """Raise BrokenPipeError from the block once nobody can read standard output any more."""
     task, descriptor = asyncio.current_task(), _descriptor()
     assert task is not None
     if descriptor is None:
@@ -295,3 +314,37 @@ def _descriptor() -> int | None:
         return sys.stdout.fileno()
     except (OSError, ValueError):
         return None
+
+
+# ---------------------------------------------------------------- the subcommands
+
+
+@app.command()
+def watch(
+    ctx: typer.Context,
+    run: RunAtAgent = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: JsonLines = False,
+) -> int:
+    """Print each committed step and event as it happens, until Ctrl-C."""
+    at = runs.at_agent(ctx, connect, cluster, run)
+    agent_call.call(at.address, lambda client: show(client, lambda item: True, json=json, run=at.run), lead=run is None)
+    return 0
+
+
+@app.command()
+def events(
+    ctx: typer.Context,
+    run: RunAtAgent = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, max=500, help="Number of newest events to print.")] = 100,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: JsonLines = False,
+) -> int:
+    """Print a run's events: commands, checkpoints, evaluations, faults."""
+    at = runs.at_agent(ctx, connect, cluster, run)
+    return agent_call.call(
+        at.address, lambda client: show_events(client, at.run, last, follow=follow, json=json), lead=run is None
+    )

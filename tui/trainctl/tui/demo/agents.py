@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 import zmq
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import env_policy
+from trainctl.protocol.messages import TOPICS, Heartbeat
 from trainctl.protocol.wire import sockets
 from trainctl.tui.demo.folder import Session
 
@@ -36,7 +36,7 @@ class HeartbeatWatch:
         self._since, self._limit_seconds = now, HUNG_SECONDS
 
     def is_lost(self, now: float) -> bool:
-        """Whether none has come for too long."""
+        """Return whether none has come for too long."""
         if now - self._looked > GAP_SECONDS:
             self._since = now
         self._looked = now
@@ -48,7 +48,7 @@ async def until_lost(live_address: str, clock: Callable[[], float] = time.monoto
     context = zmq.Context()
     try:
         socket = sockets.new_socket(context, zmq.SUB)
-        socket.setsockopt(zmq.SUBSCRIBE, m.TOPICS[m.Heartbeat])
+        socket.setsockopt(zmq.SUBSCRIBE, TOPICS[Heartbeat])
         sockets.connect(socket, live_address)
         pulse = HeartbeatWatch(clock())
         while not pulse.is_lost(clock()):
@@ -60,7 +60,7 @@ async def until_lost(live_address: str, clock: Callable[[], float] = time.monoto
 
 
 def _has_beaten(socket: "zmq.Socket[bytes]") -> bool:
-    """Whether a heartbeat has come since the last look; reads them all."""
+    """Return whether a heartbeat has come since the last look; reads them all."""
     found = False
     with contextlib.suppress(zmq.Again):
         while True:
@@ -99,10 +99,15 @@ class AgentProcess:
         where = ["--state", str(self._session.state), "--cluster", str(self._session.cluster_file)]
         with self._said.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *command, *where,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True,
-                pass_fds=self._session.lock_descriptors(), env=self._environment,
-            )  # fmt: skip
+                *command,
+                *where,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=self._session.lock_descriptors(),
+                env=self._environment,
+            )
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -139,7 +144,7 @@ class AgentProcess:
                 return
 
     async def _until_ended(self) -> int:
-        """How it ends, even if it hangs and is killed for that."""
+        """Return the exit status, also of an agent that hangs and is killed for that."""
         process, lost = self._process, asyncio.create_task(until_lost(self._live_address))
         assert process is not None
         ended = asyncio.create_task(process.wait())
@@ -194,7 +199,7 @@ class Agents:
         await _first([agent.keep() for agent in self._all])
 
     async def end(self) -> None:
-        """All at once."""
+        """End all agents at once."""
         await asyncio.gather(*(agent.end() for agent in self._all))
 
 
@@ -209,5 +214,5 @@ async def _first(works: Sequence[Coroutine[None, None, None]]) -> None:
 
 
 def last_line(text: str) -> str:
-    """The last line with something on it."""
+    """Return the last line with something on it."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -45,7 +45,7 @@ _CHANGES: Final[dict[Objective, dict[str, dict[str, Any]]]] = {
 
 
 def default_folder() -> Path:
-    """The user's cache folder for demos."""
+    """Return the user's cache folder for demos."""
     return platformdirs.user_cache_path("trainctl") / "demo"
 
 
@@ -64,7 +64,7 @@ class Session:
 
     @classmethod
     def create(cls, root: Path, *, keep: bool) -> Self:
-        """A new one in `root`, after dropping those of ended demos that were not to be kept."""
+        """Return a new one in `root`, after dropping those of ended demos that were not to be kept."""
         drop_ended(root)
         session = cls(root / f"{PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         session.folder.mkdir(parents=True)
@@ -96,11 +96,11 @@ class Session:
             yield self
 
     def lock_descriptors(self) -> tuple[int, ...]:
-        """What a child inherits to hold the lock too."""
+        """Return what a child inherits to hold the lock too."""
         return (self._held.fileno(),) if self._held is not None else ()
 
     def is_droppable(self, now: float) -> bool:
-        """Whether it is a demo's folder, over, and not to be kept."""
+        """Return whether it is a demo's folder, over, and not to be kept."""
         if self._keep.exists() or not self._lock.is_file() or now - self._lock.stat().st_mtime < MIN_AGE_SECONDS:
             return False
         with self._lock.open("rb") as lock:
@@ -123,10 +123,8 @@ def drop_ended(root: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_config(
-    assets: Path, nodes: Mapping[str, str], steps: int, objective: Objective = "pretrain"
-) -> dict[str, Any]:  # fmt: skip
-    """The demo's run file as plain values, checked; `nodes` are the ranks in order, with what computes on each.
+def run_config(assets: Path, nodes: Mapping[str, str], steps: int, objective: Objective = "pretrain") -> dict[str, Any]:
+    """Return the demo's run file as plain values, checked; `nodes` are the ranks in order, with what computes on each.
 
     Several share this machine: a thread each.
     """
@@ -135,17 +133,23 @@ def run_config(
         "run": {"name": "demo", "steps": steps, "orphan_seconds": 30.0},
         "model": {"path": str(assets / ("quantized" if objective == "qlora" else "model"))},
         "data": {
-            "path": str(assets / _DATA[objective]), "tokenizer": "bytes",
-            "kind": "text" if objective == "pretrain" else "rows", "sequence_length": BYTES_PER_SAMPLE,
-            "held_out": 0.001, "overlong": "drop",
+            "path": str(assets / _DATA[objective]),
+            "tokenizer": "bytes",
+            "kind": "text" if objective == "pretrain" else "rows",
+            "sequence_length": BYTES_PER_SAMPLE,
+            "held_out": 0.001,
+            "overlong": "drop",
         },
         "batch": {"global": SAMPLES_PER_STEP, "micro": MICRO_BATCH},
         "optimizer": {
-            "learning_rate": 4e-3, "schedule": "cosine", "warmup_steps": min(WARMUP_STEPS, steps - 1), "clip_norm": 1.0,
+            "learning_rate": 4e-3,
+            "schedule": "cosine",
+            "warmup_steps": min(WARMUP_STEPS, steps - 1),
+            "clip_norm": 1.0,
         },
         "evaluate": {"every_steps": EVALUATE_EVERY},
         "nodes": {name: {"backend": backend, **table} for name, backend in nodes.items()},
-    }  # fmt: skip
+    }
     for name, changes in _CHANGES.get(objective, {}).items():
         raw[name] = raw.get(name, {}) | changes
     return run_file.to_dict(run_file.parse(raw, "demo"))

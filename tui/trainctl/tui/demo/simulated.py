@@ -24,10 +24,19 @@ _MACHINES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 )
 _ALL: Final = {"link_gbit": 25.0, "load_seconds": 2.0, "noise": 0.03, "drift": 0.1}
 _MODEL: Final = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 768, "intermediate_size": 2048,
-    "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 12, "vocab_size": 32_000,
-    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "silu",
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}
 """Some 110 M parameters."""
 
 
@@ -61,14 +70,20 @@ def run_config(session: Session, names: Sequence[str], steps: int) -> dict[str, 
         "run": {"name": "demo", "steps": steps},
         "model": {"path": str(session.folder / "model"), "init": "random", "dtype": "bfloat16"},
         "data": {
-            "path": str(session.folder / "data.txt"), "tokenizer": "bytes", "sequence_length": 1024, "held_out": 0.001,
+            "path": str(session.folder / "data.txt"),
+            "tokenizer": "bytes",
+            "sequence_length": 1024,
+            "held_out": 0.001,
         },
         "batch": {"global": SAMPLES_PER_NODE * len(names), "micro": 8},
         "optimizer": {
-            "learning_rate": 6e-4, "schedule": "cosine", "warmup_steps": min(WARMUP_STEPS, steps - 1), "clip_norm": 1.0,
+            "learning_rate": 6e-4,
+            "schedule": "cosine",
+            "warmup_steps": min(WARMUP_STEPS, steps - 1),
+            "clip_norm": 1.0,
         },
         "evaluate": {"every_steps": EVALUATE_EVERY},
         "checkpoint": {"at_end": False},
         "nodes": {name: {"threads": 1} for name in names},
-    }  # fmt: skip
+    }
     return run_file.to_dict(run_file.parse(raw, "demo"))

@@ -17,10 +17,23 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client, Connection
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine.process_title import set_title
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    Alerts,
+    Event,
+    Heartbeat,
+    HostReading,
+    Live,
+    NodeView,
+    RankStep,
+    RunView,
+    Sample,
+    Snapshot,
+    StepCommitted,
+)
 from trainctl.tui.demo.agents import Agents, StartError, last_line
 from trainctl.tui.demo.folder import Session
 
@@ -28,10 +41,10 @@ STOP_SECONDS = 30.0
 
 
 class Watch:
-    """What the supervisor knows of the run, and when it is time to end."""
+    """The supervisor's knowledge of the run, which says when it is time to end."""
 
     def __init__(self) -> None:
-        self.view: m.RunView | None = None
+        self.view: RunView | None = None
         self.nobody_watches = False
         self.asked_to_end = False
         self.agent_lost = False
@@ -39,9 +52,9 @@ class Watch:
 
     @property
     def running(self) -> bool:
-        return self.view is not None and self.view.state in m.ACTIVE_RUN_STATES
+        return self.view is not None and self.view.state in ACTIVE_RUN_STATES
 
-    def see(self, view: m.RunView | None) -> None:
+    def see(self, view: RunView | None) -> None:
         self.view = view
         self.changed.set()
 
@@ -52,7 +65,8 @@ class Watch:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to keep the agent for: an ended run is kept for as long as somebody watches."""
+        """Return whether there is nothing left to keep the agent for: an ended run is kept for as long as somebody
+        watches."""
         return self.asked_to_end or self.agent_lost or (self.nobody_watches and not self.running)
 
     async def until_over(self) -> None:
@@ -62,7 +76,7 @@ class Watch:
 
 
 async def supervise(session: Session, assets: Path, objective: str, nodes: Sequence[str]) -> int:
-    """The whole of a demo but its client; returns the exit status."""
+    """Run the whole of a demo but its client, and return the exit status."""
     watch = Watch()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, _log, "the terminal was closed; the demo continues")
@@ -106,9 +120,16 @@ async def _prepare(agents: Agents, assets: Path, objective: str) -> str:
 async def make_assets(folder: Path, objective: str) -> None:
     """Make the demo's model and text in a folder, where they aren't there yet. Raises StartError."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "trainctl.trainer.demo_assets", str(folder), "--objective", objective,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "trainctl.trainer.demo_assets",
+        str(folder),
+        "--objective",
+        objective,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
     try:
         _, said = await process.communicate()
     finally:
@@ -129,17 +150,24 @@ async def _until_nobody_watches(watch: Watch) -> None:
 
 
 async def _follow(client: Client, watch: Watch) -> None:
-    attachment: AsyncIterator[m.Snapshot | m.Live | m.Heartbeat | Connection] = client.attach(0)
+    attachment: AsyncIterator[Snapshot | Live | Heartbeat | Connection] = client.attach(0)
     async for item in attachment:
         match item:
-            case m.Snapshot(run=view):
+            case Snapshot(run=view):
                 watch.see(view)
-            case m.RunView():
+            case RunView():
                 watch.see(item)
             case (
-                m.StepCommitted() | m.RankStep() | m.Event() | m.Sample() | m.HostReading() | m.NodeView() | m.Alerts()
-                | m.Heartbeat() | Connection()
-            ):  # fmt: skip
+                StepCommitted()
+                | RankStep()
+                | Event()
+                | Sample()
+                | HostReading()
+                | NodeView()
+                | Alerts()
+                | Heartbeat()
+                | Connection()
+            ):
                 pass
 
 
@@ -149,7 +177,7 @@ async def _keep(agents: Agents, watch: Watch) -> None:
 
 
 async def _goes_on(client: Client, watch: Watch) -> bool:
-    """Whether a run begun in the last moment, or taken up again, keeps a demo going that seemed over."""
+    """Return whether a run begun in the last moment, or taken up again, keeps a demo going that seemed over."""
     if watch.asked_to_end or watch.agent_lost:
         return False
     with contextlib.suppress(TrainctlError):

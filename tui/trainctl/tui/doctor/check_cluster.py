@@ -1,14 +1,14 @@
-"""What only nodes together show: how they are reached, versions that differ, clocks, interfaces."""
+"""Findings that only nodes together show: how they are reached, versions that differ, clocks, interfaces."""
 
 import shlex
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Interface
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.advice.jaccl_settings import JacclNode, cables_of, jaccl_settings
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Facts
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Level, Look, Subject, Trouble
 
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 0.5, 30.0
@@ -16,8 +16,8 @@ SLOW_SECONDS = 0.05
 """A round trip over this much is felt: a plan goes to every rank in every step."""
 
 
-def of_reach(look: Look, here: m.Facts) -> Iterator[Finding]:
-    """Whether its agent answers, and publishes where it can be heard."""
+def of_reach(look: Look, here: Facts) -> Iterator[Finding]:
+    """Yield whether its agent answers, and publishes where it can be heard."""
     if look.trouble is not None:
         yield _unreached(look, look.trouble, here, "reach", look.address)
         return
@@ -39,12 +39,12 @@ def of_reach(look: Look, here: m.Facts) -> Iterator[Finding]:
         yield Finding("ok", look.name, "port", f"its live messages at {look.live_address} are reachable")
 
 
-def _unreached(look: Look, trouble: Trouble, here: m.Facts, subject: Subject, address: str) -> Finding:
+def _unreached(look: Look, trouble: Trouble, here: Facts, subject: Subject, address: str) -> Finding:
     text, do = _reasons(look, trouble, here, address)
     return Finding("fail", look.name, subject, f"{address}: {text}", do)
 
 
-def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple[str, str]:
+def _reasons(look: Look, trouble: Trouble, here: Facts, address: str) -> tuple[str, str]:
     host = addresses.host(address)
     match trouble.kind:
         case "refused":
@@ -80,7 +80,7 @@ def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple
 
 
 def of_versions(scene: ClusterFacts) -> Iterator[Finding]:
-    """What all nodes should have alike: the program, and the libraries that compute."""
+    """Yield what all nodes should have alike: the program, and the libraries that compute."""
     for name in ("trainctl", "torch", "mlx", "mlx-lm", "transformers", "numpy"):
         found: dict[str, list[str]] = {}
         for look, facts in scene.met:
@@ -110,7 +110,7 @@ def of_alert_hooks(look: Look) -> Iterator[Finding]:
 
 
 def of_clock(look: Look) -> Iterator[Finding]:
-    """By how much its clock is off this machine's, as far as the round trip lets one tell."""
+    """Compare its clock with this machine's, as far as the round trip lets one tell."""
     if look.facts is None or look.is_here:
         return
     offset, error = look.clock_offset_seconds, look.round_trip_seconds / 2
@@ -120,12 +120,17 @@ def of_clock(look: Look) -> Iterator[Finding]:
         yield Finding("ok", look.name, "clock", text)
         return
     level: Level = "fail" if sure > CLOCK_FAIL_SECONDS else "warn"
-    yield Finding(level, look.name, "clock", f"{text}: the nodes' logs and events will be out of order",
-                  "turn on network time there (timedatectl set-ntp true; macOS: Set time automatically)")  # fmt: skip
+    yield Finding(
+        level,
+        look.name,
+        "clock",
+        f"{text}: the nodes' logs and events will be out of order",
+        "turn on network time there (timedatectl set-ntp true; macOS: Set time automatically)",
+    )
 
 
-def of_interfaces(look: Look, facts: m.Facts, scene: ClusterFacts) -> Iterator[Finding]:
-    """Whether the run's interface for the node is there, up, and inside the networks that are trusted."""
+def of_interfaces(look: Look, facts: Facts, scene: ClusterFacts) -> Iterator[Finding]:
+    """Yield whether the run's interface for the node is there, up, and inside the networks that are trusted."""
     table = scene.run.nodes.get(look.name) if scene.run is not None else None
     if table is None:
         return
@@ -133,17 +138,22 @@ def of_interfaces(look: Look, facts: m.Facts, scene: ClusterFacts) -> Iterator[F
         yield _interface(look, facts, table.interface, scene)
     elif scene.run is not None and len(scene.run.nodes) > 1 and not addresses.is_near(look.address):
         name = _likely(look, facts) or "NAME"
-        yield Finding("fail", look.name, "interface", "the run file names no interface: gradients "
-                      "would use only loopback",
-                      f'set [nodes.{look.name}] interface = "{name}" in the run file')  # fmt: skip
+        yield Finding(
+            "fail",
+            look.name,
+            "interface",
+            "the run file names no interface: gradients would use only loopback",
+            f'set [nodes.{look.name}] interface = "{name}" in the run file',
+        )
 
 
-def _interface(look: Look, facts: m.Facts, name: str, scene: ClusterFacts) -> Finding:
-    found = next((one for one in facts.interfaces if one.name == name), None)
+def _interface(look: Look, facts: Facts, name: str, scene: ClusterFacts) -> Finding:
+    found = next((interface for interface in facts.interfaces if interface.name == name), None)
     usable = ", ".join(one.name for one in facts.interfaces if one.is_up and one.addresses)
     if found is None:
-        return Finding("fail", look.name, "interface", f"there is no interface {name}",
-                       f"use one of {usable} in the run file")  # fmt: skip
+        return Finding(
+            "fail", look.name, "interface", f"there is no interface {name}", f"use one of {usable} in the run file"
+        )
     if not found.is_up or not found.addresses:
         lacks = "is down" if not found.is_up else "has no IPv4 address"
         return Finding("fail", look.name, "interface", f"{name} {lacks}", f"bring it up, or use one of {usable}")
@@ -151,14 +161,17 @@ def _interface(look: Look, facts: m.Facts, name: str, scene: ClusterFacts) -> Fi
     text = f"{name} has {address}"
     if address.is_loopback or any(address.ip in network for network in scene.trusted_networks):
         return Finding("ok", look.name, "interface", text)
-    return Finding("fail", look.name, "interface", f"{text}, outside trusted_networks: gradients "
-                   "are unencrypted, so none are sent there",
-                   "if only your machines are on that network, set "
-                   f'trusted_networks = ["{address.network}"] in cluster.toml')  # fmt: skip
+    return Finding(
+        "fail",
+        look.name,
+        "interface",
+        f"{text}, outside trusted_networks: gradients are unencrypted, so none are sent there",
+        f'if only your machines are on that network, set trusted_networks = ["{address.network}"] in cluster.toml',
+    )
 
 
 def of_jaccl(scene: ClusterFacts) -> Iterator[Finding]:
-    """What MLX's engine jaccl would use, if the run's Macs are joined by Thunderbolt cables."""
+    """Yield what MLX's engine jaccl would use, if the run's Macs are joined by Thunderbolt cables."""
     tables = {} if scene.run is None else scene.run.nodes
     met = {look.name: facts for look, facts in scene.met}
     nodes = [_jaccl_node(name, met[name], tables) for name in tables or met if name in met]
@@ -173,20 +186,26 @@ def of_jaccl(scene: ClusterFacts) -> Iterator[Finding]:
     yield Finding("ok", "", "interface", f"MLX's engine jaccl, which trainctl doesn't offer yet, would need {text}")
 
 
-def _jaccl_node(name: str, facts: m.Facts, tables: Mapping[str, NodeTable]) -> JacclNode:
+def _jaccl_node(name: str, facts: Facts, tables: Mapping[str, NodeTable]) -> JacclNode:
     interface = tables[name].interface if name in tables else ""
     return JacclNode(name, interface, {one.name: one.addresses for one in facts.interfaces if one.is_up})
 
 
-def _likely(look: Look, facts: m.Facts) -> str:
-    """The interface that has the address of its agent."""
+def _likely(look: Look, facts: Facts) -> str:
+    """Return the interface that has the address of its agent."""
     host = addresses.host(look.address)
     return next(
-        (one.name for one in facts.interfaces for address in one.addresses if address.split("/")[0] == host), ""
+        (
+            interface.name
+            for interface in facts.interfaces
+            for address in interface.addresses
+            if address.split("/")[0] == host
+        ),
+        "",
     )
 
 
 def shell_copy(source: str, target: str, *, is_folder: bool) -> str:
-    """The line that makes `target` like `source` (`host:path`, or a path)."""
+    """Return the line that makes `target` like `source` (`host:path`, or a path)."""
     slash = "/" if is_folder else ""
     return f"rsync -av --checksum {shlex.quote(source + slash)} {shlex.quote(target + slash)}"

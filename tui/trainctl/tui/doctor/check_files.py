@@ -1,4 +1,5 @@
-"""Whether all nodes of a run have the same model and data, with the fix for a difference, and fast disks for tokens."""
+"""Findings about files: the same model and data on all nodes of a run, with the fix for a difference, and fast disks
+for tokens."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ memory."""
 
 
 def of_disks(scene: ClusterFacts) -> Iterator[Finding]:
-    """The disks that hold token caches."""
-    for node, path, disk in scene.measured:
+    """Yield the disks that hold token caches."""
+    for measured in scene.measured:
+        node, path, disk = measured.node, measured.cache_path, measured.disk
         write, read = disk.write_bytes_per_second, disk.read_bytes_per_second
         if not disk.named:
             yield Finding("ok", node, "disk", f"{path} isn't measured: {disk.problem}")
@@ -33,25 +35,40 @@ def of_disks(scene: ClusterFacts) -> Iterator[Finding]:
         text = f"token caches in {path or disk.folder}: writes {write / MB:,.0f} MB/s"
         text += f", reads {read / MB:,.0f} MB/s" if read is not None else ""
         if min(write, read or write) < SLOW_DISK_BYTES_PER_SECOND:
-            yield Finding("warn", node, "disk", f"{text}: tokenizing and training may wait for it",
-                          f"set [nodes.{node}] cache_path in the run file to a folder on a faster disk")  # fmt: skip
+            yield Finding(
+                "warn",
+                node,
+                "disk",
+                f"{text}: tokenizing and training may wait for it",
+                f"set [nodes.{node}] cache_path in the run file to a folder on a faster disk",
+            )
         else:
             yield Finding("ok", node, "disk", text)
 
 
 def of_files(scene: ClusterFacts) -> Iterator[Finding]:
-    """Each asset of all nodes asked. What most nodes have counts as right; of two alike, the first node's."""
+    """Yield each asset of all nodes asked. What most nodes have counts as right; of two alike, the first node's."""
     if scene.run is not None and scene.run.data.growing:
         yield Finding("ok", "", "data", f"{scene.run.data.path} may still grow, so it isn't compared")
     for what in get_args(Asset):
         hashed = [one for one in scene.hashed if one.what == what]
         for one in hashed:
             if not one.digests.named:
-                yield Finding("warn", one.node, one.what, f"{one.path} isn't compared: {one.digests.problem}",
-                              "trainctl cluster sync RUN.toml --dry-run compares it over SSH")  # fmt: skip
+                yield Finding(
+                    "warn",
+                    one.node,
+                    one.what,
+                    f"{one.path} isn't compared: {one.digests.problem}",
+                    "trainctl cluster sync RUN.toml --dry-run compares it over SSH",
+                )
             elif one.digests.problem:
-                yield Finding("fail", one.node, one.what, f"{one.path} can't be read: {one.digests.problem}",
-                              _fix(scene, _source(hashed), one))  # fmt: skip
+                yield Finding(
+                    "fail",
+                    one.node,
+                    one.what,
+                    f"{one.path} can't be read: {one.digests.problem}",
+                    _fix(scene, _source(hashed), one),
+                )
         source = _source(hashed)
         if source is not None:
             yield from _compared(scene, source, [one for one in hashed if not one.digests.problem])
@@ -83,7 +100,7 @@ def _difference(source: Hashed, other: Hashed) -> str:
 
 
 def _fix(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
-    """The rsync line, to be run on the node that is wrong."""
+    """Return the rsync line, to be run on the node that is wrong."""
     if is_hub_id(other.path):
         return f"on that machine, run: hf download {other.path}"
     if source is None or source.node == other.node:
@@ -103,5 +120,5 @@ def _fix(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
 
 
 def _copied(path: str) -> str:
-    """What rsync copies: of a glob, its folder."""
+    """Return what rsync copies: of a glob, its folder."""
     return str(glob_root(Path(path))) if is_glob(Path(path)) else path

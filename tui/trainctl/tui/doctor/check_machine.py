@@ -1,15 +1,16 @@
-"""What one machine's own facts show: installation, keys, disk, memory, open files, power, environment variables."""
+"""Findings that one machine's own facts show: installation, keys, disk, memory, open files, power, environment
+variables."""
 
 import shlex
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.run_file import needs_torch, on_node
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import installing
 from trainctl.protocol.machine.facts import lacks_of
+from trainctl.protocol.messages import Facts
 from trainctl.tui.doctor.findings import Finding, Level, Look
 
 GB = 1e9
@@ -19,13 +20,13 @@ TIGHT_MEMORY = 0.8
 """A limit below this part of the machine's memory is worth a word."""
 
 
-def of_machine(look: Look, facts: m.Facts) -> Iterator[Finding]:
-    """All of one node."""
+def of_machine(look: Look, facts: Facts) -> Iterator[Finding]:
+    """Yield all findings of one node."""
     for check in (_installation, _keys, _sockets, _disk, _memory, _files, _compiler, _power):
         yield from check(look, facts)
 
 
-def _installation(look: Look, facts: m.Facts) -> Iterator[Finding]:
+def _installation(look: Look, facts: Facts) -> Iterator[Finding]:
     backends = [f"{name} {facts.libraries[name]}" for name in ("torch", "mlx") if name in facts.libraries]
     what = f"trainctl {facts.version or '(not installed)'}, Python {facts.python}, {facts.system} {facts.machine}"
     if tuple(int(part) for part in facts.python.split(".")[:2]) < (3, 11):
@@ -33,8 +34,13 @@ def _installation(look: Look, facts: m.Facts) -> Iterator[Finding]:
             "fail", look.name, "version", f"{what}: Python is too old", "install Python 3.11 or newer on that machine"
         )
     elif not backends:
-        yield Finding("warn", look.name, "version", f"{what}; it has neither torch nor mlx, so it can't host a rank",
-                      f"{installing('torch', 'mlx')} there")  # fmt: skip
+        yield Finding(
+            "warn",
+            look.name,
+            "version",
+            f"{what}; it has neither torch nor mlx, so it can't host a rank",
+            f"{installing('torch', 'mlx')} there",
+        )
     else:
         yield Finding("ok", look.name, "version", f"{what}, {', '.join(backends)}")
     for name in facts.namesakes:
@@ -43,20 +49,35 @@ def _installation(look: Look, facts: m.Facts) -> Iterator[Finding]:
             text, remedy = "is another project's package of the same name", f"then {installing('tui')}"
         else:
             text, remedy = "lists files that belong to trainctl now", "then install trainctl again"
-        yield Finding("fail", look.name, "version", f"{name} is installed there and {text}",
-                      f"run pip uninstall {project} there, {remedy}")  # fmt: skip
+        yield Finding(
+            "fail",
+            look.name,
+            "version",
+            f"{name} is installed there and {text}",
+            f"run pip uninstall {project} there, {remedy}",
+        )
 
 
-def _keys(look: Look, facts: m.Facts) -> Iterator[Finding]:
+def _keys(look: Look, facts: Facts) -> Iterator[Finding]:
     if not facts.key_files:
         if addresses.socket_path(look.address) is not None:
             yield Finding("ok", look.name, "keys", "no keys; a Unix socket needs none")
         elif addresses.is_near(look.address):
-            yield Finding("warn", look.name, "keys", "no keys: every user of that machine is an operator of its agent",
-                          "start it without --listen and --no-keys, or run trainctl keys new there")  # fmt: skip
+            yield Finding(
+                "warn",
+                look.name,
+                "keys",
+                "no keys: every user of that machine is an operator of its agent",
+                "start it without --listen and --no-keys, or run trainctl keys new there",
+            )
         else:
-            yield Finding("fail", look.name, "keys", f"no keys in {facts.keys_folder}, which TCP needs",
-                          "run trainctl keys new on that machine")  # fmt: skip
+            yield Finding(
+                "fail",
+                look.name,
+                "keys",
+                f"no keys in {facts.keys_folder}, which TCP needs",
+                "run trainctl keys new on that machine",
+            )
         return
     wrong = list(_wrong_modes(look.name, facts))
     yield from wrong
@@ -64,19 +85,29 @@ def _keys(look: Look, facts: m.Facts) -> Iterator[Finding]:
         yield Finding("ok", look.name, "keys", f"only its user can read {facts.keys_folder}")
 
 
-def _wrong_modes(node: str, facts: m.Facts) -> Iterator[Finding]:
+def _wrong_modes(node: str, facts: Facts) -> Iterator[Finding]:
     for file in facts.key_files:
         folder = file.path == facts.keys_folder
         if not file.is_own:
-            yield Finding("fail", node, "keys", f"{file.path} belongs to another user",
-                          f"give it to the agent's user: chown $USER {shlex.quote(file.path)}")  # fmt: skip
+            yield Finding(
+                "fail",
+                node,
+                "keys",
+                f"{file.path} belongs to another user",
+                f"give it to the agent's user: chown $USER {shlex.quote(file.path)}",
+            )
         elif file.mode & 0o077:
-            yield Finding("fail", node, "keys", f"other users can access {file.path} (mode {file.mode:04o})",
-                          f"chmod {'700' if folder else '600'} {shlex.quote(file.path)}, and create new keys if other "
-                          f"people use that machine")  # fmt: skip
+            yield Finding(
+                "fail",
+                node,
+                "keys",
+                f"other users can access {file.path} (mode {file.mode:04o})",
+                f"chmod {'700' if folder else '600'} {shlex.quote(file.path)}, and create new keys if other "
+                f"people use that machine",
+            )
 
 
-def _sockets(look: Look, facts: m.Facts) -> Iterator[Finding]:
+def _sockets(look: Look, facts: Facts) -> Iterator[Finding]:
     for path in facts.lost_sockets:
         folder = path.rpartition("/")[0]
         text = (
@@ -87,7 +118,7 @@ def _sockets(look: Look, facts: m.Facts) -> Iterator[Finding]:
         )
 
 
-def _disk(look: Look, facts: m.Facts) -> Iterator[Finding]:
+def _disk(look: Look, facts: Facts) -> Iterator[Finding]:
     free, total = facts.disk_free_bytes, facts.disk_total_bytes
     if free is None or not total:
         yield Finding("warn", look.name, "disk", f"the disk holding {facts.state_folder} can't be read")
@@ -95,34 +126,48 @@ def _disk(look: Look, facts: m.Facts) -> Iterator[Finding]:
     text = f"{free / GB:,.0f} GB of {total / GB:,.0f} GB free at {facts.state_folder}"
     if free < LOW_FREE_BYTES:
         level: Level = "fail" if free < LEAST_FREE_BYTES else "warn"
-        yield Finding(level, look.name, "disk", f"{text}: checkpoints will fill it",
-                      "remove old run directories, or set TRAINCTL_STATE to a folder on a larger disk")  # fmt: skip
+        yield Finding(
+            level,
+            look.name,
+            "disk",
+            f"{text}: checkpoints will fill it",
+            "remove old run directories, or set TRAINCTL_STATE to a folder on a larger disk",
+        )
     else:
         yield Finding("ok", look.name, "disk", text)
 
 
-def _memory(look: Look, facts: m.Facts) -> Iterator[Finding]:
+def _memory(look: Look, facts: Facts) -> Iterator[Finding]:
     limit, total = facts.memory_limit_bytes, facts.memory_total_bytes
     if limit is not None and total and limit < TIGHT_MEMORY * total:
-        yield Finding("warn", look.name, "memory",
-                      f"a control group limits it to {limit / GB:,.1f} GB of {total / GB:,.1f} GB: the kernel kills a "
-                      f"rank that uses more", "raise the service's or container's memory limit, or set "
-                      "[nodes.X] memory_limit_gb below it")  # fmt: skip
+        yield Finding(
+            "warn",
+            look.name,
+            "memory",
+            f"a control group limits it to {limit / GB:,.1f} GB of {total / GB:,.1f} GB: the kernel kills a "
+            f"rank that uses more",
+            "raise the service's or container's memory limit, or set [nodes.X] memory_limit_gb below it",
+        )
     elif total:
         yield Finding("ok", look.name, "memory", f"{total / GB:,.1f} GB" + ("" if limit else ", not limited"))
 
 
-def _files(look: Look, facts: m.Facts) -> Iterator[Finding]:
+def _files(look: Look, facts: Facts) -> Iterator[Finding]:
     limit = facts.open_files
     if limit is not None and limit < LOW_FILES:
         level: Level = "fail" if limit < LEAST_FILES else "warn"
-        yield Finding(level, look.name, "files", f"at most {limit:,} open files: too few for many clients",
-                      "run ulimit -n 65536 before you start the agent, or install it as a service")  # fmt: skip
+        yield Finding(
+            level,
+            look.name,
+            "files",
+            f"at most {limit:,} open files: too few for many clients",
+            "run ulimit -n 65536 before you start the agent, or install it as a service",
+        )
     else:
         yield Finding("ok", look.name, "files", f"up to {limit:,} open files" if limit else "unlimited open files")
 
 
-def _compiler(look: Look, facts: m.Facts) -> Iterator[Finding]:
+def _compiler(look: Look, facts: Facts) -> Iterator[Finding]:
     if "torch" not in facts.libraries:
         return
     text = f"C++ compiler: {facts.compiler}" if facts.compiler else "no C++ compiler"
@@ -137,8 +182,8 @@ def _compiler(look: Look, facts: m.Facts) -> Iterator[Finding]:
     yield Finding("ok", look.name, "compiler", text)
 
 
-def of_compile(look: Look, facts: m.Facts, run: RunFile | None) -> Iterator[Finding]:
-    """Whether a node can compile the model, if the run file wants it there."""
+def of_compile(look: Look, facts: Facts, run: RunFile | None) -> Iterator[Finding]:
+    """Yield whether a node can compile the model, if the run file wants it there."""
     if run is None or look.name not in (run.nodes or {look.name}):
         return
     table, mode = run.nodes.get(look.name, NodeTable()), on_node(run, look.name).model.compile
@@ -151,21 +196,23 @@ def of_compile(look: Look, facts: m.Facts, run: RunFile | None) -> Iterator[Find
         yield Finding("fail", look.name, "compiler", text, do)
 
 
-def _power(look: Look, facts: m.Facts) -> Iterator[Finding]:
+def _power(look: Look, facts: Facts) -> Iterator[Finding]:
     if facts.lid_closed:
         yield Finding(
             "warn", look.name, "power", "the lid is closed: the machine runs hotter and may sleep", "open the lid"
         )
     if facts.on_battery:
         charge = f" ({facts.battery_percent:.0f} %)" if facts.battery_percent is not None else ""
-        yield Finding("warn", look.name, "power", f"on battery{charge}: it runs slower, and only for a few hours",
-                      "plug it in")  # fmt: skip
+        yield Finding(
+            "warn", look.name, "power", f"on battery{charge}: it runs slower, and only for a few hours", "plug it in"
+        )
     elif facts.on_battery is not None and not facts.lid_closed:
         yield Finding("ok", look.name, "power", "plugged in")
 
 
-class Meaning(NamedTuple):
-    """What is said of a variable that is set."""
+@dataclass(frozen=True)
+class Meaning:
+    """The meaning of an environment variable that is set."""
 
     level: Level
     text: str
@@ -181,37 +228,54 @@ MEANINGS: dict[str, Meaning] = {
     "MKL_NUM_THREADS": Meaning("ok", "sets the threads of torch's matrix library; MLX ignores it"),
     "OPENBLAS_NUM_THREADS": Meaning("ok", "sets the threads of NumPy's matrix library, and of MLX's on a Linux CPU"),
     "VECLIB_MAXIMUM_THREADS": Meaning("ok", "sets the threads of macOS's CPU matrix library; MLX ignores it"),
-    "CUDA_VISIBLE_DEVICES": Meaning("ok", "torch sees only these devices, and `device` in the run file counts only "
-    "them; MLX on Metal ignores it"),
+    "CUDA_VISIBLE_DEVICES": Meaning(
+        "ok", "torch sees only these devices, and `device` in the run file counts only them; MLX on Metal ignores it"
+    ),
     "CUDA_LAUNCH_BLOCKING": Meaning("warn", "makes every CUDA call wait for its kernel: for debugging only", _UNSET),
     "PYTORCH_ALLOC_CONF": Meaning("ok", "configures torch's CUDA allocator; MLX ignores it"),
     "PYTORCH_CUDA_ALLOC_CONF": Meaning("ok", "configures torch's CUDA allocator; MLX ignores it"),
-    "PYTORCH_ENABLE_MPS_FALLBACK": Meaning("ok", "torch on mps uses the CPU for operations that Metal lacks; MLX "
-    "ignores it"),
-    "PYTORCH_MPS_HIGH_WATERMARK_RATIO": Meaning("ok", "limits torch's memory on mps; MLX ignores it: for an MLX rank, "
-    "set memory_limit_gb in [nodes.X]"),
-    "MLX_METAL_FAST_SYNCH": Meaning("warn", "speeds up waiting for Metal, but is documented to hang some GPUs",
-                                    "unset it if a rank hangs"),
-    "MLX_METAL_PREALLOCATE": Meaning("warn", "has no effect: MLX has no such variable",
-                                     "unset it; to limit a rank's memory, use memory_limit_gb in [nodes.X]"),
+    "PYTORCH_ENABLE_MPS_FALLBACK": Meaning(
+        "ok", "torch on mps uses the CPU for operations that Metal lacks; MLX ignores it"
+    ),
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO": Meaning(
+        "ok", "limits torch's memory on mps; MLX ignores it: for an MLX rank, set memory_limit_gb in [nodes.X]"
+    ),
+    "MLX_METAL_FAST_SYNCH": Meaning(
+        "warn", "speeds up waiting for Metal, but is documented to hang some GPUs", "unset it if a rank hangs"
+    ),
+    "MLX_METAL_PREALLOCATE": Meaning(
+        "warn",
+        "has no effect: MLX has no such variable",
+        "unset it; to limit a rank's memory, use memory_limit_gb in [nodes.X]",
+    ),
     "MLX_DISABLE_COMPILE": Meaning("warn", "turns off MLX's compiler, so steps are slower: for debugging only", _UNSET),
     "MLX_HOSTFILE": Meaning("warn", "this value is never used: trainctl sets its own for each group", _UNSET),
     "MLX_RANK": Meaning("warn", "this value is never used: trainctl sets its own for each group", _UNSET),
-    "GLOO_SOCKET_IFNAME": Meaning("warn", "this value is never used: trainctl sets its own from "
-                                  "`interface` in [nodes.X]", "name the interface in the run file"),
-    "NCCL_SOCKET_IFNAME": Meaning("warn", "has no effect: trainctl doesn't sum over NCCL",
-                                  "name the interface in [nodes.X] of the run file"),
+    "GLOO_SOCKET_IFNAME": Meaning(
+        "warn",
+        "this value is never used: trainctl sets its own from `interface` in [nodes.X]",
+        "name the interface in the run file",
+    ),
+    "NCCL_SOCKET_IFNAME": Meaning(
+        "warn", "has no effect: trainctl doesn't sum over NCCL", "name the interface in [nodes.X] of the run file"
+    ),
     "NCCL_IB_DISABLE": Meaning("ok", f"turns off InfiniBand in NCCL; it {_NCCL}"),
-    "NCCL_NET_GDR_LEVEL": Meaning("ok", "sets how far apart a GPU and a network card may be for NCCL to copy between "
-                                  f"them directly; it {_NCCL}"),
+    "NCCL_NET_GDR_LEVEL": Meaning(
+        "ok", f"sets how far apart a GPU and a network card may be for NCCL to copy between them directly; it {_NCCL}"
+    ),
     "NCCL_P2P_DISABLE": Meaning("ok", f"turns off copies between GPUs in NCCL; it {_NCCL}"),
     "NCCL_DEBUG": Meaning("ok", f"sets what NCCL logs; it {_NCCL}"),
-    "NVIDIA_TF32_OVERRIDE": Meaning("warn", "0 forbids TF32 to NVIDIA's libraries, whatever tf32 in [model] says",
-                                    "unset it, and set tf32 in the run file"),
-    "MLX_ENABLE_TF32": Meaning("warn", "decides whether MLX uses TF32, whatever tf32 in [model] says",
-                               "unset it, and set tf32 in the run file"),
-    "CUBLAS_WORKSPACE_CONFIG": Meaning("ok", "sets cuBLAS's working memory; `deterministic` in [nodes.X] sets it to "
-                                       ":4096:8 where it is unset"),
+    "NVIDIA_TF32_OVERRIDE": Meaning(
+        "warn",
+        "0 forbids TF32 to NVIDIA's libraries, whatever tf32 in [model] says",
+        "unset it, and set tf32 in the run file",
+    ),
+    "MLX_ENABLE_TF32": Meaning(
+        "warn", "decides whether MLX uses TF32, whatever tf32 in [model] says", "unset it, and set tf32 in the run file"
+    ),
+    "CUBLAS_WORKSPACE_CONFIG": Meaning(
+        "ok", "sets cuBLAS's working memory; `deterministic` in [nodes.X] sets it to :4096:8 where it is unset"
+    ),
     "MLX_JACCL_COORDINATOR": Meaning("warn", _JACCL, _UNSET),
     "MLX_IBV_DEVICES": Meaning("warn", _JACCL, _UNSET),
     "MASTER_ADDR": Meaning("warn", "belongs to torchrun; trainctl ignores it", _UNSET),
@@ -219,9 +283,10 @@ MEANINGS: dict[str, Meaning] = {
     "RANK": Meaning("warn", "belongs to torchrun; trainctl ignores it and numbers ranks itself", _UNSET),
     "WORLD_SIZE": Meaning("warn", "belongs to torchrun; trainctl ignores it and counts nodes itself", _UNSET),
     "LD_PRELOAD": Meaning("warn", "is loaded into every trainer and reducer", "unset it unless you need that"),
-    "DYLD_INSERT_LIBRARIES": Meaning("warn", "is loaded into every trainer and reducer",
-                                     "unset it unless you need that"),
-}  # fmt: skip
+    "DYLD_INSERT_LIBRARIES": Meaning(
+        "warn", "is loaded into every trainer and reducer", "unset it unless you need that"
+    ),
+}
 
 
 _SWITCHES = {
@@ -233,8 +298,8 @@ _SWITCHES = {
 """Variables that 0 turns off, with what that means."""
 
 
-def of_environment(look: Look, facts: m.Facts) -> Iterator[Finding]:
-    """A line for each variable that is set; they are the agent's, and its trainers inherit them."""
+def of_environment(look: Look, facts: Facts) -> Iterator[Finding]:
+    """Yield a line for each variable that is set; they are the agent's, and its trainers inherit them."""
     for name, value in facts.environment.items():
         if name in MEANINGS:
             meaning = _meaning(name, value)
@@ -243,8 +308,7 @@ def of_environment(look: Look, facts: m.Facts) -> Iterator[Finding]:
 
 def _meaning(name: str, value: str) -> Meaning:
     if name == "PYTORCH_MPS_HIGH_WATERMARK_RATIO" and value.strip() in ("0", "0.0"):
-        return Meaning("warn", "torch on mps uses memory without limit until macOS kills it; MLX ignores this",
-                       _UNSET)  # fmt: skip
+        return Meaning("warn", "torch on mps uses memory without limit until macOS kills it; MLX ignores this", _UNSET)
     if name in _SWITCHES and value.strip() == "0":
         return Meaning("ok", _SWITCHES[name])
     return MEANINGS[name]

@@ -1,20 +1,37 @@
-"""What the doctor judges, all immutable: what each agent reported, how it was reached, the run file asked about."""
+"""The doctor's facts and findings, all immutable: what each agent reported, how it was reached, the run file asked
+about."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.messages import Digests, Disk, Facts
 
 Level = Literal["ok", "warn", "fail"]
 Subject = Literal[
-    "reach", "version", "clock", "keys", "port", "disk", "memory", "files", "interface", "environment", "compiler",
-    "power", "socket", "alerts", "model", "data", "held-out data",
-]  # fmt: skip
+    "reach",
+    "version",
+    "clock",
+    "keys",
+    "port",
+    "disk",
+    "memory",
+    "files",
+    "interface",
+    "environment",
+    "compiler",
+    "power",
+    "socket",
+    "alerts",
+    "model",
+    "data",
+    "held-out data",
+]
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """One line of the doctor's output."""
 
     level: Level
@@ -24,7 +41,8 @@ class Finding(NamedTuple):
     do: str = ""  # what would fix it
 
 
-class Trouble(NamedTuple):
+@dataclass(frozen=True)
+class Trouble:
     """Why something wasn't reached."""
 
     kind: Literal["refused", "no-route", "timeout", "silent", "not-authorised", "version", "protocol", "other"]
@@ -37,7 +55,7 @@ class Look:
 
     name: str
     address: str
-    facts: m.Facts | None = None
+    facts: Facts | None = None
     trouble: Trouble | None = None  # why there are no facts
     live_trouble: Trouble | None = None  # of the port that it publishes on
     live_address: str = ""
@@ -50,28 +68,30 @@ class Look:
 Asset = Literal["model", "data", "held-out data"]
 
 
-class Hashed(NamedTuple):
+@dataclass(frozen=True)
+class Hashed:
     """A model or data as one node has it."""
 
     node: str
     what: Asset
     path: str
-    digests: m.Digests
+    digests: Digests
 
 
-class Measured(NamedTuple):
+@dataclass(frozen=True)
+class Measured:
     """The speed of the disk that holds one node's token caches."""
 
     node: str
     cache_path: str  # from the run file; empty: the agent's own folder
-    disk: m.Disk
+    disk: Disk
 
 
 @dataclass(frozen=True)
 class ClusterFacts:
     """All there is to judge."""
 
-    here: m.Facts
+    here: Facts
     looks: tuple[Look, ...]
     trusted_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     run: RunFile | None = None
@@ -79,6 +99,6 @@ class ClusterFacts:
     measured: tuple[Measured, ...] = ()
 
     @property
-    def met(self) -> tuple[tuple[Look, m.Facts], ...]:
+    def met(self) -> tuple[tuple[Look, Facts], ...]:
         """The nodes that answered."""
         return tuple((look, look.facts) for look in self.looks if look.facts is not None)

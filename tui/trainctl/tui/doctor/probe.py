@@ -4,10 +4,9 @@ import asyncio
 import errno
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import addresses, names, run_file
 from trainctl.protocol.config.hub_models import model_folder
@@ -16,6 +15,7 @@ from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, Unreacha
 from trainctl.protocol.machine import facts
 from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.machine.file_digests import data_digests, model_digests
+from trainctl.protocol.messages import Digests, Disk, Facts
 from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 from trainctl.tui.doctor.findings import Asset, Hashed, Look, Measured, Trouble
@@ -26,10 +26,11 @@ DIGEST_SECONDS = 1800.0
 DISK_SECONDS = 60.0
 """Writing and reading end after 2 s each; a slow disk may then still have to write what it has been given."""
 ROUNDS = 5
-"""Of these the quickest tells the clock's offset best."""
+"""Rounds, of which the quickest tells the clock's offset best."""
 
 
-class Round(NamedTuple):
+@dataclass(frozen=True)
+class Round:
     """One question and its answer, by both clocks (Unix seconds)."""
 
     sent_at: float  # here
@@ -39,7 +40,7 @@ class Round(NamedTuple):
 
     @property
     def trip_seconds(self) -> float:
-        """On the way, both ways."""
+        """Seconds on the way, both ways."""
         return max(0.0, (self.got_at - self.sent_at) - (self.answered_at - self.received_at))
 
     @property
@@ -48,14 +49,14 @@ class Round(NamedTuple):
         return ((self.received_at - self.sent_at) + (self.answered_at - self.got_at)) / 2
 
 
-def here() -> m.Facts:
+def here() -> Facts:
     """This machine, as far as it shows without an agent."""
     name = names.node_name()
     return facts.gather(name, keys.default_folder(), paths.node_directory(name), devices=read_devices())
 
 
-async def look(name: str, address: str, here: m.Facts) -> Look:
-    """One node; what goes wrong is in the answer."""
+async def look(name: str, address: str, here: Facts) -> Look:
+    """Look at one node; what goes wrong is in the answer."""
     trouble = await try_port(address)
     if trouble is not None:
         return Look(name, address, trouble=trouble)
@@ -68,28 +69,36 @@ async def look(name: str, address: str, here: m.Facts) -> Look:
         return Look(name, address, trouble=_trouble(error))
     best, answer = min(asked, key=lambda one: one[0].trip_seconds)
     return Look(
-        name or answer.node, address, answer, live_trouble=await try_port(live_address), live_address=live_address,
-        round_trip_seconds=best.trip_seconds, clock_offset_seconds=best.offset_seconds,
+        name or answer.node,
+        address,
+        answer,
+        live_trouble=await try_port(live_address),
+        live_address=live_address,
+        round_trip_seconds=best.trip_seconds,
+        clock_offset_seconds=best.offset_seconds,
         is_here=_is_here(address, answer, here),
         hook_problem=snapshot.alerts.hook_problem if snapshot.alerts is not None else "",
-    )  # fmt: skip
+    )
 
 
-async def ask_round(client: Client) -> tuple[Round, m.Facts]:
-    """The agent's facts, and when it was asked and answered."""
+async def ask_round(client: Client) -> tuple[Round, Facts]:
+    """Return the agent's facts, and when it was asked and answered."""
     sent_at, began = time.time(), time.perf_counter()
     answer = await client.facts()
     return Round(sent_at, answer.received_at, answer.at, sent_at + time.perf_counter() - began), answer
 
 
-def _is_here(address: str, answer: m.Facts, here: m.Facts) -> bool:
-    """A loopback address may be a port forwarded to another machine."""
+def _is_here(address: str, answer: Facts, here: Facts) -> bool:
+    """Return whether the node is this machine: a loopback address may be a port forwarded to another one."""
     host = addresses.host(address)
-    own = {text.split("/")[0] for one in here.interfaces for text in one.addresses}
+    own = {text.split("/")[0] for interface in here.interfaces for text in interface.addresses}
     alike = (answer.system, answer.release, answer.machine, answer.memory_total_bytes)
     return (addresses.is_loopback(host) or host in own) and alike == (
-        here.system, here.release, here.machine, here.memory_total_bytes
-    )  # fmt: skip
+        here.system,
+        here.release,
+        here.machine,
+        here.memory_total_bytes,
+    )
 
 
 async def try_port(address: str) -> Trouble | None:
@@ -129,13 +138,13 @@ def _trouble(error: TrainctlError) -> Trouble:
             return Trouble("protocol", str(error))
 
 
-async def looks(nodes: Sequence[tuple[str, str]], here: m.Facts) -> tuple[Look, ...]:
-    """All nodes (name, address) at once."""
+async def looks(nodes: Sequence[tuple[str, str]], here: Facts) -> tuple[Look, ...]:
+    """Look at all nodes (name, address) at once."""
     return tuple(await asyncio.gather(*(look(name, address, here) for name, address in nodes)))
 
 
 async def measured(run: RunFile | None, looks: Sequence[Look]) -> tuple[Measured, ...]:
-    """The disk of each node's token caches, one node after another: several may share a disk."""
+    """Return the disk of each node's token caches, one node after another: several may share a disk."""
     found = []
     for look in _of_run(run, looks):
         table = run.nodes.get(look.name) if run is not None else None
@@ -144,17 +153,14 @@ async def measured(run: RunFile | None, looks: Sequence[Look]) -> tuple[Measured
             async with Client(look.address, timeout_seconds=DISK_SECONDS) as client:
                 answer = await client.disk(path)
         except TrainctlError as error:
-            answer = m.Disk(rid="", folder=path, problem=str(error))
+            answer = Disk(rid="", folder=path, problem=str(error))
         found.append(Measured(look.name, path, answer))
     return tuple(found)
 
 
 def _of_run(run: RunFile | None, looks: Sequence[Look]) -> list[Look]:
-    """The nodes of the run that answered; without a run file, all that did."""
-    return [
-        one for one in looks
-        if one.facts is not None and (run is None or not run.nodes or one.name in run.nodes)
-    ]  # fmt: skip
+    """Return the nodes of the run that answered; without a run file, all that did."""
+    return [one for one in looks if one.facts is not None and (run is None or not run.nodes or one.name in run.nodes)]
 
 
 async def hashed(run: RunFile, looks: Sequence[Look]) -> tuple[Hashed, ...]:
@@ -168,28 +174,30 @@ async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
     async with Client(look.address, timeout_seconds=DIGEST_SECONDS) as client:
         made = []
         paths: dict[Asset, str] = {
-            "model": own.model.path, "data": own.data.path, "held-out data": own.data.held_out_path
-        }  # fmt: skip
+            "model": own.model.path,
+            "data": own.data.path,
+            "held-out data": own.data.held_out_path,
+        }
         for what, path in paths.items():
             if not path or (what == "data" and own.data.growing):
                 continue
             try:
                 answer = await client.digests("model" if what == "model" else "data", str(Path(path)), own.data.kind)
             except TrainctlError as error:
-                answer = m.Digests(rid="", digest="", problem=str(error))
+                answer = Digests(rid="", digest="", problem=str(error))
             if not answer.named and look.is_here:
                 answer = await asyncio.to_thread(_read_here, what, path, own.data.kind)
             made.append(Hashed(look.name, what, path, answer))
         return made
 
 
-def _read_here(what: Asset, path: str, kind: DataKind) -> m.Digests:
+def _read_here(what: Asset, path: str, kind: DataKind) -> Digests:
     """Before a run names them to the agent of this machine, its user may read them."""
     here = model_folder(path) if what == "model" else Path(path)
     if not here.is_absolute():
-        return m.Digests(rid="", digest="", problem="not in the Hugging Face cache")
+        return Digests(rid="", digest="", problem="not in the Hugging Face cache")
     try:
         found = model_digests(here) if what == "model" else data_digests(here, kind)
     except OSError as error:
-        return m.Digests(rid="", digest="", problem=f"{error.filename or path}: {error.strerror or error}")
-    return m.Digests(rid="", digest=found.whole, files=found.files)
+        return Digests(rid="", digest="", problem=f"{error.filename or path}: {error.strerror or error}")
+    return Digests(rid="", digest=found.whole, files=found.files)

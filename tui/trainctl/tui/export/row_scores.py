@@ -16,10 +16,19 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import validation_errors
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, UnreachableError
+from trainctl.protocol.messages import (
+    AnswerOptions,
+    EndWork,
+    OpenWork,
+    Request,
+    WorkResultsRequest,
+    WorkRows,
+    WorkStatus,
+    WorkView,
+)
 from trainctl.protocol.messages.requests import ROWS_BYTES
 from trainctl.protocol.wire.codec import printable
 
@@ -46,7 +55,7 @@ class RowFile:
     digest: str
 
     def lines(self) -> Iterator[bytes]:
-        """The rows as they are sent; blank lines and a byte order mark are left out."""
+        """Yield the rows as they are sent; blank lines and a byte order mark are left out."""
         with self.path.open("rb") as file:
             if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
                 file.seek(0)
@@ -54,15 +63,15 @@ class RowFile:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to compute for each row, and with which checkpoint."""
+class ScoreRequest:
+    """The work on each row, and the checkpoint that it is done with."""
 
     work: str
     run: str
     step: int | None
     best: bool
     nodes: tuple[str, ...]
-    options: m.AnswerOptions | None = None  # for answers; None: log-probabilities
+    options: AnswerOptions | None = None  # for answers; None: log-probabilities
 
 
 def read_file(path: Path, *, prompts: bool = False) -> RowFile:
@@ -90,21 +99,21 @@ def read_file(path: Path, *, prompts: bool = False) -> RowFile:
     return RowFile(path, rows, size, digest.hexdigest())
 
 
-def answer_options(given: Mapping[str, int | float | None], *, answers: bool) -> m.AnswerOptions | None:
-    """The options of answers, None for log-probabilities. Raises InvalidInputError naming an option that is out of
-    range, or needs --answers."""
+def answer_options(given: Mapping[str, int | float | None], *, answers: bool) -> AnswerOptions | None:
+    """Return the options of answers, None for log-probabilities. Raises InvalidInputError naming an option that is out
+    of range, or needs --answers."""
     values = {name: value for name, value in given.items() if value is not None}
     if not answers:
         if values:
             raise InvalidInputError(_option(next(iter(values))), "needs --answers")
         return None
-    for name, problem in validation_errors.found(values, m.AnswerOptions):
+    for name, problem in validation_errors.found(values, AnswerOptions):
         raise InvalidInputError(_option(name), problem)
-    return msgspec.convert(values, m.AnswerOptions)
+    return msgspec.convert(values, AnswerOptions)
 
 
 def lacking(failed: int, rows: int) -> str:
-    """What to say of rows that have an error in place of a result."""
+    """Return what to say of rows that have an error in place of a result."""
     has = "has no result; its line has an error" if failed == 1 else "have no result; their lines have an error"
     return f"{failed:,} of {rows:,} rows {has}"
 
@@ -117,7 +126,7 @@ class Scoring:
     """One call of `trainctl score`."""
 
     def __init__(
-        self, client: Client, file: RowFile, wanted: Wanted, stream: IO[bytes], show: Callable[[m.WorkView], None]
+        self, client: Client, file: RowFile, wanted: ScoreRequest, stream: IO[bytes], show: Callable[[WorkView], None]
     ) -> None:
         """`show` is given the state of the work whenever it was asked for."""
         self._client, self._file, self._wanted, self._stream, self._show = client, file, wanted, stream, show
@@ -139,18 +148,26 @@ class Scoring:
             await self._end()
         return failed
 
-    async def _open(self) -> m.WorkView:
+    async def _open(self) -> WorkView:
         wanted, file = self._wanted, self._file
         return await self._ask(
-            m.OpenWork(
-                rid=_rid(), work=wanted.work, kind="answers" if wanted.options else "log-probabilities",
-                run=wanted.run, rows=file.rows, size_bytes=file.size_bytes, digest=file.digest, step=wanted.step,
-                best=wanted.best, nodes=wanted.nodes, options=wanted.options or m.AnswerOptions(),
+            OpenWork(
+                rid=_rid(),
+                work=wanted.work,
+                kind="answers" if wanted.options else "log-probabilities",
+                run=wanted.run,
+                rows=file.rows,
+                size_bytes=file.size_bytes,
+                digest=file.digest,
+                step=wanted.step,
+                best=wanted.best,
+                nodes=wanted.nodes,
+                options=wanted.options or AnswerOptions(),
                 file=file.path.name.encode("utf-8", "replace").decode()[:FILE_CHARACTERS],
             )
-        )  # fmt: skip
+        )
 
-    async def _send(self, view: m.WorkView) -> None:
+    async def _send(self, view: WorkView) -> None:
         """The rows, from the first byte that the agent lacks."""
         self._show(view)
         offset, lack, part = 0, view.received_bytes, b""
@@ -163,14 +180,14 @@ class Scoring:
     async def _send_part(self, offset: int, part: bytes, lack: int) -> int:
         start = max(offset, lack)
         if data := part[start - offset :]:
-            await self._ask(m.WorkRows(rid=_rid(), work=self._wanted.work, offset_bytes=start, data=data))
+            await self._ask(WorkRows(rid=_rid(), work=self._wanted.work, offset_bytes=start, data=data))
         return offset + len(part)
 
     async def _write_results(self) -> int:
         lines, written, failed = enumerate(self._file.lines(), 1), 0, 0
         while written < self._file.rows:
-            request = m.WorkResultsRequest(rid=_rid(), work=self._wanted.work, after_row=written)
-            status = await self._patiently(lambda r=request: self._client.ask(r, m.WorkStatus))  # type: ignore[misc]
+            request = WorkResultsRequest(rid=_rid(), work=self._wanted.work, after_row=written)
+            status = await self._patiently(lambda r=request: self._client.ask(r, WorkStatus))  # type: ignore[misc]
             for result in status.results:
                 number, line = next(lines)
                 made = _merged(number, line, json.loads(result))
@@ -188,13 +205,13 @@ class Scoring:
         return failed
 
     async def _end(self) -> None:
-        await self._client.ask(m.EndWork(rid=_rid(), work=self._wanted.work), m.WorkStatus)
+        await self._client.ask(EndWork(rid=_rid(), work=self._wanted.work), WorkStatus)
 
-    async def _ask(self, request: m.Request) -> m.WorkView:
-        return (await self._patiently(lambda: self._client.ask(request, m.WorkStatus))).view
+    async def _ask(self, request: Request) -> WorkView:
+        return (await self._patiently(lambda: self._client.ask(request, WorkStatus))).view
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """An agent that restarts is asked again for a while."""
+        """Return the answer. An agent that restarts is asked again for a while."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
@@ -209,13 +226,13 @@ class Scoring:
 
 
 def _merged(number: int, line: bytes, result: dict[str, Any]) -> dict[str, Any]:
-    """A line of the output: the row's number, its own ID if it has one, and the result."""
+    """Return a line of the output: the row's number, its own ID if it has one, and the result."""
     own = json.loads(line).get("id")
     return {"row": number, **({"id": own} if own is not None else {}), **result}
 
 
 def new_id() -> str:
-    """An ID for new work."""
+    """Return an ID for new work."""
     return os.urandom(6).hex()
 
 
@@ -223,7 +240,7 @@ def _rid() -> str:
     return os.urandom(8).hex()
 
 
-def progress_line(view: m.WorkView) -> str:
+def progress_line(view: WorkView) -> str:
     """Rows done of all, and each node's speed."""
     if view.state == "receiving":
         return f"sending rows: {view.received_bytes:,} bytes"

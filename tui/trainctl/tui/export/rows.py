@@ -1,14 +1,26 @@
-"""What an export's tables hold: their columns, and their rows a page at a time from a record or through an agent."""
+"""The tables of an export: their columns, and their rows a page at a time from a record or through an agent."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import (
+    EVALUATED,
+    METRICS,
+    Event,
+    History,
+    HostReading,
+    Metric,
+    RankStep,
+    Sample,
+    StepCommitted,
+    is_by_name,
+)
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.protocol.record.schema import ROLLUP_LEVELS
@@ -18,12 +30,13 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS: Final = 2000
 METRICS_AT_ONCE: Final = 16
-"""As many columns and metrics as a history request may name."""
+"""The most columns and metrics that a history request may name."""
 VALUES: Final = 20_000
 """Most in one reply, some 40 bytes each, so that it stays below the frame limit."""
 
 
-class Question(NamedTuple):
+@dataclass(frozen=True)
+class Question:
     """A history request in whose reply each of the steps, ascending, has a bucket of its own."""
 
     names: tuple[str, ...]
@@ -34,18 +47,13 @@ class Question(NamedTuple):
         return min(self.steps[-1] - self.steps[0] + 1, MOST_COLUMNS)
 
 
-class Value(NamedTuple):
-    """What a metric was at a step; `rank` None: the run's."""
-
-    step: int
-    rank: int | None
-    name: str
-    value: float
+Value = tuple[int, int | None, str, float]
+"""The step, the rank (None: the run's own), the metric and the value."""
 
 
 def questions(names: Sequence[str], steps: Sequence[int], ranks: int, values_from: int = 0) -> Iterator[Question]:
-    """What to ask for `names` of so many ranks at steps that exist, ascending, however far apart their numbers are.
-    From `values_from` on metrics by name are kept singly."""
+    """Yield what to ask for `names` of so many ranks at steps that exist, ascending, however far apart their numbers
+    are. From `values_from` on metrics by name are kept singly."""
     for start in range(0, len(names), METRICS_AT_ONCE):
         some = tuple(names[start : start + METRICS_AT_ONCE])
         most = max(1, VALUES // (len(some) * (ranks + 1)))
@@ -57,14 +65,15 @@ def questions(names: Sequence[str], steps: Sequence[int], ranks: int, values_fro
                 yield Question(some, told)
 
 
-def values(history: m.History, steps: Sequence[int]) -> Iterator[Value]:
-    """What the reply to a question says of its steps. Metrics by name that are no longer kept singly are left out."""
+def values(history: History, steps: Sequence[int]) -> Iterator[Value]:
+    """Yield what the reply to a question says of its steps. Metrics by name that are no longer kept singly are left
+    out."""
     for series in history.series:
-        least = history.values_from if m.is_by_name(series.metric) else 0
+        least = history.values_from if is_by_name(series.metric) else 0
         own = {step // series.bucket_steps * series.bucket_steps: step for step in steps if step >= least}
         for start, value in zip(series.steps, series.last, strict=True):
             if start in own:
-                yield Value(own[start], series.rank, series.metric, value)
+                yield own[start], series.rank, series.metric, value
 
 
 def _parts(steps: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
@@ -77,8 +86,8 @@ def _parts(steps: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
 
 
 def _are_told_apart(steps: Sequence[int]) -> bool:
-    """Whether no bucket has two of them, where an agent makes as many as it may: at most twice as large as they need be
-    to be so few, and as large as the finest rollups."""
+    """Return whether no bucket has two of them, where an agent makes as many as it may: at most twice as large as they
+    need be to be so few, and as large as the finest rollups."""
     if len(steps) < 2 or steps[-1] - steps[0] < MOST_COLUMNS:
         return True
     largest = max(ROLLUP_LEVELS[0], 2 * -(-(steps[-1] - steps[0] + 1) // (MOST_COLUMNS - 1)))
@@ -90,8 +99,8 @@ Row = tuple[Any, ...]
 PAGE, HOSTS_PAGE = 500, 100
 
 
-def _column(metric: m.Metric) -> str:
-    """What a rank's metric is called in a table of ranks."""
+def _column(metric: Metric) -> str:
+    """Return what a rank's metric is called in a table of ranks."""
     return metric.name.removeprefix("rank_")
 
 
@@ -99,50 +108,114 @@ RATES = ("tokens_per_second", "samples_per_second")
 """Rates of a step, by its duration."""
 COLUMNS: dict[str, dict[str, type]] = {
     "steps": {
-        "step": int, "generation": str, "committed_at": float, "loss": float, "weight": float, "samples": int,
-        "learning_rate": float, "grad_norm": float, "cursor": int, "global_batch": int, "plan_version": int,
-        "step_seconds": float, "tokens": int, "tokens_total": float, "weight_total": float, "seconds_total": float,
+        "step": int,
+        "generation": str,
+        "committed_at": float,
+        "loss": float,
+        "weight": float,
+        "samples": int,
+        "learning_rate": float,
+        "grad_norm": float,
+        "cursor": int,
+        "global_batch": int,
+        "plan_version": int,
+        "step_seconds": float,
+        "tokens": int,
+        "tokens_total": float,
+        "weight_total": float,
+        "seconds_total": float,
         "skipped": str,
-        **{name: float for name, metric in m.METRICS.items() if metric.scope == "run" and m.is_by_name(name)},
+        **{name: float for name, metric in METRICS.items() if metric.scope == "run" and is_by_name(name)},
         **dict.fromkeys(RATES, float),
     },
     "ranks": {
-        "step": int, "generation": str, "rank": int, "node": str, "tokens": float, "weight": float, "samples": int,
-        "micro_batch": int, "replays": int,
-        **{_column(metric): float for metric in m.METRICS.values() if metric.scope == "rank"},
+        "step": int,
+        "generation": str,
+        "rank": int,
+        "node": str,
+        "tokens": float,
+        "weight": float,
+        "samples": int,
+        "micro_batch": int,
+        "replays": int,
+        **{_column(metric): float for metric in METRICS.values() if metric.scope == "rank"},
     },
     "metrics": {"step": int, "rank": int, "metric": str, "value": float},
     "evaluations": {
-        "step": int, "at": float, "loss": float, "weight": float, "seconds": float,
-        **{name: float for name in m.METRICS if name in m.EVALUATED},
+        "step": int,
+        "at": float,
+        "loss": float,
+        "weight": float,
+        "seconds": float,
+        **{name: float for name in METRICS if name in EVALUATED},
     },
     "samples": {
-        "step": int, "at": float, "number": int, "prompt": str, "answer": str, "tokens": int, "ended": bool,
-        "seconds": float, "loss": float, "eval_loss": float, "max_tokens": int, "temperature": float, "top_p": float,
-        "seed": int, "node": str, "by": str,
+        "step": int,
+        "at": float,
+        "number": int,
+        "prompt": str,
+        "answer": str,
+        "tokens": int,
+        "ended": bool,
+        "seconds": float,
+        "loss": float,
+        "eval_loss": float,
+        "max_tokens": int,
+        "temperature": float,
+        "top_p": float,
+        "seed": int,
+        "node": str,
+        "by": str,
     },
     "events": {
-        "id": int, "at": float, "kind": str, "severity": str, "by": str, "text": str, "step": int, "generation": str,
-        "command": str, "verb": str, "before": str, "after": str, "outcome": str, "undoes": str, "data": dict,
+        "id": int,
+        "at": float,
+        "kind": str,
+        "severity": str,
+        "by": str,
+        "text": str,
+        "step": int,
+        "generation": str,
+        "command": str,
+        "verb": str,
+        "before": str,
+        "after": str,
+        "outcome": str,
+        "undoes": str,
+        "data": dict,
     },
     "hosts": {
-        "read_at": float, "node": str, "cpu_percent": float, "memory_used_bytes": int, "memory_total_bytes": int,
-        "disk_free_bytes": int, "disk_total_bytes": int, "load_1min": float, "temperature_celsius": float,
-        "energy_joules": float, "energy_gap_seconds": float, "gpu": int, "gpu_name": str,
-        "gpu_utilization_percent": float, "gpu_clock_mhz": float, "gpu_power_watts": float,
-        "gpu_temperature_celsius": float, "gpu_memory_used_bytes": int, "gpu_memory_total_bytes": int,
-        **{name: float for name, metric in m.METRICS.items() if metric.scope == "host" and not metric.field},
+        "read_at": float,
+        "node": str,
+        "cpu_percent": float,
+        "memory_used_bytes": int,
+        "memory_total_bytes": int,
+        "disk_free_bytes": int,
+        "disk_total_bytes": int,
+        "load_1min": float,
+        "temperature_celsius": float,
+        "energy_joules": float,
+        "energy_gap_seconds": float,
+        "gpu": int,
+        "gpu_name": str,
+        "gpu_utilization_percent": float,
+        "gpu_clock_mhz": float,
+        "gpu_power_watts": float,
+        "gpu_temperature_celsius": float,
+        "gpu_memory_used_bytes": int,
+        "gpu_memory_total_bytes": int,
+        **{name: float for name, metric in METRICS.items() if metric.scope == "host" and not metric.field},
     },
-}  # fmt: skip
-"""Of each table: names with their units, in order, and types. What isn't known is empty. Times are Unix seconds. A dict
-is an object in JSON lines, and the text of one in other formats."""
+}
+"""The columns of each table: names with their units, in order, and types. What isn't known is empty. Times are Unix
+seconds. A dict is an object in JSON lines, and the text of one in other formats."""
 
-_RUN_VALUES = tuple(name for name in COLUMNS["steps"] if name in m.METRICS and m.is_by_name(name))
-_OF_EVALUATION = tuple(name for name in m.METRICS if name in m.EVALUATED)
+_RUN_VALUES = tuple(name for name in COLUMNS["steps"] if name in METRICS and is_by_name(name))
+_OF_EVALUATION = tuple(name for name in METRICS if name in EVALUATED)
 _OF_MACHINE = tuple(COLUMNS["hosts"])[: tuple(COLUMNS["hosts"]).index("gpu")]
-_OF_MACHINE_BY_NAME = tuple(name for name, metric in m.METRICS.items() if metric.scope == "host" and not metric.field)
-_RANK_METRICS = {metric.name: _column(metric) for metric in m.METRICS.values() if metric.scope == "rank"}
-"""What an agent's history has of a rank's part, and the column it goes to."""
+_OF_MACHINE_BY_NAME = tuple(name for name, metric in METRICS.items() if metric.scope == "host" and not metric.field)
+_RANK_METRICS = {metric.name: _column(metric) for metric in METRICS.values() if metric.scope == "rank"}
+"""The metrics of a rank's part in an agent's history, and the column that each goes to."""
 
 
 def of_record(directory: Path, what: What) -> Iterator[list[Row]]:
@@ -156,7 +229,7 @@ def of_record(directory: Path, what: What) -> Iterator[list[Row]]:
             after, more = 0, True
             while more:
                 answers, after, more = reader.samples(after)
-                yield [_sample(one) for one in answers]
+                yield [_sample(answer) for answer in answers]
         elif what == "evaluations":
             yield [_evaluation(made) for made in reader.evaluations()]
         elif what == "metrics":
@@ -168,7 +241,7 @@ def of_record(directory: Path, what: What) -> Iterator[list[Row]]:
         elif what == "hosts":
             readings, after = reader.host_readings(0, PAGE)
             while after:
-                yield [row for one in readings for row in _host(one)]
+                yield [row for reading in readings for row in _host(reading)]
                 readings, after = reader.host_readings(after, PAGE)
         else:
             pages = _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, lambda step: (step.step,))
@@ -187,8 +260,8 @@ def _paged(
 
 
 async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterator[list[Row]]:
-    """The same through an agent; of ranks' parts and metrics what its history has, which leaves out values that are not
-    finite, and of evaluations neither time nor weight. Raises what the client does."""
+    """Yield the same through an agent; of ranks' parts and metrics what its history has, which leaves out values that
+    are not finite, and of evaluations neither time nor weight. Raises what the client does."""
     if what == "metrics":
         async for rows in _own_of(client, run):
             yield rows
@@ -197,12 +270,12 @@ async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterat
     while more:
         if what == "hosts":
             hosts = await client.hosts(run, after, HOSTS_PAGE)
-            yield [row for one in hosts.readings for row in _host(one)]
+            yield [row for reading in hosts.readings for row in _host(reading)]
             more, after = hosts.more, hosts.last_row
             continue
         if what == "samples":
             found = await client.samples(run, after)
-            yield [_sample(one) for one in found.samples]
+            yield [_sample(sample) for sample in found.samples]
             more, after = found.more, found.last_row
             continue
         if what == "events":
@@ -222,7 +295,7 @@ async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterat
 
 
 async def _own_of(client: "Client", run: str | None) -> AsyncIterator[list[Row]]:
-    """The metrics that the run brought, as far back as single values are kept."""
+    """Yield the metrics that the run brought, as far back as single values are kept."""
     view = (await client.snapshot(0, run)).run
     if view is None:
         raise InvalidInputError("run", "the agent has no run yet: start one with trainctl run RUN.toml")
@@ -235,7 +308,7 @@ async def _own_of(client: "Client", run: str | None) -> AsyncIterator[list[Row]]
 
 
 async def _values_of(client: "Client", run: str, names: Sequence[str], steps: Sequence[int]) -> list[Value]:
-    """Of steps that exist, ascending."""
+    """Return the metrics' values at steps that exist, ascending."""
     view = (await client.snapshot(0, run)).run
     kept_from = (await client.history(run, ())).values_from
     found: list[Value] = []
@@ -266,31 +339,39 @@ async def _parts_of(client: "Client", run: str, steps: Sequence[int]) -> list[Ro
 
 
 def _ordered(rows: Iterable[Row]) -> list[Row]:
-    """By step and rank, the run's first, and name."""
+    """Return the rows by step and rank, the run's first, and name."""
     return sorted(rows, key=lambda row: (row[0], -1 if row[1] is None else row[1], row[2]))
 
 
-def _step(step: m.StepCommitted) -> Row:
+def _step(step: StepCommitted) -> Row:
     counted = {"samples": step.samples or None, "tokens_total": step.tokens_total or None}
-    rates = {name: m.METRICS[name].of(step) for name in RATES}
+    rates = {name: METRICS[name].of(step) for name in RATES}
     named = {"generation": str(step.generation), **counted, **dict.fromkeys(_RUN_VALUES), **step.values, **rates}
     return tuple(named[name] if name in named else getattr(step, name) for name in COLUMNS["steps"])
 
 
-def _own(part: m.StepCommitted | m.RankStep) -> list[Row]:
-    """The metrics that the run brought; those of the run itself have no rank."""
-    rank = part.rank if isinstance(part, m.RankStep) else None
-    return [(part.step, rank, name, value) for name, value in part.values.items() if name not in m.METRICS]
+def _own(part: StepCommitted | RankStep) -> list[Row]:
+    """Return the metrics that the run brought; those of the run itself have no rank."""
+    rank = part.rank if isinstance(part, RankStep) else None
+    return [(part.step, rank, name, value) for name, value in part.values.items() if name not in METRICS]
 
 
-def _rank(part: m.RankStep) -> Row:
+def _rank(part: RankStep) -> Row:
     return (
-        part.step, str(part.generation), part.rank, part.node, part.tokens, part.weight, part.samples,
-        part.micro_batch, part.replays, *(m.METRICS[name].of(part) for name in _RANK_METRICS),
-    )  # fmt: skip
+        part.step,
+        str(part.generation),
+        part.rank,
+        part.node,
+        part.tokens,
+        part.weight,
+        part.samples,
+        part.micro_batch,
+        part.replays,
+        *(METRICS[name].of(part) for name in _RANK_METRICS),
+    )
 
 
-def _event(event: m.Event) -> Row:
+def _event(event: Event) -> Row:
     generation = str(event.generation) if event.generation is not None else None
     special = {"generation": generation, "data": msgspec.to_builtins(event.data)}
     return tuple(special[name] if name in special else getattr(event, name) for name in COLUMNS["events"])
@@ -307,20 +388,28 @@ def _evaluation(made: Evaluation) -> Row:
     )
 
 
-def _sample(sample: m.Sample) -> Row:
+def _sample(sample: Sample) -> Row:
     return tuple(getattr(sample, name) for name in COLUMNS["samples"])
 
 
-def _host(reading: m.HostReading) -> list[Row]:
-    """A row a device, and one for a machine without any."""
+def _host(reading: HostReading) -> list[Row]:
+    """Return a row a device, and one for a machine without any."""
     own = tuple(getattr(reading, name) for name in _OF_MACHINE)
     named = tuple(reading.values.get(name) for name in _OF_MACHINE_BY_NAME)
     if not reading.gpus:
         return [(*own, *(None,) * 8, *named)]
     return [
         (
-            *own, number, gpu.name, gpu.utilization_percent, gpu.clock_mhz, gpu.power_watts, gpu.temperature_celsius,
-            gpu.memory_used_bytes, gpu.memory_total_bytes, *named,
+            *own,
+            number,
+            gpu.name,
+            gpu.utilization_percent,
+            gpu.clock_mhz,
+            gpu.power_watts,
+            gpu.temperature_celsius,
+            gpu.memory_used_bytes,
+            gpu.memory_total_bytes,
+            *named,
         )
         for number, gpu in enumerate(reading.gpus)
-    ]  # fmt: skip
+    ]

@@ -26,7 +26,7 @@ class Writer(Protocol):
 
 
 def open_writer(kind: Format, what: What, stream: IO[bytes]) -> Writer:
-    """Raises InvalidInputError if what the format needs isn't installed."""
+    """Return the writer of a format. Raises InvalidInputError if what it needs isn't installed."""
     kinds: dict[str, type[Any]] = {"csv": _Csv, "jsonl": _JsonLines, "parquet": _Parquet}
     writer: Writer = kinds[kind](COLUMNS[what], stream)
     return writer
@@ -108,8 +108,10 @@ class _Parquet:
     def write(self, rows: list[Row]) -> None:
         if rows:
             names = self._schema.names
-            columns = [[_whole(value, field.type) for value in column]
-                       for field, column in zip(self._schema, zip(*_flat(rows), strict=True), strict=True)]  # fmt: skip
+            columns = [
+                [_whole(value, field.type) for value in column]
+                for field, column in zip(self._schema, zip(*_flat(rows), strict=True), strict=True)
+            ]
             table = self._arrow.table(dict(zip(names, columns, strict=True)), schema=self._schema)
             self._writer.write_table(table)
 

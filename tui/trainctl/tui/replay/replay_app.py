@@ -11,7 +11,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, Event, Heartbeat, Live, Snapshot
 from trainctl.tui.app import launch
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.commands.context import context_of
@@ -19,7 +19,7 @@ from trainctl.tui.replay.replay_source import Playhead, ReplaySource
 from trainctl.tui.screens.base import BaseScreen, StatusBar
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state.view_state import Clock
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text import formatting
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells, line, width
 
@@ -27,20 +27,20 @@ _ROLES = {"error": "bad", "warning": "warning"}
 
 
 def bar(
-    head: Playhead, at: float, happened: Sequence[m.Event], clock: Clock, columns: int, glyphs: Glyphs
+    head: Playhead, at: float, happened: Sequence[Event], clock: Clock, columns: int, glyphs: Glyphs
 ) -> tuple[Line, int, int]:
-    """The line, and the first cell and the length of its slider. Faults and commands are marked on it."""
+    """Return the line, and the first cell and the length of its slider. Faults and commands are marked on it."""
     ascii_only = glyphs.ascii_only
     sign = (">" if head.playing else "=") if ascii_only else ("▶" if head.playing else "‖")
     left = line(Piece(f"{sign} ", "accent"), Piece(f"{head.speed:g}{'x' if ascii_only else '×'} ", "label"))
-    day = f.clock(at, clock.wall(), clock.zone)
+    day = formatting.clock(at, clock.wall(), clock.zone)
     right = line(Piece(f" {head.step:,}", "strong"), Piece(f"/{head.last:,}", "label"), Piece(f"  {day}", "label"))
     size = max(columns - width(left) - width(right), 4)
     made = (*left, *from_cells(_track(head, happened, size, ascii_only)), *right)
     return fit(made, columns), width(left), size
 
 
-def _track(head: Playhead, happened: Sequence[m.Event], size: int, ascii_only: bool) -> list[tuple[str, str]]:
+def _track(head: Playhead, happened: Sequence[Event], size: int, ascii_only: bool) -> list[tuple[str, str]]:
     done, rest, mark, knob = ("=", "-", "!", "O") if ascii_only else ("━", "─", "╪", "●")
     place = cell_of(head, head.step, size)
     cells = [(done, "accent") if cell < place else (rest, "dim") for cell in range(size)]
@@ -58,7 +58,7 @@ def cell_of(head: Playhead, step: int, size: int) -> int:
 
 
 def step_of(head: Playhead, cell: int, size: int) -> int:
-    """The step that a cell of the slider stands for."""
+    """Return the step that a cell of the slider stands for."""
     return head.first + round(min(max(cell / max(size - 1, 1), 0.0), 1.0) * (head.last - head.first))
 
 
@@ -106,7 +106,7 @@ class Stopwatch:
         self._stood, self._looked = 0.0, time.monotonic()
 
     def look(self, *, runs: bool) -> float:
-        """What it shows; `runs`: whether it ran since the last look."""
+        """Return what it shows; `runs`: whether it ran since the last look."""
         now = time.monotonic()
         if not runs:
             self._stood += now - self._looked
@@ -199,7 +199,8 @@ class ReplayApp(TrainctlApp):
 
 
 def run_replay(directory: Path, speed: float) -> int:
-    """The full screen until it is left; its exit status. Raises InvalidInputError for what can't be replayed."""
+    """Run the full screen until it is left, and return its exit status. Raises InvalidInputError for what can't be
+    replayed."""
     with contextlib.closing(ReplaySource(directory, speed)) as source:
         found = launch.configuration()
         app = ReplayApp(source, **launch.options(found))
@@ -210,7 +211,7 @@ def run_replay(directory: Path, speed: float) -> int:
 class GrowingSource(ReplaySource):
     """Its end moves on until the run has ended; played up to the end it waits there for more."""
 
-    def _advance(self, seconds: float) -> list[m.Live | m.Heartbeat | m.Snapshot]:
+    def _advance(self, seconds: float) -> list[Live | Heartbeat | Snapshot]:
         if self.is_growing:
             self._look_again()
         played = self.head.playing
@@ -221,10 +222,10 @@ class GrowingSource(ReplaySource):
 
     @property
     def is_growing(self) -> bool:
-        return self._view.state in m.ACTIVE_RUN_STATES
+        return self._view.state in ACTIVE_RUN_STATES
 
     def _look_again(self) -> None:
-        """What the record has gained."""
+        """Take what the record has gained."""
         last = self._reader.last_step()
         if last is not None:
             self._view = self._read_view(self.head.first, last.step)
@@ -234,7 +235,8 @@ class GrowingSource(ReplaySource):
 
 
 def watch_growing(directory: Path, speed: float) -> int:
-    """The full screen until it is left; its exit status. Raises InvalidInputError for what can't be shown."""
+    """Run the full screen until it is left, and return its exit status. Raises InvalidInputError for what can't be
+    shown."""
     with contextlib.closing(GrowingSource(directory, speed)) as source:
         found = launch.configuration()
         app = ReplayApp(source, **launch.options(found))

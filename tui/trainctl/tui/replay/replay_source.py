@@ -13,11 +13,40 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnose import of_record
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.client.cluster import Item
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    MAX_COUNT,
+    CommandReply,
+    DiagnosisReply,
+    Events,
+    Heartbeat,
+    History,
+    Live,
+    LogPart,
+    NodeView,
+    Pairs,
+    Policies,
+    Profiles,
+    RankState,
+    RankStep,
+    RankView,
+    RunCost,
+    Runs,
+    RunSummary,
+    RunView,
+    Samples,
+    Series,
+    Snapshot,
+    StepCommitted,
+    TracePart,
+    Traces,
+    Viewers,
+    Works,
+)
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
@@ -43,10 +72,14 @@ class Playhead:
             object.__setattr__(self, "step", self.first)
 
     def at(self, step: int, *, playing: bool | None = None) -> "Playhead":
-        """At another step, as near as there is one."""
+        """Return the playhead at another step, as near as there is one."""
         step = min(max(step, self.first), self.last)
-        return replace(self, step=step, rest=0.0 if playing is None else self.rest,
-                       playing=self.playing if playing is None else playing)  # fmt: skip
+        return replace(
+            self,
+            step=step,
+            rest=0.0 if playing is None else self.rest,
+            playing=self.playing if playing is None else playing,
+        )
 
     def toggled(self) -> "Playhead":
         """Playing or not; from the end it begins again."""
@@ -100,8 +133,8 @@ class ReplaySource:
         self._samples_known = self._reader.all_samples()
         self._sampled_to = -math.inf  # time of the newest answer that was passed on
 
-    def _read_view(self, first: int, last: int) -> m.RunView:
-        """The run's newest view, with the ranks of all nodes."""
+    def _read_view(self, first: int, last: int) -> RunView:
+        """Return the run's newest view, with the ranks of all nodes."""
         view = self._reader.view()
         assert view is not None
         return _with_all_ranks(view, self._reader, (first, last))
@@ -125,7 +158,7 @@ class ReplaySource:
         self.head = head
 
     async def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]:
-        """A snapshot of the place, then what happens as it moves on."""
+        """Yield a snapshot of the place, then what happens as it moves on."""
         yield "", Connection("connected", time.monotonic())
         yield "", await self.snapshot(columns)
         before = time.monotonic()
@@ -143,25 +176,28 @@ class ReplaySource:
                 yield "", await self.snapshot(columns)
                 before = time.monotonic()
 
-    def _advance(self, seconds: float) -> list[m.Live | m.Heartbeat | m.Snapshot]:
-        """What happened in so much time of watching."""
+    def _advance(self, seconds: float) -> list[Live | Heartbeat | Snapshot]:
+        """Return what happened in so much time of watching."""
         ahead, _ = self._reader.steps(self.head.step, PAGE)
         self.head, passed = self.head.after(seconds, [step.step_seconds for step in ahead])
         if passed > MOST_STEPS_A_TICK:
             self.head = self.head.at(ahead[passed - 1].step, playing=self.head.playing)
             self._moved.set()
             return []
-        made: list[m.Live | m.Heartbeat | m.Snapshot] = []
+        made: list[Live | Heartbeat | Snapshot] = []
         for step in ahead[:passed]:
             made += self._played(step)
         if passed and self.head.step == self.head.last:
             made.append(self._numbered(self._view_at(ahead[passed - 1])))
-        return made or [m.Heartbeat(node=self._view.lead, at=self.at, step_age_seconds=None, loop_lag_seconds=0.0,
-                                    boot=BOOT, seq=self._seq)]  # fmt: skip
+        return made or [
+            Heartbeat(
+                node=self._view.lead, at=self.at, step_age_seconds=None, loop_lag_seconds=0.0, boot=BOOT, seq=self._seq
+            )
+        ]
 
-    def _played(self, step: m.StepCommitted) -> list[m.Live]:
+    def _played(self, step: StepCommitted) -> list[Live]:
         self.head, self.at = self.head.at(step.step, playing=self.head.playing), step.committed_at
-        made: list[m.Live] = [step, *self._reader.rank_steps(step.step)]
+        made: list[Live] = [step, *self._reader.rank_steps(step.step)]
         events = [event for event in self.events_known if self._event < event.id and event.at <= self._shown_to]
         made += events
         made += [one for one in self._samples_known if self._sampled_to < one.at <= self._shown_to]
@@ -183,8 +219,8 @@ class ReplaySource:
 
     # ------------------------------------------------------------ what is asked
 
-    async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
-        """The run as it was at the place."""
+    async def snapshot(self, columns: int = 120, run: str | None = None) -> Snapshot:
+        """Return the run as it was at the place."""
         if run not in (None, self._view.run):
             raise RefusedError(f"this replay has no run {run!r}")
         step = self._step_at(self.head.step)
@@ -193,151 +229,183 @@ class ReplaySource:
         self._event = events[-1].id if events else 0
         self._sampled_to = self._shown_to
         host = self._reader.host_reading(self.at)
-        node = m.NodeView(self._view.lead, BOOT, str(self.paths.directory), "", host, "")
-        return m.Snapshot(
-            rid="", boot=BOOT, seq=self._seq, at=self.at, node=node, run=self._view_at(step), last_step=step,
-            rank_steps=self._reader.rank_steps(step.step), events=events, series=self._series(step.step, columns),
-        )  # fmt: skip
+        node = NodeView(self._view.lead, BOOT, str(self.paths.directory), "", host, "")
+        return Snapshot(
+            rid="",
+            boot=BOOT,
+            seq=self._seq,
+            at=self.at,
+            node=node,
+            run=self._view_at(step),
+            last_step=step,
+            rank_steps=self._reader.rank_steps(step.step),
+            events=events,
+            series=self._series(step.step, columns),
+        )
 
-    def _step_at(self, step: int) -> m.StepCommitted:
-        """The step, or the next one that the record has."""
+    def _step_at(self, step: int) -> StepCommitted:
+        """Return the step, or the next one that the record has."""
         found, _ = self._reader.steps(step - 1, 1)
         last = self._reader.last_step()
         assert last is not None
         return found[0] if found else last
 
-    def _series(self, last: int, columns: int) -> tuple[m.Series, ...]:
+    def _series(self, last: int, columns: int) -> tuple[Series, ...]:
         ranks = self._reader.ranks()
         wanted: list[tuple[str, int | None]] = [(metric, None) for metric in {*RUN_SERIES, self._view.rate_metric}]
         wanted += [(metric, rank) for metric in RANK_SERIES for rank in ranks]
         return tuple(self._reader.series(metric, rank, 0, last, columns) for metric, rank in wanted) if columns else ()
 
-    def _view_at(self, step: m.StepCommitted) -> m.RunView:
-        """The run's last view with what a step's own rows say in place of what came later."""
+    def _view_at(self, step: StepCommitted) -> RunView:
+        """Return the run's last view with what a step's own rows say in place of what came later."""
         over = step.step >= self.head.last
         parts = {part.rank: part for part in self._reader.rank_steps(step.step)}
         made = self._evaluation_by(step.step)
         return msgspec.structs.replace(
-            self._view, state=self._view.state if over else "running", reason=self._view.reason if over else "",
-            step=step.step, generation=step.generation, plan_version=step.plan_version, cursor=step.cursor,
-            global_batch=step.global_batch, learning_rate=step.learning_rate, eval_step=made and made.step,
-            eval_loss=made and made.loss, eval_values=tuple(made.values.items()) if made else (),
-            boot=BOOT, seq=self._seq, cost=self._view.cost if over else _cost_at(self._view.cost, step),
-            ranks=self._view.ranks if over else tuple(
-                _rank_at(rank, parts.get(rank.rank), step.committed_at) for rank in self._view.ranks
-            ),
-        )  # fmt: skip
+            self._view,
+            state=self._view.state if over else "running",
+            reason=self._view.reason if over else "",
+            step=step.step,
+            generation=step.generation,
+            plan_version=step.plan_version,
+            cursor=step.cursor,
+            global_batch=step.global_batch,
+            learning_rate=step.learning_rate,
+            eval_step=made and made.step,
+            eval_loss=made and made.loss,
+            eval_values=tuple(made.values.items()) if made else (),
+            boot=BOOT,
+            seq=self._seq,
+            cost=self._view.cost if over else _cost_at(self._view.cost, step),
+            ranks=self._view.ranks
+            if over
+            else tuple(_rank_at(rank, parts.get(rank.rank), step.committed_at) for rank in self._view.ranks),
+        )
 
     def _evaluation_by(self, step: int) -> Evaluation | None:
-        """The newest up to a step."""
+        """Return the newest up to a step."""
         return next((made for made in reversed(self._reader.evaluations()) if made.step <= step), None)
 
     async def history(
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> m.History:
-        """Of the steps up to the place."""
+    ) -> History:
+        """Return the history of the steps up to the place."""
         last = self.head.step if last_step is None else min(last_step, self.head.step)
         wanted = [(name, rank) for name in metrics for rank in self._reader.series_ranks(name)]
-        return m.History(
+        return History(
             rid="", series=tuple(self._reader.series(name, rank, first_step, last, columns) for name, rank in wanted)
         )
 
-    async def runs(self) -> m.Runs:
+    async def runs(self) -> Runs:
         view, step = self._view, self._step_at(self.head.step)
-        return m.Runs(
+        return Runs(
             rid="",
-            runs=(m.RunSummary(
-                run=view.run, name=view.name, state=view.state, step=step.step, steps=view.steps,
-                last_loss=step.loss, started_at=view.started_at, directory=str(self.paths.directory), kind=view.kind,
-                simulated=view.simulated, global_batch=step.global_batch, cost=self._view.cost,
-            ),),
-        )  # fmt: skip
+            runs=(
+                RunSummary(
+                    run=view.run,
+                    name=view.name,
+                    state=view.state,
+                    step=step.step,
+                    steps=view.steps,
+                    last_loss=step.loss,
+                    started_at=view.started_at,
+                    directory=str(self.paths.directory),
+                    kind=view.kind,
+                    simulated=view.simulated,
+                    global_batch=step.global_batch,
+                    cost=self._view.cost,
+                ),
+            ),
+        )
 
-    async def works(self) -> m.Works:
-        """A recording has none."""
-        return m.Works(rid="")
+    async def works(self) -> Works:
+        """Return none: a recording has no separate work."""
+        return Works(rid="")
 
-    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
+    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> Viewers:
         """Nobody else looks at a recording."""
-        return m.Viewers(rid="", viewers=())
+        return Viewers(rid="", viewers=())
 
-    async def events(
-        self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
-    ) -> m.Events:
+    async def events(self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False) -> Events:
         found = [event for event in self.events_known if event.id > after_id and event.at <= self._shown_to]
         page = found[-limit:] if newest else found[:limit]
-        return m.Events(rid="", run=self._view.run, events=tuple(page), more=len(page) < len(found))
+        return Events(rid="", run=self._view.run, events=tuple(page), more=len(page) < len(found))
 
     async def samples(
         self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
-    ) -> m.Samples:
-        """The newest of those up to the place."""
+    ) -> Samples:
+        """Return the newest of those up to the place."""
         found = tuple(one for one in self._samples_known if one.at <= self._shown_to)
-        return m.Samples(rid="", run=self._view.run, samples=found[-limit:], last_row=0, more=False)
+        return Samples(rid="", run=self._view.run, samples=found[-limit:], last_row=0, more=False)
 
-    async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
-        """Of the newest evaluations up to the place."""
-        found = [one for one in self._reader.held_out_pairs(m.MAX_COUNT) if one.step <= self.head.step]
-        return m.Pairs(rid="", run=self._view.run, evaluations=tuple(found[-limit:]))
+    async def pairs(self, run: str | None = None, limit: int = 20) -> Pairs:
+        """Return the pairs of the newest evaluations up to the place."""
+        found = [
+            held_out_pair
+            for held_out_pair in self._reader.held_out_pairs(MAX_COUNT)
+            if held_out_pair.step <= self.head.step
+        ]
+        return Pairs(rid="", run=self._view.run, evaluations=tuple(found[-limit:]))
 
     async def follow_run(self, run: str) -> bool:
         return False
 
-    async def traces(self, run: str | None = None) -> m.Traces:
-        """Those up to the place."""
+    async def traces(self, run: str | None = None) -> Traces:
+        """Return those up to the place."""
         found = self._reader.newest_events(64, self._shown_to, kind="profile")
-        return m.Traces(rid="", run=self._view.run, profiles=found)
+        return Traces(rid="", run=self._view.run, profiles=found)
 
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
-        """Raises RefusedError: a record doesn't have the traces of all nodes."""
+    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> TracePart:
+        """Raise RefusedError: a record doesn't have the traces of all nodes."""
         raise RefusedError("a replay shows a record: traces are in the run's folder profiles on their nodes")
 
-    async def policies(self, run: str | None = None) -> m.Policies:
-        """Raises RefusedError: a record doesn't have what policies saw."""
+    async def policies(self, run: str | None = None) -> Policies:
+        """Raise RefusedError: a record doesn't have what policies saw."""
         raise RefusedError("a replay shows a record: policies see something only in a live run")
 
-    async def diagnosis(self, run: str | None = None) -> m.DiagnosisReply:
-        """By the record up to the place."""
+    async def diagnosis(self, run: str | None = None) -> DiagnosisReply:
+        """Return the diagnosis by the record up to the place."""
         found = await asyncio.to_thread(of_record, self.paths, self.head.step)
-        return m.DiagnosisReply(rid="", run=self._view.run, live=False, diagnosis=found)
+        return DiagnosisReply(rid="", run=self._view.run, live=False, diagnosis=found)
 
-    async def profiles(self, node: str) -> m.Profiles:
-        """A run directory has none."""
-        return m.Profiles(rid="", profiles=())
+    async def profiles(self, node: str) -> Profiles:
+        """Return none: a run directory has no profiles of nodes."""
+        return Profiles(rid="", profiles=())
 
     async def log(
         self, node: str, run: str, rank: int, offset_bytes: int = -65536, limit_bytes: int = 65536
-    ) -> m.LogPart:
-        """Of the whole run, whatever the place in it. Raises RefusedError where the directory has none of the rank."""
+    ) -> LogPart:
+        """Return a part of the whole run's log, whatever the place. Raises RefusedError where the directory has none of
+        the rank."""
         file = self.paths.log(rank)
         if not file.is_file():
             raise RefusedError(f"rank: {rank} has no log in {self.paths.directory}")
         with file.open("rb") as stream:
             start, end, size, text = log_format.read_part(stream, offset_bytes, limit_bytes)
-        return m.LogPart(rid="", run=run, rank=rank, offset_bytes=start, size_bytes=size, text=text, end_bytes=end)
+        return LogPart(rid="", run=run, rank=rank, offset_bytes=start, size_bytes=size, text=text, end_bytes=end)
 
-    async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
+    async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[CommandReply]:
         raise RefusedError(NO_COMMANDS)
         yield  # makes it the iterator that a source's commands are
 
 
-def _with_all_ranks(view: m.RunView, reader: RecordReader, steps: Sequence[int]) -> m.RunView:
-    """The view with every rank that has a part in the record: the one of a node that didn't conduct has its own
+def _with_all_ranks(view: RunView, reader: RecordReader, steps: Sequence[int]) -> RunView:
+    """Return the view with every rank that has a part in the record: the one of a node that didn't conduct has its own
     alone. `steps` are where the others' nodes are looked for; `view` at the record's end."""
     last = {part.rank: part for part in reader.rank_steps(max(steps))}
     nodes = {part.rank: part.node for step in steps for part in reader.rank_steps(step)}
     known = {rank.rank for rank in view.ranks}
-    state: m.RankState = "run" if view.state in m.ACTIVE_RUN_STATES else "done"
+    state: RankState = "run" if view.state in ACTIVE_RUN_STATES else "done"
     others = []
     for rank in sorted(set(reader.ranks()) - known):
-        blank = m.RankView(rank, nodes.get(rank, f"rank {rank}"), state, view.started_at, share=0, micro_batch=0)
+        blank = RankView(rank, nodes.get(rank, f"rank {rank}"), state, view.started_at, share=0, micro_batch=0)
         found = _rank_at(blank, last.get(rank), view.started_at)
         others.append(msgspec.structs.replace(found, state=state) if rank in last else found)
     return msgspec.structs.replace(view, ranks=tuple(sorted((*view.ranks, *others), key=lambda item: item.rank)))
 
 
-def _cost_at(last: m.RunCost | None, step: m.StepCommitted) -> m.RunCost | None:
-    """The cost by a step, as the record has it with the step."""
+def _cost_at(last: RunCost | None, step: StepCommitted) -> RunCost | None:
+    """Return the cost by a step, as the record has it with the step."""
     spent = step.values.get("cost")
     if last is None or spent is None:
         return None
@@ -345,8 +413,8 @@ def _cost_at(last: m.RunCost | None, step: m.StepCommitted) -> m.RunCost | None:
     return msgspec.structs.replace(last, spent=spent, at=step.committed_at, per_hour=per_hour)
 
 
-def _rank_at(rank: m.RankView, part: m.RankStep | None, at: float) -> m.RankView:
-    """A rank as it was at a step, by the part that it had in it."""
+def _rank_at(rank: RankView, part: RankStep | None, at: float) -> RankView:
+    """Return a rank as it was at a step, by the part that it had in it."""
     if part is None:
         return msgspec.structs.replace(rank, state="lost", why="no part in this step", share=0, since_at=at)
     return msgspec.structs.replace(

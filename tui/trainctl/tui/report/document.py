@@ -3,13 +3,15 @@
 import bisect
 import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text import formatting
 from trainctl.tui.text.styled_line import clean
 
 
-class ReportTable(NamedTuple):
+@dataclass(frozen=True)
+class ReportTable:
     """Rows of texts under a head. `right`: columns of numbers, from 0; `left_out`: rows that there were besides."""
 
     head: tuple[str, ...]
@@ -20,7 +22,8 @@ class ReportTable(NamedTuple):
     folded: bool = False  # shown on demand, where a form can
 
 
-class ChartLine(NamedTuple):
+@dataclass(frozen=True)
+class ChartLine:
     """One line of a chart, ascending in steps; `low` and `high`: extremes of each bucket, empty if there are none."""
 
     name: str
@@ -32,7 +35,8 @@ class ChartLine(NamedTuple):
     dots: bool = False  # few values, each with a dot
 
 
-class ChartMark(NamedTuple):
+@dataclass(frozen=True)
+class ChartMark:
     """Something that happened at a step."""
 
     step: int
@@ -40,7 +44,8 @@ class ChartMark(NamedTuple):
     text: str
 
 
-class ReportChart(NamedTuple):
+@dataclass(frozen=True)
+class ReportChart:
     """Lines over the same steps. `stacked`: areas on top of each other, constant from one step to the next."""
 
     title: str
@@ -52,13 +57,15 @@ class ReportChart(NamedTuple):
     percent: bool = False  # values are parts of one
 
 
-class ReportText(NamedTuple):
+@dataclass(frozen=True)
+class ReportText:
     """A paragraph."""
 
     text: str
 
 
-class Quotation(NamedTuple):
+@dataclass(frozen=True)
+class Quotation:
     """Text of a model or a user, with what it is."""
 
     label: str
@@ -68,14 +75,16 @@ class Quotation(NamedTuple):
 Block = ReportTable | ReportChart | ReportText | Quotation
 
 
-class ReportSection(NamedTuple):
+@dataclass(frozen=True)
+class ReportSection:
     """A part of a report under a heading."""
 
     title: str
     blocks: tuple[Block, ...]
 
 
-class ReportPage(NamedTuple):
+@dataclass(frozen=True)
+class ReportPage:
     """A whole report."""
 
     title: str
@@ -85,11 +94,11 @@ class ReportPage(NamedTuple):
 POINTS: Final = 20
 """Values of a chart."""
 _MARKUP: Final = re.compile(r"[\\`*|<]|(?<!\w)_|_(?!\w)|\](?=\()|^[#>]")
-"""What would be read as markup."""
+"""Characters that would be read as markup."""
 
 
 def page_markdown(page: ReportPage) -> str:
-    """The whole page."""
+    """Return the whole page."""
     made = [f"# {_text(page.title)}", ""]
     for section in page.sections:
         made += [f"## {_text(section.title)}", ""]
@@ -99,7 +108,7 @@ def page_markdown(page: ReportPage) -> str:
 
 
 def _text(text: str) -> str:
-    """On one line, and nothing in it is markup."""
+    """Return the text on one line, with nothing in it that is markup."""
     return _MARKUP.sub(r"\\\g<0>", clean(text))
 
 
@@ -129,7 +138,7 @@ def _table(table: ReportTable) -> Iterator[str]:
 def _chart(chart: ReportChart) -> Iterator[str]:
     if chart.stacked:
         return  # the table below it has the same values
-    steps = sorted({step for one in chart.lines for step in one.steps})
+    steps = sorted({step for line in chart.lines for step in line.steps})
     places = range(min(POINTS, len(steps)))
     chosen = [steps[round(at * (len(steps) - 1) / max(len(places) - 1, 1))] for at in places]
     rows = tuple((f"{step:,}", *(_at(one, step, chart) for one in chart.lines)) for step in chosen)
@@ -138,9 +147,9 @@ def _chart(chart: ReportChart) -> Iterator[str]:
     yield from _table(ReportTable(head, rows, f"{chart.title}{unit}", tuple(range(len(head)))))
 
 
-def _at(one: ChartLine, step: int, chart: ReportChart) -> str:
-    """The value of the newest bucket up to a step; empty before the first."""
-    place = bisect.bisect_right(one.steps, step) - 1
+def _at(line: ChartLine, step: int, chart: ReportChart) -> str:
+    """Return the value of the newest bucket up to a step; empty before the first."""
+    place = bisect.bisect_right(line.steps, step) - 1
     if place < 0:
         return ""
-    return f.percent(one.values[place]) if chart.percent else f"{one.values[place]:.6g}"
+    return formatting.percent(line.values[place]) if chart.percent else f"{line.values[place]:.6g}"

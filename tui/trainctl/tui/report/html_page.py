@@ -19,15 +19,41 @@ from trainctl.tui.report.svg_chart import COLORS, LETTERS, NARROW, WIDE, svg
 from trainctl.tui.text.styled_line import clean
 
 LIGHT: Final[Mapping[str, str]] = {
-    "page": "#ffffff", "text": "#1b1f24", "dim": "#57606a", "edge": "#d0d7de", "head": "#f3f5f7", "mark": "#6e3fa3",
-    "saved": "#57606a", "c0": "#0b5cad", "c1": "#b3400a", "c2": "#0a7a4f", "c3": "#8a2f7d", "c4": "#7a6000",
-    "c5": "#00707f", "c6": "#a5283a", "c7": "#4c56b8", "c8": "#57606a",
-}  # fmt: skip
+    "page": "#ffffff",
+    "text": "#1b1f24",
+    "dim": "#57606a",
+    "edge": "#d0d7de",
+    "head": "#f3f5f7",
+    "mark": "#6e3fa3",
+    "saved": "#57606a",
+    "c0": "#0b5cad",
+    "c1": "#b3400a",
+    "c2": "#0a7a4f",
+    "c3": "#8a2f7d",
+    "c4": "#7a6000",
+    "c5": "#00707f",
+    "c6": "#a5283a",
+    "c7": "#4c56b8",
+    "c8": "#57606a",
+}
 DARK: Final[Mapping[str, str]] = {
-    "page": "#14171b", "text": "#e6e9ed", "dim": "#a3adb8", "edge": "#3b434c", "head": "#1e2329", "mark": "#c9a6f0",
-    "saved": "#a3adb8", "c0": "#6cb2ff", "c1": "#ff9e64", "c2": "#5fd3a2", "c3": "#e29bdb", "c4": "#e0c060",
-    "c5": "#5fd0de", "c6": "#ff8e9b", "c7": "#a9b1ff", "c8": "#a3adb8",
-}  # fmt: skip
+    "page": "#14171b",
+    "text": "#e6e9ed",
+    "dim": "#a3adb8",
+    "edge": "#3b434c",
+    "head": "#1e2329",
+    "mark": "#c9a6f0",
+    "saved": "#a3adb8",
+    "c0": "#6cb2ff",
+    "c1": "#ff9e64",
+    "c2": "#5fd3a2",
+    "c3": "#e29bdb",
+    "c4": "#e0c060",
+    "c5": "#5fd0de",
+    "c6": "#ff8e9b",
+    "c7": "#a9b1ff",
+    "c8": "#a3adb8",
+}
 """Colours of both schemes; c0 to c8 are those of lines."""
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 _STYLE: Final = """
@@ -63,17 +89,30 @@ ul.legend b{color:var(--mark);margin-right:.3rem}
 
 
 def page_html(page: ReportPage) -> str:
-    """The whole page."""
+    """Return the whole page."""
     numbers = itertools.count(1)
-    links = " ".join(f'<a href="#{_id(one)}">{_text(one.title)}</a>' for one in page.sections)
+    links = " ".join(f'<a href="#{_id(section)}">{_text(section.title)}</a>' for section in page.sections)
     body = "\n".join(_section(one, numbers) for one in page.sections)
-    return "\n".join([
-        "<!doctype html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">', f"<title>{_text(page.title)}</title>",
-        f"<style>{_styles()}</style>", "</head>", "<body>", f"<h1>{_text(page.title)}</h1>", f"<nav>{links}</nav>",
-        body, "</body>", "</html>", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>{_text(page.title)}</title>",
+            f"<style>{_styles()}</style>",
+            "</head>",
+            "<body>",
+            f"<h1>{_text(page.title)}</h1>",
+            f"<nav>{links}</nav>",
+            body,
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
 
 
 def _styles() -> str:
@@ -117,7 +156,8 @@ def _block(block: Block, numbers: Iterator[int]) -> str:
 
 
 def _table(table: ReportTable) -> str:
-    """On a narrow screen, what is listed by step takes as many lines as its texts need, instead of a scroll bar."""
+    """Return a table. On a narrow screen, what is listed by step takes as many lines as its texts need, instead of a
+    scroll bar."""
     head = "".join(f"<th{_side(table, at)}>{_text(name)}</th>" for at, name in enumerate(table.head))
     rows = "\n".join(
         f"<tr>{''.join(f'<td{_side(table, at, cell)}>{_text(cell)}</td>' for at, cell in enumerate(row))}</tr>"

@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import config_of, facts_of_record
 from trainctl.protocol.batch.cost import run_rates
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import PHASES, Event, HostReading, RankView, RunView, Sample, Series, StepCommitted
+from trainctl.protocol.messages.events import CheckpointWritten
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.protocol.record.whole_run import RankTotals, WholeRunReader
@@ -31,7 +31,7 @@ from trainctl.tui.report.run_facts import (
 )
 from trainctl.tui.report.timeline import Recorded, Timeline
 from trainctl.tui.state import effects, run_events, step_phases
-from trainctl.tui.state import series as s
+from trainctl.tui.state.series import from_series
 from trainctl.tui.state.step_phases import Compilation
 from trainctl.tui.text import run_lines
 from trainctl.tui.text.run_lines import cost_figures
@@ -52,7 +52,7 @@ SAMPLES_KEPT: Final = 16
 
 
 def read_facts(paths: RunPaths) -> RunFacts:
-    """All facts. Raises InvalidInputError if the record can't be read."""
+    """Return all facts. Raises InvalidInputError if the record can't be read."""
     with WholeRunReader(paths) as reader:
         known = facts_of_record(reader, config_of(paths))
         view, last = known.view, reader.last_step()
@@ -69,33 +69,49 @@ def read_facts(paths: RunPaths) -> RunFacts:
         fields, changed = recipe.read_recipe(paths)
         hosts = [reading for node in _nodes(view, ranks) if (reading := reader.last_host_reading(node)) is not None]
         return RunFacts(
-            run=reader.run, read_to=read_to, view=view, last=last,
-            started_at=line.began_at if commits else None, first_at=commits[0].committed_at if commits else None,
-            rates=run_rates(view, last) if view is not None else None, efficiency=_efficiency(ranks), curves=curves,
-            efficiency_curve=_efficiency_curve(reader), shares=_shares(reader), ranks=ranks,
+            run=reader.run,
+            read_to=read_to,
+            view=view,
+            last=last,
+            started_at=line.began_at if commits else None,
+            first_at=commits[0].committed_at if commits else None,
+            rates=run_rates(view, last) if view is not None else None,
+            efficiency=_efficiency(ranks),
+            curves=curves,
+            efficiency_curve=_efficiency_curve(reader),
+            shares=_shares(reader),
+            ranks=ranks,
             time=tuple(timeline.time_parts(line, events, len(evaluations))) if commits else (),
             interventions=tuple(interventions.interventions(_shown(events, line), step_at, measure)),
             incidents=tuple(timeline.incidents(events, line, step_at, measure)),
-            policies=tuple(interventions.policy_notes(events, step_at, measure)), samples=_samples(reader),
-            recipe=fields, changed=changed, resolved=recipe.resolved(view),
+            policies=tuple(interventions.policy_notes(events, step_at, measure)),
+            samples=_samples(reader),
+            recipe=fields,
+            changed=changed,
+            resolved=recipe.resolved(view),
             lineage=tuple(interventions.lineage(view, events, recipe.parent(paths))),
             environments=recipe.environments(paths),
-            data=recipe.data_of(paths), diagnosis=diagnose(known), evaluations=len(evaluations),
-            held_out=_held_out(evaluations, line), checkpoints=len(line.checkpoints),
-            steps_again=len(again), seconds_again=sum(commit.seconds for commit in again),
-            cost=_cost(view, last, read_to), energy=_energy(hosts, view, last),
-        )  # fmt: skip
+            data=recipe.data_of(paths),
+            diagnosis=diagnose(known),
+            evaluations=len(evaluations),
+            held_out=_held_out(evaluations, line),
+            checkpoints=len(line.checkpoints),
+            steps_again=len(again),
+            seconds_again=sum(commit.seconds for commit in again),
+            cost=_cost(view, last, read_to),
+            energy=_energy(hosts, view, last),
+        )
 
 
-def _shown(events: Sequence[m.Event], line: Timeline) -> list[m.Event]:
-    """Without the other nodes' events of a checkpoint."""
+def _shown(events: Sequence[Event], line: Timeline) -> list[Event]:
+    """Leave out the other nodes' events of a checkpoint."""
     kept = {event.id for event, _ in line.checkpoints}
-    return [event for event in events if event.id in kept or not isinstance(event.data, e.CheckpointWritten)]
+    return [event for event in events if event.id in kept or not isinstance(event.data, CheckpointWritten)]
 
 
 def _held_out(evaluations: Sequence[Evaluation], line: Timeline) -> HeldOutLoss | None:
     """Evaluations of a step that was taken back don't count."""
-    found = [one for one in evaluations if line.stands(one.step, one.at)]
+    found = [evaluation for evaluation in evaluations if line.stands(evaluation.step, evaluation.at)]
     if not found:
         return None
     newest = max(found, key=lambda one: (one.step, one.at))
@@ -103,11 +119,11 @@ def _held_out(evaluations: Sequence[Evaluation], line: Timeline) -> HeldOutLoss 
     return HeldOutLoss(newest.step, newest.loss, best.step, best.loss)
 
 
-def _step_at(committed: m.Series, last: m.StepCommitted | None) -> Callable[[m.Event], int]:
-    """An event's own step, or the last one before its time."""
+def _step_at(committed: Series, last: StepCommitted | None) -> Callable[[Event], int]:
+    """Return an event's own step, or the last one before its time."""
     axis, newest = axis_of("time", committed, None), last.step if last is not None else 0
 
-    def step_at(event: m.Event) -> int:
+    def step_at(event: Event) -> int:
         if event.step is not None:
             return event.step
         if not axis.known:
@@ -118,30 +134,30 @@ def _step_at(committed: m.Series, last: m.StepCommitted | None) -> Callable[[m.E
     return step_at
 
 
-def _measure(reader: WholeRunReader, events: Sequence[m.Event]) -> interventions.Measure:
-    """What measures an event's effect on the rate, if it is one that changes it."""
+def _measure(reader: WholeRunReader, events: Sequence[Event]) -> interventions.Measure:
+    """Return what measures an event's effect on the rate, if it is one that changes it."""
     changes = sorted((one for one in events if run_events.changes_speed(one)), key=lambda one: one.step or 0)
     steps = [event.step or 0 for event in changes]
     known: dict[int, effects.Effect | None] = {}
 
-    def measure(event: m.Event) -> effects.Effect | None:
+    def measure(event: Event) -> effects.Effect | None:
         if event.id not in known and len(known) < MOST_EFFECTS:
             known[event.id] = measured(event)
         return known.get(event.id)
 
-    def measured(event: m.Event) -> effects.Effect | None:
+    def measured(event: Event) -> effects.Effect | None:
         step = event.step or 0
         first, last = max(step - effects.EFFECT_STEPS, 1), step + effects.EFFECT_STEPS - 1
         near = changes[bisect.bisect_left(steps, first) : bisect.bisect_right(steps, last)]
         if event not in near:
             return None
         series = reader.series("tokens_per_second", None, first, last, 2 * effects.EFFECT_STEPS)
-        return effects.measured(s.from_series(series, last), near, event)
+        return effects.measured(from_series(series, last), near, event)
 
     return measure
 
 
-def _nodes(view: m.RunView | None, ranks: Sequence[RankFacts]) -> list[str]:
+def _nodes(view: RunView | None, ranks: Sequence[RankFacts]) -> list[str]:
     views = view.ranks if view is not None else ()
     return sorted({rank.node for rank in ranks} | {rank.node for rank in views})
 
@@ -149,7 +165,7 @@ def _nodes(view: m.RunView | None, ranks: Sequence[RankFacts]) -> list[str]:
 # ---------------------------------------------------------------- ranks
 
 
-def _ranks(reader: WholeRunReader, view: m.RunView | None) -> tuple[RankFacts, ...]:
+def _ranks(reader: WholeRunReader, view: RunView | None) -> tuple[RankFacts, ...]:
     found = reader.rank_totals()
     totals, counts = named([(total.node, total) for total in found]), Counter(total.rank for total in found)
     views = {rank.rank: rank for rank in view.ranks} if view is not None else {}
@@ -159,23 +175,29 @@ def _ranks(reader: WholeRunReader, view: m.RunView | None) -> tuple[RankFacts, .
     )
 
 
-def _rank(
-    reader: WholeRunReader, total: RankTotals, view: m.RankView | None, name: str, *, moved: bool
-) -> RankFacts:  # fmt: skip
-    blank = m.RankView(total.rank, total.node, "done", 0.0, share=None, micro_batch=None)
+def _rank(reader: WholeRunReader, total: RankTotals, view: RankView | None, name: str, *, moved: bool) -> RankFacts:
+    blank = RankView(total.rank, total.node, "done", 0.0, share=None, micro_batch=None)
     own = view if view is not None and view.node == total.node else blank
     return RankFacts(
-        rank=total.rank, node=total.node, name=name,
-        backend=own.backend or "", device=own.device or "",
-        compute=own.compute, micro_batch=own.micro_batch, steps=total.steps, samples=total.samples,
-        tokens=total.tokens, seconds=total.seconds,
-        phases={name: getattr(total.phases, name) for name in m.PHASES}, means=_means(reader, total, moved=moved),
+        rank=total.rank,
+        node=total.node,
+        name=name,
+        backend=own.backend or "",
+        device=own.device or "",
+        compute=own.compute,
+        micro_batch=own.micro_batch,
+        steps=total.steps,
+        samples=total.samples,
+        tokens=total.tokens,
+        seconds=total.seconds,
+        phases={name: getattr(total.phases, name) for name in PHASES},
+        means=_means(reader, total, moved=moved),
         compiled=None if moved else _compiled(reader, total.rank),
-    )  # fmt: skip
+    )
 
 
 def _compiled(reader: WholeRunReader, rank: int) -> Compilation | None:
-    """The longest: found in the whole run, then in the steps of its bucket."""
+    """Return the longest: found in the whole run, then in the steps of its bucket."""
     whole = step_phases.compilations(reader.series(step_phases.COMPILE_METRIC, rank, columns=RANK_COLUMNS))
     found = step_phases.longest_compilation(whole)
     if found is None or found.first == found.last:
@@ -193,7 +215,7 @@ def _means(reader: WholeRunReader, total: RankTotals, *, moved: bool) -> dict[st
     return {name: statistics.fmean(mean) for name, mean in means.items() if mean}
 
 
-def _own(reader: WholeRunReader, total: RankTotals, series: m.Series) -> tuple[float, ...]:
+def _own(reader: WholeRunReader, total: RankTotals, series: Series) -> tuple[float, ...]:
     nodes = reader.nodes_of(total.rank, series.bucket_steps) if series.steps else {}
     pairs = zip(series.steps, series.mean, strict=True)
     return tuple(mean for step, mean in pairs if nodes.get(step) == {total.node})
@@ -207,7 +229,7 @@ def _efficiency(ranks: Sequence[RankFacts]) -> float | None:
 
 
 def _efficiency_curve(reader: WholeRunReader) -> tuple[tuple[int, float], ...]:
-    """The same by bucket: what all ranks computed over what their steps took."""
+    """Return the same by bucket: what all ranks computed over what their steps took."""
     busy: dict[int, float] = {}
     whole: dict[int, float] = {}
     for rank in reader.ranks():
@@ -219,7 +241,7 @@ def _efficiency_curve(reader: WholeRunReader) -> tuple[tuple[int, float], ...]:
 
 
 def _shares(reader: WholeRunReader) -> tuple[SharesFrom, ...]:
-    """At each plan version, or at some of very many."""
+    """Return the shares at each plan version, or at some of very many."""
     spans = reader.plan_spans()
     if len(spans) > MOST_PLANS:
         spans = tuple(spans[int(at)] for at in np.linspace(0, len(spans) - 1, MOST_PLANS))
@@ -232,10 +254,10 @@ def _shares(reader: WholeRunReader) -> tuple[SharesFrom, ...]:
 # ---------------------------------------------------------------- samples, cost, energy
 
 
-def _samples(reader: WholeRunReader) -> tuple[m.Sample, ...]:
-    """The first and the last answer to each of the first prompts."""
-    first: dict[str, m.Sample] = {}
-    last: dict[str, m.Sample] = {}
+def _samples(reader: WholeRunReader) -> tuple[Sample, ...]:
+    """Return the first and the last answer to each of the first prompts."""
+    first: dict[str, Sample] = {}
+    last: dict[str, Sample] = {}
     for sample in reader.all_samples():
         first.setdefault(sample.prompt, sample)
         last[sample.prompt] = sample
@@ -244,14 +266,12 @@ def _samples(reader: WholeRunReader) -> tuple[m.Sample, ...]:
     return tuple(one for early, late in pairs for one in ((early, late) if early != late else (early,)))
 
 
-def _cost(view: m.RunView | None, last: m.StepCommitted | None, at: float) -> CostFacts | None:
+def _cost(view: RunView | None, last: StepCommitted | None, at: float) -> CostFacts | None:
     found = cost_figures(view, last, at, None) if view is not None else None
     return CostFacts(found.currency, found.spent, found.per_1000, found.unpriced) if found is not None else None
 
 
-def _energy(
-    hosts: Sequence[m.HostReading], view: m.RunView | None, last: m.StepCommitted | None
-) -> run_lines.EnergyFigures:  # fmt: skip
+def _energy(hosts: Sequence[HostReading], view: RunView | None, last: StepCommitted | None) -> run_lines.EnergyFigures:
     if view is None:
         return run_lines.EnergyFigures(None, 0.0, None)
     return run_lines.energy_figures(hosts, view, last.cursor if last is not None else None)

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import config_of
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import RunView
 from trainctl.protocol.record.checkpoints import Environment, Manifest, ParentCheckpoint, listed, read_manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui.report.run_facts import DataFacts
@@ -21,8 +21,8 @@ _SECRET = "env"  # noqa: S105  the name of a field
 
 
 def read_recipe(paths: RunPaths) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The fields of the run file, and those of them that have no default or another value. A file that this program
-    can't check is given as it is; without a file there is nothing."""
+    """Return the fields of the run file, and those of them that have no default or another value. A file that this
+    program can't check is given as it is; without a file there is nothing."""
     config = config_of(paths)
     if config is not None:
         fields = flat(run_file.to_dict(config))
@@ -48,7 +48,7 @@ def _flat(tables: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[s
 
 
 def _defaults(config: RunFile) -> dict[str, str]:
-    """The fields that have a default, with it."""
+    """Return the fields that have a default, with it."""
     tables = {name: getattr(config, name) for name in RunFile.__struct_fields__ if name != "nodes"}
     required = {name: _required(table) for name, table in tables.items()}
     usual = RunFile(
@@ -60,25 +60,28 @@ def _defaults(config: RunFile) -> dict[str, str]:
 
 
 def _required(table: Any) -> dict[str, Any]:
-    """The fields without a default."""
+    """Return the fields without a default."""
     return {field.name: getattr(table, field.name) for field in msgspec.structs.fields(table) if field.required}
 
 
-def resolved(view: m.RunView | None) -> dict[str, str]:
-    """What the run chose by itself or was changed to, as it was at the end."""
+def resolved(view: RunView | None) -> dict[str, str]:
+    """Return what the run chose by itself or was changed to, as it was at the end."""
     if view is None:
         return {}
     found = {
-        "engine that sums the gradients": view.engine, "global batch": _number(view.global_batch),
-        "samples in an epoch": _number(view.samples), "unit of the loss": view.loss_unit,
+        "engine that sums the gradients": view.engine,
+        "global batch": _number(view.global_batch),
+        "samples in an epoch": _number(view.samples),
+        "unit of the loss": view.loss_unit,
         "mixes libraries": "yes" if view.mixed else "no",
-        "policies that act": _named(view, "on"), "policies that advise": _named(view, "advise"),
+        "policies that act": _named(view, "on"),
+        "policies that advise": _named(view, "advise"),
         "skipped positions": ", ".join(f"{start:,} to {start + count - 1:,}" for start, count in view.skipped),
-    }  # fmt: skip
+    }
     return {name: value for name, value in found.items() if value}
 
 
-def _named(view: m.RunView, mode: str) -> str:
+def _named(view: RunView, mode: str) -> str:
     return ", ".join(policy.name for policy in view.policies if policy.mode == mode)
 
 

@@ -67,26 +67,33 @@ class RunDifferences(msgspec.Struct, frozen=True):
 
     @property
     def same(self) -> bool:
-        """Whether nothing is known to differ."""
+        """Return whether nothing is known to differ."""
         curve = self.curve
         apart = curve.first is not None or curve.only_a or curve.only_b
         return not (self.recipe or self.data or self.versions or self.plans or apart)
 
 
 def compare(a: RunSide, b: RunSide) -> RunDifferences:
-    """What differs between two runs. Values that only one record has, such as versions, count as unknown."""
+    """Return what differs between two runs. Values that only one record has, such as versions, count as unknown."""
     data = {name: (getattr(a.data, name), getattr(b.data, name)) for name in DataFacts.__struct_fields__}
     return RunDifferences(
-        a=a.run, b=b.run, recipe=tuple(_fields(a.recipe, b.recipe)),
-        data=tuple(FieldDifference(name, str(one), str(other)) for name, (one, other) in data.items()
-                   if one and other and one != other),
-        versions=tuple(_fields(a.versions, b.versions, both=True)), plans=tuple(_plans(a, b)),
-        curve=_curve(a.curve, b.curve), unknown=tuple(_unknown(a, b)),
-    )  # fmt: skip
+        a=a.run,
+        b=b.run,
+        recipe=tuple(_fields(a.recipe, b.recipe)),
+        data=tuple(
+            FieldDifference(name, str(one), str(other))
+            for name, (one, other) in data.items()
+            if one and other and one != other
+        ),
+        versions=tuple(_fields(a.versions, b.versions, both=True)),
+        plans=tuple(_plans(a, b)),
+        curve=_curve(a.curve, b.curve),
+        unknown=tuple(_unknown(a, b)),
+    )
 
 
 def _fields(a: Mapping[str, str], b: Mapping[str, str], *, both: bool = False) -> Iterator[FieldDifference]:
-    """By name; with `both` only of those that both have."""
+    """Yield the differences by name; with `both` only for names that both have."""
     for name in dict.fromkeys((*a, *b)):
         if a.get(name) != b.get(name) and not (both and (name not in a or name not in b)):
             yield FieldDifference(name, a.get(name, ""), b.get(name, ""))
@@ -106,7 +113,7 @@ def _unknown(a: RunSide, b: RunSide) -> Iterator[str]:
 def _plans(a: RunSide, b: RunSide) -> Iterator[PlanDifference]:
     """Yield where the plans in force differ, over the steps that both runs have: a branch has none before its first."""
     first, last = _common(a.curve, b.curve)
-    changes = [[one for one in side.plans if one.step <= last] for side in (a, b)]
+    changes = [[plan for plan in side.plans if plan.step <= last] for side in (a, b)]
     found = []
     for what in dict.fromkeys(one.what for side in changes for one in side):
         own, other = ({one.step: one.value for one in side if one.what == what} for side in changes)
@@ -138,11 +145,13 @@ def _curve(a: tuple[CurvePoint, ...], b: tuple[CurvePoint, ...]) -> CurveDiffere
     apart = [step for step in common if not _is_same(own[step], other[step])]
     found = [_loss(step, own[step], other[step]) for step in apart]
     return CurveDifference(
-        common_steps=len(common), first=found[0] if found else None,
+        common_steps=len(common),
+        first=found[0] if found else None,
         worst=max(found, key=lambda one: math.inf if one.difference is None else one.difference, default=None),
         only_a=sum(step >= first for step in own) - len(common),
-        only_b=sum(step >= first for step in other) - len(common), begins=first,
-    )  # fmt: skip
+        only_b=sum(step >= first for step in other) - len(common),
+        begins=first,
+    )
 
 
 def _is_same(a: float | None, b: float | None) -> bool:
@@ -160,13 +169,13 @@ def _loss(step: int, a: float | None, b: float | None) -> LossDifference:
 
 
 MOST_LINES: Final = 40
-"""Of a part; the rest is counted."""
+"""The most lines of a part; the rest is counted."""
 _NOTHING: Final = "-"
 """Stands for a value that a run doesn't have."""
 
 
 def text(found: RunDifferences) -> str:
-    """A heading for each part that differs."""
+    """Return a heading for each part that differs."""
     made = [f"a: {found.a}", f"b: {found.b}"]
     if found.same:
         made.append(_same(found.curve))
@@ -189,7 +198,7 @@ def _steps(count: int, what: str = "") -> str:
 
 
 def objects(found: RunDifferences) -> dict[str, Any]:
-    """All of it, with `same`: whether nothing is known to differ."""
+    """Return all differences as plain values, with `same`: whether nothing is known to differ."""
     return {"same": found.same, **msgspec.to_builtins(found)}
 
 
@@ -199,12 +208,12 @@ def _part(name: str, lines: Iterable[str]) -> list[str]:
     return [name, *(f"  {clean(line)}" for line in itertools.islice(kept, MOST_LINES)), *more] if kept else []
 
 
-def _field(one: FieldDifference) -> str:
-    return f"{one.name}: {one.a or _NOTHING} → {one.b or _NOTHING}"
+def _field(difference: FieldDifference) -> str:
+    return f"{difference.name}: {difference.a or _NOTHING} → {difference.b or _NOTHING}"
 
 
-def _plan(one: PlanDifference) -> str:
-    return f"step {one.step:,}, {one.what}: {one.a or 'no change'} → {one.b or 'no change'}"
+def _plan(difference: PlanDifference) -> str:
+    return f"step {difference.step:,}, {difference.what}: {difference.a or 'no change'} → {difference.b or 'no change'}"
 
 
 def _curve_lines(found: CurveDifference) -> Iterator[str]:
@@ -224,13 +233,13 @@ def _curve_lines(found: CurveDifference) -> Iterator[str]:
             yield f"only {name} has {_steps(count, 'more ')}"
 
 
-def _loss_text(one: LossDifference) -> str:
-    values = f"{_value(one.a)} → {_value(one.b)}"
-    if one.difference is None:
+def _loss_text(difference: LossDifference) -> str:
+    values = f"{_value(difference.a)} → {_value(difference.b)}"
+    if difference.difference is None:
         return values
-    return f"{values}, a difference of {one.difference:.3g} (relative {one.relative:.3g})"
+    return f"{values}, a difference of {difference.difference:.3g} (relative {difference.relative:.3g})"
 
 
 def _value(loss: float | None) -> str:
-    """All digits: a difference in the last bit shows."""
+    """Return all digits: a difference in the last bit shows."""
     return _NOTHING if loss is None else repr(loss)

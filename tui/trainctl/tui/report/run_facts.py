@@ -6,14 +6,15 @@ from typing import Final, Literal, Protocol, TypeVar
 
 import msgspec
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Compute, Diagnosis, RankStep, RunRates, RunView, Sample, Series, StepCommitted
 from trainctl.protocol.record.checkpoints import Environment
 from trainctl.protocol.record.whole_run import PlanSpan, WholeRunReader
 from trainctl.tui.state.step_phases import Compilation
 from trainctl.tui.text.run_lines import EnergyFigures
 
-InterventionKind = Literal["split", "settings", "membership", "rollback", "state", "command", "fault", "note",
-                           "checkpoint"]  # fmt: skip
+InterventionKind = Literal[
+    "split", "settings", "membership", "rollback", "state", "command", "fault", "note", "checkpoint"
+]
 COMPUTING: Final = ("forward", "backward", "optimizer")
 """Phases of a step in which a rank computes; in the others it waits for data or for other ranks."""
 
@@ -90,7 +91,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     name: str  # a node, or node:rank where the node has several
     backend: str
     device: str
-    compute: m.Compute | None
+    compute: Compute | None
     micro_batch: int | None
     steps: int
     samples: int
@@ -108,7 +109,7 @@ class RankFacts(msgspec.Struct, frozen=True):
 
 
 class DataFacts(msgspec.Struct, frozen=True):
-    """What the run trained on."""
+    """The data that the run trained on."""
 
     digest: str = ""  # SHA-256 of the data's files; empty: not recorded
     samples: int | None = None  # in an epoch
@@ -121,13 +122,13 @@ class RunFacts(msgspec.Struct, frozen=True):
 
     run: str
     read_to: float  # time of the newest fact
-    view: m.RunView | None
-    last: m.StepCommitted | None
+    view: RunView | None
+    last: StepCommitted | None
     started_at: float | None  # when the run was started for the first time; None: the record has no step
     first_at: float | None  # commit of the first step
-    rates: m.RunRates | None
+    rates: RunRates | None
     efficiency: float | None  # part of the ranks' time in steps in which they computed
-    curves: dict[str, m.Series]  # of the run, by metric
+    curves: dict[str, Series]  # of the run, by metric
     efficiency_curve: tuple[tuple[int, float], ...]  # pairs (first step of a bucket, efficiency)
     shares: tuple[SharesFrom, ...]
     ranks: tuple[RankFacts, ...]
@@ -135,14 +136,14 @@ class RunFacts(msgspec.Struct, frozen=True):
     interventions: tuple[Intervention, ...]
     incidents: tuple[Incident, ...]
     policies: tuple[PolicyNote, ...]
-    samples: tuple[m.Sample, ...]  # the first and the last answers to each prompt
+    samples: tuple[Sample, ...]  # the first and the last answers to each prompt
     recipe: dict[str, str]  # the run file's fields with their values, as TOML
     changed: tuple[str, ...]  # fields without a default, or with another value
     resolved: dict[str, str]  # what the run chose where the run file leaves it open
     lineage: tuple[str, ...]
     environments: tuple[Environment, ...]  # of the checkpoints on this machine, the newest of each node
     data: DataFacts
-    diagnosis: m.Diagnosis
+    diagnosis: Diagnosis
     evaluations: int
     held_out: HeldOutLoss | None
     checkpoints: int
@@ -153,7 +154,7 @@ class RunFacts(msgspec.Struct, frozen=True):
 
 
 class CostFacts(msgspec.Struct, frozen=True):
-    """What the run has cost."""
+    """The cost of the run."""
 
     currency: str
     spent: float
@@ -170,16 +171,16 @@ T = TypeVar("T", bound=_Ranked)
 
 
 def named(ranks: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """By name, of pairs (node, rank): the node, or node:rank where the node has several."""
+    """Return values by name, from pairs (node, rank): the node, or node:rank where the node has several."""
     pairs = list(ranks)
     counts = Counter(node for node, _ in pairs)
     return {node if counts[node] == 1 else f"{node}:{one.rank}": one for node, one in pairs}
 
 
-def parts_of(reader: WholeRunReader, span: PlanSpan) -> dict[str, m.RankStep]:
-    """The parts, by name, of one step of a plan version: of its second step, unless that finished a batch for a lost
-    rank, whose samples are then missing."""
-    found: tuple[m.RankStep, ...] = ()
+def parts_of(reader: WholeRunReader, span: PlanSpan) -> dict[str, RankStep]:
+    """Return the parts, by name, of one step of a plan version: of its second step, unless that finished a batch for a
+    lost rank, whose samples are then missing."""
+    found: tuple[RankStep, ...] = ()
     for step in dict.fromkeys((min(span.first + 1, span.last), span.last, span.first)):
         found = reader.rank_steps(step)
         committed, _ = reader.steps(step - 1, 1)
@@ -188,5 +189,5 @@ def parts_of(reader: WholeRunReader, span: PlanSpan) -> dict[str, m.RankStep]:
     return named([(part.node, part) for part in found])
 
 
-def _is_whole(parts: Iterable[m.RankStep], step: m.StepCommitted) -> bool:
+def _is_whole(parts: Iterable[RankStep], step: StepCommitted) -> bool:
     return step.global_batch is None or sum(part.samples for part in parts) == step.global_batch

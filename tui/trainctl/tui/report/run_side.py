@@ -1,10 +1,11 @@
 """One of two runs that are compared, read from its directory."""
 
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import config_of, facts_of_record
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import Event, RankStep, RankView, RunView
+from trainctl.protocol.messages.events import LearningRateChanged
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.whole_run import CurvePoint, WholeRunReader
 from trainctl.tui.report import recipe
@@ -20,7 +21,8 @@ EVENTS: Final = ("learning rate", "rollback")
 """Changes of the plan that are in force at one step, or whose value before isn't known."""
 
 
-class PlanChange(NamedTuple):
+@dataclass(frozen=True, order=True)
+class PlanChange:
     """A setting of the plan, from a step on."""
 
     step: int
@@ -28,8 +30,9 @@ class PlanChange(NamedTuple):
     value: str
 
 
-class RunSide(NamedTuple):
-    """What is compared."""
+@dataclass(frozen=True)
+class RunSide:
+    """One of the two runs that are compared."""
 
     run: str
     recipe: dict[str, str]  # fields of the run file
@@ -40,20 +43,24 @@ class RunSide(NamedTuple):
 
 
 def read_side(paths: RunPaths) -> RunSide:
-    """Raises InvalidInputError if the record can't be read."""
+    """Return one side of a comparison. Raises InvalidInputError if the record can't be read."""
     with WholeRunReader(paths) as reader:
         view = facts_of_record(reader, config_of(paths)).view
         return RunSide(
-            reader.run, recipe.read_recipe(paths)[0], recipe.data_of(paths), _versions(paths, view),
-            tuple(sorted([*_plans(reader), *_commands(reader.all_events())])), reader.curve(),
-        )  # fmt: skip
+            reader.run,
+            recipe.read_recipe(paths)[0],
+            recipe.data_of(paths),
+            _versions(paths, view),
+            tuple(sorted([*_plans(reader), *_commands(reader.all_events())])),
+            reader.curve(),
+        )
 
 
-def _versions(paths: RunPaths, view: m.RunView | None) -> dict[str, str]:
-    """By the checkpoints; backend, device, precision and all libraries by the run's ranks."""
+def _versions(paths: RunPaths, view: RunView | None) -> dict[str, str]:
+    """Return the versions by the checkpoints; backend, device, precision and all libraries by the run's ranks."""
     found = {
-        f"{name} on {one.node}": getattr(one, field)
-        for one in recipe.environments(paths)
+        f"{name} on {environment.node}": getattr(environment, field)
+        for environment in recipe.environments(paths)
         for field, name in VERSIONS.items()
     }
     ranks = view.ranks if view is not None else ()
@@ -65,7 +72,7 @@ def _versions(paths: RunPaths, view: m.RunView | None) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _libraries(rank: m.RankView) -> dict[str, str]:
+def _libraries(rank: RankView) -> dict[str, str]:
     """Versions on its node. Python's and the backend's have the names of those in checkpoints, which a run may lack."""
     found = run_lines.library_versions(rank.compute) if rank.compute is not None else {}
     python, own = found.pop("python", ""), found.pop(rank.backend or "", "")
@@ -74,7 +81,7 @@ def _libraries(rank: m.RankView) -> dict[str, str]:
 
 
 def _plans(reader: WholeRunReader) -> list[PlanChange]:
-    """Where shares, micro-batches or the global batch change."""
+    """Return where shares, micro-batches or the global batch change."""
     made: list[PlanChange] = []
     before: dict[str, str] = {}
     for span in reader.plan_spans():
@@ -84,7 +91,7 @@ def _plans(reader: WholeRunReader) -> list[PlanChange]:
     return made
 
 
-def _plan(parts: dict[str, m.RankStep]) -> dict[str, str]:
+def _plan(parts: dict[str, RankStep]) -> dict[str, str]:
     return {
         "shares": ", ".join(f"{name} {part.samples}" for name, part in parts.items()),
         "micro-batches": ", ".join(f"{name} {part.micro_batch}" for name, part in parts.items()),
@@ -92,13 +99,13 @@ def _plan(parts: dict[str, m.RankStep]) -> dict[str, str]:
     }
 
 
-def _commands(events: tuple[m.Event, ...]) -> list[PlanChange]:
+def _commands(events: tuple[Event, ...]) -> list[PlanChange]:
     """Changes of the learning rate and returns to a checkpoint, which the ranks' parts don't show."""
     made = []
     for event in events:
         if event.step is None or kind_of(event) is None:
             continue
-        if isinstance(event.data, e.LearningRateChanged):
+        if isinstance(event.data, LearningRateChanged):
             made.append(PlanChange(event.step, "learning rate", f"{event.data.after:g} ({event.data.schedule})"))
         elif kind_of(event) == "rollback":
             made.append(PlanChange(event.step, "rollback", event.text))

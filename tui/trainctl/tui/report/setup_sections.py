@@ -3,48 +3,56 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import BUSY_PHASES, METRICS
 from trainctl.tui.report.document import Block, ReportTable, ReportText
 from trainctl.tui.report.run_facts import RankFacts, RunFacts
-from trainctl.tui.text import formatting as f
-from trainctl.tui.text import run_lines
+from trainctl.tui.text import formatting, run_lines
 from trainctl.tui.text.run_lines import JOULES_PER_WATT_HOUR
 
 MOST_ROWS: Final = 400
 """Rows of a table that grows with the run; of more, the first and the last half are given."""
 _MOST_CHARACTERS: Final = 1_200
-"""Of an answer or a field."""
+"""The most characters of an answer or a field."""
 
 
 def ranks(facts: RunFacts) -> Iterator[Block]:
-    """Each rank on each node, what it resolved, and means of its metrics of efficiency."""
+    """Yield each rank on each node, what it resolved, and means of its metrics of efficiency."""
     head = ("rank", "number", "backend", "device", "micro-batch", "steps", "samples", "tokens", "own rate")
     rows = [
         (
-            rank.name, str(rank.rank), rank.backend, rank.device, f.count(rank.micro_batch),
-            f"{rank.steps:,}", f"{rank.samples:,}", f.count(rank.tokens), f"{f.rate(_own_rate(rank))} tokens/s",
+            rank.name,
+            str(rank.rank),
+            rank.backend,
+            rank.device,
+            formatting.count(rank.micro_batch),
+            f"{rank.steps:,}",
+            f"{rank.samples:,}",
+            formatting.count(rank.tokens),
+            f"{formatting.rate(_own_rate(rank))} tokens/s",
         )
         for rank in facts.ranks
-    ]  # fmt: skip
+    ]
     if rows:
         yield table(head, rows, right=(4, 5, 6, 7, 8))
     yield from _computing(facts.ranks)
     yield from _versions(facts.ranks)
     means = sorted({name for rank in facts.ranks for name in rank.means})
     if means:
-        each = [(rank.name, *(f.figure(rank.means.get(name), "{:.3g}") for name in means)) for rank in facts.ranks]
-        titles = tuple(f"{m.METRICS[name].title} ({m.METRICS[name].unit})" for name in means)
+        each = [
+            (rank.name, *(formatting.figure(rank.means.get(name), "{:.3g}") for name in means)) for rank in facts.ranks
+        ]
+        titles = tuple(f"{METRICS[name].title} ({METRICS[name].unit})" for name in means)
         right = tuple(range(1, len(means) + 1))
         yield table(("rank", *titles), each, right=right, title="Means over the run")
 
 
 def _own_rate(rank: RankFacts) -> float | None:
-    busy = sum(rank.phases[name] for name in m.BUSY_PHASES)
+    busy = sum(rank.phases[name] for name in BUSY_PHASES)
     return rank.tokens / busy if busy > 0 and rank.tokens else None
 
 
 def _computing(ranks: Sequence[RankFacts]) -> Iterator[Block]:
-    """What each rank resolved."""
+    """Yield what each rank resolved."""
     found = {rank.name: run_lines.compute_settings(rank.compute) for rank in ranks if rank.compute is not None}
     for rank in ranks:
         if rank.compiled is not None:
@@ -53,7 +61,6 @@ def _computing(ranks: Sequence[RankFacts]) -> Iterator[Block]:
 
 
 def _versions(ranks: Sequence[RankFacts]) -> Iterator[Block]:
-    """Of the libraries that each rank computed with."""
     found = {rank.name: run_lines.library_versions(rank.compute) for rank in ranks if rank.compute is not None}
     yield from _by_rank({name: one for name, one in found.items() if one}, "Versions that each rank computes with")
 
@@ -76,17 +83,27 @@ def recipe(facts: RunFacts) -> Iterator[Block]:
     others = [(name, cut(value)) for name, value in facts.recipe.items() if name not in facts.changed]
     if others:
         yield table(("field", "value"), others, title="All other fields", folded=True)
-    versions = [(one.node, one.program, one.library, one.python, one.device, one.system) for one in facts.environments]
+    versions = [
+        (
+            environment.node,
+            environment.program,
+            environment.library,
+            environment.python,
+            environment.device,
+            environment.system,
+        )
+        for environment in facts.environments
+    ]
     if versions:
         head = ("node", "trainctl", "library", "Python", "device", "system")
         yield table(head, versions, title="Versions, by the checkpoints on this machine")
     if facts.data.digest:
-        samples = f"{facts.data.samples:,}" if facts.data.samples is not None else f.NA
+        samples = f"{facts.data.samples:,}" if facts.data.samples is not None else formatting.NA
         yield ReportTable(("data", ""), (("SHA-256 of the data", facts.data.digest), ("samples in an epoch", samples)))
 
 
 def lineage(facts: RunFacts) -> Iterator[Block]:
-    """Where the run comes from, and what continued from it."""
+    """Yield where the run comes from, and what continued from it."""
     if facts.lineage:
         yield table(("lineage",), [(one,) for one in facts.lineage])
     elif facts.last is not None:
@@ -98,40 +115,44 @@ def money(facts: RunFacts) -> Iterator[Block]:
     rows = [("cost", cost_words(facts)), ("energy", energy_words(facts))]
     found = facts.cost
     if found is not None:
-        rows.insert(1, ("cost per 1,000 samples", f.money(found.per_1000, found.currency)))
+        rows.insert(1, ("cost per 1,000 samples", formatting.money(found.per_1000, found.currency)))
         rows += [("nodes without a price", ", ".join(found.unpriced))] if found.unpriced else []
     if facts.energy.joules_per_1000 is not None:
         rows.append(("energy per 1,000 samples", f"{facts.energy.joules_per_1000 / JOULES_PER_WATT_HOUR:.3g} Wh"))
     if facts.energy.joules is not None and facts.energy.unread_seconds:
-        rows.append(("time without a reading of power", f.duration(facts.energy.unread_seconds)))
+        rows.append(("time without a reading of power", formatting.duration(facts.energy.unread_seconds)))
     if facts.last is not None:
         yield ReportTable(("", ""), tuple(rows))
 
 
 def cost_words(facts: RunFacts) -> str:
-    """What the run has cost, or why that isn't known."""
+    """Return what the run has cost, or why that isn't known."""
     found = facts.cost
     if found is None:
         return "not known: no node has a price"
-    return f"{'more than ' if found.unpriced else ''}{f.money(found.spent, found.currency)}"
+    return f"{'more than ' if found.unpriced else ''}{formatting.money(found.spent, found.currency)}"
 
 
 def energy_words(facts: RunFacts) -> str:
-    """What its machines have drawn, or why that isn't known."""
+    """Return what its machines have drawn, or why that isn't known."""
     joules = facts.energy.joules
     return f"{joules / JOULES_PER_WATT_HOUR:,.3g} Wh" if joules is not None else "not known: no power was read"
 
 
 def table(
-    head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, title: str = "", right: tuple[int, ...] = (),
+    head: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
+    *,
+    title: str = "",
+    right: tuple[int, ...] = (),
     folded: bool = False,
-) -> ReportTable:  # fmt: skip
-    """With at most MOST_ROWS rows."""
+) -> ReportTable:
+    """Return a table with at most MOST_ROWS rows."""
     half, left_out = MOST_ROWS // 2, max(len(rows) - MOST_ROWS, 0)
     kept = [*rows[:half], *rows[-half:]] if left_out else rows
     return ReportTable(head, tuple(kept), title, right, left_out, folded)
 
 
 def cut(text: str) -> str:
-    """A text, shortened if it is very long."""
+    """Return a text, shortened if it is very long."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"

@@ -5,19 +5,27 @@ as inline SVG: no script, no style of its own but classes, every mark with a tit
 import html
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Series
 from trainctl.tui.charts.axis import Axis, tick_labels, ticks, widened
 from trainctl.tui.report.document import ChartLine, ChartMark, ReportChart
 from trainctl.tui.report.run_facts import InterventionKind, RunFacts
-from trainctl.tui.text import formatting as f
+from trainctl.tui.text.formatting import compact, percent
 from trainctl.tui.text.styled_line import clean
 
 NAMES: Final[dict[InterventionKind, str]] = {
-    "command": "command", "split": "split", "settings": "settings", "membership": "membership",
-    "rollback": "rollback", "state": "run state", "fault": "fault", "note": "note", "checkpoint": "checkpoint",
-}  # fmt: skip
+    "command": "command",
+    "split": "split",
+    "settings": "settings",
+    "membership": "membership",
+    "rollback": "rollback",
+    "state": "run state",
+    "fault": "fault",
+    "note": "note",
+    "checkpoint": "checkpoint",
+}
 """Kinds of interventions as a report calls them."""
 MOST_NODES: Final = 8
 """Nodes with an area of their own in the chart of shares; those with fewer samples are one together."""
@@ -39,7 +47,7 @@ def loss_charts(facts: RunFacts) -> Iterator[ReportChart]:
 
 
 def speed_charts(facts: RunFacts) -> Iterator[ReportChart]:
-    """The run's rate, and the part of the time in which ranks computed."""
+    """Yield the run's rate, and the part of the time in which ranks computed."""
     metric = facts.view.rate_metric if facts.view is not None else "tokens_per_second"
     unit = facts.view.rate_unit if facts.view is not None else "tokens/s"
     rate = _line(unit, facts.curves[metric])
@@ -55,8 +63,8 @@ def speed_charts(facts: RunFacts) -> Iterator[ReportChart]:
 def share_charts(facts: RunFacts) -> Iterator[ReportChart]:
     """Samples of each step by rank; none if it has one rank alone."""
     totals: dict[str, int] = {}
-    for one in facts.shares:
-        for name, count in one.samples.items():
+    for share in facts.shares:
+        for name, count in share.samples.items():
             totals[name] = totals.get(name, 0) + count
     if len(totals) < 2:
         return
@@ -65,14 +73,15 @@ def share_charts(facts: RunFacts) -> Iterator[ReportChart]:
     steps = tuple(one.step for one in facts.shares)
     lines = [ChartLine(name, steps, tuple(float(one.samples.get(name, 0)) for one in facts.shares)) for name in names]
     if len(totals) > len(names):
-        rest = tuple(float(sum(count for name, count in one.samples.items() if name not in own))
-                     for one in facts.shares)  # fmt: skip
+        rest = tuple(
+            float(sum(count for name, count in one.samples.items() if name not in own)) for one in facts.shares
+        )
         lines.append(ChartLine(f"{len(totals) - len(names)} others", steps, rest))
     yield ReportChart("Samples of each step", "samples", tuple(lines), _last(facts), stacked=True)
 
 
-def _line(name: str, series: m.Series) -> ChartLine:
-    """Without extremes where a bucket is one step."""
+def _line(name: str, series: Series) -> ChartLine:
+    """Return a series as a line, without extremes where a bucket is one step."""
     several = series.bucket_steps > 1
     low, high = (series.minimum, series.maximum) if several else ((), ())
     return ChartLine(name, series.steps, series.mean, low, high, series.bucket_steps)
@@ -89,24 +98,36 @@ def _last(facts: RunFacts) -> int:
 
 def _chart_marks(facts: RunFacts) -> tuple[ChartMark, ...]:
     return tuple(
-        ChartMark(one.step, NAMES[one.kind], f"step {one.step:,}, {NAMES[one.kind]} by {one.by}: {one.text}")
-        for one in facts.interventions
+        ChartMark(
+            intervention.step,
+            NAMES[intervention.kind],
+            f"step {intervention.step:,}, {NAMES[intervention.kind]} by {intervention.by}: {intervention.text}",
+        )
+        for intervention in facts.interventions
     )
 
 
 LETTERS: Final = {
-    "command": "C", "split": "S", "settings": "L", "membership": "M", "rollback": "B", "run state": "R", "fault": "F",
-    "note": "N", "checkpoint": "",
-}  # fmt: skip
-"""What stands above a mark; a checkpoint is a tick below the chart."""
+    "command": "C",
+    "split": "S",
+    "settings": "L",
+    "membership": "M",
+    "rollback": "B",
+    "run state": "R",
+    "fault": "F",
+    "note": "N",
+    "checkpoint": "",
+}
+"""The letter above a mark; a checkpoint is a tick below the chart."""
 COLORS: Final = 9
 """Classes c0 to c8 that lines have in turn."""
 _LABELS_APART, _CELL, _ROW = 17.0, 7.0, 14.0
 _MOST_TEXTS, _MOST_CHARACTERS = 6, 160
-"""Of marks that share a label."""
+"""The most texts of marks that share a label."""
 
 
-class Size(NamedTuple):
+@dataclass(frozen=True)
+class Size:
     """A drawing's size and the room around its plot, in units of its view box."""
 
     name: str
@@ -122,7 +143,8 @@ WIDE, NARROW = Size("wide", 860, 280), Size("narrow", 360, 240, left=48)
 """For a desktop and for a telephone: text has the same height in both."""
 
 
-class _Frame(NamedTuple):
+@dataclass(frozen=True)
+class _Frame:
     """Where steps and values stand."""
 
     size: Size
@@ -145,28 +167,32 @@ class _Frame(NamedTuple):
 
 
 def svg(chart: ReportChart, size: Size, number: int) -> str:
-    """The drawing. `number`: of the chart in its page, which makes the ids of its parts unique."""
+    """Return the drawing. `number`: of the chart in its page, which makes the ids of its parts unique."""
     frame = _Frame(size, 1.0, float(chart.last_step), *_range(chart))
     name = f"{size.name}{number}"
     box = f'<rect x="{size.left}" y="{size.top}" width="{size.width - size.left - size.right}" height="{frame.floor - size.top:g}"/>'  # noqa: E501
     title = f"{chart.title}{f' in {chart.unit}' if chart.unit else ''}, by step"
     parts = [
         f'<svg class="{size.name}" role="img" viewBox="0 0 {size.width} {size.height}" aria-labelledby="{name}t">',
-        f'<title id="{name}t">{html.escape(title)}</title>', f'<clipPath id="{name}c">{box}</clipPath>',
-        *_axes(chart, frame), f'<g clip-path="url(#{name}c)">',
-        *(_areas(chart, frame) if chart.stacked else _lines(chart, frame)), "</g>",
-        *_marks(chart.marks, frame), "</svg>",
-    ]  # fmt: skip
+        f'<title id="{name}t">{html.escape(title)}</title>',
+        f'<clipPath id="{name}c">{box}</clipPath>',
+        *_axes(chart, frame),
+        f'<g clip-path="url(#{name}c)">',
+        *(_areas(chart, frame) if chart.stacked else _lines(chart, frame)),
+        "</g>",
+        *_marks(chart.marks, frame),
+        "</svg>",
+    ]
     return "\n".join(parts)
 
 
 def _range(chart: ReportChart) -> tuple[float, float]:
-    """Of the means: a single extreme value doesn't flatten the rest."""
+    """Return the range of the means: a single extreme value doesn't flatten the rest."""
     if chart.percent:
         return 0.0, 1.0
     if chart.stacked:
         return 0.0, max((sum(values) for values in zip(*(one.values for one in chart.lines), strict=True)), default=1.0)
-    values = [value for one in chart.lines for value in one.values]
+    values = [value for line in chart.lines for value in line.values]
     return widened(min(values), max(values))
 
 
@@ -174,7 +200,7 @@ def _axes(chart: ReportChart, frame: _Frame) -> Iterator[str]:
     size, end = frame.size, frame.size.width - frame.size.right
     for value, text in tick_labels(frame.low, frame.high, round(size.height / _ROW / 1.5)).items():
         y = frame.y(value)
-        words = f.percent(value) if chart.percent else f.compact(value) if frame.high >= 10_000 else text
+        words = percent(value) if chart.percent else compact(value) if frame.high >= 10_000 else text
         yield f'<path class="grid" d="M{size.left} {y:.1f}H{end}"/>'
         yield f'<text x="{size.left - 6}" y="{y + 4:.1f}" text-anchor="end">{words}</text>'
     for x, text in ticks(Axis(), frame.first, frame.last, round((end - size.left) / _CELL), None):
@@ -198,20 +224,20 @@ def _lines(chart: ReportChart, frame: _Frame) -> Iterator[str]:
             )
 
 
-def _path(one: ChartLine, frame: _Frame) -> str:
+def _path(line: ChartLine, frame: _Frame) -> str:
     """Broken where steps are missing, but for a line of few values."""
     parts, before = [], None
-    for step, value in zip(one.steps, one.values, strict=True):
-        goes_on = before is not None and (one.dots or step - before <= 2 * one.bucket_steps)
+    for step, value in zip(line.steps, line.values, strict=True):
+        goes_on = before is not None and (line.dots or step - before <= 2 * line.bucket_steps)
         parts.append(f"{'L' if goes_on else 'M'}{frame.x(max(step, 1)):.1f} {frame.y(value):.1f}")
         before = step
     return "".join(parts)
 
 
-def _band(one: ChartLine, frame: _Frame) -> str:
-    xs = [frame.x(max(step, 1)) for step in one.steps]
-    over = [f"{x:.1f} {_within(frame.y(value), frame):.1f}" for x, value in zip(xs, one.high, strict=True)]
-    under = [f"{x:.1f} {_within(frame.y(value), frame):.1f}" for x, value in zip(xs, one.low, strict=True)]
+def _band(line: ChartLine, frame: _Frame) -> str:
+    xs = [frame.x(max(step, 1)) for step in line.steps]
+    over = [f"{x:.1f} {_within(frame.y(value), frame):.1f}" for x, value in zip(xs, line.high, strict=True)]
+    under = [f"{x:.1f} {_within(frame.y(value), frame):.1f}" for x, value in zip(xs, line.low, strict=True)]
     return f"M{'L'.join([*over, *under[::-1]])}Z"
 
 
@@ -221,7 +247,7 @@ def _within(y: float, frame: _Frame) -> float:
 
 
 def _areas(chart: ReportChart, frame: _Frame) -> Iterator[str]:
-    """Each on top of those before it, its edge constant from one change to the next."""
+    """Yield each line's area on top of those before it, its edge constant from one change to the next."""
     floor = [0.0] * len(chart.lines[0].steps)
     for number, one in enumerate(chart.lines):
         top = [below + value for below, value in zip(floor, one.values, strict=True)]
@@ -258,7 +284,7 @@ def _marks(marks: Sequence[ChartMark], frame: _Frame) -> Iterator[str]:
 
 
 def _grouped(marks: Sequence[ChartMark], frame: _Frame) -> list[list[ChartMark]]:
-    """Those whose labels would touch, together."""
+    """Return those whose labels would touch, together."""
     groups: list[list[ChartMark]] = []
     for mark in sorted(marks, key=lambda one: one.step):
         near = groups and frame.x(mark.step) - frame.x(groups[-1][0].step) < _LABELS_APART
@@ -270,7 +296,7 @@ def _grouped(marks: Sequence[ChartMark], frame: _Frame) -> list[list[ChartMark]]
 
 
 def _label(group: Sequence[ChartMark]) -> str:
-    """The letter of its kind, or how many there are of several kinds."""
+    """Return the letter of its kind, or how many there are of several kinds."""
     kinds = {mark.kind for mark in group}
     return LETTERS[group[0].kind] if len(kinds) == 1 else str(len(group)) if len(group) < 100 else "+"
 

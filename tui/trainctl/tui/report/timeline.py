@@ -5,12 +5,22 @@ Pure.
 import bisect
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import Event
+from trainctl.protocol.messages.events import (
+    CheckpointFailed,
+    CheckpointWritten,
+    GenerationFormed,
+    GenerationLeft,
+    RecordState,
+    RunStateChanged,
+    SharesChanged,
+    StepSkipped,
+)
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.protocol.record.whole_run import Commit
 from trainctl.tui.report.interventions import Measure, StepAt, is_fault, kind_of, skipped_texts
@@ -24,17 +34,19 @@ MEDIAN_STEPS: Final = 20
 """Steps before it that the median is of."""
 
 
-class Recorded(NamedTuple):
-    """What the timeline is made from. Times are Unix seconds."""
+@dataclass(frozen=True)
+class Recorded:
+    """The records that a timeline is made from. Times are Unix seconds."""
 
     started_at: float | None  # when the run was started, or last resumed
     read_to: float  # of the newest fact
     commits: Sequence[Commit]  # by time
-    events: Sequence[m.Event]
+    events: Sequence[Event]
     evaluations: Sequence[Evaluation]
 
 
-class Gap(NamedTuple):
+@dataclass(frozen=True)
+class Gap:
     """The time from one commit to the next, in seconds by what it went to. The sum of the parts is the whole."""
 
     paused: float
@@ -64,25 +76,25 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the start to the newest fact."""
+        """Seconds from the start to the newest fact."""
         return self._ends[-1] - self.began_at
 
     def at(self, when: float) -> int:
-        """The gap that a time is in."""
+        """Return the gap that a time is in."""
         return bisect.bisect_right(self._times, when)
 
     def commit_of(self, step: int, when: float) -> int | None:
-        """The newest commit of a step before a time."""
+        """Return the newest commit of a step before a time."""
         found = [number for number in self._of_step.get(step, ()) if self._times[number] <= when]
         return found[-1] if found else None
 
     def stands(self, step: int, when: float) -> bool:
-        """Whether what was known of a step at a time is still true of it: it was not retracted since."""
+        """Return whether what was known of a step at a time is still true of it: it was not retracted since."""
         number = self.commit_of(step, when)
         return step == 0 if number is None else not self.commits[number].retracted
 
     def bounds(self, number: int) -> tuple[float, float]:
-        """When a gap began, and when the step at its end began."""
+        """Return when a gap began, and when the step at its end began."""
         since = self._times[number - 1] if number else self.began_at
         seconds = self.commits[number].seconds if number < len(self.commits) else 0.0
         return since, max(self._ends[number] - seconds, since)
@@ -107,14 +119,14 @@ class Timeline:
                 left.append(commit)
         return found | ({len(self.commits): left} if left else {})
 
-    def _gaps(self, events: Sequence[m.Event], evaluations: Iterable[Evaluation]) -> Iterator[Gap]:
+    def _gaps(self, events: Sequence[Event], evaluations: Iterable[Evaluation]) -> Iterator[Gap]:
         paused, evaluated, saved = ([0.0] * len(self._ends) for _ in range(3))
         for since, until in _pauses(events, self._ends[-1]):
             for number in range(self.at(since), self.at(until) + 1):
                 low, high = self.bounds(number)
                 paused[number] += max(min(high, until) - max(low, since), 0.0)
-        for one in evaluations:
-            evaluated[self._after(one.step, one.at)] += one.seconds
+        for evaluation in evaluations:
+            evaluated[self._after(evaluation.step, evaluation.at)] += evaluation.seconds
         for event, data in self.checkpoints:
             saved[self._after(data.step, event.at)] += data.loop_seconds or 0.0
         stopped = self._stopped(events)
@@ -124,20 +136,20 @@ class Timeline:
             yield self._gap(number, wanted)
 
     def _gap(self, number: int, wanted: Iterable[float]) -> Gap:
-        """What is wanted, as long as there is time left: ranks that wait for another one's evaluation count it as a
-        part of their step."""
+        """Return what is wanted, as long as there is time left: ranks that wait for another one's evaluation count it
+        as a part of their step."""
         left = self._ends[number] - (self._times[number - 1] if number else self.began_at)
         parts = []
         for seconds in wanted:
             parts.append(min(seconds, left))
             left -= parts[-1]
-        return Gap._make([*parts, left])
+        return Gap(*[*parts, left])
 
     def _after(self, step: int, when: float) -> int:
         number = self.commit_of(step, when)
         return self.at(when) if number is None else number + 1
 
-    def _stopped(self, events: Iterable[m.Event]) -> dict[int, float]:
+    def _stopped(self, events: Iterable[Event]) -> dict[int, float]:
         """Seconds from the run's end to its next step, by gap."""
         found: dict[int, float] = {}
         for event in events:
@@ -147,17 +159,17 @@ class Timeline:
         return found
 
 
-def has_ended(event: m.Event) -> bool:
-    """Whether it says that the run has ended."""
-    return isinstance(event.data, e.RunStateChanged) and event.data.after in ENDED
+def has_ended(event: Event) -> bool:
+    """Return whether it says that the run has ended."""
+    return isinstance(event.data, RunStateChanged) and event.data.after in ENDED
 
 
-def checkpoints(events: Iterable[m.Event], line: Timeline) -> list[tuple[m.Event, e.CheckpointWritten]]:
-    """One event of each checkpoint: each node that writes it has its own, as has a command. It is the one of the node
-    where training was stopped for longest."""
-    found: dict[tuple[int, int | None], tuple[m.Event, e.CheckpointWritten]] = {}
+def checkpoints(events: Iterable[Event], line: Timeline) -> list[tuple[Event, CheckpointWritten]]:
+    """Return one event of each checkpoint: each node that writes it has its own, as has a command. It is the one of the
+    node where training was stopped for longest."""
+    found: dict[tuple[int, int | None], tuple[Event, CheckpointWritten]] = {}
     for event in events:
-        if isinstance(event.data, e.CheckpointWritten):
+        if isinstance(event.data, CheckpointWritten):
             key = event.data.step, line.commit_of(event.data.step, event.at)
             known = found.get(key)
             if known is None or (known[1].loop_seconds or 0.0) < (event.data.loop_seconds or 0.0):
@@ -165,11 +177,11 @@ def checkpoints(events: Iterable[m.Event], line: Timeline) -> list[tuple[m.Event
     return list(found.values())
 
 
-def _pauses(events: Iterable[m.Event], end: float) -> Iterator[tuple[float, float]]:
+def _pauses(events: Iterable[Event], end: float) -> Iterator[tuple[float, float]]:
     """Up to `end`, if the run is still paused then."""
     since = None
     for event in events:
-        if not isinstance(event.data, e.RunStateChanged):
+        if not isinstance(event.data, RunStateChanged):
             continue
         if since is not None:
             yield since, event.at
@@ -180,11 +192,11 @@ def _pauses(events: Iterable[m.Event], end: float) -> Iterator[tuple[float, floa
         yield since, max(end, since)
 
 
-def incidents(events: Sequence[m.Event], line: Timeline, step_at: StepAt, measure: Measure) -> list[Incident]:
-    """Each, oldest first. What happened between the same two commits is one; so are steps in a row that skipped their
-    update for the same reason."""
+def incidents(events: Sequence[Event], line: Timeline, step_at: StepAt, measure: Measure) -> list[Incident]:
+    """Return each, oldest first. What happened between the same two commits is one; so are steps in a row that skipped
+    their update for the same reason."""
     again, texts = line.again(), skipped_texts(events)
-    groups: dict[int, list[m.Event]] = {}
+    groups: dict[int, list[Event]] = {}
     for event in events:
         if is_incident(event) and texts.get(event.id) != "":
             groups.setdefault(_gap_of(event, line, again), []).append(event)
@@ -197,25 +209,26 @@ def incidents(events: Sequence[m.Event], line: Timeline, step_at: StepAt, measur
     return found
 
 
-def is_incident(event: m.Event) -> bool:
-    """A fault, a lost rank, or a return to a checkpoint."""
-    lost = isinstance(event.data, e.SharesChanged) and bool(event.data.lost)
+def is_incident(event: Event) -> bool:
+    """Return whether an event is a fault, a lost rank, or a return to a checkpoint."""
+    lost = isinstance(event.data, SharesChanged) and bool(event.data.lost)
     return lost or is_fault(event) or kind_of(event) == "rollback"
 
 
-def stops_training(event: m.Event) -> bool:
-    """Whether an incident is one that ranks can't train through."""
-    return is_incident(event) and not isinstance(event.data, e.StepSkipped | e.RecordState | e.CheckpointFailed)
+def stops_training(event: Event) -> bool:
+    """Return whether an incident is one that ranks can't train through."""
+    return is_incident(event) and not isinstance(event.data, StepSkipped | RecordState | CheckpointFailed)
 
 
-def _gap_of(event: m.Event, line: Timeline, again: dict[int, list[Commit]]) -> int:
-    """A rollback that a command asked for may be recorded after the next step."""
+def _gap_of(event: Event, line: Timeline, again: dict[int, list[Commit]]) -> int:
+    """Return the gap that an event belongs to: a rollback that a command asked for may be recorded after the next
+    step."""
     number = line.at(event.at)
     late = kind_of(event) == "rollback" and number not in again and number - 1 in again
     return number - 1 if late else number
 
 
-def _waited(group: Sequence[m.Event], number: int, line: Timeline, events: Sequence[m.Event]) -> float | None:
+def _waited(group: Sequence[Event], number: int, line: Timeline, events: Sequence[Event]) -> float | None:
     """Seconds from the last commit before to the start of the next step, without pauses, stops, evaluations and
     checkpoints; and by how much that step took longer than usual. Before the first commit and after the last one:
     until the group was formed, or until the run ended. None: the incident stops no rank, or the time isn't known."""
@@ -225,7 +238,7 @@ def _waited(group: Sequence[m.Event], number: int, line: Timeline, events: Seque
         return line.gaps[number].rest + line.excess(number)
     began = group[0].at
     later = [event for event in events if event.at >= began and line.at(event.at) == number]
-    formed = [event.at for event in later if isinstance(event.data, e.GenerationFormed)]
+    formed = [event.at for event in later if isinstance(event.data, GenerationFormed)]
     ended = [event.at for event in later if has_ended(event)]
     if formed:
         return formed[-1] - began
@@ -233,34 +246,43 @@ def _waited(group: Sequence[m.Event], number: int, line: Timeline, events: Seque
 
 
 def _incident(
-    group: Sequence[m.Event], texts: tuple[str, ...], waited: float | None, again: Sequence[Commit], step_at: StepAt,
+    group: Sequence[Event],
+    texts: tuple[str, ...],
+    waited: float | None,
+    again: Sequence[Commit],
+    step_at: StepAt,
     measure: Measure,
-) -> Incident:  # fmt: skip
-    lost = [event for event in group if isinstance(event.data, e.SharesChanged) and event.data.lost]
+) -> Incident:
+    lost = [event for event in group if isinstance(event.data, SharesChanged) and event.data.lost]
     changes = [effect.change for event in lost if (effect := measure(event)) is not None]
     return Incident(
-        step_at(group[0]), group[0].at, texts, waited, len(again), sum(one.seconds for one in again),
-        tuple(dict.fromkeys(event.data.lost for event in lost if isinstance(event.data, e.SharesChanged))),
+        step_at(group[0]),
+        group[0].at,
+        texts,
+        waited,
+        len(again),
+        sum(one.seconds for one in again),
+        tuple(dict.fromkeys(event.data.lost for event in lost if isinstance(event.data, SharesChanged))),
         changes[-1] if changes else None,
-    )  # fmt: skip
+    )
 
 
-def _with_return(one: Incident, events: Iterable[m.Event], step_at: StepAt) -> Incident:
-    """With the step at which all that it lost were back."""
+def _with_return(incident: Incident, events: Iterable[Event], step_at: StepAt) -> Incident:
+    """Add the step at which all that the incident lost were back."""
     steps: dict[str, int] = {}
-    for event in events if one.lost else ():
+    for event in events if incident.lost else ():
         match event.data:
-            case e.SharesChanged(returned=name) | e.SharesChanged(node=name) if (
-                event.at > one.at and name in one.lost and event.data.after.get(name)
+            case SharesChanged(returned=name) | SharesChanged(node=name) if (
+                event.at > incident.at and name in incident.lost and event.data.after.get(name)
             ):
                 steps.setdefault(name, step_at(event))
             case _:
                 pass
-    is_back = one.lost and len(steps) == len(one.lost)
-    return msgspec.structs.replace(one, back_step=max(steps.values())) if is_back else one
+    is_back = incident.lost and len(steps) == len(incident.lost)
+    return msgspec.structs.replace(incident, back_step=max(steps.values())) if is_back else incident
 
 
-def time_parts(line: Timeline, events: Sequence[m.Event], evaluations: int) -> Iterator[TimePart]:
+def time_parts(line: Timeline, events: Sequence[Event], evaluations: int) -> Iterator[TimePart]:
     """Their sum is the run's time. Parts that took no time are left out."""
     steps, again = _steps(line)
     rest = _rests(line, events)
@@ -289,7 +311,7 @@ def _steps(line: Timeline) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def _rests(line: Timeline, events: Sequence[m.Event]) -> dict[str, float]:
+def _rests(line: Timeline, events: Sequence[Event]) -> dict[str, float]:
     """Return what is left of each gap, by its cause."""
     without = {line.at(event.at) for event in events if _breaks_group(event)}
     found = {"start": 0.0, "group": 0.0, "end": 0.0, "other": 0.0}
@@ -299,8 +321,8 @@ def _rests(line: Timeline, events: Sequence[m.Event]) -> dict[str, float]:
     return found
 
 
-def _breaks_group(event: m.Event) -> bool:
-    return isinstance(event.data, e.GenerationFormed | e.GenerationLeft) or stops_training(event)
+def _breaks_group(event: Event) -> bool:
+    return isinstance(event.data, GenerationFormed | GenerationLeft) or stops_training(event)
 
 
 def _counted(count: int, what: str) -> str:

@@ -1,1 +1,1 @@
-"""First files, new machines over SSH, and discovery. Imports doctor, commands and protocol."""
+"""First files, and new machines over SSH. Imports doctor, commands and protocol."""

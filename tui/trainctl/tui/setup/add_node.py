@@ -1,27 +1,107 @@
-"""The steps of `trainctl cluster add`, one line each; this machine's files come last: a failure leaves none."""
+"""The steps of `trainctl cluster add`, one line each, with the test of the link to the new node's agent. This machine's
+files come last: a failure leaves none.
+"""
 
+import asyncio
 import ipaddress
 import json
+import secrets
+import socket
+import statistics
+import subprocess
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import addresses, cluster_file, names
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError, UnreachableError
+from trainctl.protocol.machine.disk_speed import exchange
+from trainctl.protocol.messages import Facts
 from trainctl.protocol.security import keys
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.wire import sockets
-from trainctl.tui.setup import link_test, wheel
+from trainctl.tui.doctor.probe import ask_round
+from trainctl.tui.setup import remote_install
 from trainctl.tui.setup.remote_install import Install, RemoteMachine, find
 from trainctl.tui.setup.remote_side import add_nodes
-from trainctl.tui.setup.ssh import Ssh, SshTarget
+from trainctl.tui.setup.ssh import Ssh, SshTarget, said
+
+ROUNDS = 20
+ANSWER_SECONDS, AWAIT_SECONDS = 3.0, 30.0
+STREAM_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """The link to a node's agent, as it was measured."""
+
+    facts: Facts
+    round_trip_seconds: float  # median
+    bytes_per_second: float | None  # from there to here, over one TCP connection; None: not measured
+    why: str = ""  # it isn't measured
+    sent_bytes_per_second: float | None = None  # from here to there, at the same time
+
+
+def test(ssh: Ssh, python: str, address: str, ring: Keyring) -> Link:
+    """Waits for the agent. Raises UnreachableError, NotAuthorisedError."""
+    facts, trip_seconds = asyncio.run(_answers(address, ring))
+    host = addresses.host(address)
+    try:
+        received, sent = _exchange(ssh, python, host)
+    except (OSError, ValueError) as error:
+        return Link(facts, trip_seconds, None, str(error) or type(error).__name__)
+    return Link(facts, trip_seconds, received, "", sent)
+
+
+async def _answers(address: str, ring: Keyring) -> tuple[Facts, float]:
+    deadline = time.monotonic() + AWAIT_SECONDS
+    while True:
+        try:
+            async with Client(address, timeout_seconds=ANSWER_SECONDS, keys=ring) as client:
+                asked = [await ask_round(client) for _ in range(ROUNDS)]
+            return asked[-1][1], statistics.median(one.trip_seconds for one, _ in asked)
+        except UnreachableError as error:
+            if time.monotonic() > deadline:
+                raise UnreachableError(f"{error} (for {AWAIT_SECONDS:g} s)") from None
+            await asyncio.sleep(0.2)
+
+
+def _exchange(ssh: Ssh, python: str, host: str) -> tuple[float, float]:
+    """Bytes per second that one plain TCP connection to that address carries from there and to there, both directions
+    at once. Raises OSError or ValueError."""
+    token = secrets.token_hex(16)
+    command = ssh.command([python, "-m", "trainctl.tui.setup.remote_side", "stream"])
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as sender:
+        assert sender.stdin is not None and sender.stdout is not None and sender.stderr is not None
+        try:
+            sender.stdin.write(json.dumps({"host": host, "token": token}).encode())
+            sender.stdin.close()
+            line = sender.stdout.readline()
+            if not line:
+                raise ValueError(said(sender.stderr.read().decode("utf-8", "replace")))
+            received = _received(host, json.loads(line)["port"], token)
+            return received, json.loads(sender.stdout.readline())["bytes_per_second"]
+        finally:
+            sender.terminate()
+
+
+def _received(host: str, port: int, token: str) -> float:
+    with socket.create_connection((host, port), timeout=5) as connection:
+        connection.settimeout(STREAM_SECONDS)
+        connection.sendall(token.encode())
+        return exchange(connection)
+
 
 _THERE = "trainctl.tui.setup.remote_side"
 START_SECONDS = 180.0
 Say = Callable[["Step"], None]
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True)
+class Step:
     """One that is done."""
 
     name: str
@@ -29,18 +109,20 @@ class Step(NamedTuple):
     text: str
 
 
-class AddNodeOptions(NamedTuple):
-    """As options say; None: by default."""
+@dataclass(frozen=True)
+class AddNodeOptions:
+    """A node to add, as the options describe it. None is the default."""
 
     target: SshTarget
     name: str | None = None
     address: str | None = None
     here: str | None = None  # this machine's node
-    install: Install = Install()
+    install: Install = field(default_factory=Install)
     interactive: bool = True
 
 
-class Pair(NamedTuple):
+@dataclass(frozen=True)
+class Pair:
     """The two nodes, and the cluster as this machine knows it."""
 
     file: Path  # of the cluster
@@ -51,25 +133,27 @@ class Pair(NamedTuple):
     there_address: str
 
 
-class Added(NamedTuple):
-    """What came of it."""
+@dataclass(frozen=True)
+class Added:
+    """A node that was added."""
 
     node: str
     address: str
     steps: tuple[Step, ...]
-    link: link_test.Link
+    link: Link
     remarks: tuple[str, ...]
 
 
 def add(wanted: AddNodeOptions, file: Path, known: cluster_file.Cluster, say: Say) -> Added:
-    """Raises TrainctlError naming the step that failed and what was said there. `file`: where the cluster is kept."""
+    """Add a node to the cluster that is kept in `file`. Raises TrainctlError naming the step that failed and what was
+    said there."""
     steps: list[Step] = []
 
     def done(name: str, changed: bool, text: str) -> None:
         steps.append(Step(name, changed, text))
         say(steps[-1])
 
-    built = wheel.build()
+    built = remote_install.build_wheel()
     with Ssh(wanted.target, interactive=wanted.interactive) as ssh:
         machine = find(ssh, wanted.install.python)
         done("connect", False, f"{wanted.target.words}: Python {machine.version}, {machine.system}")
@@ -88,7 +172,7 @@ def add(wanted: AddNodeOptions, file: Path, known: cluster_file.Cluster, say: Sa
         ring = Keyring(nodes=known)
         ring.learn(pair.there_address, joined["key"])
         try:
-            tested = link_test.test(ssh, python, pair.there_address, ring)
+            tested = test(ssh, python, pair.there_address, ring)
         except (UnreachableError, NotAuthorisedError) as error:
             raise type(error)(f"link: {error}") from None
         done("link", False, _link_text(tested))
@@ -151,9 +235,12 @@ def _join_words(pair: Pair) -> dict[str, Any]:
     }
     own = {"address": pair.here_address, "key": folder.agent().public}
     return {
-        "name": pair.there, "address": pair.there_address, "nodes": {pair.here: own, **others},
-        "user": {"name": user.name, "key": user.public}, "networks": list(pair.known.trusted_networks),
-    }  # fmt: skip
+        "name": pair.there,
+        "address": pair.there_address,
+        "nodes": {pair.here: own, **others},
+        "user": {"name": user.name, "key": user.public},
+        "networks": list(pair.known.trusted_networks),
+    }
 
 
 def _nodes_here(pair: Pair, key: str, ssh: str) -> dict[str, dict[str, str]]:
@@ -169,16 +256,16 @@ def _start_text(started: dict[str, Any]) -> str:
     return f"the agent runs {how}" if started["changed"] else f"the agent is already running, {how}"
 
 
-def _link_text(tested: link_test.Link) -> str:
-    trip = f"{tested.round_trip_seconds * 1000:.2f} ms round trip (median of {link_test.ROUNDS})"
+def _link_text(tested: Link) -> str:
+    trip = f"{tested.round_trip_seconds * 1000:.2f} ms round trip (median of {ROUNDS})"
     if tested.bytes_per_second is None:
         return f"{trip}; throughput not measured: {tested.why}"
     sent = f" and {tested.sent_bytes_per_second / 1e9:.2f} GB/s to it" if tested.sent_bytes_per_second else ""
     return f"{trip}, {tested.bytes_per_second / 1e9:.2f} GB/s from it{sent} at once (one TCP connection)"
 
 
-def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> list[str]:
-    """What is left to a person."""
+def _remarks(pair: Pair, tested: Link, key: str, *, changed: bool) -> list[str]:
+    """Return what is left to a person."""
     said = ["restart this machine's agent so that it learns about the node: trainctl-agent run"] if changed else []
     old = pair.known.nodes.get(pair.there)
     if old is not None and old.key is None:

@@ -10,12 +10,13 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.peak import peak, slower
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import NotConnectedError, RefusedError, TrainctlError, UnreachableError
+from trainctl.protocol.messages import Calibration
 
 AGAIN_SECONDS = 0.5
 """Time between two looks at a calibration."""
@@ -30,8 +31,9 @@ QUIET = 2
 Tell = Callable[[str], None]
 
 
-class CalibrationTarget(NamedTuple):
-    """What all nodes are calibrated for."""
+@dataclass(frozen=True)
+class CalibrationTarget:
+    """The run and the lead that all nodes are calibrated for."""
 
     config: dict[str, Any]  # parsed run file; empty: that of each node's newest run
     lead: str | None  # node to which links are measured
@@ -45,7 +47,7 @@ class _Calibrating:
         self._wanted, self._client, self._tell, self._beside = wanted, client, tell, beside
         self._shown, self._heard, self._is_slow = 0, time.monotonic(), False
         self.waits = 0  # stage that it is ready for
-        self.result: m.Calibration | TrainctlError | None = None
+        self.result: Calibration | TrainctlError | None = None
 
     async def look(self, stage: int = 0) -> None:
         """Ask once more; its stages up to `stage` may begin."""
@@ -81,18 +83,18 @@ class _Calibrating:
             with contextlib.suppress(TrainctlError):
                 await self._ask(cancel=True)
 
-    async def _ask(self, stage: int = 0, cancel: bool = False) -> m.Calibration:
+    async def _ask(self, stage: int = 0, cancel: bool = False) -> Calibration:
         return await self._client.calibration(
             self._id, self._wanted.config, self._wanted.lead, beside=self._beside, stage=stage, cancel=cancel
         )
 
 
-async def measured(wanted: CalibrationTarget, tell: Tell, client: Client) -> m.Calibration:
-    """The finished calibration of an agent's node; `tell` receives each line of progress. Cancelled, it cancels the
-    calibration. Raises RefusedError if it fails, and what the client raises."""
+async def measured(wanted: CalibrationTarget, tell: Tell, client: Client) -> Calibration:
+    """Return the finished calibration of an agent's node; `tell` receives each line of progress. Cancelled, it cancels
+    the calibration. Raises RefusedError if it fails, and what the client raises."""
     one = _Calibrating(wanted, client, tell)
     await _followed({"": one})
-    if isinstance(one.result, m.Calibration):
+    if isinstance(one.result, Calibration):
         return one.result
     assert one.result is not None, "a calibration that was followed has ended"
     raise one.result
@@ -100,8 +102,8 @@ async def measured(wanted: CalibrationTarget, tell: Tell, client: Client) -> m.C
 
 async def measured_together(
     wanted: CalibrationTarget, tell: Callable[[str, str], None], clients: Mapping[str, Client]
-) -> dict[str, m.Calibration | TrainctlError]:
-    """The calibrations of a machine's nodes, by node, or why one failed; `tell` receives the node and a line of
+) -> dict[str, Calibration | TrainctlError]:
+    """Return the calibrations of a machine's nodes, by node, or why one failed; `tell` receives the node and a line of
     progress. Cancelled, it cancels all of them."""
 
     def of(node: str) -> Tell:
@@ -130,17 +132,19 @@ async def _followed(ones: Mapping[str, _Calibrating]) -> None:
 
 
 def may_begin(waits: Mapping[str, int]) -> dict[str, int]:
-    """The stage that each node of a machine may begin, by the stage that each is ready for: what all are ready for,
-    but the last one only the first of the nodes."""
+    """Return the stage that each node of a machine may begin, by the stage that each is ready for: what all are ready
+    for, but the last one only the first of the nodes."""
     ready = min(waits.values())
     return {node: ready if number == 0 else min(ready, QUIET) for number, node in enumerate(waits)}
 
 
-def fields(found: m.Calibration) -> dict[str, Any]:
-    """A finished calibration as plain fields: profile, the earlier one, the peak, and what got slower."""
+def fields(found: Calibration) -> dict[str, Any]:
+    """Return a finished calibration as plain fields: profile, the earlier one, the peak, and what got slower."""
     assert found.profile is not None
     fallen = slower(found.earlier, found.profile) if found.earlier is not None else []
     return {
-        "profile": found.profile, "earlier": found.earlier, "peak": peak(found.profile.passes).micro,
+        "profile": found.profile,
+        "earlier": found.earlier,
+        "peak": peak(found.profile.passes).micro,
         "slower": [{**one._asdict(), "fraction": one.fraction} for one in fallen],
-    }  # fmt: skip
+    }

@@ -1,9 +1,8 @@
 """A run's data read to their end, as its trainers will read them, before the run is started."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
 from trainctl.protocol.batch.data_statistics import ReferenceState, data_size, epoch_samples
 from trainctl.protocol.config import run_file
@@ -45,13 +44,13 @@ def _is_here(config: RunFile, node: str) -> bool:
     return any(data_files(Path(here.data.path), here.data.kind))
 
 
-class DataRead(NamedTuple):
-    """What came of it."""
+@dataclass(frozen=True)
+class DataRead:
+    """The data of a run, as far as they were read."""
 
     unread: str = ""  # why the data were not read; empty: they were
-    references: Mapping[str, ReferenceState] = MappingProxyType(
-        {}
-    )  # by node, where the reference is computed before the first step
+    # By node, where the reference is computed before the first step.
+    references: Mapping[str, ReferenceState] = field(default_factory=dict)
     size: DataSize | None = None  # None: not counted
 
 
@@ -79,7 +78,7 @@ def read(config: RunFile, file: Path, nodes: Sequence[str], overrides: Mapping[s
 
 
 def _bytes(config: RunFile) -> int:
-    """Of the data and the held-out files."""
+    """Return the size of the data and the held-out files."""
     held_out = run_file.held_out_data(config)
     return sum(
         path.stat().st_size
@@ -89,5 +88,5 @@ def _bytes(config: RunFile) -> int:
 
 
 def _waits(config: RunFile) -> bool:
-    """Whether the data are a growing file without a whole line yet."""
+    """Return whether the data are a growing file without a whole line yet."""
     return run_file.grows(config) and b"\n" not in Path(config.data.path).read_bytes()

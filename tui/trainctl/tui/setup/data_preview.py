@@ -1,4 +1,4 @@
-"""A run's data for a person to read: statistics, and samples with the tokens that count in the loss."""
+"""A run's data for a person to read: statistics, samples with the tokens that count in the loss, and reading speed."""
 
 import itertools
 import json
@@ -10,8 +10,19 @@ from typing import TypeVar
 
 import msgspec
 
-from trainctl.protocol.batch.data_statistics import DataStatistics, ReferenceState, ShownSample, TemplateUse
+from trainctl.protocol.batch.data_statistics import (
+    Assembling,
+    DataRates,
+    DataStatistics,
+    ReferenceState,
+    ShownSample,
+    StepNeed,
+    TemplateUse,
+)
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui.setup import recorded_runs
+from trainctl.tui.text.formatting import NA, compact, count
 
 _SHOWN_TEXT = 120
 """Characters of what a template writes that are shown; tools and system prompts can be long."""
@@ -19,14 +30,14 @@ _COUNTED, _CONTEXT, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def read(file: Path, node: str, samples: int, overrides: Mapping[str, str]) -> DataStatistics:
-    """Of the data of a run file as a node has it, with its first `samples`, read by a trainer process. Raises
+    """Return statistics of a run's data as a node has it, with its first `samples`, read by a trainer process. Raises
     InvalidInputError with what that found wrong."""
     module = "trainctl.trainer.data.preview"
     return answer_of(module, file, node, overrides, "--samples", str(samples), answer=DataStatistics)
 
 
 def statistics_lines(found: DataStatistics) -> list[str]:
-    """One fact per line."""
+    """Return one fact per line."""
     on = found.packing != "none"
     unit = found.unit
     repeated = f"{found.repeated:,} held-out {unit}" if found.repeated else ""
@@ -57,7 +68,7 @@ def _samples_line(found: DataStatistics) -> str:
 
 
 def reference_text(found: ReferenceState) -> str:
-    """Whether the reference's log-probabilities are there, and their size."""
+    """Return whether the reference's log-probabilities are there, and their size."""
     size = f"{found.size_bytes / 1e6:,.1f} MB"
     if found.cached:
         return f"cached in {found.folder} ({size}): no forward pass of it before step 1"
@@ -84,7 +95,7 @@ def _template_lines(used: TemplateUse | None) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """A text in quotes, its middle left out if it is long."""
+    """Return a text in quotes, its middle left out if it is long."""
     if len(text) > _SHOWN_TEXT:
         half = _SHOWN_TEXT // 2
         text = f"{text[:half]} ... {text[-half:]}"
@@ -92,8 +103,8 @@ def _quoted(text: str) -> str:
 
 
 def sample_text(sample: ShownSample, clean: Callable[[str], str], *, color: bool) -> str:
-    """The sample's text, each token made `clean`. What counts is green, or without colours between » and «. Of a pair
-    the prompt, and each answer."""
+    """Return the sample's text, each token made `clean`. What counts is green, or without colours between » and «. Of a
+    pair the prompt, and each answer."""
     if not sample.rejected:
         return _text(sample.tokens, clean, color=color)
     prompts = [
@@ -119,9 +130,7 @@ def _text(tokens: Sequence[tuple[str, bool]], clean: Callable[[str], str], *, co
 T = TypeVar("T")
 
 
-def answer_of(
-    module: str, file: Path, node: str, overrides: Mapping[str, str], *more: str, answer: type[T]
-) -> T:  # fmt: skip
+def answer_of(module: str, file: Path, node: str, overrides: Mapping[str, str], *more: str, answer: type[T]) -> T:
     """Return what `python -m MODULE RUN.toml` prints of a run file as a node has it. Raises InvalidInputError with what
     that found wrong."""
     changed = [f"--set={key}={value}" for key, value in overrides.items()]
@@ -133,3 +142,79 @@ def answer_of(
         place, _, problem = (lines[-1] if lines else f"{name}: exit status {process.returncode}").partition(": ")
         raise InvalidInputError(place, problem)
     return msgspec.json.decode(printed, type=answer)
+
+
+def known_need(config: RunFile, node: str, given: float | None) -> StepNeed | None:
+    """Return what training takes, as the user gives it or this machine's newest run of the same settings measured
+    it."""
+    if given is not None:
+        return StepNeed(given, "given")
+    found = recorded_runs.newest_like(config, node)
+    return None if found is None else StepNeed(found.tokens_per_second, "run", found.run)
+
+
+def measure_speed(
+    file: Path, node: str, overrides: Mapping[str, str], need: StepNeed | None, *, may_load: bool
+) -> DataRates:
+    """Return how fast a run's data are read as a node has it. Without a `need`, the model is timed, if it may be
+    loaded. Raises InvalidInputError with what is wrong."""
+    more = ["--model"] if need is None and may_load else []
+    found = answer_of("trainctl.trainer.step.data_bench", file, node, overrides, *more, answer=DataRates)
+    return found if need is None else msgspec.structs.replace(found, need=need)
+
+
+def speed_lines(found: DataRates) -> list[str]:
+    """Return a table, and what follows from it."""
+    rate = found.tokens / found.tokenizing_seconds
+    size, speed = found.source_bytes / 1e6, found.source_bytes / 1e6 / found.tokenizing_seconds
+    cold = (
+        "the page cache can't be emptied here" if found.cold is None else _micro_batches(found, found.cold, "the disk")
+    )
+    return [
+        f"{'':<12}{'tokens/s':>9}",
+        _row("tokenizing", rate, f"{size:.3g} MB in {found.tokenizing_seconds:.3g} s ({speed:.3g} MB/s)"),
+        _row("cold cache", None if found.cold is None else found.cold.tokens_per_second, cold),
+        _row("warm cache", found.warm.tokens_per_second, _micro_batches(found, found.warm, "memory")),
+        *([] if found.need is None else [_row("training", found.need.tokens_per_second, _source(found.need))]),
+        conclusion(found),
+    ]
+
+
+def _row(name: str, rate: float | None, detail: str) -> str:
+    return f"{name:<12}{NA if rate is None else compact(rate):>9}  {detail}"
+
+
+def _micro_batches(found: DataRates, part: Assembling, place: str) -> str:
+    threads = "1 thread" if found.workers == 1 else f"{found.workers} threads"
+    ahead = f"{threads}, {found.prefetch} ahead" if found.prefetch else "none ahead"
+    return f"{count(part.micro_batches)} micro-batches of up to {found.micro_batch} from {place} ({ahead})"
+
+
+def _source(need: StepNeed) -> str:
+    """Return where the figure is from."""
+    return {
+        "given": "as given by --need",
+        "run": f"measured in {need.detail}",
+        "model": f"forward and backward of {need.detail}",
+    }[need.source]
+
+
+def conclusion(found: DataRates) -> str:
+    """Return one line: the rates side by side, and what to do if the data are slower."""
+    cold = "cold n/a" if found.cold is None else f"{compact(found.cold.tokens_per_second)} cold"
+    rates = f"data: {compact(found.warm.tokens_per_second)} tokens/s warm, {cold}"
+    share = found.share_of_step(found.warm)
+    if found.need is None or share is None:
+        return rates
+    needed = f"{rates}; a step needs {compact(found.need.tokens_per_second)} tokens/s: data takes {_percent(share)}"
+    slow = found.share_of_step(found.cold or found.warm)
+    if share > 1:
+        return f"{needed} of a step: training waits for it; raise data.workers, or lower batch.micro_tokens"
+    if slow is not None and slow > 1:
+        return f"{needed} of a step, but {_percent(slow)} cold: keep the token cache on a faster disk (cache_path)"
+    return f"{needed} of a step"
+
+
+def _percent(part: float) -> str:
+    """Two significant digits: 0.012 %, 1.4 %, 120 %."""
+    return f"{float(f'{100 * part:.2g}'):g} %"

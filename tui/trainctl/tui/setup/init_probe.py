@@ -1,4 +1,5 @@
-"""What a new run file and cluster file take from this machine: backends, memory, addresses, model and data."""
+"""The facts that a new run file and cluster file take from this machine: backends, memory, addresses, model and
+data."""
 
 import ipaddress
 import json
@@ -7,9 +8,10 @@ import platform
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -31,7 +33,8 @@ PROMPT_CHARACTERS, ROW_CHARACTERS = 32, 1000
 _BYTES_OF_DTYPE = {"float32": 4, "float64": 8}
 
 
-class Interface(NamedTuple):
+@dataclass(frozen=True)
+class Interface:
     """An address of a network interface."""
 
     name: str
@@ -40,7 +43,8 @@ class Interface(NamedTuple):
     is_loopback: bool
 
 
-class ThisMachine(NamedTuple):
+@dataclass(frozen=True)
+class ThisMachine:
     """This machine."""
 
     node: str  # the name it goes by in files
@@ -54,27 +58,28 @@ class ThisMachine(NamedTuple):
 
     @property
     def dtype(self) -> ComputeDtype:
-        """That its device computes fastest in; of a GPU whose architecture isn't known, bfloat16."""
+        """The type that its device computes fastest in; bfloat16 for a GPU whose architecture isn't known."""
         if self.preset is not None:
             return self.preset.dtype
         return "bfloat16" if self.has_gpu else "float32"
 
     @property
     def backend(self) -> str:
-        """That a trainer here uses by default; empty without one."""
+        """The backend that a trainer here uses by default; empty without one."""
         prefers = "mlx" if sys.platform == "darwin" else "torch"
         return prefers if prefers in self.backends else "".join(self.backends[:1])
 
     def node_at(self, address: str) -> str:
-        """The name of the agent that runs at an address here; without one, this machine's name."""
+        """Return the name of the agent that runs at an address here; without one, this machine's name."""
         return next((agent.node for agent in self.agents if agent.address == address), self.node)
 
     def interface_of(self, address: str) -> Interface | None:
-        """The one that has an IP address."""
-        return next((one for one in self.interfaces if one.address == address), None)
+        """Return the one that has an IP address."""
+        return next((interface for interface in self.interfaces if interface.address == address), None)
 
 
-class Model(NamedTuple):
+@dataclass(frozen=True)
+class Model:
     """A Hugging Face folder."""
 
     path: Path
@@ -87,13 +92,13 @@ class Model(NamedTuple):
 
     @property
     def quantized_bytes(self) -> int:
-        """Of its packed weights; 0: they are whole."""
+        """The size of its packed weights; 0: they are whole."""
         return sum(self.facts.quantized.values()) if self.facts is not None else 0
 
 
 def data_kind(path: Path) -> DataKind:
-    """Of a file by its suffix and first line, of a folder or a glob by its files. Raises InvalidInputError for one that
-    can't be read."""
+    """Return the kind of a file by its suffix and first line, of a folder or a glob by its files. Raises
+    InvalidInputError for one that can't be read."""
     if path.is_dir() or data_files.is_glob(path):
         has_text, has_rows = (bool(data_files.data_files(path, kind)) for kind in ("text", "rows"))
         if not has_text and not has_rows and not path.is_dir():
@@ -134,8 +139,8 @@ def prompt(path: Path, kind: DataKind) -> str:
 
 
 def has_pairs(path: Path) -> bool:
-    """Whether the first file of row data has a chosen and a rejected answer: JSON lines in the first row, Parquet among
-    its columns."""
+    """Return whether the first file of row data has a chosen and a rejected answer: JSON lines in the first row,
+    Parquet among its columns."""
     file = next(iter(data_files.data_files(path, "rows")), None)
     try:
         fields = set() if file is None else _columns(file) if file.suffix == ".parquet" else _fields(file)
@@ -161,7 +166,7 @@ def _columns(path: Path) -> set[str]:
 
 
 def _first_object(path: Path) -> Any:
-    """The first line that isn't empty. Raises OSError, or ValueError for one that isn't JSON."""
+    """Return the first line that isn't empty. Raises OSError, or ValueError for one that isn't JSON."""
     with path.open("rb") as file:
         return json.loads(next((line for line in file if line.strip()), b"{}"))
 
@@ -174,9 +179,15 @@ def machine() -> ThisMachine:
     known = nvidia.capabilities() if cuda else ()
     chosen = max(zip(known, cards, strict=False), key=lambda card: card[0], default=None)  # as a rank chooses
     return ThisMachine(
-        names.node_name(), backends(), psutil.virtual_memory().total, interfaces(), metal or cuda > 0, cuda, there,
+        names.node_name(),
+        backends(),
+        psutil.virtual_memory().total,
+        interfaces(),
+        metal or cuda > 0,
+        cuda,
+        there,
         preset_of(*chosen) if chosen is not None else None,
-    )  # fmt: skip
+    )
 
 
 def _cuda() -> tuple[int, list[str]]:
@@ -190,12 +201,12 @@ def _cuda() -> tuple[int, list[str]]:
 
 
 def backends() -> tuple[str, ...]:
-    """Of BACKENDS, those that are installed."""
+    """Return those of BACKENDS that are installed."""
     return tuple(name for name in BACKENDS if find_spec(name) is not None)
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """All addresses of those that are up, loopback first, then IPv4."""
+    """Return all addresses of those that are up, loopback first, then IPv4."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     found = [
         _interface(name, entry.address, entry.netmask)
@@ -215,7 +226,7 @@ def _interface(name: str, address: str, netmask: str | None) -> Interface:
 
 
 def model(path: Path) -> Model:
-    """Raises InvalidInputError if it isn't a model's folder."""
+    """Return what a model's folder says. Raises InvalidInputError if it isn't one."""
     config = path / "config.json"
     if not config.is_file():
         raise InvalidInputError("--model", f"no Hugging Face model (config.json and *.safetensors) in {path}")
@@ -235,7 +246,11 @@ def model(path: Path) -> Model:
     if facts is not None and (facts.quantized or not weights):
         parameters = sum(map(math.prod, facts.shapes.values()))
     return Model(
-        path, parameters, positions if positions is not None and positions >= 2 else None,
-        (path / "tokenizer.json").is_file(), facts, not weights,
+        path,
+        parameters,
+        positions if positions is not None and positions >= 2 else None,
+        (path / "tokenizer.json").is_file(),
+        facts,
+        not weights,
         bool(stated.get("is_encoder_decoder")),
-    )  # fmt: skip
+    )

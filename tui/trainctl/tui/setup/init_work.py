@@ -2,8 +2,9 @@
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from trainctl.protocol.client import local_agents
 from trainctl.protocol.config import addresses, run_file
@@ -16,10 +17,9 @@ from trainctl.protocol.errors import InvalidInputError, NotCachedError
 from trainctl.protocol.files.durable_files import naming
 from trainctl.protocol.security import keys
 from trainctl.tui.commands import targets
-from trainctl.tui.setup import data_bench, data_preview, init_files, init_probe, init_values
-from trainctl.tui.setup.init_files import Answers
+from trainctl.tui.setup import data_preview, init_files, init_probe
+from trainctl.tui.setup.init_files import AdapterKind, Answers, Objective
 from trainctl.tui.setup.init_probe import Model, ThisMachine
-from trainctl.tui.setup.init_values import AdapterKind, Objective
 
 Ask = Callable[[str, str], str]
 """A question and the answer that Enter gives (empty: none) -> the answer."""
@@ -35,8 +35,9 @@ MOST_TOKENS = 32_768
 """Longest row that is measured where the model states no limit."""
 
 
-class Given(NamedTuple):
-    """As options say; None: not given."""
+@dataclass(frozen=True)
+class InitOptions:
+    """A first run as the options describe it. None was not said."""
 
     model: Path | None = None
     data: Path | None = None
@@ -49,15 +50,16 @@ class Given(NamedTuple):
     objective: Objective | None = None
 
 
-class Done(NamedTuple):
-    """What was made of it."""
+@dataclass(frozen=True)
+class WrittenFiles:
+    """The files that were written."""
 
     written: tuple[Path, ...]
     kept: Path | None  # the cluster file that was there already
     remarks: tuple[str, ...]
 
 
-def write(given: Given, file: Path, cluster_file: Path | None, ask: Ask | None) -> Done:
+def write(given: InitOptions, file: Path, cluster_file: Path | None, ask: Ask | None) -> WrittenFiles:
     """Write both files, or only the run file where the default cluster file already exists, or isn't needed: programs
     find an agent on a Unix socket without one. Raises InvalidInputError, and then leaves no file."""
     target = cluster_file or cluster.default_path()
@@ -65,15 +67,15 @@ def write(given: Given, file: Path, cluster_file: Path | None, ask: Ask | None) 
     init_files.check_free([file] if kept else [file, target])
     machine = init_probe.machine()
     answers = answered(given, machine, ask, has_cluster=kept is not None)
-    machine = machine._replace(node=machine.node_at(answers.address))
+    machine = replace(machine, node=machine.node_at(answers.address))
     model = init_probe.model(model_folder(str(answers.model)))
     if answers.kind == "rows" and machine.backends:
         answers = _measured(answers, model, machine)
     elif answers.kind == "text":
-        answers = answers._replace(samples=init_probe.text_samples(answers.data, model, answers.sequence_length))
-    answers = answers._replace(prompt=init_probe.prompt(answers.data, answers.kind))
+        answers = replace(answers, samples=init_probe.text_samples(answers.data, model, answers.sequence_length))
+    answers = replace(answers, prompt=init_probe.prompt(answers.data, answers.kind))
     if answers.steps is None and not machine.backends:
-        answers = answers._replace(steps=init_files.STEPS)
+        answers = replace(answers, steps=init_files.STEPS)
     remarks = []
     if given.minutes is not None:
         answers, estimate = _timed(answers, model, machine, given.minutes)
@@ -92,12 +94,12 @@ def write(given: Given, file: Path, cluster_file: Path | None, ask: Ask | None) 
         remarks.append("an agent needs keys to listen on TCP: create them with trainctl keys new")
     if kept is not None:
         remarks.append(f"{kept} already exists and is kept")
-    return Done(tuple(texts), kept, tuple(remarks))
+    return WrittenFiles(tuple(texts), kept, tuple(remarks))
 
 
 def _measured(answers: Answers, model: Model, machine: ThisMachine) -> Answers:
-    """With the data's 95th percentile, rounded up, as the length, and what else follows from their lengths. Raises
-    InvalidInputError for data that cannot be trained on."""
+    """Return the answers with the data's 95th percentile, rounded up, as the length, and what else follows from their
+    lengths. Raises InvalidInputError for data that can't be read."""
     with tempfile.TemporaryDirectory(prefix="trainctl-init-") as folder:
         draft = Path(folder) / "run.toml"
         with naming(draft):
@@ -106,7 +108,7 @@ def _measured(answers: Answers, model: Model, machine: ThisMachine) -> Answers:
         found = data_preview.read(draft, machine.node, 0, whole)
     length = -(-found.lengths["p95"] // LENGTH_STEP) * LENGTH_STEP
     mean = min(length * sequences_of(answers.objective), found.tokens / max(1, found.samples))
-    return answers._replace(sequence_length=length, mean_tokens=mean, samples=found.samples)
+    return replace(answers, sequence_length=length, mean_tokens=mean, samples=found.samples)
 
 
 def _timed(answers: Answers, model: Model, machine: ThisMachine, minutes: float) -> tuple[Answers, str]:
@@ -119,14 +121,14 @@ def _timed(answers: Answers, model: Model, machine: ThisMachine, minutes: float)
         with naming(draft):
             draft.write_text(init_files.run_text(answers, model, machine, draft), "utf-8")
         config = run_file.read(draft)
-        found = data_bench.measure(draft, machine.node, {}, None, may_load=True)
+        found = data_preview.measure_speed(draft, machine.node, {}, None, may_load=True)
     assert found.need is not None
     rate, batch = found.need.tokens_per_second, config.batch.global_
     mean = answers.mean_tokens or config.data.sequence_length * sequences_of(answers.objective)
-    steps = max(2, int(init_values.TIMED_PART * 60 * minutes * rate / (batch * mean)))
+    steps = max(2, int(init_files.TIMED_PART * 60 * minutes * rate / (batch * mean)))
     epochs = f", {steps * batch / answers.samples:.2g} epochs" if answers.samples else ""
     estimate = f"{steps:,} steps{epochs} take about {minutes:g} min: {found.need.detail} ran {rate:,.0f} tokens/s"
-    return answers._replace(steps=steps), estimate
+    return replace(answers, steps=steps), estimate
 
 
 def _own_key(address: str) -> str | None:
@@ -135,8 +137,9 @@ def _own_key(address: str) -> str | None:
     return folder.agent().public if folder.has("agent") and addresses.socket_path(address) is None else None
 
 
-def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster: bool) -> Answers:
-    """What is given, what is asked for, and defaults for the rest. Raises InvalidInputError naming the option."""
+def answered(given: InitOptions, machine: ThisMachine, ask: Ask | None, *, has_cluster: bool) -> Answers:
+    """Return what is given, what is asked for, and defaults for the rest. Raises InvalidInputError naming the
+    option."""
     question = "Model: a Hugging Face folder, or an id such as Qwen/Qwen3-0.6B"
     model = _path(given.model, "--model", question, ask, _model)
     found = init_probe.model(model_folder(str(model)))  # before more is asked
@@ -158,11 +161,11 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     name = _asked(given.name, "Run name", init_files.run_name(model), ask, str)
     steps = given.steps
     if steps is None and given.minutes is None:
-        epochs = init_values.EPOCHS[objective]
+        epochs = init_files.EPOCHS[objective]
         question = f"Steps, or auto for {epochs:g} {'epoch' if epochs == 1 else 'epochs'}"
         steps = _asked(None, question, "auto", ask, _auto_or_whole("--steps"))
     unit = sample_unit(objective).capitalize()
-    question = f"{unit} per step across all nodes, or auto for about {init_values.STEP_TOKENS:,} tokens"
+    question = f"{unit} per step across all nodes, or auto for about {init_files.STEP_TOKENS:,} tokens"
     batch = given.batch if given.batch is not None else _asked(None, question, "auto", ask, _auto_or_whole("--batch"))
     address, usual = given.address, local_agents.default_address()
     if len(machine.agents) == 1:
@@ -181,7 +184,7 @@ def _check_tokenizer(model: Model) -> None:
 
 
 def _of_encoder(given: Objective | None, data: str) -> Objective:
-    """All that an encoder-decoder model can learn."""
+    """Return all that an encoder-decoder model can learn."""
     if data != "rows":
         problem = f"an encoder-decoder model needs rows of prompts and completions; the data is {data}"
         raise InvalidInputError("--data", problem)
@@ -275,20 +278,20 @@ def _auto_or_whole(option: str) -> Callable[[str], int | None]:
 
 
 def _address_question(machine: ThisMachine) -> str:
-    there = ", ".join(f"{one.address} ({one.name})" for one in machine.interfaces)
+    there = ", ".join(f"{interface.address} ({interface.name})" for interface in machine.interfaces)
     return f"Address for this machine's agent, one of {there}"
 
 
 def _checked_address(address: str, machine: ThisMachine) -> str:
     host = addresses.host(address)
     if not addresses.is_loopback(host) and machine.interface_of(host) is None:
-        there = ", ".join(one.address for one in machine.interfaces)
+        there = ", ".join(interface.address for interface in machine.interfaces)
         raise InvalidInputError("--address", f"{host} is not an address of this machine; its addresses are {there}")
     return address
 
 
 def _check(drafts: dict[Path, Path], file: Path, cluster_file: Path | None) -> None:
-    """As `trainctl check` does, naming the files as they will be called."""
+    """Check the texts as `trainctl check` does, naming the files as they will be called."""
     found = targets.cluster_file(drafts.get(cluster_file, cluster_file)) if cluster_file is not None else None
     try:
         targets.run_file(drafts[file], {}, local=True, cluster=found)

@@ -1,9 +1,10 @@
-"""What a run trains, and each node's memory: an estimate by part, and what an earlier run measured."""
+"""The parameters that a run trains, and each node's memory: an estimate by part, and what an earlier run measured."""
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -23,8 +24,9 @@ _GPU_FILES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Devices that are there with an NVIDIA or AMD driver on Linux, and with a GPU under WSL."""
 
 
-class MemoryReport(NamedTuple):
-    """Of one run."""
+@dataclass(frozen=True)
+class MemoryReport:
+    """The model and the memory of one run."""
 
     family: str
     nodes: dict[str, MemoryEstimate]
@@ -33,21 +35,25 @@ class MemoryReport(NamedTuple):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The report as JSON has it."""
         first = next(iter(self.nodes.values()))
         return {
-            "family": self.family, "parameters": first.parameters, "trained": first.trained,
-            "gradient_bytes": first.gradient_bytes, "warnings": self.warnings,
+            "family": self.family,
+            "parameters": first.parameters,
+            "trained": first.trained,
+            "gradient_bytes": first.gradient_bytes,
+            "warnings": self.warnings,
             "memory": {node: {**found.parts, "total": found.total} for node, found in self.nodes.items()},
             "measured": {
                 node: {"run": found.run, "peak_bytes": found.peak_bytes} for node, found in self.measured.items()
             },
-        }  # fmt: skip
+        }
 
 
 def report_of(config: RunFile, nodes: Sequence[str], where: str, here: Sequence[str] = ()) -> MemoryReport | None:
-    """Of a run's nodes; `here`: those of them that are this machine. None if no node's model is on this machine, or it
-    doesn't state its sizes. Raises InvalidInputError for adapters of layers that the model doesn't have."""
+    """Return the report of a run's nodes. `here` are those of them that are this machine. None if no node's model is on
+    this machine, or it doesn't state its sizes. Raises InvalidInputError for adapters of layers that the model doesn't
+    have."""
     names = tuple(nodes) or ("",)
     if nodes:
         config = msgspec.structs.replace(config, nodes={name: config.nodes.get(name, NodeTable()) for name in nodes})
@@ -89,7 +95,7 @@ def _placed(config: RunFile, name: str) -> tuple[NodeTable, Literal["mlx", "torc
 
 
 def _in_one_type(config: RunFile, here: Sequence[str], where: str) -> RunFile:
-    """With the type that this machine's ranks choose in place of "auto", if its devices are known."""
+    """Put the type that this machine's ranks choose in place of "auto", if its devices are known."""
     tables = {name: config.nodes.get(name, NodeTable()) for name in here}
     try:
         found, _ = resolve(msgspec.structs.replace(config, nodes=tables), dict.fromkeys(here, read_devices()), where)
@@ -99,13 +105,14 @@ def _in_one_type(config: RunFile, here: Sequence[str], where: str) -> RunFile:
 
 
 def _device(table: NodeTable, backend: str) -> str:
-    """What "auto" is on this machine; another one is taken to be like it."""
+    """Return what "auto" is on this machine; another one is taken to be like it."""
     has_gpu = sys.platform == "darwin" or any(Path(file).exists() for file in _GPU_FILES)
     return "cpu" if table.device == "auto" and backend == "torch" and not has_gpu else table.device
 
 
 def facts_here(config: RunFile, nodes: Sequence[str], where: str) -> ModelFacts | None:
-    """Of the first node's model that is on this machine; None if there is none, or it doesn't state its sizes."""
+    """Return the facts of the first node's model that is on this machine; None if there is none, or it doesn't state
+    its sizes."""
     for name in nodes:
         model = Path(run_file.on_this_machine(config, name).model.path)
         if (model / "config.json").is_file():
@@ -114,7 +121,7 @@ def facts_here(config: RunFile, nodes: Sequence[str], where: str) -> ModelFacts 
 
 
 def report_lines(report: MemoryReport) -> list[str]:
-    """One fact per line."""
+    """Return one fact per line."""
     first = next(iter(report.nodes.values()))
     part = "all" if first.trained == first.parameters else f"{first.trained / first.parameters:.2%}"
     lines = [

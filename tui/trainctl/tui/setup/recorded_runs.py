@@ -1,8 +1,9 @@
-"""What this machine's runs measured with the settings of a run file."""
+"""The rates and memory that this machine's runs measured with the settings of a run file."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import micro_of
@@ -15,7 +16,8 @@ _MOST_RUNS = 200
 """The newest so many of this machine's runs are looked at."""
 
 
-class RecordedRates(NamedTuple):
+@dataclass(frozen=True)
+class RecordedRates:
     """By a node in one run."""
 
     run: str
@@ -24,8 +26,8 @@ class RecordedRates(NamedTuple):
 
 
 def newest_like(config: RunFile, node: str, root: Path | None = None) -> RecordedRates | None:
-    """By the newest run of at least two steps whose model, data, micro-batch and device on `node` are those of
-    `config`."""
+    """Return the rates of the newest run of at least two steps whose model, data, micro-batch and device on `node` are
+    those of `config`."""
     wanted = _settings(config, node)
     for directory in _newest_first(root or state_root()):
         try:
@@ -40,14 +42,26 @@ def newest_like(config: RunFile, node: str, root: Path | None = None) -> Recorde
 
 
 def _settings(config: RunFile, node: str) -> list[Any]:
-    """What a rank's speed and memory depend on, but for its share."""
+    """Return what a rank's speed and memory depend on, but for its share."""
     own, here = config.nodes.get(node, NodeTable()), run_file.on_node(config, node)
     data, batch = here.data, config.batch
     return [
-        here.model, config.adapter, config.objective, data.path, data.kind, data.tokenizer, data.sequence_length,
-        data.packing, micro_of(config, own), batch.micro_tokens if own.micro_tokens is None else own.micro_tokens,
-        own.backend, own.device, own.threads, own.memory_limit_gb, len(config.nodes) > 1,
-    ]  # fmt: skip
+        here.model,
+        config.adapter,
+        config.objective,
+        data.path,
+        data.kind,
+        data.tokenizer,
+        data.sequence_length,
+        data.packing,
+        micro_of(config, own),
+        batch.micro_tokens if own.micro_tokens is None else own.micro_tokens,
+        own.backend,
+        own.device,
+        own.threads,
+        own.memory_limit_gb,
+        len(config.nodes) > 1,
+    ]
 
 
 def _newest_first(root: Path) -> Iterator[Path]:

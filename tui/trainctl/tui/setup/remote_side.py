@@ -1,4 +1,5 @@
-"""What `trainctl cluster add` has done on the machine that is added: called there over SSH, JSON in and JSON out.
+"""The part of `trainctl cluster add` that runs on the machine that is added: called there over SSH, JSON in and JSON
+out.
 
 `python -m trainctl.tui.setup.remote_side join|start|stream`. Each can be called again: it changes only what isn't so
 yet.
@@ -61,9 +62,10 @@ def add_nodes(file: Path, known: cluster_file.Cluster, nodes: dict[str, dict[str
             missing[name] = entry
         elif (there.address, there.key or entry["key"]) != (entry["address"], entry["key"]):
             raise InvalidInputError(
-                f"{file}: nodes.{name}", f"already exists with another address or key ({there.address}); remove it, "
+                f"{file}: nodes.{name}",
+                f"already exists with another address or key ({there.address}); remove it, "
                 f"or give the other node a different --name",
-            )  # fmt: skip
+            )
     written: list[Path] = []
     try:
         for name, entry in missing.items():
@@ -79,7 +81,7 @@ def add_nodes(file: Path, known: cluster_file.Cluster, nodes: dict[str, dict[str
 
 
 def _trust(file: Path, networks: list[str]) -> list[str]:
-    """A cluster file that says in which networks gradients may travel, where there is no file yet."""
+    """Write a cluster file that says in which networks gradients may travel, where there is no file yet."""
     if not networks or file.exists():
         return []
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,7 @@ def _call(agent: Path, words: list[str]) -> tuple[int, dict[str, Any]]:
 
 
 def _start_detached(agent: Path, name: str, *, restart: bool) -> bool:
-    """In a session of its own, its output in a file; False if it runs already. Raises TrainctlError."""
+    """Start the agent in a session of its own, its output in a file; False if it runs already. Raises TrainctlError."""
     folder = paths.node_directory(name)
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / "detached.toml"
@@ -156,7 +158,7 @@ def _await_bound(begun: "subprocess.Popen[bytes]", log: Path, begin: int) -> Non
 
 
 def running(note: Path) -> psutil.Process | None:
-    """The process that was started by itself before, if it lives."""
+    """Return the process that was started by itself before, if it lives."""
     with contextlib.suppress(OSError, ValueError, KeyError, psutil.Error):
         kept = tomllib.loads(note.read_text("utf-8"))
         process = psutil.Process(kept["pid"])
@@ -184,7 +186,7 @@ def stream(given: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """The exit status; a failure is one line on standard error."""
+    """Return the exit status; a failure is one line on standard error."""
     given = json.loads(sys.stdin.read() or "{}")
     os.umask(0o077)
     try:

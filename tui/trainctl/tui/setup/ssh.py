@@ -5,8 +5,9 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
 
@@ -16,7 +17,8 @@ CONNECT_SECONDS = 15
 SAID_LINES = 3
 
 
-class SshTarget(NamedTuple):
+@dataclass(frozen=True)
+class SshTarget:
     """Where to log in."""
 
     words: str  # user@host, or a Host of ssh's configuration
@@ -50,19 +52,23 @@ class Ssh:
     def options(self) -> list[str]:
         """ssh and its options, without the machine; rsync adds that."""
         own = {
-            "ControlMaster": "auto", "ControlPath": f"{self._folder.name}/%C", "ControlPersist": "120",
-            "ConnectTimeout": str(CONNECT_SECONDS), "ServerAliveInterval": "10", "ServerAliveCountMax": "3",
+            "ControlMaster": "auto",
+            "ControlPath": f"{self._folder.name}/%C",
+            "ControlPersist": "120",
+            "ConnectTimeout": str(CONNECT_SECONDS),
+            "ServerAliveInterval": "10",
+            "ServerAliveCountMax": "3",
             "BatchMode": "no" if self._interactive else "yes",
-        }  # fmt: skip
+        }
         config = ["-F", str(self.target.config)] if self.target.config is not None else []
         return ["ssh", *config, *(word for name, value in own.items() for word in ("-o", f"{name}={value}"))]
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """The command line that runs `words` there, none of them touched by the shell there."""
+        """Return the command line that runs `words` there, none of them touched by the shell there."""
         return [*self.options(), self.target.words, shlex.join(words)]
 
     def run(self, words: Sequence[str], *, given: bytes = b"", seconds: float = 60.0, step: str = "ssh") -> str:
-        """What a command there prints on standard output.
+        """Return what a command there prints on standard output.
 
         Raises UnreachableError where ssh couldn't connect, RefusedError where the command failed, naming the `step`
         and what was said; InvalidInputError where there is no ssh here.
@@ -90,6 +96,6 @@ class Ssh:
 
 
 def said(text: str) -> str:
-    """The last lines of what a program said, as one."""
+    """Return the last lines of what a program said, as one."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " | ".join(lines[-SAID_LINES:])

@@ -23,7 +23,8 @@ _READ_BYTES = 1 << 16
 
 
 def is_wanted(file: Path, overrides: Mapping[str, str]) -> bool:
-    """Whether a run file, with `table.key` overrides, has standard input as its data. Raises InvalidInputError."""
+    """Return whether a run file, with `table.key` overrides, has standard input as its data. Raises
+    InvalidInputError."""
     given = overrides.get("data.path")
     table = validation_errors.read_toml(file, "run file").get("data")
     own = table.get("path") if isinstance(table, dict) else None
@@ -31,7 +32,7 @@ def is_wanted(file: Path, overrides: Mapping[str, str]) -> bool:
 
 
 def check(source: IO[bytes], address: str, *, local: bool) -> None:
-    """Whether standard input can be copied for the agent at `address`. Raises InvalidInputError."""
+    """Check that standard input can be copied for the agent at `address`. Raises InvalidInputError."""
     if source.isatty():
         raise InvalidInputError(
             "data.path", '"-" is standard input: send it rows, as in: cat rows.jsonl | trainctl run'
@@ -56,7 +57,7 @@ class InputCopy:
 
     @property
     def overrides(self) -> dict[str, str]:
-        """What the run file must say to train on it."""
+        """Return what the run file must say to train on it."""
         return {"data.path": str(self.path), "data.growing": "true"}
 
     def start(self) -> None:
@@ -98,7 +99,7 @@ class InputCopy:
         self.end()
 
     def _write(self, piece: bytes) -> bool:
-        """Whether the file still takes more. Only whole lines are written, so that none is read in part."""
+        """Return whether the file still takes more. Only whole lines are written, so that none is read in part."""
         with self._lock:
             if self._ended:
                 return False

@@ -1,4 +1,5 @@
-"""What `trainctl cluster sync` copies: a run's files on this machine, where a node keeps them, and what it has of them.
+"""The files that `trainctl cluster sync` copies: a run's files on this machine, where a node keeps them, and what it
+has of them.
 
 A node runs `python -m trainctl.tui.setup.sync_files` over SSH: it takes a list of Target and gives a list of NodeFiles,
 as JSON. It changes nothing but the revision that the Hugging Face cache names as its newest, and that only for files
@@ -49,7 +50,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class NodeFiles(msgspec.Struct, frozen=True):
-    """What a node says of a target, or the problem that it has with it."""
+    """A node's answer about a target, or the problem that it has with it."""
 
     root: str = ""
     differing: tuple[str, ...] = ()  # names of files with another digest

@@ -1,38 +1,43 @@
-"""What is mirrored of a run, by the names that it has in every target: pure."""
+"""The metrics of a run that are mirrored, by the names that they have in every target: pure."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.batch.cost import HOUR_SECONDS, run_rates
 
 EVALUATION_LOSS, EVALUATION_PERPLEXITY = "eval/loss", "eval/perplexity"
-EVALUATED = ("eval_loss", "perplexity", *(name for name in m.METRICS if name in m.EVALUATED))
+EVALUATED = ("eval_loss", "perplexity", *(name for name in messages.METRICS if name in messages.EVALUATED))
 """Metrics that a step has no value of, but an evaluation."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 RUN_METRICS = tuple(
-    metric for metric in m.METRICS.values()
+    metric
+    for metric in messages.METRICS.values()
     if metric.scope == "run" and metric.drawn and metric.name not in EVALUATED
-)  # fmt: skip
-"""Of `train/`, a value a step, beside what the plan was and the number of the generation that committed it."""
+)
+"""The metrics of `train/` that are a value a step, beside what the plan was and the number of the generation that
+committed it."""
 RANK_METRICS = {
     metric.name: metric.name.removeprefix("rank_").removeprefix("own_")
-    for metric in m.METRICS.values() if metric.scope != "run"
-}  # fmt: skip
-"""Of a rank's part and its machine, and its name in a mirror, below that of the node."""
+    for metric in messages.METRICS.values()
+    if metric.scope != "run"
+}
+"""The metrics of a rank's part and its machine by their names in a mirror, below that of the node."""
 
 RATES = {
     "average_per_second": "Tokens per second since the run began; pairs per second if the loss is divided by pairs.",
     "seconds_per_epoch": "Seconds per epoch at this step's rate.",
     "epochs_left": "Epochs until the run's last step.",
 }
-"""Of `train/`, what a step says of the whole run."""
+"""The metrics of `train/` that a step has of the whole run."""
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """One rank's part of a step; what isn't known is absent."""
 
     step: int
@@ -40,16 +45,18 @@ class Part(NamedTuple):
     values: dict[str, float]  # by name, below that of the node
 
 
-class Point(NamedTuple):
+@dataclass(frozen=True)
+class Point:
     """One committed step."""
 
     step: int
-    generation: m.Generation
+    generation: messages.Generation
     at: float  # when it was committed, Unix seconds
     values: dict[str, float]  # by full name
 
 
-class Text(NamedTuple):
+@dataclass(frozen=True)
+class Text:
     """Events of one step."""
 
     step: int
@@ -58,11 +65,12 @@ class Text(NamedTuple):
     kind: Literal["events", "samples"] = "events"
 
 
-def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int, str], view: m.RunView | None) -> Point:
-    """A step with its ranks' parts, each under its prefix; a part without one is left out. `view`: of its run."""
-    own: dict[str, float | None] = {
-        **step.values, **{metric.name: metric.of(step) for metric in RUN_METRICS}
-    }  # fmt: skip
+def of_step(
+    step: messages.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int, str], view: messages.RunView | None
+) -> Point:
+    """Return a step with its ranks' parts, each under its prefix; a part without one is left out. `view`: of its
+    run."""
+    own: dict[str, float | None] = {**step.values, **{metric.name: metric.of(step) for metric in RUN_METRICS}}
     own |= {"tokens_total": step.tokens_total, "global_batch": step.global_batch, "generation": step.generation.n}
     if view is not None:
         rates = run_rates(view, step)
@@ -78,8 +86,8 @@ def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int,
     return Point(step.step, step.generation, step.committed_at, values)
 
 
-def _to_end(step: m.StepCommitted, rates: m.RunRates) -> float | None:
-    """What the steps after this one cost, also of a run that has ended since."""
+def _to_end(step: messages.StepCommitted, rates: messages.RunRates) -> float | None:
+    """Return what the steps after this one cost, also of a run that has ended since."""
     per_hour = step.values.get("cost_per_hour")
     if per_hour is None:
         return None
@@ -91,24 +99,25 @@ def _to_end(step: m.StepCommitted, rates: m.RunRates) -> float | None:
 
 
 def of_evaluation(
-    loss: float, view: m.RunView | None, values: Mapping[str, float] = MappingProxyType({})
+    loss: float, view: messages.RunView | None, values: Mapping[str, float] = MappingProxyType({})
 ) -> dict[str, float]:
-    """A held-out loss, its perplexity where that is defined, and the metrics beside it, by full name. `view`: of the
-    run."""
+    """Return a held-out loss, its perplexity where that is defined, and the metrics beside it, by full name. `view`: of
+    the run."""
     found = {EVALUATION_LOSS: loss, **values}
-    perplexity = m.perplexity(loss, view.loss_unit) if view is not None else m.perplexity(loss)
+    perplexity = messages.perplexity(loss, view.loss_unit) if view is not None else messages.perplexity(loss)
     return found if perplexity is None else {**found, EVALUATION_PERPLEXITY: perplexity}
 
 
-def of_part(part: m.RankStep) -> Part:
-    own = {name: value for name, value in part.values.items() if name not in m.METRICS}
-    known = {said: m.METRICS[name].of(part) for name, said in RANK_METRICS.items()}
+def of_part(part: messages.RankStep) -> Part:
+    own = {name: value for name, value in part.values.items() if name not in messages.METRICS}
+    known = {said: messages.METRICS[name].of(part) for name, said in RANK_METRICS.items()}
     found: dict[str, float | None] = {"samples": part.samples, **known, **own}
     return Part(part.step, part.rank, {name: float(value) for name, value in found.items() if value is not None})
 
 
 def prefixes(nodes: Mapping[int, str]) -> dict[int, str]:
-    """Of each rank's metrics, by its node: `nodes/NAME`, and with the rank's number where a node has several."""
+    """Return the prefix of each rank's metrics, by its node: `nodes/NAME`, and with the rank's number where a node has
+    several."""
     several = {node for node in nodes.values() if list(nodes.values()).count(node) > 1}
     safe = {rank: _UNSAFE.sub("_", node) for rank, node in nodes.items()}
     return {
@@ -117,14 +126,14 @@ def prefixes(nodes: Mapping[int, str]) -> dict[int, str]:
     }
 
 
-def line(event: m.Event) -> str:
-    """An event in one line."""
+def line(event: messages.Event) -> str:
+    """Return an event in one line."""
     at = f"step {event.step}: " if event.step is not None else ""
     return f"{at}[{event.kind}] {event.text} ({event.by})"
 
 
-def answer_line(sample: m.Sample) -> str:
-    """A prompt and its answer in one line."""
+def answer_line(sample: messages.Sample) -> str:
+    """Return a prompt and its answer in one line."""
     prompt, answer = (" ".join(text.split()) for text in (sample.prompt, sample.answer))
     return f"{prompt} → {answer}"
 

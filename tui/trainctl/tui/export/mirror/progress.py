@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import write_file
+from trainctl.protocol.messages import Event, Generation
 
 EVENTS_KEPT = 1000
 
@@ -19,7 +19,7 @@ class Span(msgspec.Struct, frozen=True):
     """Steps from `first` on were committed in `generation`."""
 
     first: int
-    generation: m.Generation
+    generation: Generation
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -50,11 +50,11 @@ class MirrorProgress(msgspec.Struct, frozen=True):
         """Id of the last event mirrored."""
         return self.events[-1].id if self.events else 0
 
-    def generation_of(self, step: int) -> m.Generation | None:
-        """In which a step was committed when it was mirrored."""
+    def generation_of(self, step: int) -> Generation | None:
+        """Return the generation in which a step was committed when it was mirrored."""
         return next((span.generation for span in reversed(self.spans) if span.first <= step), None)
 
-    def stepped(self, step: int, generation: m.Generation) -> "MirrorProgress":
+    def stepped(self, step: int, generation: Generation) -> "MirrorProgress":
         """After one more step."""
         new = not self.spans or self.spans[-1].generation != generation
         spans = (*self.spans, Span(step, generation)) if new else self.spans
@@ -65,7 +65,7 @@ class MirrorProgress(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, evaluations=known, rows=self.rows + 1)
 
     def has_evaluation(self, step: int, loss: float) -> bool:
-        """Whether just this loss was mirrored."""
+        """Return whether just this loss was mirrored."""
         return step in self.evaluations and self.evaluations[step] == (loss if math.isfinite(loss) else None)
 
     @property
@@ -77,7 +77,7 @@ class MirrorProgress(msgspec.Struct, frozen=True):
         """After a step's answers."""
         return msgspec.structs.replace(self, samples={**self.samples, step: row}, rows=self.rows + 1)
 
-    def texted(self, step: int, events: Sequence[m.Event]) -> "MirrorProgress":
+    def texted(self, step: int, events: Sequence[Event]) -> "MirrorProgress":
         """After a text of these events."""
         told = (*self.events, *(Told(event.id, event.at, step) for event in events))[-EVENTS_KEPT:]
         return msgspec.structs.replace(self, events=told, text_step=step, rows=self.rows + 1)
@@ -85,22 +85,26 @@ class MirrorProgress(msgspec.Struct, frozen=True):
     def back_to(self, step: int) -> "MirrorProgress":
         """Before the steps after `step`, which were retracted."""
         return msgspec.structs.replace(
-            self, step=step, spans=tuple(span for span in self.spans if span.first <= step), attempt=self.attempt + 1,
+            self,
+            step=step,
+            spans=tuple(span for span in self.spans if span.first <= step),
+            attempt=self.attempt + 1,
             evaluations={at: loss for at, loss in self.evaluations.items() if at <= step},
-        )  # fmt: skip
+        )
 
     def without_later_texts(self) -> "MirrorProgress":
-        """For a target that has dropped what was written after the last step: those events are written again."""
+        """Return the progress of a target that has dropped what was written after the last step: those events are
+        written again."""
         kept = tuple(told for told in self.events if told.step <= self.step)
         samples = {step: row for step, row in self.samples.items() if step <= self.step}
         return msgspec.structs.replace(self, events=kept, samples=samples, text_step=min(self.text_step, self.step))
 
     def finished(self, session: str) -> "MirrorProgress":
-        """With one more session that is whole, if it has a name."""
+        """Return the progress with one more session that is whole, if it has a name."""
         return msgspec.structs.replace(self, sessions=(*self.sessions, session)) if session else self
 
     def without_events_after(self, id: int) -> "MirrorProgress":
-        """With the events above `id` to be reported again: others have taken their numbers."""
+        """Return the progress with the events above `id` to be reported again: others have taken their numbers."""
         return msgspec.structs.replace(self, events=tuple(told for told in self.events if told.id <= id))
 
 
@@ -111,7 +115,7 @@ class MirrorProgressFile:
         self.path = path
 
     def load(self, run: str, target: str) -> MirrorProgress:
-        """A place at the run's beginning if there is none. Raises InvalidInputError for a file that is none."""
+        """Return a place at the run's beginning if there is none. Raises InvalidInputError for a file that is none."""
         if not self.path.is_file():
             return MirrorProgress(run, target)
         try:

@@ -2,14 +2,15 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Event, RunView, Sample, StepCommitted
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.export.mirror.metrics import RANK_METRICS, Part, of_part
@@ -17,10 +18,11 @@ from trainctl.tui.export.rows import MOST_COLUMNS, questions, values
 
 PAGE = 500
 _MOST_METRICS = 16
-"""That one request may ask for."""
+"""The most metrics that one request may ask for."""
 
 
-class Evaluated(NamedTuple):
+@dataclass(frozen=True)
+class Evaluated:
     """A loss on the held-out samples, and when it was found, in Unix seconds; None where that isn't told."""
 
     loss: float
@@ -36,8 +38,8 @@ class DirectorySource:
         self._reader = RecordReader(self._paths)
         self.run = self._reader.run
 
-    def view(self) -> m.RunView | None:
-        """As its agent kept it; None of a record that has none."""
+    def view(self) -> RunView | None:
+        """Return the run as its agent kept it; None for a record that has none."""
         try:
             return self._reader.view()
         except msgspec.MsgspecError as error:
@@ -46,7 +48,7 @@ class DirectorySource:
             ) from None
 
     def config(self) -> Mapping[str, Any]:
-        """The run file, as resolved; empty where there is none."""
+        """Return the run file, as resolved; empty where there is none."""
         try:
             return tomllib.loads(self._paths.run_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -57,22 +59,22 @@ class DirectorySource:
         known = {rank.rank: rank.node for rank in view.ranks} if view is not None else {}
         return {part.rank: part.node for part in self._reader.rank_steps(last.step)} | known if last else known
 
-    def steps(self, after: int, limit: int = PAGE) -> tuple[tuple[m.StepCommitted, ...], bool]:
+    def steps(self, after: int, limit: int = PAGE) -> tuple[tuple[StepCommitted, ...], bool]:
         return self._reader.steps(after, limit)
 
     def parts(self, steps: Sequence[int]) -> list[Part]:
-        """Of steps that exist, ascending."""
+        """Return the ranks' parts of steps that exist, ascending."""
         return [of_part(part) for part in self._reader.parts_between(steps[0], steps[-1])]
 
     def evaluations(self, first: int, last: int) -> dict[int, Evaluated]:
         found = self._reader.evaluations()
         return {one.step: Evaluated(one.loss, one.at, one.values) for one in found if first <= one.step <= last}
 
-    def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]:
+    def events(self, after_id: int, limit: int = PAGE) -> tuple[Event, ...]:
         return self._reader.events(after_id, limit)[0]
 
-    def samples(self, after_row: int) -> tuple[tuple[m.Sample, ...], int]:
-        """A page of the model's answers, and the row of its last one."""
+    def samples(self, after_row: int) -> tuple[tuple[Sample, ...], int]:
+        """Return a page of the model's answers, and the row of its last one."""
         found, last, _ = self._reader.samples(after_row)
         return found, last
 
@@ -90,23 +92,24 @@ class AgentSource:
             raise InvalidInputError("run", "the agent has no run yet: start one with trainctl run RUN.toml")
         self.run, self._view = view.run, view
 
-    def view(self) -> m.RunView | None:
+    def view(self) -> RunView | None:
         self._view = self._client.snapshot(0, self.run).run or self._view
         return self._view
 
     def config(self) -> Mapping[str, Any]:
-        """What an agent reports of a run; its file stays on its nodes."""
+        """Return what an agent reports of a run; its file stays on its nodes."""
         view = self._view
         return {
-            "run": {"name": view.name, "steps": view.steps}, "batch": {"global": view.global_batch},
+            "run": {"name": view.name, "steps": view.steps},
+            "batch": {"global": view.global_batch},
             "group": {"engine": view.engine},
             "nodes": {rank.node: {"backend": rank.backend, "device": rank.device} for rank in view.ranks},
-        }  # fmt: skip
+        }
 
     def nodes(self) -> dict[int, str]:
         return {rank.rank: rank.node for rank in self._view.ranks}
 
-    def steps(self, after: int, limit: int = PAGE) -> tuple[tuple[m.StepCommitted, ...], bool]:
+    def steps(self, after: int, limit: int = PAGE) -> tuple[tuple[StepCommitted, ...], bool]:
         found = self._client.steps(self.run, after, min(limit, PAGE))
         return found.steps, found.more
 
@@ -123,7 +126,7 @@ class AgentSource:
         return [Part(step, rank, of_rank) for (step, rank), of_rank in sorted(found.items())]
 
     def evaluations(self, first: int, last: int) -> dict[int, Evaluated]:
-        """Where buckets are larger than a step, what is in each is asked for by itself."""
+        """Return the evaluations. Where buckets are larger than a step, what is in each is asked for by itself."""
         columns = min(last - first + 1, MOST_COLUMNS)
         names = ("eval_loss", *sorted(dict(self._view.eval_values)))[:_MOST_METRICS]
         losses, *others = self._client.history(self.run, names, first, last, columns).series
@@ -137,10 +140,10 @@ class AgentSource:
         steps = zip(losses.steps, losses.last, strict=True)
         return {step: Evaluated(loss, None, values.get(step, {})) for step, loss in steps}
 
-    def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]:
+    def events(self, after_id: int, limit: int = PAGE) -> tuple[Event, ...]:
         return self._client.events(self.run, after_id, min(limit, PAGE)).events
 
-    def samples(self, after_row: int) -> tuple[tuple[m.Sample, ...], int]:
+    def samples(self, after_row: int) -> tuple[tuple[Sample, ...], int]:
         found = self._client.samples(self.run, after_row)
         return found.samples, found.last_row
 

@@ -5,8 +5,9 @@ import importlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from trainctl.protocol.errors import UnreachableError
 from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
@@ -17,8 +18,9 @@ To = Literal["tensorboard", "wandb"]
 POLL_SECONDS = 2.0
 
 
-class MirrorOptions(NamedTuple):
-    """What is asked for."""
+@dataclass(frozen=True)
+class MirrorOptions:
+    """A mirror as its options describe it."""
 
     to: To
     folder: Path  # of this run and target
@@ -48,7 +50,7 @@ def run(source: RunSource, wanted: MirrorOptions) -> MirrorProgress:
 
 
 def _mirror(mirror: Mirror, wanted: MirrorOptions, stop: threading.Event, *, whole: bool) -> bool:
-    """Whether the run has failed. `whole`: nothing is waited for."""
+    """Return whether the run has failed. `whole`: nothing is waited for."""
     state = mirror.catch_up(whole=whole)
     away = False
     while wanted.follow and not mirror.has_ended and not stop.wait(POLL_SECONDS):
@@ -84,9 +86,14 @@ def _open(source: RunSource, wanted: MirrorOptions, place: MirrorProgress) -> Mi
     from trainctl.tui.export.mirror.wandb import WeightsBiases
 
     made = WeightsBiases(
-        wanted.folder, source.run, wanted.project, config, place.sessions, offline=wanted.offline,
+        wanted.folder,
+        source.run,
+        wanted.project,
+        config,
+        place.sessions,
+        offline=wanted.offline,
         name=view.name if view is not None else source.run,
-    )  # fmt: skip
+    )
     if made.url is not None:
         wanted.tell(f"wandb: {made.url}")
     return made

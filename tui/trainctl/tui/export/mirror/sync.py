@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, takewhile
 from typing import Protocol
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, Event, RunView, StepCommitted
 from trainctl.tui.export.mirror.metrics import Point, Text, answer_line, line, of_evaluation, of_step, prefixes
 from trainctl.tui.export.mirror.progress import MirrorProgress
 from trainctl.tui.export.mirror.run_source import PAGE, RunSource
@@ -21,7 +21,8 @@ LATE_EVALUATION_STEPS = 2000
 
 
 class MirrorTarget(Protocol):
-    """What a run is mirrored to. `number` counts everything that was written, over all sessions."""
+    """A viewer's files or service that a run is mirrored to. `number` counts everything that was written, over all
+    sessions."""
 
     name: str
     forgets: bool  # whether going back drops what was written at the steps after
@@ -41,19 +42,25 @@ class Mirror:
     """One run and one target; `place` is how far it has come."""
 
     def __init__(
-        self, source: RunSource, target: MirrorTarget, place: MirrorProgress, *, keep: Callable[[MirrorProgress], None],
-        stop: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+        self,
+        source: RunSource,
+        target: MirrorTarget,
+        place: MirrorProgress,
+        *,
+        keep: Callable[[MirrorProgress], None],
+        stop: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """`keep` is given each place once it is flushed; `stop` is asked between pages; `clock`: Unix seconds."""
         self.place = place.without_later_texts() if target.forgets else place
         self._source, self._target, self._keep, self._stop, self._clock = source, target, keep, stop, clock
         self.has_ended = False
-        self._view: m.RunView | None = None
+        self._view: RunView | None = None
 
     def catch_up(self, *, whole: bool) -> str | None:
         """Mirror what is new; the run's state, if it is known. `whole`: also a last step that isn't settled."""
         view = self._view = self._source.view()
-        ended = view is not None and view.state not in m.ACTIVE_RUN_STATES
+        ended = view is not None and view.state not in ACTIVE_RUN_STATES
         self._go_back()
         more = True
         while more and not self._stop():
@@ -80,7 +87,7 @@ class Mirror:
             self.place = self.place.without_events_after(kept)
 
     def _has(self, id: int, at: float) -> bool:
-        """Whether the record's event of that id is the one that was mirrored."""
+        """Return whether the record's event of that id is the one that was mirrored."""
         return any((event.id, event.at) == (id, at) for event in self._source.events(id - 1, 1))
 
     # ------------------------------------------------------------ what is new
@@ -97,7 +104,7 @@ class Mirror:
         self._samples()
         return self._texts(whole=whole and not more) or (more and bool(steps))
 
-    def _points(self, steps: Sequence[m.StepCommitted]) -> None:
+    def _points(self, steps: Sequence[StepCommitted]) -> None:
         by_rank = prefixes(self._source.nodes())
         parts = self._source.parts([step.step for step in steps])
         by_step = {step: tuple(found) for step, found in groupby(parts, key=lambda part: part.step)}
@@ -108,11 +115,12 @@ class Mirror:
 
     def _evaluations(self, after: int) -> None:
         found = self._source.evaluations(after, self.place.step)
-        for step, (loss, at, values) in sorted(found.items(), key=lambda item: item[0]):
-            if not self.place.has_evaluation(step, loss):
-                at = self._clock() if at is None else at
-                self._target.evaluation(step, of_evaluation(loss, self._view, values), at, self.place.rows)
-                self.place = self.place.evaluated(step, loss)
+        for step, one in sorted(found.items(), key=lambda item: item[0]):
+            if not self.place.has_evaluation(step, one.loss):
+                at = self._clock() if one.at is None else one.at
+                values = of_evaluation(one.loss, self._view, one.values)
+                self._target.evaluation(step, values, at, self.place.rows)
+                self.place = self.place.evaluated(step, one.loss)
 
     def _samples(self) -> None:
         """The answers of mirrored steps: one text for each time that the model was asked."""
@@ -130,10 +138,11 @@ class Mirror:
                 self.place = self.place.sampled(group[0].step, row)
 
     def _texts(self, *, whole: bool) -> bool:
-        """The events of mirrored steps; those of the last step wait a while for more. Whether a page was full."""
+        """Write the events of mirrored steps; those of the last step wait a while for more. Return whether a page was
+        full."""
         last, settled_at = self.place.step, self._clock() - SETTLED_SECONDS
 
-        def is_ready(event: m.Event) -> bool:
+        def is_ready(event: Event) -> bool:
             step = event.step or 0
             return whole or step < last or (step == last and event.at < settled_at)
 
@@ -146,7 +155,7 @@ class Mirror:
 
 
 def standing(source: RunSource, place: MirrorProgress) -> int:
-    """The newest step that was mirrored and still stands as it was; 0 if none does."""
+    """Return the newest step that was mirrored and still stands as it was; 0 if none does."""
     newest, _ = source.steps(place.step - 1, 1) if place.step else ((), False)
     if newest and (newest[0].step, newest[0].generation) == (place.step, place.generation_of(place.step)):
         return place.step
@@ -166,10 +175,10 @@ def standing(source: RunSource, place: MirrorProgress) -> int:
     return 0
 
 
-def _by_step(events: Sequence[m.Event], text_step: int) -> Iterator[tuple[int, list[m.Event]]]:
+def _by_step(events: Sequence[Event], text_step: int) -> Iterator[tuple[int, list[Event]]]:
     """Events in groups at rising steps above the last text's, in their order: one that comes late stands where it came,
     and its line names its own step."""
-    group: list[m.Event] = []
+    group: list[Event] = []
     at = -1
     for event in events:
         own = max(event.step or 0, text_step + 1, at)

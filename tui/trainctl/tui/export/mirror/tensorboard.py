@@ -75,7 +75,7 @@ class TensorBoard:
         self._write(step, at, Summary(value=written))
 
     def text(self, text: Text, number: int) -> None:
-        lines = "\n".join(f"- {one}" for one in text.text.splitlines())
+        lines = "\n".join(f"- {line}" for line in text.text.splitlines())
         self._write(text.step, text.at, summary.text(text.kind, lines))
 
     def flush(self) -> None:

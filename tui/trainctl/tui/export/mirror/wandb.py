@@ -22,7 +22,7 @@ except ImportError:
 
 
 def check_key() -> None:
-    """Raises InvalidInputError if nothing could be uploaded, for nobody has logged in."""
+    """Raise InvalidInputError if nothing could be uploaded, for nobody has logged in."""
     if not wandb.login(prompt=False):
         raise InvalidInputError("--to", "W&B has no API key: run `wandb login`, or add --offline")
 
@@ -35,21 +35,40 @@ class WeightsBiases:
     forgets, at_end = False, True
 
     def __init__(
-        self, folder: Path, run: str, project: str, config: Mapping[str, Any], whole: tuple[str, ...], *,
-        name: str, offline: bool,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        run: str,
+        project: str,
+        config: Mapping[str, Any],
+        whole: tuple[str, ...],
+        *,
+        name: str,
+        offline: bool,
+    ) -> None:
         """`whole`: the sessions in `folder` that were finished. Raises InvalidInputError, UnreachableError."""
         self._offline = offline
         _drop_cut_off(folder / "wandb", whole)
         settings = wandb.Settings(
-            silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True,
-            x_disable_machine_info=True, x_save_requirements=False,
-        )  # fmt: skip
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+        )
         try:
             self._run = wandb.init(
-                project=project, id=run, name=name, dir=str(folder), config=dict(config), resume="allow",
-                mode="offline" if offline else "online", settings=settings,
-            )  # fmt: skip
+                project=project,
+                id=run,
+                name=name,
+                dir=str(folder),
+                config=dict(config),
+                resume="allow",
+                mode="offline" if offline else "online",
+                settings=settings,
+            )
         except wandb.Error as error:
             wandb.teardown()
             raise UnreachableError(f"wandb: {error}") from None
@@ -58,7 +77,7 @@ class WeightsBiases:
 
     @property
     def url(self) -> str | None:
-        """Where the run is shown; None offline."""
+        """Return where the run is shown; None offline."""
         return None if self._offline else str(self._run.url)
 
     def back(self, step: int) -> None:

@@ -1,26 +1,28 @@
-"""The subcommands over a run's record: `replay` shows it in the screens, `export` writes it as a table, `export-model`
-writes the run's model, `mirror` copies it for other viewers, `score` applies its model to rows. `simulate` makes the
-record of a run that nothing trained.
+"""The subcommands that write a run, or what it trained, for other programs: `export` as a table, `mirror` for viewers,
+`export-model` its model, `score` what its model says of rows; and `quantize`, which prepares a model for training.
 """
 
 import contextlib
+import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.config.quantization import QuantizedFormat
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.messages import WorkView
 from trainctl.protocol.security import received_names
-from trainctl.tui.cli import agent_call, output, run_lookup
+from trainctl.tui.cli import agent_call, output, runs
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands
-from trainctl.tui.cli.output import has_screen
-from trainctl.tui.cli.run_lookup import RunArgument
-from trainctl.tui.demo.stages import stage
+from trainctl.tui.cli.output import stage
+from trainctl.tui.cli.runs import RunArgument
 
 if TYPE_CHECKING:
     from trainctl.tui.export.mirror.run_source import RunSource
@@ -32,28 +34,6 @@ Dtype = Literal["float32", "bfloat16"]
 MirrorTo = Literal["tensorboard", "wandb"]
 DEFAULT_PROJECT = "trainctl"
 What = Literal["steps", "ranks", "metrics", "evaluations", "samples", "events", "hosts"]
-
-
-@app.command()
-def replay(
-    ctx: typer.Context,
-    run: RunArgument,
-    speed: Annotated[
-        float, typer.Option(min=0.25, max=4096, help="Playback speed; 2 is twice as fast as the run.")
-    ] = 8.0,
-    connect: Connect = None,
-    cluster: ClusterFile = None,
-) -> int:
-    """Replay a run in the full screen, from its directory. You can play, pause and seek, but not send commands."""
-    directory = run_lookup.find_or_ask(ctx, run, connect, cluster)
-    if not has_screen():
-        raise InvalidInputError(
-            "terminal",
-            "a replay needs a terminal on standard input, output and error; use trainctl export for its figures",
-        )
-    from trainctl.tui.replay.replay_app import run_replay  # Textual: only for the full screen
-
-    return run_replay(directory, speed)
 
 
 @app.command()
@@ -79,7 +59,7 @@ def export(
 
     if format == "parquet" and output_file is None:
         raise InvalidInputError("--output", "parquet can't go to standard output: name a file")
-    directory = run_lookup.find_here(run) if connect is None and cluster is None else None
+    directory = runs.find_here(run) if connect is None and cluster is None else None
     with destination(output_file) as stream:
         writer = open_writer(format, what, stream)
         count = 0
@@ -88,7 +68,7 @@ def export(
                 writer.write(rows)
                 count += len(rows)
         else:
-            at = run_lookup.at_agent(ctx, connect, cluster, run)
+            at = runs.at_agent(ctx, connect, cluster, run)
             count = agent_call.call(at.address, lambda client: _through(client, at.run or run, what, writer))
         writer.close()
     if output_file is not None:
@@ -129,11 +109,9 @@ def export_model(
     json: Json = False,
 ) -> int:
     """Write a run's trained model for peft, mlx-lm, transformers or llama.cpp, from its checkpoints on this machine."""
-    from trainctl.tui.export.model_export import description, make
-
     if step is not None and best:
         raise InvalidInputError("--best", "can't be combined with --step: give only one")
-    directory = run_lookup.find_or_ask(ctx, run, connect, cluster)
+    directory = runs.find_or_ask(ctx, run, connect, cluster)
     given = {"--to": to, "--step": step, "--output": output_folder, "--dtype": dtype}
     words = [f"{option}={value}" for option, value in given.items() if value is not None]
     words += [option for option, on in (("--best", best), ("--no-verify", no_verify)) if on]
@@ -142,8 +120,8 @@ def export_model(
     if not sys.stderr.isatty():
         output.tell(doing)
     with stage(doing) if sys.stderr.isatty() else nullcontext():
-        made = make([f"--run-directory={directory}", *words])
-    return output.answer(description(made), json=json, **made)
+        made = make_model([f"--run-directory={directory}", *words])
+    return output.answer(_description(made), json=json, **made)
 
 
 @app.command()
@@ -152,8 +130,7 @@ def mirror(
     run: RunArgument,
     to: Annotated[MirrorTo, typer.Option("--to", help="Viewer to write for; needs the extra with that name.")],
     output_folder: Annotated[
-        Path,
-        typer.Option("--output", help="Output folder; each run gets its own subfolder.", show_default=True),
+        Path, typer.Option("--output", help="Output folder; each run gets its own subfolder.", show_default=True)
     ] = Path("mirrors"),
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep copying until the run ends or Ctrl-C.")] = False,
     project: Annotated[str | None, typer.Option(help=f"W&B project [{DEFAULT_PROJECT}].", show_default=False)] = None,
@@ -182,66 +159,14 @@ def _mirror_source(ctx: typer.Context, run: str, connect: str | None, cluster: P
     from trainctl.protocol.client.blocking import BlockingClient
     from trainctl.tui.export.mirror.run_source import AgentSource, DirectorySource
 
-    directory = run_lookup.find_here(run) if connect is None and cluster is None else None
+    directory = runs.find_here(run) if connect is None and cluster is None else None
     if directory is not None:
         with contextlib.closing(DirectorySource(directory)) as source:
             yield source
         return
-    at = run_lookup.at_agent(ctx, connect, cluster, run)
+    at = runs.at_agent(ctx, connect, cluster, run)
     with BlockingClient(at.address) as client:
         yield AgentSource(client, at.run or run)
-
-
-@app.command()
-def simulate(
-    cluster: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="Cluster file with simulated nodes.")],
-    file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file.")],
-    seed: Annotated[int, typer.Option(min=0, help="Seed of noise, drift, failures and losses.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option(min=1, max=10_000_000, help="Steps, in place of the run file's.", show_default=False)
-    ] = None,
-    parameters: Annotated[
-        int | None,
-        typer.Option(min=1, help="Trained parameters, if the model isn't on this machine.", show_default=False),
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the run in the full screen while it plays.")] = False,
-    speed: Annotated[
-        float | None,
-        typer.Option(
-            min=0.25, max=4096, help="With --watch: playback speed; 2 is twice real time [60].", show_default=False
-        ),
-    ] = None,
-    output_folder: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="State folder [the user's].", show_default=False),
-    ] = None,
-    json: Json = False,
-) -> int:
-    """Simulate a run before you buy or start anything. Nothing is trained.
-
-    Each node of the cluster file says in [nodes.NAME.simulated] how fast it is, how it varies and how it fails.
-    """
-    from trainctl.tui.replay.simulator_process import SimulatorProcess, summary_lines
-
-    if speed is not None and not watch:
-        raise InvalidInputError("--speed", "applies only to the full screen: add --watch, or leave it out")
-    if watch and (json or not output.has_screen()):
-        raise InvalidInputError("--watch", "needs a terminal, and no --json: leave it out")
-    given = {"--seed": seed, "--steps": steps, "--parameters": parameters, "--output": output_folder}
-    words = [f"{option}={value}" for option, value in given.items() if value is not None]
-    with SimulatorProcess([str(cluster), str(file), *words]) as simulator:
-        directory = Path(simulator.line()["run_directory"])
-        if watch:
-            from trainctl.tui.replay.replay_app import watch_growing  # Textual: only for the full screen
-
-            watch_growing(directory, speed or 60.0)
-        made = simulator.line()
-    code = 0 if made["state"] == "finished" else RefusedError.exit_code
-    if json:
-        output.emit({"ok": code == 0, **made})
-    else:
-        output.say("\n".join(summary_lines(made)))
-    return code
 
 
 @app.command()
@@ -264,8 +189,7 @@ def score(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random numbers [0].", show_default=False)] = None,
     use_generation_config: Annotated[
-        bool,
-        typer.Option("--use-generation-config", help="Apply the model's generation_config.json too; torch only."),
+        bool, typer.Option("--use-generation-config", help="Apply the model's generation_config.json too; torch only.")
     ] = False,
     nodes: Annotated[
         str | None, typer.Option(metavar="NODE,...", help="Nodes that take part [all of the run].", show_default=False)
@@ -292,9 +216,9 @@ def score(
     given["use_generation_config"] = use_generation_config or None
     options = row_scores.answer_options(given, answers=answers)
     rows = row_scores.read_file(file, prompts=answers)
-    at = run_lookup.at_agent(ctx, connect, cluster, Path(run).name)
+    at = runs.at_agent(ctx, connect, cluster, Path(run).name)
     run_id = at.run or run
-    wanted = row_scores.Wanted(resume or row_scores.new_id(), run_id, step, best, chosen, options)
+    wanted = row_scores.ScoreRequest(resume or row_scores.new_id(), run_id, step, best, chosen, options)
     shown = _Progress(f"score {wanted.work}: {rows.rows:,} rows of {file.name} with {run_id}")
     with destination(output_file) as stream, shown:
         failed = agent_call.call(
@@ -319,7 +243,7 @@ class _Progress:
         if self._shown:
             sys.stderr.write("\n")
 
-    def show(self, view: m.WorkView) -> None:
+    def show(self, view: WorkView) -> None:
         if self._is_terminal:
             from trainctl.tui.export.row_scores import progress_line
 
@@ -327,3 +251,80 @@ class _Progress:
             sys.stderr.write("\r" + output.one_line(progress_line(view))[:width].ljust(width))
             sys.stderr.flush()
             self._shown = True
+
+
+@app.command()
+def quantize(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Hugging Face model folder, or model id (ORG/NAME) in the cache.")
+    ],
+    to: Annotated[
+        QuantizedFormat, typer.Option("--to", help="Format of the weights; mlx-4bit and mlx-8bit are affine.")
+    ],
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Values that share a scale: 32, 64 or 128 for mlx-4bit and mlx-8bit [64].", show_default=False
+        ),
+    ] = None,
+    output_folder: Annotated[
+        Path | None, typer.Option("--output", help="Folder to make [MODEL-FORMAT].", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Make a quantized copy of a model in MLX's format. Nodes with torch and with MLX can train adapters on it (QLoRA).
+    It needs mlx-lm, and never overwrites a folder."""
+    given = {"--to": to, "--group-size": group_size, "--output": output_folder}
+    words = [f"{option}={value}" for option, value in given.items() if value is not None]
+    seen = stage(output.one_line(f"quantize: {model} to {to}")) if sys.stderr.isatty() else nullcontext()
+    with seen:
+        made = make_model([*words, "--", model], "trainctl.trainer.exports.quantize_model")
+    text = f"{made['folder']}: {to}, groups of {made['group_size']}, {made['bytes']:,} bytes\n"
+    text += f'to train on it, set in the run file: model.path = {dumps(made["folder"])}, adapter.kind = "lora"'
+    return output.answer(text, json=json, **made)
+
+
+EXPORT_MODEL = "trainctl.trainer.exports.export_model"
+"""Module that exports a run's trained model."""
+
+
+def make_model(words: list[str], module: str = EXPORT_MODEL) -> dict[str, Any]:
+    """Return what the trainer made. Raises TrainctlError with what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    if not lines:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        name, reason = module.rpartition(".")[2], said[-1] if said else "no reason given"
+        raise TrainctlError(f"{name} ended with status {done.returncode}: {reason}")
+    told: dict[str, Any] = json.loads(lines[-1])
+    if done.returncode == InvalidInputError.exit_code:
+        raise InvalidInputError(told["where"], told["problem"])
+    if done.returncode == RefusedError.exit_code:
+        raise RefusedError(told["problem"])
+    if done.returncode:
+        raise TrainctlError(told["problem"])
+    return told
+
+
+def _description(made: dict[str, Any]) -> str:
+    """Return what was made, and how to use it, as lines."""
+    weights = f", {made['dtype']}" if made["dtype"] and made["form"] != "mlx-4bit" else ""
+    lines = [f"{made['folder']}: {made['form']} of step {made['step']:,}{weights}, {made['bytes']:,} bytes"]
+    if made["not_verified"]:
+        lines.append(f"not verified: {made['not_verified']}")
+    if made["difference"] is not None:
+        lines.append(f"verified: logits differ by at most {made['difference']:.1e} (allowed: {made['tolerance']:.1e})")
+    if made["rounding"] is not None:
+        lines.append(
+            f"rounded to {made['dtype']}: logits differ from those of the trained model by {made['rounding']:.1e}"
+        )
+    if made["library"] is not None:
+        lines.append(f"mlx-lm computes this family unlike transformers: its logits differ by {made['library']:.1e}")
+    if made["warning"]:
+        lines.append(f"warning: {made['warning']}")
+    lines += ["to load it:", *(f"    {line}" for line in made["load"])]
+    if made["llama_cpp"]:
+        lines += ["for llama.cpp, by its own programs:", *(f"    {line}" for line in made["llama_cpp"])]
+    return "\n".join(lines)
