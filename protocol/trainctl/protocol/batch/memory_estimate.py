@@ -24,6 +24,7 @@ A layer with gradient checkpointing keeps its input alone.
 import math
 import statistics
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -145,7 +146,8 @@ _CROSSING = 0.5
 _CHECKPOINTED = {"none": 0.0, "alternate": 0.5, "all": 1.0}
 
 
-class MemoryEstimate(NamedTuple):
+@dataclass(frozen=True)
+class MemoryEstimate:
     """The estimated memory of one rank."""
 
     trained: int  # parameters

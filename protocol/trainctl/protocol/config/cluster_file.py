@@ -5,9 +5,9 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -77,11 +77,12 @@ _CURRENCY = re.compile(r"[^\W\d_]{1,8}|[$€£¥₩₹]")
 MOST_NODES = 1024
 
 
-class Prices(NamedTuple):
+@dataclass(frozen=True)
+class Prices:
     """Prices of nodes; a node that isn't in `per_hour` has none."""
 
     currency: str = DEFAULT_CURRENCY
-    per_hour: Mapping[str, float] = MappingProxyType({})  # by node
+    per_hour: Mapping[str, float] = field(default_factory=dict)  # by node
 
 
 class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

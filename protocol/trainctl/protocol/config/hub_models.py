@@ -3,8 +3,8 @@
 import importlib.util
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from trainctl.protocol.errors import InvalidInputError, NotCachedError, installing
 
@@ -20,7 +20,8 @@ def is_hub_id(path: str) -> bool:
     return _ID.fullmatch(path) is not None and "--" not in path and ".." not in path
 
 
-class Reference(NamedTuple):
+@dataclass(frozen=True)
+class Reference:
     """The name by which other machines know a model."""
 
     name: str  # id on the hub, or a path

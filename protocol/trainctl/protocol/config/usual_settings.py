@@ -6,7 +6,7 @@ A setting outside its usual range may be meant, so none of this refuses a run.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 
@@ -135,7 +135,8 @@ _RULES: Final[tuple[Callable[[RunFile, DataSize | None], Iterator[Unusual]], ...
 )
 
 
-class Preset(NamedTuple):
+@dataclass(frozen=True)
+class Preset:
     """Where a run on one card starts."""
 
     name: str

@@ -4,7 +4,8 @@ import functools
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
@@ -24,7 +25,8 @@ def nvidia_smi(*fields: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=QUERY_SECONDS).stdout
 
 
-class Card(NamedTuple):
+@dataclass(frozen=True)
+class Card:
     """One device."""
 
     capability: Capability

@@ -1,6 +1,7 @@
 """What a record says of a whole run, in one pass over its steps: totals of ranks, plans, losses and commits."""
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainctl.protocol.messages import PHASES, Event, Phases, Sample
@@ -28,7 +29,8 @@ _PLANS = """
 _PAGE = 500
 
 
-class RankTotals(NamedTuple):
+@dataclass(frozen=True)
+class RankTotals:
     """The work of a rank on one node, over the steps that stand."""
 
     rank: int
@@ -40,7 +42,8 @@ class RankTotals(NamedTuple):
     phases: Phases  # seconds; of the sum, the wait for slower ranks is in `wait`
 
 
-class PlanSpan(NamedTuple):
+@dataclass(frozen=True)
+class PlanSpan:
     """The steps that stand of one plan version."""
 
     plan_version: int
