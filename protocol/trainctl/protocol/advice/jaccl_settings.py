@@ -93,7 +93,7 @@ def _devices(cables: Cables, pair: tuple[str, str], count: int) -> tuple[str, ..
 
 
 def _coordinator(first: JacclNode) -> str:
-    """Where rank 0 listens: TCP, which need not use a Thunderbolt cable."""
+    """Return where rank 0 listens: TCP, which need not use a Thunderbolt cable."""
     chosen = [first.interface] if first.interface else sorted(first.addresses)
     found = [IPv4Interface(address) for name in chosen for address in first.addresses.get(name, ())]
     usable = [one for one in found if not one.is_loopback]

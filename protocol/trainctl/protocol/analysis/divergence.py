@@ -67,7 +67,8 @@ class DivergenceDetector:
 
     @property
     def above(self) -> float | None:
-        """How far the level is above the best, in units of the scatter that counts; None before LEVEL_STEPS steps."""
+        """Return how far the level is above the best, in units of the scatter that counts; None before LEVEL_STEPS
+        steps."""
         level, best = self._recent.median, self._best
         if level is None or best is None or not (distance := self._distance(best)):
             return None

@@ -23,8 +23,8 @@ class RobustTrend:
 
 
 def robust_trend(values: Sequence[float]) -> RobustTrend:
-    """By the medians of the two halves of at least 2 values, oldest first. A falling loss may level off, so no less is
-    expected than the later half's median."""
+    """Return the trend by the medians of the two halves of at least 2 values, oldest first. A falling loss may level
+    off, so no less is expected than the later half's median."""
     count, half = len(values), len(values) // 2
     early, late = median(values[:half]), median(values[half:])
     slope = (late - early) / (count / 2)
@@ -77,8 +77,8 @@ class SpikeDetector:
         return self._spike
 
     def above(self, loss: float | None, grad_norm: float | None) -> tuple[float | None, float | None]:
-        """How far a step's loss and gradient norm are above their trends, in units of the scatter that counts; None
-        before a trend is known."""
+        """Return how far a step's loss and gradient norm are above their trends, in units of the scatter that counts;
+        None before a trend is known."""
         return self._loss.scatters_above(loss), self._norm.scatters_above(grad_norm)
 
     def replay(self, steps: Iterable[StepCommitted]) -> None:

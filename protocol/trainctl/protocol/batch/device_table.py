@@ -30,7 +30,7 @@ class Device:
 
     @property
     def title(self) -> str:
-        """With its vendor."""
+        """Return the device's name with its vendor."""
         return f"NVIDIA {self.name}"
 
     @property

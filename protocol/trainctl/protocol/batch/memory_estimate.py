@@ -117,7 +117,7 @@ class Chunking(NamedTuple):
     logits: int = CHUNK_LOGITS  # at a time
 
     def chunk_tokens(self, tokens: int) -> int | None:
-        """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
+        """Return how many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
         too_large = tokens * self.vocabulary * _FLOAT32_BYTES > self.free_bytes * _FREE_PART
         if self.mode == "off" or (self.mode == "auto" and not too_large):
             return None

@@ -53,7 +53,7 @@ def model_folder(path: str, revision: str | None = None) -> Path:
 
 
 def check_cached(path: str, where: str) -> None:
-    """Raises NotCachedError, blaming `where`, for the id of a model that isn't cached on this machine, or
+    """Raise NotCachedError, blaming `where`, for the id of a model that isn't cached on this machine, or
     InvalidInputError if the library that reads the cache isn't installed."""
     if _is_folder(path) or not is_hub_id(path) or model_folder(path) != Path(path):
         return

@@ -61,7 +61,7 @@ class StatusWriter:
 
     @property
     def shown(self) -> int:
-        """How often something was shown."""
+        """Return how often something was shown."""
         return self._counter // 2
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ def _hung(s: Situation, first: str) -> Found:
 
 
 def _hung_at_end(s: Situation) -> Verdict:
-    """In a record: a rank hung, and no step was committed after it."""
+    """Judge, in a record, whether a rank hung, and no step was committed after it."""
     last = s.facts.steps[-1].committed_at if s.facts.steps else 0.0
     for event in reversed(s.events(RankChanged)):
         if event.data.state == "hung" and event.at >= last:

@@ -80,7 +80,7 @@ class _Better:
 
 
 def _better(s: Situation, rank: int) -> _Better | None:
-    """None if the rank's curve isn't known."""
+    """Return a better micro-batch; None if the rank's curve isn't known."""
     its, known = s.ranks[rank], s.curve(rank)
     micro = min(its.micro, its.samples)
     if known is None or not micro:
