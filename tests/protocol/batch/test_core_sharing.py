@@ -1,5 +1,7 @@
 """Ranks of one machine divide its cores, whatever their library and agent."""
 
+from dataclasses import replace
+
 import pytest
 from tests.cluster.run_files import small_run
 
@@ -14,13 +16,13 @@ ONE, OTHER, UNKNOWN = Machine("boot-1", 8.0), Machine("boot-2", 4.0), Machine(""
     ("tables", "machines", "threads"),
     [
         ({"a": {"shared_threads": 7}, "b": {}}, {"a": ONE, "b": OTHER}, [0, 0]),
-        ({"a": {}, "b": {}}, {"a": ONE._replace(threads=3), "b": ONE}, [0, 5]),
-        ({"a": {}, "b": {}}, {"a": ONE._replace(threads=3), "b": ONE._replace(threads=2)}, [0, 0]),
+        ({"a": {}, "b": {}}, {"a": replace(ONE, threads=3), "b": ONE}, [0, 5]),
+        ({"a": {}, "b": {}}, {"a": replace(ONE, threads=3), "b": replace(ONE, threads=2)}, [0, 0]),
         ({"a": {}, "b": {}, "old": {}}, {"a": ONE, "b": ONE, "old": Machine("", 0.0)}, [0, 0, 0]),
         ({"a": {}, "b": {"backend": "mlx"}, "c": {}}, {"a": ONE, "b": ONE, "c": OTHER}, [4, 4, 0]),
         ({"a": {"threads": 5}, "b": {}, "c": {}}, {"a": ONE, "b": ONE, "c": ONE}, [0, 1, 1]),
         ({"a": {"threads": 8}, "b": {}}, {"a": ONE, "b": ONE}, [0, 1]),
-        ({"a": {"env": {"OMP_NUM_THREADS": "2"}}, "b": {}}, {"a": ONE, "b": ONE._replace(cores=6.5)}, [0, 4]),
+        ({"a": {"env": {"OMP_NUM_THREADS": "2"}}, "b": {}}, {"a": ONE, "b": replace(ONE, cores=6.5)}, [0, 4]),
         ({"a": {}, "b": {}}, {"a": UNKNOWN, "b": UNKNOWN}, [0, 0]),
         ({"a": {}, "b": {}}, {"a": ONE}, [0, 0]),
     ],

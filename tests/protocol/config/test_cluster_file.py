@@ -50,11 +50,11 @@ def test_prices_are_of_the_nodes_that_have_one_also_in_added_files(tmp_path: Pat
     added.mkdir()
     (added / "c.toml").write_text("[nodes.c]\naddress = 'tcp://h:3'\nprice_per_hour = 0\n", encoding="utf-8")
     cluster = cluster_file.read(path)
-    assert cluster.prices == ("€", {"a": 2.0, "c": 0.0})
+    assert cluster.prices == cluster_file.Prices("€", {"a": 2.0, "c": 0.0})
     addresses = {name: entry.address for name, entry in cluster.nodes.items()}
     assert [*addresses.items()] == [("b", "tcp://h:2"), ("a", "tcp://h:1"), ("c", "tcp://h:3")]
     added.joinpath("c.toml").unlink()
-    assert cluster_file.read(written(tmp_path, nodes)).prices == ("USD", {})
+    assert cluster_file.read(written(tmp_path, nodes)).prices == cluster_file.Prices("USD", {})
 
 
 def test_hooks_that_others_could_write_are_refused_where_they_would_be_run(tmp_path: Path) -> None:

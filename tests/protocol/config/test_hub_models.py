@@ -33,12 +33,12 @@ def download(cache: Path, model: str) -> Path:
 
 def test_a_cached_folder_is_known_by_id_and_commit(cache: Path) -> None:
     folder = download(cache, "org/tiny-1.5")
-    assert hub_models.reference(folder) == ("org/tiny-1.5", "a" * 40)
-    assert hub_models.model_folder(*hub_models.reference(folder)) == folder
+    assert hub_models.reference(folder) == hub_models.Reference("org/tiny-1.5", "a" * 40)
+    assert hub_models.model_folder("org/tiny-1.5", "a" * 40) == folder
     (folder.parents[1] / "refs" / "main").write_text("b" * 40)
     assert hub_models.model_folder("org/tiny-1.5", "a" * 40) == folder, "though it isn't the newest any more"
-    assert hub_models.reference(folder.with_name("main")) == ("org/tiny-1.5", None)
-    assert hub_models.reference(Path("/models/tiny")) == ("/models/tiny", None)
+    assert hub_models.reference(folder.with_name("main")) == hub_models.Reference("org/tiny-1.5", None)
+    assert hub_models.reference(Path("/models/tiny")) == hub_models.Reference("/models/tiny", None)
 
 
 @pytest.fixture

@@ -16,11 +16,14 @@ def test_what_is_shown_is_read(tmp_path: Path) -> None:
     path.unlink()
     writer = status_page.StatusWriter(path, os.getpid())
     first = status_page.read_status(path)
-    assert first[:5] == (os.getpid(), 0, 0, 0, "starting")
+    assert first is not None
+    assert first == status_page.Status(os.getpid(), 0, 0, 0, "starting", first.changed_at)
     writer.show("forward", step=7, generation=(1, 4))
     for phase in status_page.STATUS_PHASES:
         writer.show(phase)
-        assert (status_page.read_status(path) or ())[:5] == (os.getpid(), 1, 4, 7, phase)
+        seen = status_page.read_status(path)
+        assert seen is not None
+        assert seen == status_page.Status(os.getpid(), 1, 4, 7, phase, seen.changed_at)
     writer.close()
     assert status_page.read_status(path) is not None
 

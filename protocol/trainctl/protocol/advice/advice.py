@@ -36,7 +36,7 @@ class ScoringRate(msgspec.Struct, frozen=True):
 
 
 def scoring_rate(facts: AdviceFacts) -> ScoringRate | None:
-    """None if no node is known."""
+    """Return the rate of scoring; None if no node is known."""
     speeds = speeds_of(facts, [node.name for node in facts.nodes])
     if not speeds:
         return None
@@ -75,8 +75,8 @@ class ReferenceCluster(msgspec.Struct, frozen=True):
 
 
 def reference_of(facts: AdviceFacts) -> ReferenceCluster | None:
-    """None if the model's sizes aren't known, the global batch has too few samples, or its steps
-    would be too short to keep such devices busy."""
+    """Return the reference cluster; None if the model's sizes aren't known, the global batch has too few samples, or
+    its steps would be too short to keep such devices busy."""
     run, flops = facts.run, facts.run.sample_flops
     if not flops or run.gradient_bytes is None or run.global_batch < COUNT:
         return None

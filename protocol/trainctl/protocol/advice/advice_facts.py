@@ -97,7 +97,7 @@ class AdviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     links: Mapping[str, LinkRate] = {}  # by the node that the lead's is linked with
 
     def node(self, name: str) -> NodeFacts:
-        """Raises KeyError."""
+        """Raise KeyError."""
         return {node.name: node for node in self.nodes}[name]
 
 
@@ -126,7 +126,8 @@ def described_node(node: NodeFacts, settings: SimulatedNode, given: DeviceProfil
 
 
 def described_link(settings: SimulatedNode, given: DeviceProfile | None, lead: str) -> LinkRate:
-    """To the lead's node: what the description says, else the slowest link of its profile, else a usual one."""
+    """Return the link to the lead's node: what the description says, else the slowest link of its profile, else a usual
+    one."""
     links = given.links if given is not None else ()
     measured = min((min(one.sent_bytes_per_second, one.received_bytes_per_second) for one in links), default=None)
     rate = settings.link_gbit * 125e6 if settings.link_gbit is not None else measured or LINK_BYTES

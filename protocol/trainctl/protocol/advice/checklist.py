@@ -166,7 +166,7 @@ def _precision(config: RunFile, facts: AdviceFacts) -> Check:
 
 
 def _preset(config: RunFile, facts: AdviceFacts) -> Iterator[Check]:
-    """Where adapters start on the card that can do least. Calibrated cards have measured values instead."""
+    """Return where adapters start on the card that can do least. Calibrated cards have measured values instead."""
     bare = [node for node in facts.nodes if node.profile is None and config.adapter.kind != "full"]
     found = [(node, preset) for node in bare if (preset := preset_of_device(node.device)) is not None]
     if not found:
@@ -188,7 +188,7 @@ def _lacks(types: tuple[ComputeDtype, ...] | None, dtype: ComputeDtype) -> bool:
 
 
 def _products(facts: AdviceFacts, dtype: str, narrow: str) -> dict[str, float]:
-    """By node, how many times faster its matrix products are in the narrow type."""
+    """Return by node how many times faster its matrix products are in the narrow type."""
     ratios = {}
     for node in facts.nodes:
         profile = node.profile or node.other_profile

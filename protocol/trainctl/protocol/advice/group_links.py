@@ -1,7 +1,8 @@
 """What the sum of gradients takes over a group's links: measured ones, else those that are assumed. Pure."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts
 from trainctl.protocol.batch.against_profile import bandwidth, sum_seconds
@@ -12,7 +13,8 @@ TCP_PART: Final = 1448 / 1538
 _BITS: Final = 8
 
 
-class LinkKind(NamedTuple):
+@dataclass(frozen=True)
+class LinkKind:
     """A kind of network."""
 
     name: str
@@ -45,7 +47,8 @@ LOCAL_SUM_BYTES: Final = 1.7e9
 """Bytes per second, each way, that gloo sums within one machine, whatever TCP carries there."""
 
 
-class GroupLink(NamedTuple):
+@dataclass(frozen=True)
+class GroupLink:
     """The slowest link of a group."""
 
     bytes_per_second: float  # each way, both at once

@@ -8,8 +8,9 @@ each cable a network of two addresses. Such networks are what is looked for here
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv4Network
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from trainctl.protocol.errors import InvalidInputError
 
@@ -22,7 +23,8 @@ Devices = tuple[tuple[tuple[str, ...], ...], ...]
 Cables = Mapping[tuple[str, str], Sequence[str]]
 
 
-class JacclNode(NamedTuple):
+@dataclass(frozen=True)
+class JacclNode:
     """A node of the group. The first one has rank 0."""
 
     name: str
@@ -30,7 +32,8 @@ class JacclNode(NamedTuple):
     addresses: Mapping[str, Sequence[str]]  # of each interface that is up: IPv4 addresses with prefix length
 
 
-class JacclSettings(NamedTuple):
+@dataclass(frozen=True)
+class JacclSettings:
     """The settings that MLX reads from the environment of each rank, beside its number."""
 
     devices: Devices  # [from rank][to rank]: RDMA devices, one for each cable; none to itself
@@ -90,7 +93,7 @@ def _devices(cables: Cables, pair: tuple[str, str], count: int) -> tuple[str, ..
 
 
 def _coordinator(first: JacclNode) -> str:
-    """Where rank 0 listens: TCP, which need not use a Thunderbolt cable."""
+    """Return where rank 0 listens: TCP, which need not use a Thunderbolt cable."""
     chosen = [first.interface] if first.interface else sorted(first.addresses)
     found = [IPv4Interface(address) for name in chosen for address in first.addresses.get(name, ())]
     usable = [one for one in found if not one.is_loopback]

@@ -33,8 +33,9 @@ class MemoryFit(msgspec.Struct, frozen=True):
 
 
 def fit_of(node: NodeFacts, run: PlannedRun, micro: int, *, in_group: bool) -> MemoryFit:
-    """With passes of `micro` samples. A rank of a group also holds the buffer of the sum, and one whose device's memory
-    is the host's the copy that a checkpoint is written from, which a calibration doesn't make."""
+    """Return the fit of a rank with passes of `micro` samples. A rank of a group also holds the buffer of the sum, and
+    one whose device's memory is the host's the copy that a checkpoint is written from, which a calibration doesn't
+    make."""
     needed, source = _needed(node, micro)
     if needed is not None and in_group:
         needed += run.gradient_bytes or 0
@@ -120,8 +121,8 @@ class SizeRange(msgspec.Struct, frozen=True):
 
 
 def size_ranges(nodes: Sequence[NodeFacts], rates: dict[str, float]) -> tuple[SizeRange, ...]:
-    """For each method, the nodes in the order of the sizes that they are for. `rates`: of each node alone; those
-    without one aren't considered."""
+    """Return, for each method, the nodes in the order of the sizes that they are for. `rates`: of each node alone;
+    those without one aren't considered."""
     fastest_first = sorted((node for node in nodes if node.name in rates), key=lambda node: -rates[node.name])
     found = []
     for method in METHODS:

@@ -34,7 +34,7 @@ class NodeSpeed(NamedTuple):
         return self.model.seconds(share, self.micro) + added
 
     def with_agent(self, seconds: float) -> "NodeSpeed":
-        """With what the agents take of each step."""
+        """Return the speed with what the agents take of each step."""
         floor = self.model.floor_seconds + seconds
         return self._replace(model=self.model._replace(floor_seconds=floor))
 
@@ -45,7 +45,8 @@ class NodeSpeed(NamedTuple):
 
 
 def speed_of(node: NodeFacts, run: PlannedRun, beside: Collection[str] = ()) -> NodeSpeed | None:
-    """None if nothing is known of the node. `beside`: other nodes of its machine that work at the same time."""
+    """Return the speed of a node; None if nothing is known of it. `beside`: other nodes of its machine that work at the
+    same time."""
     profile = node.profile_beside(beside)
     if profile is not None:
         return _calibrated(node, profile, run, beside)
@@ -66,8 +67,8 @@ def why_unknown(node: NodeFacts, run: PlannedRun) -> str:
 
 
 def agent_seconds(node: NodeFacts, sharing: Collection[NodeFacts]) -> float:
-    """By how much the agents make each step of a node's rank longer: where ranks on CPUs leave no core of the machine,
-    or of the node's quota, to them. `sharing`: the nodes whose ranks work on the machine."""
+    """Return by how much the agents make each step of a node's rank longer: where ranks on CPUs leave no core of the
+    machine, or of the node's quota, to them. `sharing`: the nodes whose ranks work on the machine."""
     if not node.device.startswith("cpu") or node.cores is None:
         return 0.0
     used = sum(one.threads or node.cores for one in sharing if one.device.startswith("cpu"))

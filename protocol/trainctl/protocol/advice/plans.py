@@ -160,7 +160,7 @@ def _given_shares(facts: AdviceFacts, names: Sequence[str], batch: int) -> dict[
 
 
 def _timed(facts: AdviceFacts, plan: Plan, rate: float, error: float) -> Plan:
-    """With its duration, cost and energy."""
+    """Return the plan with its duration, cost and energy."""
     run = facts.run
     left = time_of(facts, run.global_batch / rate, error, plan.nodes)
     hours = left.expected / HOUR_SECONDS
@@ -176,15 +176,16 @@ def _timed(facts: AdviceFacts, plan: Plan, rate: float, error: float) -> Plan:
 
 
 def time_of(facts: AdviceFacts, step_seconds: float, error: float, names: Sequence[str]) -> TimeLeft:
-    """How long all steps take, with the evaluations and checkpoints that are due and the faults that may come."""
+    """Return how long all steps take, with the evaluations and checkpoints that are due and the faults that may
+    come."""
     found = Eta(facts.run.steps, predicted=Predicted(step_seconds, error)).left(_schedules(facts, step_seconds, names))
     assert found is not None, "a time was predicted"
     return found
 
 
 def _schedules(facts: AdviceFacts, step_seconds: float, names: Sequence[str]) -> dict[str, Schedule]:
-    """With what each plan is assumed to take: a checkpoint as long as it stops the training, and an evaluation a third
-    of training's seconds per sample, because it has no backward pass."""
+    """Return the schedules with what each plan is assumed to take: a checkpoint as long as it stops the training, and
+    an evaluation a third of training's seconds per sample, because it has no backward pass."""
     run = facts.run
     profile = facts.node(names[0]).profile
     disk = profile.disk.write_bytes_per_second if profile is not None and profile.disk is not None else _DISK_BYTES

@@ -86,7 +86,7 @@ def _adapters(facts: AdviceFacts, sync: Plan, answer: Plan | None) -> Iterator[P
 
 
 def _micro(facts: AdviceFacts, answer: Plan) -> Iterator[PlanChange]:
-    """Each node's micro-batch at the peak of its curve."""
+    """Yield a change to each node's micro-batch at the peak of its curve."""
     for name in answer.nodes:
         node = facts.node(name)
         if node.profile is not None:

@@ -1,6 +1,7 @@
 """Finds divergence: the loss has kept rising, and has stayed far above its best level."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from trainctl.protocol.analysis.rolling import RollingStatistics, is_usable
@@ -13,7 +14,8 @@ LEVEL_STEPS: Final = 50
 """Steps whose median is the level of the loss: one low loss is no best level."""
 
 
-class Best(NamedTuple):
+@dataclass(frozen=True)
+class Best:
     """The lowest level of a run."""
 
     step: int
@@ -21,7 +23,8 @@ class Best(NamedTuple):
     scatter: float  # of those losses, as a standard deviation
 
 
-class Divergence(NamedTuple):
+@dataclass(frozen=True)
+class Divergence:
     """The state of a loss that diverges, at the newest step."""
 
     level: float
@@ -64,7 +67,8 @@ class DivergenceDetector:
 
     @property
     def above(self) -> float | None:
-        """How far the level is above the best, in units of the scatter that counts; None before LEVEL_STEPS steps."""
+        """Return how far the level is above the best, in units of the scatter that counts; None before LEVEL_STEPS
+        steps."""
         level, best = self._recent.median, self._best
         if level is None or best is None or not (distance := self._distance(best)):
             return None

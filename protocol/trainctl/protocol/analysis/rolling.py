@@ -112,8 +112,8 @@ class RollingStatistics:
         return None if mad is None else MAD_SCALE * mad
 
     def robust_z(self, value: float) -> float | None:
-        """How far a value is above the median, in units of the scatter. None if more than half of the values are equal,
-        because the scatter is then 0."""
+        """Return how far a value is above the median, in units of the scatter. None if more than half of the values are
+        equal, because the scatter is then 0."""
         middle, scatter = self.median, self.scatter
         return None if middle is None or not scatter else (value - middle) / scatter
 

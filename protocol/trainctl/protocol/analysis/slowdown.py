@@ -58,8 +58,8 @@ class SlowdownDetector:
 
     @property
     def slowdown(self) -> float | None:
-        """By what part the newest steps are longer than the level, by their median: 0.1 is 10 % longer. None before
-        the level or RECENT_STEPS steps are known."""
+        """Return by what part the newest steps are longer than the level, by their median: 0.1 is 10 % longer. None
+        before the level or RECENT_STEPS steps are known."""
         if self._level is None or len(self._recent) < RECENT_STEPS:
             return None
         return math.exp(median(self._recent) - self._level) - 1

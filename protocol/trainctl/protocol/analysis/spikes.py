@@ -1,8 +1,9 @@
 """Finds spikes: the loss and the gradient norm jump far above their trends together, and may or may not come back."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final
 
 from trainctl.protocol.analysis.rolling import MAD_SCALE, WINDOW_STEPS, RollingStatistics, is_usable
 from trainctl.protocol.config.policies import BACK_STEPS, SPIKE_MADS, SPIKE_PERCENT, SPIKE_STEPS
@@ -12,7 +13,8 @@ LEAST_STEPS: Final = 30
 """Steps needed before a trend is known."""
 
 
-class RobustTrend(NamedTuple):
+@dataclass(frozen=True)
+class RobustTrend:
     """The value that a curve should have next, and the scatter of its values (as a standard deviation)."""
 
     expected: float
@@ -21,8 +23,8 @@ class RobustTrend(NamedTuple):
 
 
 def robust_trend(values: Sequence[float]) -> RobustTrend:
-    """By the medians of the two halves of at least 2 values, oldest first. A falling loss may level off, so no less is
-    expected than the later half's median."""
+    """Return the trend by the medians of the two halves of at least 2 values, oldest first. A falling loss may level
+    off, so no less is expected than the later half's median."""
     count, half = len(values), len(values) // 2
     early, late = median(values[:half]), median(values[half:])
     slope = (late - early) / (count / 2)
@@ -37,7 +39,8 @@ _REFRESH_STEPS: Final = 10
 """Steps between two computations of the trend, so that a step costs little."""
 
 
-class Spike(NamedTuple):
+@dataclass(frozen=True)
+class Spike:
     """A spike as it is at the newest step."""
 
     first: int  # its first step
@@ -74,8 +77,8 @@ class SpikeDetector:
         return self._spike
 
     def above(self, loss: float | None, grad_norm: float | None) -> tuple[float | None, float | None]:
-        """How far a step's loss and gradient norm are above their trends, in units of the scatter that counts; None
-        before a trend is known."""
+        """Return how far a step's loss and gradient norm are above their trends, in units of the scatter that counts;
+        None before a trend is known."""
         return self._loss.scatters_above(loss), self._norm.scatters_above(grad_norm)
 
     def replay(self, steps: Iterable[StepCommitted]) -> None:

@@ -2,7 +2,7 @@
 wait for each other spin. Pure."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import msgspec
 
@@ -10,7 +10,8 @@ from trainctl.protocol.config.env_policy import omp_threads
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 
 
-class Machine(NamedTuple):
+@dataclass(frozen=True)
+class Machine:
     """The cores that a node's ranks run on."""
 
     pool: str  # equal for nodes whose ranks use the same cores; empty: not known

@@ -68,7 +68,8 @@ def spent_by(cost: RunCost, at: float) -> float:
 
 
 def figures(cost: RunCost, at: float, seconds_left: float | None, samples: int | None) -> CostFigures:
-    """At `at`, Unix seconds. `seconds_left`: until the last step; `samples`: trained on so far. None: unknown."""
+    """Return the figures at `at`, Unix seconds. `seconds_left`: until the last step; `samples`: trained on so far.
+    None: unknown."""
     spent = spent_by(cost, at)
     to_end = cost.per_hour * seconds_left / HOUR_SECONDS if seconds_left is not None else None
     return CostFigures(

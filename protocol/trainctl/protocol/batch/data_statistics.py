@@ -90,7 +90,7 @@ def without_end(kind: DataKind) -> str:
 
 
 def percentiles(lengths: "NDArray[np.int64]") -> dict[str, int]:
-    """Each of PERCENTILES, rounded up to a length that occurs."""
+    """Return each of PERCENTILES, rounded up to a length that occurs."""
     import numpy as np  # only where lengths are measured; a client reads the result
 
     values = np.percentile(lengths, PERCENTILES, method="higher")

@@ -5,7 +5,8 @@ papers of GA102 and AD102. Apple publishes no peaks of matrix products, so its d
 """
 
 import re
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from trainctl.protocol.config.run_tables import ComputeDtype
 from trainctl.protocol.config.usual_settings import capability_of_device
@@ -15,7 +16,8 @@ USED_PART: Final = 0.4
 _VENDOR: Final = re.compile(r"nvidia|tesla", re.IGNORECASE)
 
 
-class Device(NamedTuple):
+@dataclass(frozen=True)
+class Device:
     """One device of a datasheet."""
 
     name: str
@@ -28,7 +30,7 @@ class Device(NamedTuple):
 
     @property
     def title(self) -> str:
-        """With its vendor."""
+        """Return the device's name with its vendor."""
         return f"NVIDIA {self.name}"
 
     @property

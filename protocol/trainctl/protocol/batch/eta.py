@@ -55,7 +55,7 @@ class Schedule:
     assumed_seconds: float = 0.0  # what one takes, as long as none has been made
 
     def left(self, step: int, steps: int) -> int:
-        """How many follow after `step` in a run of so many steps."""
+        """Return how many follow after `step` in a run of so many steps."""
         among = (steps - 1) // self.every_steps - step // self.every_steps if self.every_steps else 0
         return max(among, 0) + self.at_end
 
@@ -239,8 +239,8 @@ class Eta:
         return statistics.median(self._recent) if self._recent else self._before
 
     def left(self, schedules: Mapping[str, Schedule]) -> TimeLeft | None:
-        """Until the last step and the plans after it, without pauses to come; None before the first step, unless its
-        time was predicted."""
+        """Return the time until the last step and the plans after it, without pauses to come; None before the first
+        step, unless its time was predicted."""
         if not self._recent and self._predicted is None:
             return None
         ordinary, facts = self._ordinary_seconds, self.facts

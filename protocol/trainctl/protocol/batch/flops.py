@@ -82,8 +82,8 @@ def _is_before(name: str, first: int) -> bool:
 
 
 def peak_parts(flops_per_second: float, device: str, dtype: str, profile: ProfileSummary | None) -> dict[str, float]:
-    """By metric, the part of the device's peak: of its own measured matrix products, and of its datasheet. Absent where
-    the peak isn't known."""
+    """Return, by metric, the part of the device's peak: of its own measured matrix products, and of its datasheet.
+    Absent where the peak isn't known."""
     measured = profile.gflops.get(dtype) if profile is not None else None
     stated = datasheet_tflops(device, dtype)
     found = {"matmul_use": (measured, 1e9), "mfu": (stated, 1e12)}

@@ -24,6 +24,7 @@ A layer with gradient checkpointing keeps its input alone.
 import math
 import statistics
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -116,7 +117,7 @@ class Chunking(NamedTuple):
     logits: int = CHUNK_LOGITS  # at a time
 
     def chunk_tokens(self, tokens: int) -> int | None:
-        """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
+        """Return how many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
         too_large = tokens * self.vocabulary * _FLOAT32_BYTES > self.free_bytes * _FREE_PART
         if self.mode == "off" or (self.mode == "auto" and not too_large):
             return None
@@ -146,7 +147,8 @@ _CROSSING = 0.5
 _CHECKPOINTED = {"none": 0.0, "alternate": 0.5, "all": 1.0}
 
 
-class MemoryEstimate(NamedTuple):
+@dataclass(frozen=True)
+class MemoryEstimate:
     """The estimated memory of one rank."""
 
     trained: int  # parameters

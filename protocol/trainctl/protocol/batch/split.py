@@ -43,7 +43,7 @@ def apportion(total: int, weights: Weights, field: str = "value") -> dict[int, i
 
 
 def check_enough(total: int, ranks: int, field: str) -> None:
-    """Raises InvalidInputError naming `field` if there are more ranks than samples."""
+    """Raise InvalidInputError naming `field` if there are more ranks than samples."""
     if total < ranks:
         raise InvalidInputError(field, f"{total} samples are too few for {ranks} ranks; each needs at least one")
 
@@ -62,13 +62,13 @@ class ShareCost(NamedTuple):
 
     @classmethod
     def at(cls, model: StepModel, micro: int) -> "ShareCost":
-        """With a micro-batch that is set."""
+        """Return the cost with a micro-batch that is set."""
         return cls(model, (max(micro, 1),))
 
     @classmethod
     def up_to(cls, model: StepModel, most: int, *, tries_all: bool = False) -> "ShareCost":
-        """With any micro-batch that memory allows. Powers of two and what is midway between them are tried, or all:
-        by those a step can be up to 2 % longer than by all."""
+        """Return the cost with any micro-batch that memory allows. Powers of two and what is midway between them are
+        tried, or all: by those a step can be up to 2 % longer than by all."""
         if tries_all:
             return cls(model, tuple(range(1, max(most, 1) + 1)))
         powers = [2**power for power in range(most.bit_length())]

@@ -212,7 +212,7 @@ def write_profile(folder: Path, profile: DeviceProfile) -> Path:
 
 
 def read_profile(path: Path) -> DeviceProfile:
-    """Raises InvalidInputError naming the file and what is wrong with it."""
+    """Raise InvalidInputError naming the file and what is wrong with it."""
     raw = validation_errors.read_toml(path, "profile")
     number = raw.get("schema")
     if not isinstance(number, int) or number < 1:

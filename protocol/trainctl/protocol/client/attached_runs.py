@@ -59,7 +59,7 @@ class AttachedRuns(ABC):
 
 
 def _pages(steps: Sequence[GuestStep]) -> Iterator[tuple[GuestStep, ...]]:
-    """At least one page, each within the limits of a request."""
+    """Yield at least one page, each within the limits of a request."""
     page: list[GuestStep] = []
     size = 0
     for step in steps:

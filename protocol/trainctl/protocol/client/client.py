@@ -162,7 +162,7 @@ class Client(AttachedRuns):
         self._waiting: dict[str, asyncio.Queue[AgentReply | TrainctlError]] = {}
 
     async def __aenter__(self) -> Self:
-        """Raises InvalidInputError for an agent whose key isn't known, and for a lack of own keys."""
+        """Raise InvalidInputError for an agent whose key isn't known, and for a lack of own keys."""
         if self.address.startswith("tcp:") and addresses.is_near(self.address):
             for agent in (agent for cluster in local_agents.running() for agent in cluster):
                 if agent.address == self.address:
@@ -188,8 +188,8 @@ class Client(AttachedRuns):
             self._context.destroy(linger=0)
 
     def live_address(self, node: NodeView) -> str:
-        """Where to hear what the agent publishes: beside the address of this client, if that is a forwarded one of a
-        Unix socket."""
+        """Return where to hear what the agent publishes: beside the address of this client, if that is a forwarded one
+        of a Unix socket."""
         is_forwarded = node.live_address.startswith("ipc:") and self.address != node.address
         return addresses.live_beside(self.address) if is_forwarded else node.live_address
 
@@ -228,7 +228,7 @@ class Client(AttachedRuns):
         return await self.ask(DigestsRequest(rid=_rid(), what=what, path=path, kind=kind), Digests)
 
     async def disk(self, folder: str = "") -> Disk:
-        """How fast the disk of a folder on the agent's machine is, by default that of its own token caches."""
+        """Return how fast the disk of a folder on the agent's machine is, by default that of its own token caches."""
         return await self.ask(DiskRequest(rid=_rid(), folder=folder), Disk)
 
     async def calibration(
@@ -291,7 +291,7 @@ class Client(AttachedRuns):
         return await self.ask(PoliciesRequest(rid=_rid(), run=run), Policies)
 
     async def diagnosis(self, run: str | None = None, last_step: int | None = None) -> DiagnosisReply:
-        """Why a run is slow or stuck, now or at `last_step`; the newest run if none is active."""
+        """Return why a run is slow or stuck, now or at `last_step`; the newest run if none is active."""
         request = DiagnosisRequest(rid=_rid(), run=run, last_step=last_step)
         return await self.ask(request, DiagnosisReply)
 
@@ -426,7 +426,8 @@ class Client(AttachedRuns):
                 live.close()
 
     async def _deltas(self, attachment: Attachment, live: LiveQueue) -> AsyncIterator[list[Attached]]:
-        """Until the agent's boot changes, a gap can't be filled, or it is silent and answers nothing."""
+        """Yield what comes until the agent's boot changes, a gap can't be filled, or it is silent and answers
+        nothing."""
         while True:
             messages = await live.get(SILENT_AFTER_SECONDS)
             if not messages:

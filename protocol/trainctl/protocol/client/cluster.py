@@ -312,7 +312,7 @@ async def find_any(addresses: Sequence[str]) -> str:
 
 
 def _nobody(addresses: Sequence[str], refused: list[TrainctlError]) -> TrainctlError:
-    """Why none of several agents has answered: the keys don't fit, or none is there."""
+    """Return why none of several agents has answered: the keys don't fit, or none is there."""
     for error in sorted(refused, key=lambda error: isinstance(error, UnreachableError)):
         return error
     return UnreachableError(f"no agent of the cluster responds: {', '.join(addresses)}; {START_ONE}")

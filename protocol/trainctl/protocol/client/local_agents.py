@@ -100,7 +100,7 @@ def only() -> list[LocalAgent]:
 
 
 def default_address() -> str:
-    """Where the agent of this machine's usual node listens if it is given no address."""
+    """Return where the agent of this machine's usual node listens if it is given no address."""
     return agent_address(node_directory(node_name()))
 
 

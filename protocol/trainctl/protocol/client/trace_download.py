@@ -24,7 +24,7 @@ class TraceSource(Protocol):
 
 
 def path_of(trace: Profiled, folder: Path) -> Path:
-    """Where the copy is. Raises InvalidInputError for names that no node gives."""
+    """Return where the copy is. Raises InvalidInputError for names that no node gives."""
     received_names.check(trace.node, trace.file)
     return folder / f"{trace.node}-{trace.file}"
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from trainctl.protocol.config.run_tables import AdapterTable
 from trainctl.protocol.errors import InvalidInputError
@@ -18,7 +18,8 @@ _MIXTURE = re.compile(r"^(?P<block>.+?)\.(?P<part>experts|gate|router)\.")
 """Weights of a mixture of experts by stored name, if the block has experts: theirs, and those of its router."""
 
 
-class AdaptedLayers(NamedTuple):
+@dataclass(frozen=True)
+class AdaptedLayers:
     """The adapted layers of one model."""
 
     shapes: dict[str, tuple[int, int]]  # (out, in) of each adapted linear layer by its path in the model, ascending

@@ -109,7 +109,7 @@ class AlertHooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def check_thresholds(table: AlertsTable, where: str) -> None:
-    """Raises InvalidInputError where an alert would be cleared at a worse value than it is raised at."""
+    """Raise InvalidInputError where an alert would be cleared at a worse value than it is raised at."""
     rising = (
         ("kl_clear_nats", "kl_nats"),
         ("memory_clear_percent", "memory_percent"),
@@ -125,13 +125,13 @@ def check_thresholds(table: AlertsTable, where: str) -> None:
 
 
 def check_command(hooks: AlertHooks, where: str) -> None:
-    """Raises InvalidInputError, about the setting named by `where`, for a program that isn't on this machine."""
+    """Raise InvalidInputError, about the setting named by `where`, for a program that isn't on this machine."""
     if hooks.command and (not hooks.command[0] or shutil.which(hooks.command[0]) is None):
         raise InvalidInputError(where, f"program {hooks.command[0]!r} not found on this machine")
 
 
 def check_webhook(hooks: AlertHooks, where: str) -> None:
-    """Raises InvalidInputError, about the setting named by `where`, for what is no address to post to."""
+    """Raise InvalidInputError, about the setting named by `where`, for what is no address to post to."""
     if not hooks.webhook:
         return
     try:

@@ -5,9 +5,9 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -59,7 +59,7 @@ class SimulatedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def check(node: SimulatedNode, where: str) -> None:
-    """Raises InvalidInputError by the field."""
+    """Raise InvalidInputError by the field."""
     given = [name for name in SPEEDS if getattr(node, name)]
     if len(given) != 1:
         problem = f"gives {' and '.join(given) or 'no speed'}; give exactly one of {', '.join(SPEEDS)}"
@@ -77,11 +77,12 @@ _CURRENCY = re.compile(r"[^\W\d_]{1,8}|[$€£¥₩₹]")
 MOST_NODES = 1024
 
 
-class Prices(NamedTuple):
+@dataclass(frozen=True)
+class Prices:
     """Prices of nodes; a node that isn't in `per_hour` has none."""
 
     currency: str = DEFAULT_CURRENCY
-    per_hour: Mapping[str, float] = MappingProxyType({})  # by node
+    per_hour: Mapping[str, float] = field(default_factory=dict)  # by node
 
 
 class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -215,7 +216,8 @@ def check_hooks(cluster: Cluster, path: Path) -> None:
 
 
 def added_directory(path: Path) -> Path:
-    """Where `trainctl cluster add` writes a file for each node it adds: a person's cluster file is never rewritten."""
+    """Return where `trainctl cluster add` writes a file for each node it adds: a person's cluster file is never
+    rewritten."""
     return path.parent / "cluster.d"
 
 
@@ -242,7 +244,7 @@ def _check_networks(networks: tuple[str, ...], where: str) -> None:
 
 
 def check_currency(currency: str, where: str) -> None:
-    """Raises InvalidInputError, about the setting named by `where`, unless it is one short word or a sign."""
+    """Raise InvalidInputError, about the setting named by `where`, unless it is one short word or a sign."""
     if not _CURRENCY.fullmatch(currency):
         raise InvalidInputError(
             where, f"{currency!r} is not a currency; write one word of at most 8 letters, such as EUR, or a sign"

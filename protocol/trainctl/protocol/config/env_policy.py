@@ -99,12 +99,12 @@ def of_trainers(
 
 
 def check_name(name: str, where: str) -> None:
-    """Raises InvalidInputError for text that can't be a variable's name."""
+    """Raise InvalidInputError for text that can't be a variable's name."""
     if not _NAME.fullmatch(name):
         raise InvalidInputError(where, f"{name[:40]!r} is not a variable name: use letters, digits and '_'")
 
 
 def check_value(value: str, where: str) -> None:
-    """Raises InvalidInputError for text that can't be a variable's value."""
+    """Raise InvalidInputError for text that can't be a variable's value."""
     if "\0" in value or len(value.encode(errors="replace")) > MOST_BYTES:
         raise InvalidInputError(where, f"must be text of at most {MOST_BYTES} bytes, without null bytes")

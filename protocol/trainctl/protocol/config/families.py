@@ -6,15 +6,17 @@ same table.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from trainctl.protocol.config.model_facts import context_limit
 from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName
 from trainctl.protocol.errors import InvalidInputError
 
 
-class Family(NamedTuple):
+@dataclass(frozen=True)
+class Family:
     """A tested family. The tolerance applies to float32."""
 
     title: str

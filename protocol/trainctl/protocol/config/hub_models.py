@@ -3,8 +3,8 @@
 import importlib.util
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from trainctl.protocol.errors import InvalidInputError, NotCachedError, installing
 
@@ -20,7 +20,8 @@ def is_hub_id(path: str) -> bool:
     return _ID.fullmatch(path) is not None and "--" not in path and ".." not in path
 
 
-class Reference(NamedTuple):
+@dataclass(frozen=True)
+class Reference:
     """The name by which other machines know a model."""
 
     name: str  # id on the hub, or a path
@@ -52,7 +53,7 @@ def model_folder(path: str, revision: str | None = None) -> Path:
 
 
 def check_cached(path: str, where: str) -> None:
-    """Raises NotCachedError, blaming `where`, for the id of a model that isn't cached on this machine, or
+    """Raise NotCachedError, blaming `where`, for the id of a model that isn't cached on this machine, or
     InvalidInputError if the library that reads the cache isn't installed."""
     if _is_folder(path) or not is_hub_id(path) or model_folder(path) != Path(path):
         return

@@ -81,7 +81,7 @@ def check_bytes(files: Sequence[Path], sequence_length: int, where: str) -> None
 
 
 def _first_lines(path: Path, where: str, *, grows: bool) -> Iterator[tuple[str, bytes]]:
-    """Each with its place, blank ones left out."""
+    """Yield each of the first lines with its place, blank ones left out."""
     try:
         with path.open("rb") as file:
             for number in range(1, _SAMPLE_LINES + 1):

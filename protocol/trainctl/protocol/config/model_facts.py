@@ -102,7 +102,7 @@ def context_limit(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...
 
 
 def _encoder_decoder(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], own_head: bool) -> ModelFacts | None:
-    """By the names of T5 and BART, of which both have a matrix of embeddings under three names."""
+    """Return the facts by the names of T5 and BART, of which both have a matrix of embeddings under three names."""
     encoder = _first(config, "encoder_layers", "num_layers")
     decoder = _first(config, "decoder_layers", "num_decoder_layers") or encoder
     width, vocabulary = _first(config, "d_model"), _first(config, "vocab_size")

@@ -6,7 +6,7 @@ from trainctl.protocol.errors import Collected, InvalidInputError
 
 
 def check(config: RunFile, where: str) -> None:
-    """Raises InvalidInputError naming `where` and the field; with several, all of them."""
+    """Raise InvalidInputError naming `where` and the field; with several, all of them."""
     objective, kind = config.objective, config.data.kind
     if kind == "text" and objective_of(objective, kind).needs_mask:
         problem = f'{objective.kind!r} needs data.kind = "rows" or "samples": text has no answers to learn'

@@ -185,5 +185,5 @@ def sample_unit(kind: str) -> str:
 
 
 def sequences_of(kind: str) -> int:
-    """How many sequences a sample has if `objective.kind` is this."""
+    """Return how many sequences a sample has if `objective.kind` is this."""
     return next((row.sequences for name, row in OBJECTIVES.items() if name == kind), 1)

@@ -176,7 +176,7 @@ def impatience(tables: PolicyTables, plateau: PolicyMode, early_stop: PolicyMode
 
 
 def check_policies(tables: PolicyTables, where: str) -> None:
-    """Raises InvalidInputError, naming the field, where a policy's settings contradict each other."""
+    """Raise InvalidInputError, naming the field, where a policy's settings contradict each other."""
     micro = tables.micro_batch
     if micro.low >= micro.target:
         problem = f"{micro.low:g} must be below policy.micro-batch.target = {micro.target:g}"

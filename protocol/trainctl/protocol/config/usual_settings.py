@@ -183,9 +183,9 @@ PASCAL: Final = Preset("Pascal", "float32", "nf4", 1, 8, 512)
 
 
 def preset_of(capability: tuple[int, int], name: str = "") -> Preset:
-    """For a card by its compute capability and name. GTX 16 cards are Turing without tensor cores, and have 4 to 6 GB.
-    Volta counts as Turing, Blackwell in data centres (10 and 11) as Hopper, GeForce and RTX PRO cards of that
-    architecture (12) as Ampere, and older architectures than Pascal as Pascal."""
+    """Return the preset for a card by its compute capability and name. GTX 16 cards are Turing without tensor cores,
+    and have 4 to 6 GB. Volta counts as Turing, Blackwell in data centres (10 and 11) as Hopper, GeForce and RTX PRO
+    cards of that architecture (12) as Ampere, and older architectures than Pascal as Pascal."""
     if (9, 0) <= capability < (12, 0):
         return HOPPER
     if capability >= (8, 0):
@@ -208,13 +208,14 @@ _CAPABILITIES: Final = (
 
 
 def capability_of_device(device: str) -> tuple[int, int] | None:
-    """By the name that a driver reports. None for a device that isn't NVIDIA's, or whose name isn't known here."""
+    """Return the compute capability by the name that a driver reports. None for a device that isn't NVIDIA's, or whose
+    name isn't known here."""
     if not any(vendor in device.lower() for vendor in ("nvidia", "tesla", "quadro")):
         return None
     return next((capability for pattern, capability in _CAPABILITIES if pattern.search(device)), None)
 
 
 def preset_of_device(device: str) -> Preset | None:
-    """By the name that a driver reports. None where `capability_of_device` has none."""
+    """Return the preset by the name that a driver reports. None where `capability_of_device` has none."""
     capability = capability_of_device(device)
     return None if capability is None else preset_of(capability, device)

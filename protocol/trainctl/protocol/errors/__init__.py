@@ -88,7 +88,7 @@ class Collected:
             self._found += error.each
 
     def raise_any(self) -> None:
-        """Raises the InvalidInputError that was kept, or one for all of them, each reported once."""
+        """Raise the InvalidInputError that was kept, or one for all of them, each reported once."""
         found = list({str(error): error for error in self._found}.values())
         if found:
             raise found[0] if len(found) == 1 else SeveralInvalidError(found)
@@ -133,11 +133,11 @@ class VersionError(ProtocolError):
 
 
 def check_installed(library: str, extra: str, where: str, what: str) -> None:
-    """Raises InvalidInputError blaming `where` if a library that `what` needs isn't installed here."""
+    """Raise InvalidInputError blaming `where` if a library that `what` needs isn't installed here."""
     if importlib.util.find_spec(library.replace("-", "_")) is None:
         raise InvalidInputError(where, f"{what} needs {library}; {installing(extra)}")
 
 
 def installing(*extras: str) -> str:
-    """How to get optional dependencies, any of `extras`; trainctl itself is in no package index yet."""
+    """Return how to get optional dependencies, any of `extras`; trainctl itself is in no package index yet."""
     return "in a trainctl checkout, run: pip install " + " or ".join(f"'.[{extra}]'" for extra in extras)

@@ -2,15 +2,16 @@
 
 import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from trainctl.protocol.machine.shim import boot_id
 
 PROC = Path("/proc")
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """A process's control group in one hierarchy."""
 
     version: int  # 1 or 2

@@ -104,7 +104,7 @@ def gather(
 
 
 def _compile_lacks(devices: Sequence[DeviceTypes]) -> dict[str, tuple[str, ...]]:
-    """By kind of the devices that torch can compute on, in their order."""
+    """Return what is missing by kind of the devices that torch can compute on, in their order."""
     seen = [one.device for one in without_cards(devices) if one.backend == "torch"]
     kinds = dict.fromkeys(device.partition(":")[0] for device in seen)
     return {kind: lacking(kind) for kind in kinds}
@@ -121,7 +121,8 @@ def memory_limit(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys
 
 
 def _limit_files(line: str, root: Path) -> Iterator[tuple[Path, str]]:
-    """Where the limits for one line of /proc/self/cgroup are: `0::/a/b` of version 2, `5:memory:/a/b` of version 1."""
+    """Return where the limits for one line of /proc/self/cgroup are: `0::/a/b` of version 2, `5:memory:/a/b` of version
+    1."""
     number, _, rest = line.partition(":")
     controllers, _, path = rest.partition(":")
     if number == "0" and not controllers:

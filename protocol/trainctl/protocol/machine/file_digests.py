@@ -61,7 +61,7 @@ def data_digests(path: Path, kind: DataKind, check: Check = lambda: None) -> Fil
 
 
 def _parts(path: Path) -> Iterator[bytes]:
-    """Raises OSError, also for what isn't a regular file: a pipe may wait, and a device may never end."""
+    """Raise OSError, also for what isn't a regular file: a pipe may wait, and a device may never end."""
     with open(path, "rb", opener=_at_once) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -78,7 +78,7 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def listed(each: list[FileDigest]) -> tuple[FileDigest, ...]:
-    """At most MAX_FILES of them: the last one counts for the rest."""
+    """Return at most MAX_FILES of the files: the last one counts for the rest."""
     if len(each) <= MAX_FILES:
         return tuple(each)
     rest = each[MAX_FILES - 1 :]

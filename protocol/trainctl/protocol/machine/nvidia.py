@@ -4,7 +4,8 @@ import functools
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
@@ -24,7 +25,8 @@ def nvidia_smi(*fields: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=QUERY_SECONDS).stdout
 
 
-class Card(NamedTuple):
+@dataclass(frozen=True)
+class Card:
     """One device."""
 
     capability: Capability
@@ -116,7 +118,7 @@ CARD: Final = "nvidia:"
 
 
 def seen(devices: Sequence[DeviceTypes], env: Mapping[str, str]) -> Iterator[DeviceTypes]:
-    """By backend. `env`: of the run file."""
+    """Yield the devices that a rank sees, by backend. `env`: of the run file."""
     for backend in dict.fromkeys(one.backend for one in devices):
         its = [one for one in devices if one.backend == backend]
         shown = [one for one in its if _is_shown_card(one)]
@@ -156,7 +158,7 @@ def _chosen(every: Sequence[DeviceTypes], chosen: str) -> Sequence[DeviceTypes]:
 
 
 def _alike(cards: Sequence[DeviceTypes]) -> Sequence[DeviceTypes]:
-    """With the types that all of them have."""
+    """Return the devices with the types that all of them have."""
     first = cards[0].types if cards else ()
     shared = tuple(kind for kind in first if all(kind in one.types for one in cards))
     return [msgspec.structs.replace(one, types=shared) for one in cards]

@@ -176,7 +176,8 @@ def write_record(path: Path, known: dict[str, Any]) -> None:
 
 
 def start_time(pid: int) -> float | None:
-    """When a live process began, in this system's own unit; None if there is none, or it is dead but not yet reaped.
+    """Return when a live process began, in this system's own unit; None if there is none, or it is dead but not yet
+    reaped.
 
     Raises OSError if this process has too many files open to tell.
     """

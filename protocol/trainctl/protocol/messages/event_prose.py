@@ -309,7 +309,7 @@ def _moved(before: Mapping[str, int], after: Mapping[str, int]) -> str:
 
 
 def _sizes_changed(before: Pairs, after: Pairs) -> str:
-    """Each rank's sizes; of several with the same ones only the nodes."""
+    """Return each rank's sizes; of several with the same ones only the nodes."""
     parts: dict[str, list[str]] = {}
     for (node, size_before), (_, size_after) in zip(before, after, strict=False):
         nodes = parts.setdefault(

@@ -436,8 +436,8 @@ def is_by_name(name: str) -> bool:
 
 
 def host_values(host: Any, device: str | None) -> dict[str, float]:
-    """By name what a HostReading says of a rank's machine, and of the device that the rank has there: what charts
-    offer."""
+    """Return by name what a HostReading says of a rank's machine, and of the device that the rank has there: what
+    charts offer."""
     gpu = host.gpu_of(device)
     found = (
         (name, metric.of_machine(host, gpu))

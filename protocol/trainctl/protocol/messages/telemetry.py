@@ -137,7 +137,7 @@ class RunView(Message, tag="run-view", frozen=True):
     seq: Count = 0
 
     def without_passes_of(self, before: "RunView") -> "RunView":
-        """For those who have seen `before`: without the curves that were the same in it."""
+        """Return the view for those who have seen `before`, without the curves that were the same in it."""
         known = {view.rank: view.passes for view in before.ranks}
         ranks = tuple(
             msgspec.structs.replace(view, passes=()) if view.passes and known.get(view.rank) == view.passes else view
@@ -146,7 +146,7 @@ class RunView(Message, tag="run-view", frozen=True):
         return msgspec.structs.replace(self, ranks=ranks)
 
     def with_passes_of(self, before: "RunView | None") -> "RunView":
-        """With the curves of `before`, of the same trainers, where it has none itself."""
+        """Return the view with the curves of `before`, of the same trainers, where it has none itself."""
         if before is None or before.run != self.run:
             return self
         known = {(view.rank, view.pid): view.passes for view in before.ranks}
@@ -198,7 +198,7 @@ class RunView(Message, tag="run-view", frozen=True):
         return self.state in ACTIVE_RUN_STATES and (self.kind == "hosted" or shown.state not in ACTIVE_RUN_STATES)
 
     def why_not(self, verb: str) -> str:
-        """Why the run does not take a verb; empty if it does."""
+        """Return why the run does not take a verb; empty if it does."""
         if verb in VERBS and VERBS[verb].for_any_run:
             return ""
         return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "a different program trains this run")

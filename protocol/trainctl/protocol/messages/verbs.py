@@ -60,7 +60,7 @@ class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The arguments as they are typed, where that isn't `name=` for each."""
 
     def check(self) -> None:
-        """Raises InvalidInputError where values are wrong together."""
+        """Raise InvalidInputError where values are wrong together."""
 
     @classmethod
     def parse(cls, pairs: Mapping[str, str]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class StartRun(Args, frozen=True):
     ] = {}
 
     def check(self) -> None:
-        """Raises InvalidInputError unless it is one run, new or old."""
+        """Raise InvalidInputError unless it is one run, new or old."""
         given = (self.config is not None or self.branch is not None, self.resume is not None)
         if sum(given) != 1:
             raise InvalidInputError("config", "give one of config, resume and branch")
@@ -127,7 +127,7 @@ class StartRun(Args, frozen=True):
 
     @classmethod
     def spoken(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Each override by its name."""
+        """Return each override by its name."""
         return {**{name: value for name, value in args.items() if name != "overrides"}, **args.get("overrides", {})}
 
 
@@ -156,7 +156,7 @@ class Rebalance(Args, frozen=True):
     auto: Annotated[bool, _about("choose shares from the ranks' measured speeds")] = False
 
     def check(self) -> None:
-        """Raises InvalidInputError unless it is shares or `auto`."""
+        """Raise InvalidInputError unless it is shares or `auto`."""
         if bool(self.shares) == self.auto:
             raise InvalidInputError("shares", "give each node's share (studio=16 mbp=8, or 60%), or auto=true")
 
@@ -172,7 +172,7 @@ class Rebalance(Args, frozen=True):
 
     @classmethod
     def spoken(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Each node by its name."""
+        """Return each node by its name."""
         return {**{name: value for name, value in args.items() if name != "shares"}, **args.get("shares", {})}
 
 
@@ -258,7 +258,7 @@ class SampleModel(Args, frozen=True):
     ] = None
 
     def check(self) -> None:
-        """Raises InvalidInputError for `chat` without a prompt."""
+        """Raise InvalidInputError for `chat` without a prompt."""
         if self.chat and self.prompt is None:
             raise InvalidInputError("chat", "needs a prompt: add prompt=TEXT")
 
@@ -296,7 +296,7 @@ class Rollback(Args, frozen=True):
     ] = 0
 
     def check(self) -> None:
-        """Raises InvalidInputError unless it is one of both."""
+        """Raise InvalidInputError unless it is one of both."""
         if (self.step is None) == (self.steps is None):
             raise InvalidInputError("step", "give exactly one of step and steps")
 
@@ -493,7 +493,7 @@ def _takes(entry: Verb) -> str:
 def _field_and_problem(
     entry: Verb, args: Mapping[str, Any], error: msgspec.ValidationError, *, strict: bool
 ) -> tuple[str, str]:
-    """Which field is wrong, or the verb where none can be named, and what it needs."""
+    """Return which field is wrong, or the verb where none can be named, and what it needs."""
     field, problem = next(
         validation_errors.found(dict(args), entry.args, strict=strict), validation_errors.split(str(error))
     )

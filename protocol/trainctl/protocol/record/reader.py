@@ -206,7 +206,7 @@ class RecordReader:
         return bool(self._rows("SELECT 1 FROM steps WHERE step = ? AND term = ? AND n = ? AND retracted", key))
 
     def steps(self, after: int = 0, limit: int = 500) -> tuple[tuple[StepCommitted, ...], bool]:
-        """Up to `limit` steps above `after`, ascending, and whether there are more."""
+        """Return up to `limit` steps above `after`, ascending, and whether there are more."""
         rows = self._rows(
             f"SELECT {_STEP_COLUMNS} FROM steps WHERE step > ? AND NOT retracted ORDER BY step LIMIT ?",  # noqa: S608
             (after, limit + 1),
@@ -229,7 +229,7 @@ class RecordReader:
         return rows[0][0] or 0
 
     def rank_steps(self, step: int) -> tuple[RankStep, ...]:
-        """Each rank's part of a committed step, by rank; empty if the step is not in the record."""
+        """Return each rank's part of a committed step, by rank; empty if the step is not in the record."""
         return self.parts_between(step, step)
 
     def parts_between(self, first: int, last: int) -> tuple[RankStep, ...]:
@@ -269,7 +269,7 @@ class RecordReader:
         return found
 
     def events(self, after_id: int = 0, limit: int = 200, newest: bool = False) -> tuple[tuple[Event, ...], bool]:
-        """Up to `limit` events above `after_id`, oldest first, and whether there are more of them.
+        """Return up to `limit` events above `after_id`, oldest first, and whether there are more of them.
 
         They are the first ones, or with `newest` the last ones.
         """
@@ -324,8 +324,8 @@ class RecordReader:
         return tuple(reading for reading in found if reading is not None)
 
     def samples(self, after: int = 0, limit: int = 100, newest: bool = False) -> tuple[tuple[Sample, ...], int, bool]:
-        """Up to `limit` answers of the model after a row, oldest first, the last row of them, and whether there are
-        more. They are the first ones, or with `newest` the last ones."""
+        """Return up to `limit` answers of the model after a row, oldest first, the last row of them, and whether there
+        are more. They are the first ones, or with `newest` the last ones."""
         order = "DESC" if newest else "ASC"
         found = self._rows(
             f"SELECT rowid, body FROM samples WHERE rowid > ? ORDER BY rowid {order} LIMIT ?",  # noqa: S608
@@ -425,7 +425,7 @@ class RecordReader:
             raise InvalidInputError("columns", f"must be at least 1, not {columns}")
 
     def check_metric(self, metric: str) -> None:
-        """Raises InvalidInputError naming a metric that neither the table nor the run has."""
+        """Raise InvalidInputError naming a metric that neither the table nor the run has."""
         if metric not in METRICS and metric not in (own := self.own_metrics()):
             known = ", ".join((*METRICS, *own))
             raise InvalidInputError("metric", f"unknown metric {metric!r}; the metrics are {known}")
@@ -484,7 +484,7 @@ def _event_data(body: bytes | None, text: str) -> AnyEvent:
 
 
 def _stored(body: bytes, kind: type[K]) -> K | None:
-    """None for one of another version of this program."""
+    """Return a stored message; None for one of another version of this program."""
     try:
         found: K = codec.decode_stored(body, kind)
     except ProtocolError:

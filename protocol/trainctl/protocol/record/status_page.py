@@ -7,8 +7,8 @@ seconds). The writer makes the counter odd, writes, makes it even; a reader that
 import mmap
 import struct
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from trainctl.protocol.messages import BUSY_PHASES
 
@@ -21,7 +21,8 @@ _SIZE = 64
 _COUNTER = struct.Struct("<Q")
 
 
-class Status(NamedTuple):
+@dataclass(frozen=True)
+class Status:
     pid: int
     term: int
     n: int
@@ -60,7 +61,7 @@ class StatusWriter:
 
     @property
     def shown(self) -> int:
-        """How often something was shown."""
+        """Return how often something was shown."""
         return self._counter // 2
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """What a record says of a whole run, in one pass over its steps: totals of ranks, plans, losses and commits."""
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainctl.protocol.messages import PHASES, Event, Phases, Sample
@@ -28,7 +29,8 @@ _PLANS = """
 _PAGE = 500
 
 
-class RankTotals(NamedTuple):
+@dataclass(frozen=True)
+class RankTotals:
     """The work of a rank on one node, over the steps that stand."""
 
     rank: int
@@ -40,7 +42,8 @@ class RankTotals(NamedTuple):
     phases: Phases  # seconds; of the sum, the wait for slower ranks is in `wait`
 
 
-class PlanSpan(NamedTuple):
+@dataclass(frozen=True)
+class PlanSpan:
     """The steps that stand of one plan version."""
 
     plan_version: int
@@ -69,7 +72,7 @@ class WholeRunReader(RecordReader):
     """A record's reader with queries that read all steps: some 2 microseconds a step and rank."""
 
     def rank_totals(self) -> tuple[RankTotals, ...]:
-        """By rank; a rank that ran on several nodes has one entry each, the longest first."""
+        """Return the totals by rank; a rank that ran on several nodes has one entry each, the longest first."""
         standing = _STANDING if self._has_retracted() else ""  # else it takes half of the time
         least: Counter[str] = Counter()
         for ranks, seconds in self._rows(_LEAST_SYNC.format(standing=standing)):
@@ -86,16 +89,16 @@ class WholeRunReader(RecordReader):
         return bool(self._rows("SELECT 1 FROM steps WHERE retracted LIMIT 1"))
 
     def plan_spans(self) -> tuple[PlanSpan, ...]:
-        """By first step."""
+        """Return the spans of plans by first step."""
         return tuple(PlanSpan(*row) for row in self._rows(_PLANS))
 
     def curve(self) -> tuple[CurvePoint, ...]:
-        """By step."""
+        """Return the curve's points by step."""
         rows = self._rows("SELECT step, loss, cursor FROM steps WHERE NOT retracted ORDER BY step")
         return tuple(CurvePoint(step, _loss(loss), cursor) for step, loss, cursor in rows)
 
     def commits(self) -> tuple[Commit, ...]:
-        """By time, with the retracted ones."""
+        """Return the commits by time, with the retracted ones."""
         rows = self._rows("SELECT step, committed_at, step_seconds, retracted FROM steps ORDER BY committed_at, step")
         return tuple(Commit(step, at, float(seconds), bool(retracted)) for step, at, seconds, retracted in rows)
 
@@ -118,7 +121,7 @@ class WholeRunReader(RecordReader):
         return tuple(found)
 
     def all_samples(self) -> tuple[Sample, ...]:
-        """Oldest first."""
+        """Return the model's answers, oldest first."""
         found: list[Sample] = []
         after, more = 0, True
         while more:

@@ -3,8 +3,9 @@
 import contextlib
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from trainctl.protocol.config import addresses, cluster_file
 from trainctl.protocol.config.addresses import check_public
@@ -13,7 +14,8 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security.keys import KeyFolder, KeyPair, Role
 
 
-class Credentials(NamedTuple):
+@dataclass(frozen=True)
+class Credentials:
     """One side's own pair and the key that it expects of the other side."""
 
     own: KeyPair

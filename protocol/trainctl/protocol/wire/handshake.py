@@ -40,7 +40,7 @@ class Handshakes:
         """True once an agent has taken a connection."""
 
     def take(self, event: int, value: int, now: float) -> NotAuthorisedError | None:
-        """Why there will be no connection, once that is certain."""
+        """Return why there will be no connection, once that is certain."""
         if event == zmq.EVENT_CONNECTED:
             self._connected_at, self.has_connected = now, True
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -117,7 +117,7 @@ class HandshakeWatch:
 
     @property
     def verdict(self) -> NotAuthorisedError | None:
-        """Why there is no connection, if that is certain."""
+        """Return why there is no connection, if that is certain."""
         return self._verdict.result() if self._verdict.done() else None
 
     async def race(self, work: "asyncio.Future[Any]", seconds: float) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import ctypes
 import secrets
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import zmq
 
@@ -122,7 +123,8 @@ def check_frames(frames: list[bytes], wanted: int) -> list[bytes]:
     return frames
 
 
-class Sender(NamedTuple):
+@dataclass(frozen=True)
+class Sender:
     """The sender of one message."""
 
     public: str = ""  # Z85; empty: the socket uses no keys

@@ -2,7 +2,8 @@
 
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts, config_of, facts_of_record
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Rule, Rung, Unknown, Verdict
@@ -13,7 +14,8 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
 
-class _Verdict(NamedTuple):
+@dataclass(frozen=True)
+class _Verdict:
     """The verdict of one rule."""
 
     rule: Rule

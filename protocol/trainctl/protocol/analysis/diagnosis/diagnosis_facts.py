@@ -108,7 +108,7 @@ def _view(reader: RecordReader) -> RunView | None:
 
 
 def _events(reader: RecordReader, until: float | None) -> tuple[Event, ...]:
-    """Oldest first."""
+    """Return the events, oldest first."""
     newest = reader.newest_events(EVENTS_READ, until)
     older = reader.newest_events(CHECKPOINTS_READ, until, CheckpointWritten.category)
     return (*(one for one in older if newest and one.id < newest[0].id), *newest)
@@ -119,7 +119,7 @@ def _last_time(steps: tuple[StepCommitted, ...], events: tuple[Event, ...]) -> f
 
 
 def _readings(reader: RecordReader, live: LiveFacts | None, until: float | None) -> dict[str, tuple[HostReading, ...]]:
-    """By node, oldest first."""
+    """Return the readings by node, oldest first."""
     found: dict[str, list[HostReading]] = {}
     for reading in reader.newest_host_readings(READINGS_READ, until):
         found.setdefault(reading.node, []).append(reading)

@@ -122,14 +122,14 @@ def blocks_before(steps: Sequence[Parts], recent_steps: Sequence[Parts]) -> Iter
 
 
 def paces(steps: Sequence[Parts]) -> dict[int, Pace]:
-    """By rank; none of too few steps."""
+    """Return the paces by rank; none of too few steps."""
     if len(steps) < LEAST_STEPS:
         return {}
     return {rank: Pace.of([parts[rank] for parts in steps]) for rank in steps[-1]}
 
 
 def timings(steps: Sequence[Parts]) -> dict[int, list[Timing]]:
-    """By rank, for the step models."""
+    """Return the timings by rank, for the step models."""
     return {
         rank: [Timing.of(parts[rank].samples, parts[rank].phases, parts[rank].micro_batch or 0) for parts in steps]
         for rank in (steps[-1] if steps else ())

@@ -1,13 +1,15 @@
 """What a rule is: a row of data with a cause, what shows it, what it explains, how it is checked and what to do."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.messages import FindingSeverity, WhatIf
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True)
+class Found:
     """The cause is there."""
 
     title: str
@@ -16,17 +18,19 @@ class Found(NamedTuple):
     rank: int | None = None
     what_if: WhatIf | None = None
     severity: FindingSeverity = "warning"
-    values: dict[str, Any] = {}  # noqa: RUF012  for the texts and commands of remedies; never changed
+    values: Mapping[str, Any] = field(default_factory=dict)  # for the texts and commands of remedies
 
 
-class Clear(NamedTuple):
+@dataclass(frozen=True)
+class Clear:
     """The cause isn't there, by these figures."""
 
     text: str
     node: str = ""  # empty: the whole run
 
 
-class Unknown(NamedTuple):
+@dataclass(frozen=True)
+class Unknown:
     """It can't be judged."""
 
     text: str  # what is missing
@@ -40,7 +44,8 @@ def _always(_: Situation, __: Found) -> bool:
     return True
 
 
-class Rung(NamedTuple):
+@dataclass(frozen=True)
+class Rung:
     """One remedy of a ladder. A text or command with a value in braces that isn't known isn't offered."""
 
     text: str
@@ -49,7 +54,8 @@ class Rung(NamedTuple):
     """Whether it can help here: what is set already isn't offered again."""
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class Rule:
     """One cause."""
 
     cause: str

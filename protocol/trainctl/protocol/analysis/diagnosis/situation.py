@@ -59,8 +59,8 @@ class Situation:
 
     @cached_property
     def before(self) -> dict[int, Pace]:
-        """Each rank's earlier pace with the same plan: of blocks of steps the one at the first quartile. The fastest
-        one would be fast by chance."""
+        """Return each rank's earlier pace with the same plan: of blocks of steps the one at the first quartile. The
+        fastest one would be fast by chance."""
         found: dict[int, list[Pace]] = {}
         for block in self._blocks:
             for rank, its in pace.paces(block).items():
@@ -93,7 +93,8 @@ class Situation:
         return {name: now.phases[name] - before.phases[name] for name in phases}
 
     def slowdown(self, rank: int) -> float | None:
-        """By what part the rank's passes are longer than before, or than when it was calibrated; None: not known."""
+        """Return by what part the rank's passes are longer than before, or than when it was calibrated; None: not
+        known."""
         now, before = self.ranks.get(rank), self.before.get(rank)
         speed = self.metric(rank, "calibrated_speed")
         known = [1 / speed - 1] if speed else []
@@ -204,7 +205,7 @@ class Situation:
 
     @cached_property
     def models(self) -> dict[int, StepModel]:
-        """By rank, of the recent steps."""
+        """Return the step models of the recent steps, by rank."""
         return self.models_of(self.recent)
 
     def models_of(self, steps: Sequence[Parts]) -> dict[int, StepModel]:

@@ -1,5 +1,6 @@
 """Causes that stop the training, or make its steps worthless: a hang, too little memory, NaN and overflow."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
@@ -60,12 +61,12 @@ def _hung(s: Situation, first: str) -> Found:
 
 
 def _hung_at_end(s: Situation) -> Verdict:
-    """In a record: a rank hung, and no step was committed after it."""
+    """Judge, in a record, whether a rank hung, and no step was committed after it."""
     last = s.facts.steps[-1].committed_at if s.facts.steps else 0.0
     for event in reversed(s.events(RankChanged)):
         if event.data.state == "hung" and event.at >= last:
             found = _hung(s, f"no step after this: {event.text}")
-            return found._replace(title=f"the run made no progress: {', '.join(event.data.ranks)} hung")
+            return dataclasses.replace(found, title=f"the run made no progress: {', '.join(event.data.ranks)} hung")
     return Clear("no rank hung after the last step") if s.facts.steps else Unknown("steps")
 
 

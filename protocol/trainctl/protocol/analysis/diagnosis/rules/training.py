@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
@@ -67,7 +68,8 @@ def _wrong_micro(s: Situation, word: str, is_wrong: "Callable[[_Better], bool]")
             yield Clear(f"{text} within {percent(better[rank].gain)} of the fastest", its.node)
 
 
-class _Better(NamedTuple):
+@dataclass(frozen=True)
+class _Better:
     """The fastest micro-batch of a rank beside its own."""
 
     micro: int
@@ -78,7 +80,7 @@ class _Better(NamedTuple):
 
 
 def _better(s: Situation, rank: int) -> _Better | None:
-    """None if the rank's curve isn't known."""
+    """Return a better micro-batch; None if the rank's curve isn't known."""
     its, known = s.ranks[rank], s.curve(rank)
     micro = min(its.micro, its.samples)
     if known is None or not micro:
