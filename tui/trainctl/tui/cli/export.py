@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,7 +20,7 @@ from trainctl.protocol.messages import WorkView
 from trainctl.protocol.security import received_names
 from trainctl.tui.cli import agent_call, output, runs
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands
-from trainctl.tui.cli.output import stage
+from trainctl.tui.cli.output import stage_if_slow
 from trainctl.tui.cli.runs import RunArgument
 
 if TYPE_CHECKING:
@@ -117,9 +116,7 @@ def export_model(
     words += [option for option, on in (("--best", best), ("--no-verify", no_verify)) if on]
     compared = "" if no_verify else ", then its logits are compared (--no-verify leaves that out)"
     doing = output.one_line(f"export-model: {to} of {directory.name}{compared}")
-    if not sys.stderr.isatty():
-        output.tell(doing)
-    with stage(doing) if sys.stderr.isatty() else nullcontext():
+    with stage_if_slow(doing):
         made = make_model([f"--run-directory={directory}", *words])
     return output.answer(_description(made), json=json, **made)
 
@@ -276,8 +273,7 @@ def quantize(
     It needs mlx-lm, and never overwrites a folder."""
     given = {"--to": to, "--group-size": group_size, "--output": output_folder}
     words = [f"{option}={value}" for option, value in given.items() if value is not None]
-    seen = stage(output.one_line(f"quantize: {model} to {to}")) if sys.stderr.isatty() else nullcontext()
-    with seen:
+    with stage_if_slow(output.one_line(f"quantize: {model} to {to}")):
         made = make_model([*words, "--", model], "trainctl.trainer.exports.quantize_model")
     text = f"{made['folder']}: {to}, groups of {made['group_size']}, {made['bytes']:,} bytes\n"
     text += f'to train on it, set in the run file: model.path = {dumps(made["folder"])}, adapter.kind = "lora"'

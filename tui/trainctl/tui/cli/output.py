@@ -124,6 +124,8 @@ def arrowed(text: str) -> str:
 
 TICK_SECONDS = 0.5
 SECONDS_CELLS = 12
+SLOW_SECONDS = 5.0
+"""Seconds after which a program that isn't on a terminal is told what is being done."""
 QUIET_SECONDS = 2.0
 """A stage shows its seconds only after so many."""
 
@@ -150,6 +152,23 @@ def stage(text: str, stream: TextIO | None = None) -> Iterator[None]:
         ticking.join()
         stream.write("\n")
         stream.flush()
+
+
+@contextlib.contextmanager
+def stage_if_slow(text: str) -> Iterator[None]:
+    """Show what is being done as `stage` does; off a terminal only once it has taken a while, so that what fails at
+    once is one line."""
+    if sys.stderr.isatty():
+        with stage(text):
+            yield
+        return
+    timer = threading.Timer(SLOW_SECONDS, tell, (text,))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _tick(text: str, stream: TextIO, done: threading.Event) -> None:
