@@ -1,4 +1,5 @@
-"""A client that follows a whole cluster: all that the lead's agent publishes, and the state of the other machines.
+"""Clients of a whole cluster: the lead is found, and all that it publishes is followed beside the other machines'
+state.
 
 async for node, message in attach_cluster("tcp://127.0.0.1:7474"):
     print(node, type(message).__name__)

@@ -24,7 +24,7 @@ from trainctl.protocol.calibration.profile import DiskRate, Pass
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.machine import disk_speed
+from trainctl.protocol.machine import speeds
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.backends.load import import_library, load
 from trainctl.trainer.calibration import device_speed
@@ -173,7 +173,7 @@ class _Measuring:
     def _disk(self) -> dict[str, Any]:
         _tell(Said("the disk"))
         try:
-            speed = disk_speed.measure(self._caches)
+            speed = speeds.measure_disk(self._caches)
         except OSError:
             return {}
         return {"disk": DiskRate(speed.write, speed.read)}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from trainctl.protocol.config.names import Prompt
+from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import AnswerOptions, Sampling
 from trainctl.trainer.backends.base import Backend, Decoding

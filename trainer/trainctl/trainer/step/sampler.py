@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainctl.protocol.config.names import Prompt
+from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import Answer, StepPlan

@@ -13,7 +13,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import UnreachableError
-from trainctl.protocol.machine.disk_speed import exchange
+from trainctl.protocol.machine.speeds import exchange
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.tui.doctor.probe import ask_round
 from trainctl.tui.setup.ssh import Ssh, said
