@@ -303,13 +303,8 @@ async def all_runs(addresses: Sequence[str]) -> tuple[RunSummary, ...]:
 
 
 async def find_any(addresses: Sequence[str]) -> str:
-    """The first of several agents' addresses at which one answers. Raises UnreachableError if none does."""
-    refused: list[TrainctlError] = []
-    looks = await asyncio.gather(*(look(address, refused) for address in addresses))
-    found = next((address for address, seen in zip(addresses, looks, strict=True) if seen is not None), None)
-    if found is None:
-        raise _nobody(addresses, refused)
-    return found
+    """Return the first address at which an agent answers soon. Raises UnreachableError if none does."""
+    return next(iter(await _answers(addresses)))
 
 
 def _nobody(addresses: Sequence[str], refused: list[TrainctlError]) -> TrainctlError:
