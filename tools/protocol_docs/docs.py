@@ -30,7 +30,7 @@ from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
 _MODULES = (
-    "messages.base config.names calibration.profile messages.profiles messages.trainer messages.telemetry"
+    "messages.base config.prompts calibration.profile messages.profiles messages.trainer messages.telemetry"
     " messages.events messages.requests messages.peers messages.kept messages.diagnosis"
     " messages.replies"
 )

@@ -17,7 +17,7 @@ from trainctl.node_agent.conductor.state import ConductorState, Progress
 from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.divergence import LEVEL_STEPS
+from trainctl.protocol.analysis.loss_trends import LEVEL_STEPS
 from trainctl.protocol.config.policies import PolicyName
 from trainctl.protocol.messages import events as e
 

@@ -12,7 +12,7 @@ from tests.protocol.support import planted_curves as planted
 from tests.protocol.support.planted_curves import CURVES, FAULT_STEP, Curve
 from tests.tiers import scale
 
-from trainctl.protocol.analysis.divergence import Divergence, DivergenceDetector, Plateau, PlateauDetector
+from trainctl.protocol.analysis.loss_trends import Divergence, DivergenceDetector, Plateau, PlateauDetector
 from trainctl.protocol.analysis.spikes import Spike, SpikeDetector
 
 SEEDS = range(scale("healthy curves"))

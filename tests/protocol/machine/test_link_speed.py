@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trainctl.protocol.machine.disk_speed import ROUNDS, echo, exchange, round_trip
+from trainctl.protocol.machine.speeds import ROUNDS, echo, exchange, round_trip
 
 Ends = tuple[socket.socket, socket.socket]
 

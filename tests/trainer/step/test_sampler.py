@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.names import ChatMessage
+from trainctl.protocol.config.prompts import ChatMessage
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.common.errors import AbandonedError

@@ -333,7 +333,7 @@ def test_a_run_is_renamed_and_removed_once_it_has_ended(training: Trained, tmp_p
     assert call_json("runs", "rename", "tiny", "best", *training.at)["run"] == run
     assert call_json("status", "best", *training.at)["run"]["run"] == run
     assert f"{run} (best)" in call("ls", *training.at).stdout
-    assert_one_line(call("runs", "rename", "best", "not a name", *training.at), 3, "name")
+    assert_one_line(call("runs", "rename", "best", "not a name", *training.at), 2, "not a name: a name has")
     assert_one_line(call("runs", "remove", "best", "--yes", *training.at), 3, f"{run} is running: stop it first")
     assert call("send", "stop", *training.at).returncode == 0
     with training.agent.client() as client:

@@ -5,7 +5,7 @@ from collections import deque
 
 from trainctl.node_agent.alerts.findings import Finding, Said, number
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.divergence import Divergence, DivergenceDetector
+from trainctl.protocol.analysis.loss_trends import Divergence, DivergenceDetector
 from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics
 from trainctl.protocol.analysis.spikes import Spike, SpikeDetector
 from trainctl.protocol.config.alert_rules import AlertsTable

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.divergence import Plateau, PlateauDetector
+from trainctl.protocol.analysis.loss_trends import Plateau, PlateauDetector
 
 
 def detector(improvement: float, patience: int, kept: Mapping[str, float]) -> PlateauDetector:

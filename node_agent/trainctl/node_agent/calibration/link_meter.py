@@ -17,7 +17,7 @@ from trainctl.protocol.calibration.profile import LinkRate
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.machine.disk_speed import echo, exchange, round_trip
+from trainctl.protocol.machine.speeds import echo, exchange, round_trip
 from trainctl.protocol.messages import LinkReply, LinkRequest
 
 LINK_SECONDS: Final = 2.0

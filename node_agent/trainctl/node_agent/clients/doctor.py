@@ -20,7 +20,7 @@ from trainctl.protocol.config.hub_models import is_hub_id, model_folder
 from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine import disk_speed, facts
+from trainctl.protocol.machine import facts, speeds
 from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.machine.file_digests import FileDigests, data_digests, model_digests
 
@@ -171,7 +171,7 @@ def _disk(rid: str, folder: Path) -> m.Disk:
     """Of a folder, or of the one above it: a run makes its folder of token caches."""
     there = folder if folder.is_dir() else folder.parent
     try:
-        speed = disk_speed.measure(there)
+        speed = speeds.measure_disk(there)
     except OSError as error:
         return m.Disk(rid=rid, folder=str(there), problem=f"{there}: {error.strerror or error}")
     return m.Disk(rid=rid, folder=str(there), write_bytes_per_second=speed.write, read_bytes_per_second=speed.read)

@@ -8,7 +8,7 @@ from trainctl.node_agent.planning import ranges as shares
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.protocol.batch.split import spread
-from trainctl.protocol.config.names import ChatMessage
+from trainctl.protocol.config.prompts import ChatMessage
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import Generation, PlanKind, Range, RankWork, Sampling, StepPlan
 from trainctl.protocol.messages.verbs import Profile, SampleModel

@@ -1,4 +1,4 @@
-"""What advice is computed from: the run, its nodes and the links between them, as plain values."""
+"""The facts that advice is computed from: the run, its nodes and the links between them, as plain values."""
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the sum of gradients takes over a group's links: measured ones, else those that are assumed. Pure."""
+"""The time that the sum of gradients takes over a group's links: measured ones, else those that are assumed. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

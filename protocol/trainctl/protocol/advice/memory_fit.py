@@ -1,4 +1,5 @@
-"""Whether a node's memory holds the run, and by how much: by measured peaks, else by the model's sizes. Pure."""
+"""The fit of a run in a node's memory, and the sizes of models that fit: by measured peaks, else by the model's sizes.
+Pure."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""What would change the answer: faster links, a larger global batch, the peak micro-batch, adapters. Pure."""
+"""Changes that would change the answer: faster links, a larger global batch, the peak micro-batch, adapters. Pure."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -1,4 +1,4 @@
-"""Finds slowdowns: a duration that was steady has become longer, and stays so.
+"""Slowdowns: a duration that was steady has become longer, and stays so.
 
 It is a one-sided CUSUM (Page 1954) of logarithms against a learned level. Each step's share of it is bounded, so that a
 few long steps, as in a checkpoint, are no slowdown (Winsorising: Huber 1981).

@@ -1,4 +1,4 @@
-"""What a rank's step should take by its calibration: its passes, and the sum of gradients over its link. Pure."""
+"""The time that a rank's step should take by its calibration: its passes, and the sum of gradients over its link."""
 
 import statistics
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What a run costs: the time that each of its nodes took part, by the node's price. Pure.
+"""The cost of a run, by the time that each of its nodes took part and the node's price; and its rates. Pure.
 
 A node takes part from when the run starts, or one of its ranks joins, until its last rank is drained or lost or the run
 ends. Pauses count, for a rented machine costs money while it waits.

@@ -1,4 +1,4 @@
-"""Statistics of training data: lengths, counted tokens, padding, packing. Pure."""
+"""Statistics of training data: lengths, counted tokens, padding, packing, and how fast it is read. Pure."""
 
 from typing import TYPE_CHECKING, Final, Literal
 

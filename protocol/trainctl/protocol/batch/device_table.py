@@ -1,4 +1,4 @@
-"""What datasheets say of devices that nothing was measured on: advice, simulations and MFU share it. Pure.
+"""Datasheets of devices that nothing was measured on, and their data types: advice, simulations and MFU share it. Pure.
 
 NVIDIA's datasheets of the A100 (SXM and PCIe), H100 SXM, H200 SXM, DGX B200, L4, T4 and V100 SXM2, and its architecture
 papers of GA102 and AD102. Apple publishes no peaks of matrix products, so its devices aren't here.

@@ -1,4 +1,4 @@
-"""An estimate of a rank's memory by part, from the run file and the model's sizes; no tensor library is needed.
+"""A rank's memory: a line through measured peaks, or an estimate by part from the run file and the model's sizes.
 
 With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in bytes:
 

@@ -1,4 +1,5 @@
-"""The split of a global batch whose slowest rank is the least slow, by the ranks' step models."""
+"""Shares of a global batch: in proportion to weights, as a person sets them, or such that the slowest rank is the least
+slow by the ranks' step models."""
 
 import heapq
 import math

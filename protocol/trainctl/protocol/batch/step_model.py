@@ -1,4 +1,4 @@
-"""What a step takes one rank, by its share and micro-batch, from a curve and what its last steps reported."""
+"""The time that a step takes one rank, by its share and micro-batch, from a curve and what its last steps reported."""
 
 import math
 from bisect import bisect_left, bisect_right

@@ -1,4 +1,4 @@
-"""The profile of a device: how fast it trains one model, and what its machine's parts can do. Plain values.
+"""The profile of a device: how fast it trains one model, what its machine's parts can do, its key and its file.
 
 Passes are a forward and a backward pass of one micro-batch, timed together. Rates are in samples or bytes per second.
 """

@@ -1,4 +1,5 @@
-"""A client that follows a whole cluster: all that the lead's agent publishes, and the state of the other machines.
+"""Clients of a whole cluster: the lead is found, and all that it publishes is followed beside the other machines'
+state.
 
 async for node, message in attach_cluster("tcp://127.0.0.1:7474"):
     print(node, type(message).__name__)
@@ -302,13 +303,8 @@ async def all_runs(addresses: Sequence[str]) -> tuple[RunSummary, ...]:
 
 
 async def find_any(addresses: Sequence[str]) -> str:
-    """The first of several agents' addresses at which one answers. Raises UnreachableError if none does."""
-    refused: list[TrainctlError] = []
-    looks = await asyncio.gather(*(look(address, refused) for address in addresses))
-    found = next((address for address, seen in zip(addresses, looks, strict=True) if seen is not None), None)
-    if found is None:
-        raise _nobody(addresses, refused)
-    return found
+    """Return the first address at which an agent answers soon. Raises UnreachableError if none does."""
+    return next(iter(await _answers(addresses)))
 
 
 def _nobody(addresses: Sequence[str], refused: list[TrainctlError]) -> TrainctlError:

@@ -1,4 +1,5 @@
-"""What an agent publishes, taken from its socket all at once as it comes, with no task or future for each message."""
+"""A queue of what an agent publishes, taken from its socket all at once as it comes, with no task or future for each
+message."""
 
 import asyncio
 import contextlib

@@ -5,11 +5,8 @@ import os
 import pwd
 import socket
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import platformdirs
-from msgspec import Meta
 
 from trainctl.protocol.errors import InvalidInputError
 
@@ -58,18 +55,3 @@ def _check_home() -> None:
     except KeyError:
         problem = f"is not set, and user {os.getuid()} has no home: set it to a folder that this user can write"
         raise InvalidInputError("HOME", problem) from None
-
-
-PROMPT_CHARACTERS, MAX_ANSWER_TOKENS = 2000, 1024
-PromptText = Annotated[str, Meta(min_length=1, max_length=PROMPT_CHARACTERS)]
-
-
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One message of a conversation."""
-
-    role: Annotated[str, Meta(min_length=1, max_length=64)]  # role, for example user or system
-    content: Annotated[str, Meta(max_length=PROMPT_CHARACTERS)]  # text of the message
-
-
-Prompt = PromptText | Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=32)]
-"""A text to continue, or a conversation to answer."""

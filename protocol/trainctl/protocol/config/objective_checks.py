@@ -1,4 +1,4 @@
-"""Whether a run file's objective has the settings, data and adapter that it can work with."""
+"""Checks that a run file's objective has the settings, data and adapter that it can work with."""
 
 from trainctl.protocol.config.objectives import ObjectiveTable, caches_reference, objective_of, which_have
 from trainctl.protocol.config.run_tables import RunFile

@@ -1,4 +1,5 @@
-"""What a run is trained for, the units and metrics that follow from it, and what a run file may set: one table."""
+"""The objectives that a run is trained for, the units and metrics that follow from it, and what a run file may set: one
+table."""
 
 from typing import Annotated, Final, Literal, NamedTuple
 

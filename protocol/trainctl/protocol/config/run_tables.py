@@ -8,9 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.config.alert_rules import AlertsTable
-from trainctl.protocol.config.names import MAX_ANSWER_TOKENS, NAME_PATTERN, Prompt
+from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.protocol.config.policies import PolicyTables
+from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, Prompt
 from trainctl.protocol.config.quantization import QuantizedFormat
 from trainctl.protocol.config.validation_errors import REFUSED
 

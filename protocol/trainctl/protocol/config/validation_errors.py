@@ -1,4 +1,4 @@
-"""Validation errors of msgspec, in the words of the person who typed the value."""
+"""TOML files read and checked, with the validation errors of msgspec in the words of the person who typed the value."""
 
 import difflib
 import json

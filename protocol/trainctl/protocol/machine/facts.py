@@ -1,4 +1,4 @@
-"""What a machine and its installation are like, read here and judged by `trainctl doctor`; nothing is changed."""
+"""Facts of a machine and its installation, read here and judged by `trainctl doctor`; nothing is changed."""
 
 import contextlib
 import importlib.util

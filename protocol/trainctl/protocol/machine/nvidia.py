@@ -1,4 +1,5 @@
-"""NVIDIA devices of this machine, as their driver numbers them: by NVML, or by nvidia-smi without NVML's module."""
+"""NVIDIA devices of this machine, as their driver numbers them and as a rank sees them: by NVML, or by nvidia-smi
+without NVML's module."""
 
 import functools
 import re

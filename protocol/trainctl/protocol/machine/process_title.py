@@ -1,4 +1,4 @@
-"""What `ps` shows of this program's processes: `trainctl: ROLE WHOSE`, as in `trainctl: reducer rank 1 of RUN g1.3`."""
+"""Titles of this program's processes in `ps`: `trainctl: ROLE WHOSE`, as in `trainctl: reducer rank 1 of RUN g1.3`."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What a diagnosis finds: causes with their evidence, what each costs, and what to do about it."""
+"""The findings of a diagnosis: causes with their evidence, what each costs, and what to do about it."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Messages between the lead's agent and a follower's."""
+"""Messages between the lead's agent and a follower's, and the steps of guests."""
 
 from typing import Annotated, Any, Literal
 

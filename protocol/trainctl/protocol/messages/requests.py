@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.config.names import FILE_PATTERN, MAX_ANSWER_TOKENS, NAME_PATTERN
+from trainctl.protocol.config.names import FILE_PATTERN, NAME_PATTERN
+from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name, WorkId, WorkKind
 from trainctl.protocol.messages.peers import MOST_GUEST_RANKS, GuestRank, GuestStep

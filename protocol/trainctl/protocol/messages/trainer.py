@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.calibration.profile import ProfileSummary
-from trainctl.protocol.config.names import Prompt
+from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.messages.base import (
     Count,
     Engine,

@@ -1,4 +1,5 @@
-"""Checkpoint folders: the manifest that makes one complete, and which of a run's is the newest.
+"""Checkpoint folders: the manifest that makes one complete, which of a run's is the newest or the best, and the mark of
+a copy under way.
 
 A checkpoint is `checkpoints/step-N/`. It appears under that name only when whole, and its manifest.json names every
 other file with its size and SHA-256, so one that was torn later (a full disk, a copy broken off) is told from a

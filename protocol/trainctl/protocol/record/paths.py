@@ -1,4 +1,4 @@
-"""Where a node keeps its runs and its sockets."""
+"""Paths of a node's runs, sockets and caches of reference log-probabilities."""
 
 import contextlib
 import hashlib

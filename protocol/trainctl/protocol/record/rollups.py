@@ -1,4 +1,4 @@
-"""Where each metric comes from in a record, and the SQL that keeps its rollups.
+"""Sources of each metric in a record, its packed values, and the SQL that keeps its rollups.
 
 A metric with a column is added to its buckets step by step. One that goes by name is in a bucket once a step after it
 is committed; until then its values are all there is: a run can bring many of them.

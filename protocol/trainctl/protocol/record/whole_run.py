@@ -1,4 +1,4 @@
-"""What a record says of a whole run, in one pass over its steps: totals of ranks, plans, losses and commits."""
+"""Totals of a whole run by its record, in one pass over its steps: totals of ranks, plans, losses and commits."""
 
 from collections import Counter
 from dataclasses import dataclass

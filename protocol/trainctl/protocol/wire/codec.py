@@ -1,4 +1,4 @@
-"""Bytes to messages and back, with every size capped before a message type is looked at."""
+"""Bytes to messages and back, with every size capped before a message type is looked at; and JSON that keeps NaN."""
 
 import math
 from typing import Any, Final, TypeVar

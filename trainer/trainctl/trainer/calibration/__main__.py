@@ -36,7 +36,7 @@ from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskR
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.protocol.machine import disk_speed
+from trainctl.protocol.machine import speeds
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.backends.load import import_library, load
@@ -189,7 +189,7 @@ class Calibration:
         self._take(memory_bytes_per_second=copy_rate(self._backend))
 
     def _disk(self) -> None:
-        speed = disk_speed.measure(self._caches)
+        speed = speeds.measure_disk(self._caches)
         self._take(disk=DiskRate(speed.write, speed.read))
 
     def _part_of(self, seconds: float) -> float:

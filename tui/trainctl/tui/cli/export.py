@@ -146,6 +146,8 @@ def mirror(
     with _mirror_source(ctx, run, connect, cluster) as source:
         folder = received_names.below(output_folder, source.run)
         wanted = session.MirrorOptions(to, folder, follow, project or DEFAULT_PROJECT, offline, output.tell)
+        if follow:
+            output.tell(f"{folder}: copying {source.run} until it ends; Ctrl-C stops the copying")
         place = session.run(source, wanted)
     output.tell(f"{folder}: mirrored to step {place.step:,}")
     return 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from trainctl.protocol.client import local_agents
+from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages import ACTIVE_RUN_STATES, RunSummary, verbs
 from trainctl.protocol.record.paths import RunPaths, state_root
@@ -225,6 +226,8 @@ def rename(
     """Give a run another name, by which all commands find it. Its id stays."""
     if name == LAST:
         raise InvalidInputError(name, "means the newest run: give another name")
+    if not re.match(NAME_PATTERN, name):
+        raise InvalidInputError(name, "a name has at most 64 lower-case letters, digits, dots, dashes and underscores")
     addresses = where(ctx, connect, cluster).addresses
     row = _summary_of(addresses, run)
     _on_all(addresses, row, lambda client: client.rename_run(row.run, name))

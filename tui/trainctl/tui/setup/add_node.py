@@ -18,7 +18,7 @@ from typing import Any
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import addresses, cluster_file, names
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError, UnreachableError
-from trainctl.protocol.machine.disk_speed import exchange
+from trainctl.protocol.machine.speeds import exchange
 from trainctl.protocol.messages import Facts
 from trainctl.protocol.security import keys
 from trainctl.protocol.security.keyring import Keyring

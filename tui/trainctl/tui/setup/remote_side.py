@@ -22,7 +22,7 @@ import tomli_w
 
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.protocol.machine.disk_speed import exchange
+from trainctl.protocol.machine.speeds import exchange
 from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 

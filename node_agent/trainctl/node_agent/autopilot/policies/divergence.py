@@ -15,8 +15,8 @@ from trainctl.node_agent.autopilot.policy import (
 )
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.divergence import Divergence as Found
-from trainctl.protocol.analysis.divergence import DivergenceDetector
+from trainctl.protocol.analysis.loss_trends import Divergence as Found
+from trainctl.protocol.analysis.loss_trends import DivergenceDetector
 from trainctl.protocol.config.policies import DivergenceTable
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import verbs

@@ -10,7 +10,7 @@ from trainctl.node_agent.autopilot import plateaus
 from trainctl.node_agent.autopilot.policy import Assessment, HeldOutLoss, Memory, Policy, Proposal, RunFacts
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.node_agent.planning.share_edits import Edit
-from trainctl.protocol.analysis.divergence import PlateauDetector
+from trainctl.protocol.analysis.loss_trends import PlateauDetector
 from trainctl.protocol.config.policies import PlateauTable
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import events as e

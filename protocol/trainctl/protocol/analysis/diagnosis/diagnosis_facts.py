@@ -1,4 +1,4 @@
-"""What a diagnosis is made from: plain values, of a live run or of a record. What isn't known is None or absent."""
+"""The facts of a diagnosis: plain values, of a live run or of a record. What isn't known is None or absent."""
 
 import contextlib
 from collections.abc import Mapping

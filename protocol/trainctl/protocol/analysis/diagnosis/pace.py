@@ -1,4 +1,4 @@
-"""What recent steps took each rank, and what they took before: the numbers that rules compare."""
+"""The time that recent steps took each rank, and earlier ones: the numbers that rules compare."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a rule is: a row of data with a cause, what shows it, what it explains, how it is checked and what to do."""
+"""A rule: a row of data with a cause, what shows it, what it explains, how it is checked and what to do."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,5 @@
-"""Settings that leave speed unused: precision, attention, gradient checkpointing, packing, cached tokens."""
+"""Settings that leave speed unused (precision, attention, gradient checkpointing, packing, cached tokens), and devices
+whose clock or processors are held back."""
 
 from collections import Counter
 from collections.abc import Iterator

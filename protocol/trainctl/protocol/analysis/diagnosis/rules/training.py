@@ -9,7 +9,7 @@ from typing import Any
 
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
-from trainctl.protocol.analysis.divergence import DivergenceDetector
+from trainctl.protocol.analysis.loss_trends import DivergenceDetector
 from trainctl.protocol.analysis.spikes import SpikeDetector
 from trainctl.protocol.batch.memory_estimate import fit
 from trainctl.protocol.batch.pass_curve import PassCurve

@@ -1,4 +1,4 @@
-"""Finds divergence: the loss has kept rising, and has stayed far above its best level."""
+"""Divergence and plateaus of a loss: it has kept rising far above its best level, or no longer falls."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

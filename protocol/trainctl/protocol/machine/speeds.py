@@ -1,4 +1,4 @@
-"""How fast a folder's disk writes and reads, measured with a temporary file."""
+"""Speeds of a folder's disk, measured with a temporary file, and of the link to another machine."""
 
 import fcntl
 import os
@@ -28,7 +28,7 @@ class DiskSpeed:
     read: float | None  # None: the file can't be dropped from memory here, so reading it would not measure the disk
 
 
-def measure(folder: Path) -> DiskSpeed:
+def measure_disk(folder: Path) -> DiskSpeed:
     """Return the speed of the disk of a folder, measured in at most about twice PROBE_SECONDS. The file has no name, so
     none is left behind. Raises OSError."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
