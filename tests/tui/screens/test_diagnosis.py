@@ -130,6 +130,7 @@ async def test_an_agent_that_does_not_answer_is_said_and_asked_again() -> None:
 
 def test_the_command_line_fits_80_columns_and_has_each_finding_with_its_remedies() -> None:
     text = diagnosis_view.text(reply(NAN, QUOTA, LINK))
+    assert f"--run {RUN.run}" in " ".join(text.split()), "other runs may be active"
     assert all(len(line) <= 80 for line in text.splitlines())
     for finding in (NAN, QUOTA, LINK):
         assert all(remedy.command in text for remedy in finding.remedies if remedy.command)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from trainctl.protocol.messages import CheckedCause, Diagnosis, DiagnosisReply, Finding, Remedy
 from trainctl.tui.commands import verb_registry
@@ -147,7 +148,7 @@ def _result(one: CheckedCause) -> str:
 
 def text(told: DiagnosisReply) -> str:
     """Return the verdict, then each finding, at most 80 columns wide."""
-    found = told.diagnosis
+    found = _with_run_named(told)
     made = wrap(f"{told.run}, step {found.step:,}: {verdict(found)}", TEXT_COLUMNS)
     for number, finding in enumerate(found.findings, 1):
         made += ["", *wrap(f"{number}. {finding.severity}: {clean(finding.title)}", TEXT_COLUMNS)]
@@ -161,5 +162,18 @@ def text(told: DiagnosisReply) -> str:
 
 def objects(told: DiagnosisReply) -> dict[str, Any]:
     """Return the run, the verdict and the diagnosis for a script."""
-    fields = msgspec.to_builtins(told.diagnosis)
+    fields = msgspec.to_builtins(_with_run_named(told))
     return {"run": told.run, "live": told.live, "verdict": verdict(told.diagnosis), **fields}
+
+
+def _with_run_named(told: DiagnosisReply) -> Diagnosis:
+    """Return the diagnosis with the run in its commands: a shell may have other runs that they could mean."""
+
+    def named(remedy: Remedy) -> Remedy:
+        is_sent = remedy.command.startswith("trainctl send ")
+        return replace(remedy, command=f"{remedy.command} --run {told.run}") if is_sent else remedy
+
+    findings = told.diagnosis.findings
+    return replace(
+        told.diagnosis, findings=tuple(replace(one, remedies=tuple(map(named, one.remedies))) for one in findings)
+    )
