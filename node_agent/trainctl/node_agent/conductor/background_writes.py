@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent.conductor.pending import Pending
-from trainctl.node_agent.conductor.progress import GAP_SECONDS
+from trainctl.node_agent.conductor.deadlines import GAP_SECONDS
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
-from trainctl.node_agent.conductor.state import ConductorState
+from trainctl.node_agent.conductor.state import ConductorState, Pending
 from trainctl.node_agent.planning import estimates
 from trainctl.node_agent.planning.durable import Writing
 from trainctl.protocol import messages as m

@@ -3,11 +3,10 @@
 from typing import assert_never
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.pending import EXPIRED, Pending
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
-from trainctl.node_agent.conductor.state import ConductorState
+from trainctl.node_agent.conductor.state import EXPIRED, ConductorState, Pending
 from trainctl.node_agent.planning import edits, plans
 from trainctl.node_agent.planning.durable import Rollback, Settings
 from trainctl.protocol.errors import InvalidInputError

@@ -1,8 +1,8 @@
 """The conductor: the pure state machine that turns reports and commands into step plans; the clock is an argument.
 
 It is the single writer of plans, so a change is atomic on all ranks by construction. Its parts share one state:
-`rendezvous` makes generations and `regroup` leads from one to the next, `pipeline` issues plans and commits steps,
-`failures` does what ranks that are gone ask for, `commands` obeys commands, `shutdown` ends the run.
+`rendezvous` makes generations, `failures` leads from one to the next, `pipeline` issues plans and commits steps,
+`restarts` has ranks leave and come back, `commands` obeys commands, `shutdown` ends the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,21 @@ from trainctl.node_agent.autopilot.policy import Stepped
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.commands import Commands
-from trainctl.node_agent.conductor.departures import Departures
-from trainctl.node_agent.conductor.failures import Failures
-from trainctl.node_agent.conductor.hangs import Hangs
+from trainctl.node_agent.conductor.failures import Failures, Hangs, Regroup
 from trainctl.node_agent.conductor.in_flight import PlanInFlight
-from trainctl.node_agent.conductor.pending import Pending
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
-from trainctl.node_agent.conductor.regroup import Regroup
 from trainctl.node_agent.conductor.rendezvous import Rank, Rendezvous
-from trainctl.node_agent.conductor.restarts import Restarts
+from trainctl.node_agent.conductor.restarts import Departures, Restarts
 from trainctl.node_agent.conductor.shutdown import Final, Shutdown, StopTimeout
-from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, NobodyLeftError, Progress, Stage
+from trainctl.node_agent.conductor.state import (
+    CannotGoOnError,
+    ConductorState,
+    NobodyLeftError,
+    Pending,
+    Progress,
+    Stage,
+)
 from trainctl.node_agent.planning import profile_edits
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate

@@ -6,9 +6,8 @@ from typing import Literal
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.deadlines import Deadlines
-from trainctl.node_agent.conductor.pending import Pending
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
-from trainctl.node_agent.conductor.state import ConductorState
+from trainctl.node_agent.conductor.state import ConductorState, Pending
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 

@@ -15,10 +15,8 @@ import msgspec
 import tomli_w
 
 from trainctl.node_agent.autopilot.registry import REGISTRY
-from trainctl.node_agent.conductor import rows as results
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.node_agent.conductor.rows import RunSums
-from trainctl.node_agent.conductor.state import Progress
+from trainctl.node_agent.conductor.state import Progress, RunSums, rank_step
 from trainctl.node_agent.planning import ranges, share_edits
 from trainctl.node_agent.planning.durable import (
     Carried,
@@ -502,7 +500,7 @@ def _complete(recorder: RunDb, paths: RunPaths, durable: Durable) -> None:
             continue
         row = progress.commit(plan, report)
         node = _kept_node(recorder, report.rank)
-        recorder.commit(row, [results.rank_step(report, node)], report.finished_at)
+        recorder.commit(row, [rank_step(report, node)], report.finished_at)
 
 
 def _kept_reports(paths: RunPaths, after_step: int, least: m.Generation) -> list[m.Report]:

@@ -11,8 +11,9 @@ from typing import Protocol
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor import rows, views
+from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.state import rank_step
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.readings.step_readings import NewestReadings, StepReadings
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
@@ -208,7 +209,7 @@ class Session:
         """Reports that the conductor did not count still belong in the record: of a plan that is over, or repeated
         because the agent may have missed them."""
         node, counted = self.conductor.durable.settings.ranks[rank].node, self.rank_steps.get(rank)
-        parts = [rows.rank_step(report, node) for report in reports if report.kind == "train"]
+        parts = [rank_step(report, node) for report in reports if report.kind == "train"]
         known = (counted.step, counted.generation) if counted is not None else None
         late = [part for part in parts if (part.step, part.generation) != known]
         self._uncommitted.extend(late)
