@@ -244,3 +244,29 @@ def mode_of(config: RunFile, durable: Durable, name: PolicyName) -> PolicyMode:
     if kept is not None and kept.mode is not None:
         return kept.mode
     return config.policy.of(name).mode or POLICIES[name].default
+
+
+_BARRED, _UNTIL = "barred ", "until "
+"""Beginnings of the names, before the rank, of what `micro-batch` keeps of sizes that ran out of memory."""
+
+
+def bar_size(rank: int, size: int, until: int) -> dict[str, float]:
+    """Return what keeps a rank from micro-batches of this many samples, or more, before a step."""
+    return {f"{_BARRED}{rank}": float(size), f"{_UNTIL}{rank}": float(until)}
+
+
+def barred_size(kept: Mapping[str, float], rank: int, step: int) -> int | None:
+    """Return the least micro-batch in samples that a rank must not have at this step; None: any may be tried."""
+    return int(kept[f"{_BARRED}{rank}"]) if step < kept.get(f"{_UNTIL}{rank}", 0.0) else None
+
+
+def was_barred(kept: Mapping[str, float], rank: int) -> bool:
+    """Return whether a size has ever been barred, so that the micro-batch has been larger."""
+    return f"{_BARRED}{rank}" in kept
+
+
+def shorten_bars(kept: dict[str, float], step: int, steps: int) -> None:
+    """End each bar after a whole one, of `steps`, in a run that has gone back."""
+    for name in kept:
+        if name.startswith(_UNTIL):
+            kept[name] = min(kept[name], float(step + steps))

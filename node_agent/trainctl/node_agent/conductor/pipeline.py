@@ -9,8 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from trainctl.node_agent.autopilot import bars
-from trainctl.node_agent.autopilot.policy import Replayed
+from trainctl.node_agent.autopilot.policy import Replayed, barred_size
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
@@ -104,7 +103,7 @@ class Pipeline:
         settings, kept = self._state.settings.ranks, self._state.durable.policies.get("micro-batch")
         found = {rank: self.peaks.most_micro(rank) for rank in ranks if settings[rank].auto_micro}
         sizes = {rank: most for rank, most in found.items() if most is not None}
-        barred = {rank: bars.size(kept.memory, rank, self._state.progress.step) for rank in sizes} if kept else {}
+        barred = {rank: barred_size(kept.memory, rank, self._state.progress.step) for rank in sizes} if kept else {}
         return {rank: min(most, max(1, (barred.get(rank) or most + 1) - 1)) for rank, most in sizes.items()}
 
     def has_planned(self, kind: m.PlanKind) -> bool:

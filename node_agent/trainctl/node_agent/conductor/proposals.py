@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from trainctl.node_agent.autopilot.policies import REGISTRY
 from trainctl.node_agent.autopilot.policy import Advice, Memory, Occasion, Policy, Proposal, RunFacts, Stepped, mode_of
-from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning.durable import PolicyState

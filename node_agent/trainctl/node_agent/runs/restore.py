@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import tomli_w
 
-from trainctl.node_agent.autopilot.registry import REGISTRY
+from trainctl.node_agent.autopilot.policies import REGISTRY
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress, RunSums, rank_step
 from trainctl.node_agent.planning import ranges, share_edits

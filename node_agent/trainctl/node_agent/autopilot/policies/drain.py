@@ -127,6 +127,3 @@ def _wanted(facts: RunFacts, found: Costly) -> Proposal:
     times = f"with the best split steps take {found.seconds:.3g} s with {found.node}, {found.without:.3g} s without it"
     lost = f"it costs {_lost(facts, found):,.0f} s until the end, {percent(found.part)} of each step"
     return Proposal("drain", verbs.Drain(), f"{times}; {lost}", found.node, severity="warning")
-
-
-POLICY = Drain()

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import (
     Assessment,
     HeldOutLoss,
@@ -25,9 +24,13 @@ from trainctl.node_agent.autopilot.policy import (
     RunFacts,
     Stepped,
     assess,
+    bar_size,
+    barred_size,
     mode_of,
     percent,
     resize,
+    shorten_bars,
+    was_barred,
 )
 from trainctl.node_agent.planning import profile_edits
 from trainctl.protocol import messages as m
@@ -69,7 +72,7 @@ class MicroBatch(Policy):
             case MemoryDeath(rank, _, size):
                 _bar(facts, memory, rank, size)
             case Stepped() as stepped:
-                bars.go_back(memory.kept, facts.step, _table(facts).barred_steps)
+                shorten_bars(memory.kept, facts.step, _table(facts).barred_steps)
                 for node, ranks in _ranks_by_node(facts).items():
                     if not _searches(facts, memory, stepped, node, ranks):
                         continue
@@ -85,7 +88,7 @@ class MicroBatch(Policy):
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
         table, ranks = _table(facts), facts.durable.settings.live
         uses = _uses(facts, memory).values()
-        barred = sum(bars.size(memory.kept, rank, facts.step) is not None for rank in ranks)
+        barred = sum(barred_size(memory.kept, rank, facts.step) is not None for rank in ranks)
         what = f"peak memory, mean of {table.window} steps"
         figures = [
             m.PolicyFigure(f"highest {what}", max(uses, default=None), table.target, "part"),
@@ -104,7 +107,7 @@ def _sizes(plan: m.StepPlan) -> dict[int, int]:
 
 def _bar(facts: RunFacts, memory: Memory, rank: int, size: int) -> None:
     """A rank ran out of memory with micro-batches of this size. Its peaks before that count no more."""
-    memory.kept |= bars.barred(rank, size, facts.step + _table(facts).barred_steps)
+    memory.kept |= bar_size(rank, size, facts.step + _table(facts).barred_steps)
     _peaks(memory).pop(rank, None)
 
 
@@ -263,7 +266,7 @@ def _larger(
         wanted, faster = _fastest(facts, stepped, ranks, size, range(size, bound + 1), FASTER)
         why = f"passes of {wanted} are {percent(faster)} faster by its curve"
     else:
-        was_larger = f"shrunk {node}" in kept or any(bars.was_barred(kept, rank) for rank in ranks)
+        was_larger = f"shrunk {node}" in kept or any(was_barred(kept, rank) for rank in ranks)
         wanted = min(max(size + 1, int(size * table.grow)), bound) if was_larger or table.up == "on" else size
         why = f"it may grow below {percent(table.low)}"
     if wanted > size:
@@ -282,7 +285,7 @@ def _largest_allowed(facts: RunFacts, memory: Memory, ranks: list[int]) -> int:
     table, kept = _table(facts), memory.kept
     bounds = [facts.durable.settings.ranks[rank].share for rank in ranks]
     bounds += [table.most] if table.most else []
-    bounds += [bar - 1 for rank in ranks if (bar := bars.size(kept, rank, facts.step))]
+    bounds += [bar - 1 for rank in ranks if (bar := barred_size(kept, rank, facts.step))]
     return min(bounds)
 
 
@@ -323,6 +326,3 @@ def _fastest(
 def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: m.Severity) -> Proposal:
     reason = f"mean peak memory over {_table(facts).window} steps: {percent(use)} of the cap; {why}"
     return resize(size, node, reason, severity)
-
-
-POLICY = MicroBatch()

@@ -93,6 +93,3 @@ def _back(facts: RunFacts, memory: Memory, found: Found) -> Proposal | Advice | 
     args = verbs.Rollback(step=step, skip_batches=skips)
     times = {"times": memory.kept.get("times", 0.0) + 1}
     return Proposal("rollback", args, height, severity="error", remember=times, is_urgent=True)
-
-
-POLICY = Spike()
