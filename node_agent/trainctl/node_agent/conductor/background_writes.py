@@ -13,8 +13,8 @@ import msgspec
 from trainctl.node_agent.conductor.deadlines import GAP_SECONDS
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState, Pending
-from trainctl.node_agent.planning import estimates
 from trainctl.node_agent.planning.durable import Writing
+from trainctl.node_agent.planning.throughput import write_seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 
@@ -72,7 +72,7 @@ class BackgroundWrites:
     @property
     def expected_seconds(self) -> float:
         """How long a slow disk needs; 0 if nothing is being written."""
-        return estimates.write_seconds(self._parameters) if self.now is not None else 0.0
+        return write_seconds(self._parameters) if self.now is not None else 0.0
 
     @property
     def _parameters(self) -> int:

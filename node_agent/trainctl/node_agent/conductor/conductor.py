@@ -28,10 +28,9 @@ from trainctl.node_agent.conductor.state import (
     Progress,
     Stage,
 )
-from trainctl.node_agent.planning import profile_edits
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
-from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
+from trainctl.node_agent.planning.share_edits import AWAY_SECONDS, fastest_micro
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.memory_estimate import copied_bytes
 from trainctl.protocol.batch.pass_curve import PassCurve
@@ -363,7 +362,7 @@ class Conductor:
 
     def _take_profile(self, ready: m.Ready) -> None:
         """Before the first step: the micro-batch that the run file leaves to a rank's profile."""
-        edit = profile_edits.fastest_micro(self.durable.settings, self.config, ready)
+        edit = fastest_micro(self.durable.settings, self.config, ready)
         if edit is not None:
             self._state.persist(settings=edit.settings)
             self._state.happen(edit.change)

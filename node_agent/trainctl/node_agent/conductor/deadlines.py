@@ -9,8 +9,7 @@ import dataclasses
 from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
 from trainctl.node_agent.conductor.rendezvous import GRACE_SECONDS, JOIN_SECONDS, Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState
-from trainctl.node_agent.planning import estimates
-from trainctl.node_agent.planning.throughput import Rates
+from trainctl.node_agent.planning.throughput import Rates, level_seconds, sum_seconds, write_seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import events as e
@@ -87,12 +86,12 @@ class StallDetector:
     def limit_seconds(self, rank: int, kind: str, usual_seconds: float, parameters: int) -> float:
         """From when on a stall at a plan of this kind is a hang. `usual_seconds`: of a step, 0 if not known."""
         least_seconds = self._least_seconds * (FIRST_TIMES if self.is_first(rank, kind) else 1.0)
-        write_seconds = WRITE_TIMES * estimates.write_seconds(parameters) if kind == "checkpoint" else 0.0
-        return max(least_seconds, LONGEST_TIMES * max(usual_seconds, self._longest_seconds), write_seconds)
+        writing_seconds = WRITE_TIMES * write_seconds(parameters) if kind == "checkpoint" else 0.0
+        return max(least_seconds, LONGEST_TIMES * max(usual_seconds, self._longest_seconds), writing_seconds)
 
     def load_limit_seconds(self, parameters: int) -> float:
         """From when on a stall while it loads is a hang."""
-        return max(self._load_seconds, LOAD_TIMES * estimates.write_seconds(parameters))
+        return max(self._load_seconds, LOAD_TIMES * write_seconds(parameters))
 
     def kind(self, rank: int) -> str:
         """The kind of plan that its phase belongs to."""
@@ -161,7 +160,7 @@ class Deadlines:
 
     def _expected_of(self, plan: m.StepPlan) -> float:
         if plan.kind == "checkpoint":
-            return estimates.write_seconds(self._rendezvous.any_ready().parameters)
+            return write_seconds(self._rendezvous.any_ready().parameters)
         models = self._rates.timed(work.rank for work in plan.work)
         alone = max((_seconds(work, models[work.rank]) for work in plan.work if work.rank in models), default=0.0)
         return max(alone, self._in_flight.usual_seconds) if plan.kind == "train" else alone
@@ -171,8 +170,8 @@ class Deadlines:
         if self._state.stage != "formed" or self._rendezvous.engine == "none":
             return ""
         parameters = self._rendezvous.any_ready().parameters
-        sync_seconds = JOIN_SECONDS + estimates.level_seconds(parameters)
-        late = self._in_flight.late_in_sum(now, sync_seconds, estimates.sum_seconds(parameters))
+        sync_seconds = JOIN_SECONDS + level_seconds(parameters)
+        late = self._in_flight.late_in_sum(now, sync_seconds, sum_seconds(parameters))
         if late is None:
             return ""
         silent = self._state.nodes(sorted(late.ranks - late.reports.keys()))
@@ -228,7 +227,7 @@ class Deadlines:
     def _still_in_forming(self, rank: int, waited_seconds: float) -> float:
         """One that waits for the others has a deadline itself, and makes progress by that, at the latest with the next
         rendezvous; one may still be at its last plan."""
-        join_seconds = JOIN_SECONDS + GRACE_SECONDS + estimates.level_seconds(self._parameters)
+        join_seconds = JOIN_SECONDS + GRACE_SECONDS + level_seconds(self._parameters)
         at_work = self.stalls.is_at_work(rank)
         limit_seconds = self._limit_seconds(rank, self.stalls.kind(rank)) if at_work else JOINS * join_seconds
         return min(self.stalls.seconds(rank), waited_seconds) / limit_seconds

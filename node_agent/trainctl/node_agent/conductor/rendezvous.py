@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, NobodyLeftError, Stage
-from trainctl.node_agent.planning import compatibility, estimates, ranges, setups
+from trainctl.node_agent.planning import compatibility, ranges
+from trainctl.node_agent.planning.compatibility import differences, setup_of
+from trainctl.node_agent.planning.throughput import level_seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
@@ -285,8 +287,7 @@ class Rendezvous:
     def _tell_form(self, now: float) -> None:
         """The message goes to drained ranks too: they find themselves not in it, and idle."""
         durable, progress = self._state.durable, self._state.progress
-        level_seconds = estimates.level_seconds(self.any_ready().parameters)
-        deadline_seconds = JOIN_SECONDS + (level_seconds if self._behind else 0.0)
+        deadline_seconds = JOIN_SECONDS + (level_seconds(self.any_ready().parameters) if self._behind else 0.0)
         endpoints = tuple(at.endpoints for at in self.live.values() if at.endpoints is not None)
         form = m.Form(
             run=self._state.run, generation=durable.generation, engine=self.engine, ranks=tuple(self.live),
@@ -318,9 +319,9 @@ class Rendezvous:
     def _keep_setups(self, members: Iterable[int]) -> None:
         """What the members compute with, and after a resume what differs from when the checkpoint's step was made."""
         durable, ready = self._state.durable, self.ready
-        now = {rank: setups.setup_of(self._state.node(rank), ready[rank]) for rank in members if rank in ready}
+        now = {rank: setup_of(self._state.node(rank), ready[rank]) for rank in members if rank in ready}
         if durable.resumed is not None:
-            changes = setups.differences(durable.resumed.ranks, now)
+            changes = differences(durable.resumed.ranks, now)
             if changes:
                 self._state.happen(e.SetupChanged(durable.resumed.step, changes), "warning", durable.resumed.step)
         together = {**durable.setups, **now}

@@ -4,7 +4,7 @@ Shares of live ranks always sum to G, each at least one; a change names absolute
 what undoes its `after`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -23,7 +23,9 @@ from trainctl.protocol.batch.split import (
     split,
 )
 from trainctl.protocol.batch.step_model import StepModel
-from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.calibration.peak import fastest_within_cap
+from trainctl.protocol.config.micro_batches import first_micro, is_auto
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready, verbs
 from trainctl.protocol.messages import events as e
@@ -291,3 +293,28 @@ def _ranks_of(settings: Settings, node: str | None) -> list[int]:
     if not ranks:
         raise InvalidInputError("node", unknown_node(settings, node))
     return ranks
+
+
+def fastest_micro(settings: Settings, config: RunFile, ready: Ready) -> Edit | None:
+    """The micro-batch of a rank's profile, for its first step; None if the run file, a person or a lack of memory has
+    decided, or nothing changes. A smaller share limits it, as any micro-batch."""
+    setting = settings.ranks.get(ready.rank)
+    if setting is None or ready.profile is None:
+        return None
+    table = config.nodes.get(setting.node, NodeTable())
+    if not is_auto(config, table) or setting.halved_to or setting.micro_batch != first_micro(config, table):
+        return None
+    chosen = fastest_within_cap(ready.profile.passes, config.batch.global_, ready.memory_cap_bytes)
+    if chosen.micro == setting.micro_batch:
+        return None
+    cause = f'micro = "auto": {chosen.rate:.4g} samples/s by {setting.node}\'s calibration'
+    return resized(settings, [ready.rank], chosen.micro, cause)
+
+
+def resized(settings: Settings, ranks: Sequence[int], micro: int, cause: str = "") -> Edit:
+    """Return another micro-batch for the ranks of a node, which the run file leaves to be chosen."""
+    after = {rank: msgspec.structs.replace(settings.ranks[rank], micro_batch=micro) for rank in ranks}
+    first = min(ranks)
+    node, before = settings.ranks[first].node, settings.ranks[first].micro_in_force
+    change = e.MicroBatchChanged(((node, before),), ((node, after[first].micro_in_force),), cause)
+    return Edit(settings.edited(ranks={**settings.ranks, **after}), change)

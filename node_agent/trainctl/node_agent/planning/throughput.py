@@ -9,6 +9,29 @@ from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel, Timing, fit, middle, models
 from trainctl.protocol.calibration.profile import ProfileSummary
 
+GRADIENT_BYTES, STATE_BYTES = 4, 12
+"""Bytes per parameter: a gradient in fp32; weights and two moments of 4 bytes each."""
+LINK_BYTES_PER_SECOND = 10e6
+"""Bytes per second of the slowest link that a group may form over, a tenth of a gigabit."""
+DISK_BYTES_PER_SECOND = 100e6
+"""Bytes per second of a slow disk or a network disk."""
+
+
+def level_seconds(parameters: int) -> float:
+    """Return the seconds that giving a whole state to others may take where nothing has been measured yet."""
+    return parameters * STATE_BYTES / LINK_BYTES_PER_SECOND
+
+
+def sum_seconds(parameters: int) -> float:
+    """Return the seconds that a sum of all gradients may take; in a ring each of them passes a link twice."""
+    return 2 * parameters * GRADIENT_BYTES / LINK_BYTES_PER_SECOND
+
+
+def write_seconds(parameters: int) -> float:
+    """Return the seconds that writing a checkpoint may take."""
+    return parameters * STATE_BYTES / DISK_BYTES_PER_SECOND
+
+
 NEWEST = 8
 """Newest steps whose middle is a rank's pace."""
 FEW = 4

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from trainctl.node_agent.planning import share_edits
+from trainctl.node_agent.planning.compatibility import Resumed
 from trainctl.node_agent.planning.durable import Durable, Settings, Skipped
-from trainctl.node_agent.planning.setups import Resumed
 from trainctl.node_agent.records.keys import DURABLE_KEY, decoded, settings_key
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs import checkpoint_source

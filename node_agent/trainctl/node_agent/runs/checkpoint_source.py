@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from trainctl.node_agent.planning.compatibility import Resumed
 from trainctl.node_agent.planning.durable import Durable
-from trainctl.node_agent.planning.setups import Resumed
 from trainctl.node_agent.records.keys import DURABLE_KEY, decoded
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError

@@ -10,7 +10,7 @@ from functools import partial
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning import lr_schedule
-from trainctl.node_agent.planning.terms import next_term
+from trainctl.node_agent.planning.durable import next_term
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore, unstarted

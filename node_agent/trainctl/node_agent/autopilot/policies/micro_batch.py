@@ -32,7 +32,7 @@ from trainctl.node_agent.autopilot.policy import (
     shorten_bars,
     was_barred,
 )
-from trainctl.node_agent.planning import profile_edits
+from trainctl.node_agent.planning.share_edits import resized
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.peak import MOST_OF_CAP
 from trainctl.protocol.config.micro_batches import UNMEASURED
@@ -204,7 +204,7 @@ def _is_faster(seconds: Mapping[int, float], size: int) -> bool:
 
 
 def _taken(facts: RunFacts, node: str, ranks: list[int], size: int, reason: str) -> Proposal:
-    return resize(size, node, reason, edit=profile_edits.resized(facts.durable.settings, ranks, size))
+    return resize(size, node, reason, edit=resized(facts.durable.settings, ranks, size))
 
 
 def _past_the_peak(facts: RunFacts, stepped: Stepped, node: str, ranks: list[int]) -> Iterator[Proposal]:
