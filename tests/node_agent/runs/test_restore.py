@@ -14,7 +14,7 @@ from trainctl.node_agent.planning.durable import Durable, PolicyState, RankSetti
 from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.run_costs import keep_times, kept_times
+from trainctl.node_agent.runs.figures import keep_times, kept_times
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import NodeTime
 from trainctl.protocol.messages import event_prose

@@ -33,7 +33,7 @@ from trainctl.node_agent.records.run_db import LastState, RunDb, add_rank_record
 from trainctl.node_agent.runs import checkpoint_source, preflight, unstarted
 from trainctl.node_agent.runs.branching import Fork
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.run_costs import close_times
+from trainctl.node_agent.runs.figures import close_times
 from trainctl.node_agent.trainers.rank_reports import reports_after
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.split import apportion

@@ -19,9 +19,7 @@ from trainctl.node_agent.readings.step_readings import NewestReadings, StepReadi
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.runs.compared_parts import Links, compared, links
-from trainctl.node_agent.runs.run_costs import RunCosts
-from trainctl.node_agent.runs.run_eta import RunEta
+from trainctl.node_agent.runs.figures import Links, RunCosts, RunEta, compared, group_links
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -345,7 +343,7 @@ class Session:
         """The calibrated links of a group."""
         if self._links is None or self._links[0] != generation:
             nodes = {rank: setting.node for rank, setting in self.conductor.durable.settings.live.items()}
-            self._links = generation, links(nodes, self.profiles, self._lead)
+            self._links = generation, group_links(nodes, self.profiles, self._lead)
         return self._links[1]
 
     @property
