@@ -10,11 +10,11 @@ from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
 from trainctl.node_agent.conductor.rendezvous import GRACE_SECONDS, JOIN_SECONDS, Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning.throughput import Rates, level_seconds, sum_seconds, write_seconds
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.step_model import StepModel
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import BUSY_PHASES, Alive, RankWork, StepPlan
+from trainctl.protocol.messages.events import RankChanged
 
-WORKING_PHASES = (*m.BUSY_PHASES, "optimizer", "commit", "evaluate", "checkpoint", "probe", "sample", "profile")
+WORKING_PHASES = (*BUSY_PHASES, "optimizer", "commit", "evaluate", "checkpoint", "probe", "sample", "profile")
 """Phases in which a rank works by itself; in all others it waits or loads."""
 FIRST_TIMES = 5.0
 """Factor by which the first time that a process does something may take longer: it may compile."""
@@ -47,7 +47,7 @@ class StallDetector:
         self._done: set[tuple[int, str]] = set()  # (rank, kind of plan) since the process was started
         self._longest_seconds = 0.0
 
-    def heard(self, alive: m.Alive, now: float) -> None:
+    def heard(self, alive: Alive, now: float) -> None:
         """A heartbeat has come. Of one without the number nothing is known."""
         known = self._of.get(alive.rank)
         if alive.progress is None:
@@ -118,7 +118,7 @@ PARTS = {
 }  # fmt: skip
 
 
-def _seconds(work: m.RankWork, model: StepModel) -> float:
+def _seconds(work: RankWork, model: StepModel) -> float:
     """Of a rank's passes."""
     return model.busy_seconds(sum(piece.count for piece in work.ranges), work.micro_batch)
 
@@ -158,7 +158,7 @@ class Deadlines:
         usual = self._in_flight.usual_seconds
         return max(usual, self._expected_of(self.first.plan)) if self.first is not None else usual
 
-    def _expected_of(self, plan: m.StepPlan) -> float:
+    def _expected_of(self, plan: StepPlan) -> float:
         if plan.kind == "checkpoint":
             return write_seconds(self._rendezvous.any_ready().parameters)
         models = self._rates.timed(work.rank for work in plan.work)
@@ -258,4 +258,4 @@ class Deadlines:
             part = PARTS[first.plan.kind].format(step=first.plan.step)
             labels = tuple(self._state.settings.label(rank) for rank in sorted(slow))
             text = f"{part} after {waited_seconds:.0f} s"
-            self._state.happen(e.RankChanged(labels, "slow", text), "warning", first.plan.step)
+            self._state.happen(RankChanged(labels, "slow", text), "warning", first.plan.step)

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from math import inf
 from typing import Literal, NamedTuple
 
-from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.deadlines import HUNG_PART, Deadlines
+from trainctl.node_agent.conductor.events import Kill, RankEnded, RankSilent
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.restarts import Restarts
 from trainctl.node_agent.conductor.shutdown import Shutdown
 from trainctl.node_agent.conductor.state import ConductorState
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import Fenced, GroupFailed, TrainerFailed
+from trainctl.protocol.messages.events import RankChanged
 
 LAST_SECONDS = 60.0
 """Seconds the last rank with the state of the last step may be silent while its node is reachable, if there is a
@@ -84,9 +84,9 @@ class Hangs:
         if self._state.stage != "leaving":
             label = self._state.settings.label(hung.rank)
             self._shutdown.go_back(f"{label}, the last rank with the run's state, {hung.why}")
-            self._state.decide(d.Kill(hung.rank))
+            self._state.decide(Kill(hung.rank))
 
-    def on_last_silent(self, silent: d.RankSilent) -> None:
+    def on_last_silent(self, silent: RankSilent) -> None:
         """The only rank with the state of the last step says nothing: wait for it, and say so, or give it up."""
         where = "silent" if silent.in_touch else "unreachable"
         limit_seconds, rank, heard = self._limit_seconds(silent), silent.rank, self._rendezvous.ranks[silent.rank].heard
@@ -100,15 +100,15 @@ class Hangs:
         known, self._waiting[rank] = self._waiting.get(rank), (heard, until)
         if known != self._waiting[rank]:
             text = f"{where}: waiting for it{until}"
-            self._state.happen(e.RankChanged((self._state.settings.label(rank),), "waited-for", text), "warning")
+            self._state.happen(RankChanged((self._state.settings.label(rank),), "waited-for", text), "warning")
 
-    def _limit_seconds(self, silent: d.RankSilent) -> float:
+    def _limit_seconds(self, silent: RankSilent) -> float:
         """Where nothing is to be had instead it is waited for without end."""
         if not self.may_go_back or self._state.lacking or (silent.alone and not silent.in_touch):
             return inf
         return LAST_SECONDS if silent.in_touch else self._state.config.group.unreachable_seconds
 
-    def _until(self, silent: d.RankSilent, limit_seconds: float) -> str:
+    def _until(self, silent: RankSilent, limit_seconds: float) -> str:
         if limit_seconds < inf:
             return f"; after {limit_seconds:.0f} s the run goes back to the newest checkpoint"
         if not self._state.durable.written:
@@ -136,7 +136,7 @@ class Regroup:
         self._pipeline.abandon()
         self._rendezvous.begin(now)
 
-    def on_fenced(self, fenced: m.Fenced, now: float) -> None:
+    def on_fenced(self, fenced: Fenced, now: float) -> None:
         """A rank has left the generation. Raises CannotGoOnError."""
         if self._rendezvous.on_fenced(fenced):
             self._recover(now)
@@ -144,7 +144,7 @@ class Regroup:
     def _recover(self, now: float) -> None:
         self._rendezvous.form(self._pipeline.recover(self._rendezvous.answers()), now)
 
-    def on_group_failed(self, failed: m.GroupFailed, now: float) -> None:
+    def on_group_failed(self, failed: GroupFailed, now: float) -> None:
         """A sum failed, or a group could not be joined. Raises CannotGoOnError if that happens again and again."""
         is_current = failed.generation == self._state.durable.generation
         concerns = self._state.stage in ("offering", "forming", "formed") and is_current
@@ -157,7 +157,7 @@ class Regroup:
         for rank in self._rendezvous.newcomers if self._rendezvous.failures else ():
             if self._restarts.can_spare(rank):
                 self._restarts.lose(rank, f"could not join: {why}")
-                self._state.decide(d.Kill(rank))
+                self._state.decide(Kill(rank))
         self._rendezvous.fail(why, now)
 
     def without(self, rank: int, why: str, now: float, out: Literal["lost", "failed"] = "lost") -> None:
@@ -190,7 +190,7 @@ class Failures:
         self._state, self._rendezvous, self._deadlines, self._restarts = state, rendezvous, deadlines, restarts
         self._hangs, self._shutdown, self._regroup = hangs, shutdown, regroup
 
-    def on_trainer_failed(self, failed: m.TrainerFailed, now: float) -> None:
+    def on_trainer_failed(self, failed: TrainerFailed, now: float) -> None:
         """A rank that is out is heard from again when its process has ended."""
         if failed.rank not in self._rendezvous.live or self._state.stage == "leaving":
             return
@@ -207,9 +207,9 @@ class Failures:
                 if carried.verb == "admit" and carried.node == self._state.node(rank):
                     self._state.end(id, "failed", reason=why)
             self._regroup.without(rank, why, now, out="failed")
-            self._state.decide(d.Kill(rank))
+            self._state.decide(Kill(rank))
 
-    def on_ended(self, ended: d.RankEnded, now: float) -> None:
+    def on_ended(self, ended: RankEnded, now: float) -> None:
         """The others continue where one of them has the state of the last step."""
         at, live = self._rendezvous.ranks.get(ended.rank), ended.rank in self._rendezvous.live
         ends = self._state.durable.mode == "stopping" or self._state.progress.step >= self._state.config.run.steps
@@ -229,14 +229,14 @@ class Failures:
             self._regroup.without(ended.rank, ended.why, now)
         self._restarts.ended(ended.rank, ended.why, now)
 
-    def _look_for_memory_death(self, ended: d.RankEnded) -> None:
+    def _look_for_memory_death(self, ended: RankEnded) -> None:
         """Of one that had loaded: what loading takes, no micro-batch changes."""
         rank = ended.rank
         loads = self._state.stage == "loading" or self._restarts.is_starting(rank)
         if ended.memory and not (loads and self._rendezvous.ranks[rank].ready is None):
             self._restarts.ran_out_of_memory(rank, ended.memory)
 
-    def on_silent(self, silent: d.RankSilent, now: float) -> None:
+    def on_silent(self, silent: RankSilent, now: float) -> None:
         """One that hangs is killed, if its node can be reached, and comes back as another process."""
         rank, live = silent.rank, silent.rank in self._rendezvous.live
         if self._state.stage == "leaving":
@@ -252,7 +252,7 @@ class Failures:
         elif silent.in_touch and self._restarts.is_loading(rank):
             self._restarts.end_hung(rank, f"has been silent for {silent.seconds:.0f} s", now)
 
-    def _on_silent_in_first_load(self, silent: d.RankSilent, now: float) -> None:
+    def _on_silent_in_first_load(self, silent: RankSilent, now: float) -> None:
         """No one has begun: one that hangs is started again, without one whose node is gone there is no beginning."""
         rank, said = silent.rank, f"has been silent for {silent.seconds:.0f} s"
         if silent.in_touch and silent.seconds >= self._state.config.run.load_seconds:
@@ -263,7 +263,7 @@ class Failures:
 
     def _replace(self, hung: Hung, now: float) -> None:
         self._regroup.without(hung.rank, hung.why, now)
-        self._state.decide(d.Kill(hung.rank))
+        self._state.decide(Kill(hung.rank))
 
     def look_for_hung(self, now: float) -> None:
         """Those that are heard from and make no progress; one after another, for each leaves others to do more."""

@@ -7,13 +7,13 @@ from typing import Literal
 import msgspec
 
 from trainctl.node_agent.autopilot.policy import MemoryDeath
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import Kill, Start, Tell
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import share_edits
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import Leave
+from trainctl.protocol.messages.events import RankChanged
 
 REPEAT_SECONDS = 2.0
 """Seconds after which a rank that has not left is asked again."""
@@ -71,7 +71,7 @@ class Departures:
             if not at.ended and (asked is None or now >= asked + REPEAT_SECONDS):
                 self._asked[rank] = now
                 why = self._wanted.get(rank) or at.why or "its node left"
-                self._state.decide(d.Tell(rank, m.Leave(run=self._state.run, reason=why)))
+                self._state.decide(Tell(rank, Leave(run=self._state.run, reason=why)))
 
     def _note_lost(self) -> None:
         """Lost ranks of leaving nodes: they don't rejoin, and none is started, before their nodes are back."""
@@ -156,7 +156,7 @@ class Restarts:
         """It died of that, and may come back with a smaller micro-batch. `memory`: what says so."""
         state = self._state
         if share_edits.halve(state.settings, rank).settings is state.settings:
-            state.happen(e.RankChanged((state.settings.label(rank),), "out-of-memory", memory), "error")
+            state.happen(RankChanged((state.settings.label(rank),), "out-of-memory", memory), "error")
         died_with = share_edits.last_micro_batch(state.settings.ranks[rank])
         self._proposals.ask(MemoryDeath(rank, memory, died_with))
 
@@ -180,7 +180,7 @@ class Restarts:
             raise CannotGoOnError(f"{text}; the last time it {why}")
         self._state.persist(settings=share_edits.give_up(self._state.settings, rank))
         text = f"started {STARTS} times without taking part in a step; the last time it {why}"
-        self._state.happen(e.RankChanged((label,), "failed", text), "error")
+        self._state.happen(RankChanged((label,), "failed", text), "error")
 
     def start_returned(self, rank: int, now: float) -> None:
         """Start the trainer of a lost rank whose node is back, unless it lives."""
@@ -201,8 +201,8 @@ class Restarts:
             self._rendezvous.ranks[rank].ended = False
             self._rendezvous.ranks[rank].heard = now  # it is listened for from now on
             label = self._state.settings.label(rank)
-            self._state.happen(e.RankChanged((label,), "restarted", f"{self._starts[rank]} of {STARTS}"))
-            self._state.decide(d.Start(rank))
+            self._state.happen(RankChanged((label,), "restarted", f"{self._starts[rank]} of {STARTS}"))
+            self._state.decide(Start(rank))
 
     def try_again(self, node: str | None, now: float) -> str:
         """Start the trainers of a node that had been given up, or that ended while it was drained, as an operator
@@ -258,11 +258,11 @@ class Restarts:
     def end_hung(self, rank: int, why: str, now: float) -> None:
         """Have a trainer that hangs while it loads ended; another is started when it has."""
         label = self._state.settings.label(rank)
-        self._state.happen(e.RankChanged((label,), "hung", why), "warning")
+        self._state.happen(RankChanged((label,), "hung", why), "warning")
         if self._is_first(rank):
             self._hung_first.add(rank)
             self._starts.setdefault(rank, 1)
-        self._state.decide(d.Kill(rank))
+        self._state.decide(Kill(rank))
         self._rendezvous.ranks[rank].heard = now  # should that not reach it, it is ended again
 
     def is_starting(self, rank: int) -> bool:

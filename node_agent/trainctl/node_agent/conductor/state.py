@@ -8,15 +8,23 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.events import Commanded
+from trainctl.node_agent.conductor.events import Commanded, CommandEnded, Decision, Happened, Persist
 from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import Carried, Durable, Settings
 from trainctl.node_agent.planning.share_edits import Facts
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import (
+    METRICS,
+    Answer,
+    RankStep,
+    Report,
+    Sample,
+    Severity,
+    StepCommitted,
+    StepPlan,
+    verbs,
+)
 from trainctl.protocol.messages.events import AnyEvent
 
 EXPIRED = "no step could apply the command in time"
@@ -97,9 +105,9 @@ class Pending:
                 yield command
 
 
-_OF_RUN = frozenset(name for name, metric in m.METRICS.items() if metric.scope == "run")
+_OF_RUN = frozenset(name for name, metric in METRICS.items() if metric.scope == "run")
 """Values that go to the run's row of a step."""
-_OF_OTHERS = frozenset(name for name, metric in m.METRICS.items() if metric.scope != "rank")
+_OF_OTHERS = frozenset(name for name, metric in METRICS.items() if metric.scope != "rank")
 """Values that don't go to a rank's row of a step; one that no table knows does."""
 
 
@@ -110,16 +118,16 @@ class RunSums(NamedTuple):
     tokens: float = 0.0
     seconds: float = 0.0
 
-    def after(self, report: m.Report) -> "RunSums":
+    def after(self, report: Report) -> "RunSums":
         """With the step that it commits."""
         return RunSums(
             self.weight + report.weight, self.tokens + report.tokens, self.seconds + max(report.step_seconds, 0.0)
         )
 
 
-def step_committed(report: m.Report, plan: m.StepPlan, cursor: int, totals: RunSums) -> m.StepCommitted:
+def step_committed(report: Report, plan: StepPlan, cursor: int, totals: RunSums) -> StepCommitted:
     """The run's row of a step, from the first report of it; `cursor` and `totals` are those after it."""
-    return m.StepCommitted(
+    return StepCommitted(
         run=report.run, generation=report.generation, step=report.step, committed_at=report.finished_at,
         loss=report.loss_sum / report.weight if report.weight else math.nan, weight=report.weight,
         samples=plan.global_batch, learning_rate=plan.learning_rate, grad_norm=report.grad_norm, cursor=cursor,
@@ -129,9 +137,9 @@ def step_committed(report: m.Report, plan: m.StepPlan, cursor: int, totals: RunS
     )  # fmt: skip
 
 
-def rank_step(report: m.Report, node: str) -> m.RankStep:
+def rank_step(report: Report, node: str) -> RankStep:
     """One rank's row of the step it reports."""
-    return m.RankStep(
+    return RankStep(
         run=report.run, generation=report.generation, step=report.step, rank=report.rank, node=node,
         tokens=report.own_tokens, samples=report.own_samples, micro_batch=report.micro_batch, replays=report.replays,
         step_seconds=report.step_seconds, phases=report.phases, weight=report.own_weight,
@@ -144,14 +152,14 @@ def _of_rank(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def sample_rows(
-    plan: m.StepPlan, at: float, answers: Sequence[m.Answer], node: str, by: str, loss: float | None,
+    plan: StepPlan, at: float, answers: Sequence[Answer], node: str, by: str, loss: float | None,
     eval_loss: float | None,
-) -> Iterator[m.Sample]:  # fmt: skip
+) -> Iterator[Sample]:  # fmt: skip
     """A row of the record for each answer, and the losses of its step."""
     how = plan.sampling
     assert how is not None, "a sample plan says what it asks"
     for number, answer in enumerate(answers):
-        yield m.Sample(
+        yield Sample(
             run=plan.run, step=plan.step, at=at, number=number, prompt=answer.prompt, answer=answer.text,
             tokens=answer.tokens, ended=answer.ended, seconds=answer.seconds, loss=loss, eval_loss=eval_loss,
             max_tokens=how.max_tokens, temperature=how.temperature, top_p=how.top_p, seed=how.seed, node=node, by=by,
@@ -179,7 +187,7 @@ class Progress:
     before: RunSums = RunSums()  # noqa: RUF009  immutable; without the last step
     loss: float | None = None  # of the last step
 
-    def commit(self, plan: m.StepPlan, report: m.Report) -> m.StepCommitted:
+    def commit(self, plan: StepPlan, report: Report) -> StepCommitted:
         """Move on to the step of `plan`, which `report` commits."""
         self.step, self.cursor = report.step, plan.cursor + plan.global_batch
         self.before, self.totals = self.totals, self.totals.after(report)
@@ -197,8 +205,8 @@ class ConductorState:
         self.stage: Stage = "loading"
         self.lacking = ""  # what is missing for steps to be made at all, empty if nothing
         self.waiting = ""  # for what data the next step is held back, empty if for none
-        self._decisions: list[d.Decision] = []
-        self.ends: list[d.CommandEnded] = []  # outcomes of commands among what has just been decided
+        self._decisions: list[Decision] = []
+        self.ends: list[CommandEnded] = []  # outcomes of commands among what has just been decided
 
     @property
     def settings(self) -> Settings:
@@ -211,7 +219,7 @@ class ConductorState:
         """The ranks' nodes as a list in words, each once."""
         return ", ".join(dict.fromkeys(self.node(rank) for rank in ranks))
 
-    def take(self) -> list[d.Decision]:
+    def take(self) -> list[Decision]:
         """Hand out what was decided since the last time, in order."""
         if not self._decisions:
             return []
@@ -219,7 +227,7 @@ class ConductorState:
         self.ends.clear()
         return taken
 
-    def decide(self, decision: d.Decision) -> None:
+    def decide(self, decision: Decision) -> None:
         self._decisions.append(decision)
 
     def keep(self, **changes: Any) -> None:
@@ -229,17 +237,17 @@ class ConductorState:
     def persist(self, **changes: Any) -> None:
         """Change the durable state and have it journaled."""
         self.keep(**changes)
-        self.decide(d.Persist(self.durable))
+        self.decide(Persist(self.durable))
 
     def happen(
-        self, data: AnyEvent, severity: m.Severity = "info", step: int | None = None, by: str = "auto",
+        self, data: AnyEvent, severity: Severity = "info", step: int | None = None, by: str = "auto",
         verb: str | None = None, command: str | None = None,
     ) -> None:  # fmt: skip
         """For the run's events; at the last step unless one is given. `verb`: of a command that would have done it.
         `command`: the ID of the one that did it."""
-        self.decide(d.Happened(data, severity, by, self.progress.step if step is None else step, verb, command))
+        self.decide(Happened(data, severity, by, self.progress.step if step is None else step, verb, command))
 
-    def carry(self, command: d.Commanded, step: int, made: AnyEvent | None = None) -> None:
+    def carry(self, command: Commanded, step: int, made: AnyEvent | None = None) -> None:
         """The plan of `step` carries the command: it is applied when that step commits, and has then `made` that."""
         carried = Carried(command.verb, command.by, step, self.settings.plan_version, command.node, made)
         self.keep(carried={**self.durable.carried, command.id: carried})
@@ -261,5 +269,5 @@ class ConductorState:
         known = self.durable.carried.get(id)
         version = known.plan_version if known is not None else self.durable.settings.plan_version
         self.uncarry(id)
-        self.ends.append(d.CommandEnded(id, state, step, reason, field, made, version))
+        self.ends.append(CommandEnded(id, state, step, reason, field, made, version))
         self.decide(self.ends[-1])

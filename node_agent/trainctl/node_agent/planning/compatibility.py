@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import Engine, FileDigest, Ready
+from trainctl.protocol.messages import Compute, Engine, FileDigest, Ready
 
 FIELD = "group.engine"
 _LIBRARIES: dict[Engine, str] = {"gloo": "torch", "ring": "mlx"}
@@ -81,7 +80,7 @@ class RankSetup(msgspec.Struct, frozen=True):
     node: str
     backend: str
     device: str
-    compute: m.Compute | None = None  # None: reported by a version that didn't say
+    compute: Compute | None = None  # None: reported by a version that didn't say
 
 
 class Resumed(msgspec.Struct, frozen=True):
@@ -91,7 +90,7 @@ class Resumed(msgspec.Struct, frozen=True):
     ranks: dict[int, RankSetup]
 
 
-def setup_of(node: str, ready: m.Ready) -> RankSetup:
+def setup_of(node: str, ready: Ready) -> RankSetup:
     """Return the setup of a rank that has loaded."""
     return RankSetup(node, ready.backend, ready.device, ready.compute)
 

@@ -28,7 +28,7 @@ from trainctl.protocol.config.micro_batches import first_micro, is_auto
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready, verbs
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages.events import Change, MicroBatchChanged, NodeStateChanged, SharesChanged
 
 AWAY_SECONDS = 5.0
 """Seconds of silence after which a trainer counts as hung; it reports every second, also while it computes."""
@@ -36,7 +36,7 @@ AWAY_SECONDS = 5.0
 
 class Edit(NamedTuple):
     settings: Settings
-    change: e.Change
+    change: Change
 
 
 class Facts(NamedTuple):
@@ -69,7 +69,7 @@ def edit(settings: Settings, counts: Mapping[int, int], node: str = "") -> Edit:
     """The settings with these shares of live ranks; all others are out. `node`: the one drained or admitted."""
     ranks = with_shares(settings, counts)
     shown = [rank for rank, setting in settings.ranks.items() if not (setting.out and ranks[rank].out)]
-    change = e.SharesChanged(_by_node(settings.ranks, shown), _by_node(ranks, shown), node=node)
+    change = SharesChanged(_by_node(settings.ranks, shown), _by_node(ranks, shown), node=node)
     return Edit(settings.edited(ranks=ranks), change)
 
 
@@ -174,7 +174,7 @@ def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
         raise InvalidInputError("node", f"{node} is already drained")
     if all(settings.ranks[rank].out for rank in leaving):
         after = _set_out(settings, leaving, "drained").edited()
-        return Edit(after, e.NodeStateChanged(node or "", settings.ranks[leaving[0]].out, "drained"))
+        return Edit(after, NodeStateChanged(node or "", settings.ranks[leaving[0]].out, "drained"))
     staying = settings.live.keys() - leaving
     if not staying:
         raise InvalidInputError("node", f"{node} is the last live node; use stop to end the run")
@@ -250,7 +250,7 @@ def halve(settings: Settings, rank: int) -> Edit:
     setting = settings.ranks[rank]
     before = last_micro_batch(setting)
     after = max(1, before // 2)
-    change = e.MicroBatchChanged(((setting.node, before),), ((setting.node, after),))
+    change = MicroBatchChanged(((setting.node, before),), ((setting.node, after),))
     if after == before:
         return Edit(settings, change)
     halved = msgspec.structs.replace(setting, micro_batch=after, halved_to=after)
@@ -316,5 +316,5 @@ def resized(settings: Settings, ranks: Sequence[int], micro: int, cause: str = "
     after = {rank: msgspec.structs.replace(settings.ranks[rank], micro_batch=micro) for rank in ranks}
     first = min(ranks)
     node, before = settings.ranks[first].node, settings.ranks[first].micro_in_force
-    change = e.MicroBatchChanged(((node, before),), ((node, after[first].micro_in_force),), cause)
+    change = MicroBatchChanged(((node, before),), ((node, after[first].micro_in_force),), cause)
     return Edit(settings.edited(ranks={**settings.ranks, **after}), change)

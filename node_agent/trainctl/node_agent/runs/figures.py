@@ -10,7 +10,6 @@ import msgspec
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.records.keys import ETA_KEY, NODE_TIMES_KEY
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
 from trainctl.protocol.batch.against_profile import links_of, passes_seconds, sum_seconds
 from trainctl.protocol.batch.eta import RECENT_STEPS, Eta, EtaFacts, Schedule
@@ -18,6 +17,16 @@ from trainctl.protocol.batch.flops import peak_parts
 from trainctl.protocol.calibration.profile import LinkRate, ProfileSummary
 from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    HostReading,
+    RankStep,
+    Ready,
+    RunCost,
+    RunState,
+    StepCommitted,
+    StepPlan,
+)
 
 
 class RunCosts:
@@ -30,14 +39,14 @@ class RunCosts:
         """Continues from the record."""
         self._recorder, self._prices = recorder, prices
         self._times, self._joules = kept_times(recorder), dict[str, float]()
-        self._known: tuple[Settings, m.RunState] | None = None
-        self.cost: m.RunCost | None = None
+        self._known: tuple[Settings, RunState] | None = None
+        self.cost: RunCost | None = None
 
-    def look(self, settings: Settings, state: m.RunState, at: float) -> m.RunCost | None:
+    def look(self, settings: Settings, state: RunState, at: float) -> RunCost | None:
         """The cost once the run has these settings and this state, from `at` (Unix seconds) on."""
         if self._known is None or self._known[0] is not settings or self._known[1] != state:
             self._known = settings, state
-            nodes = {setting.node for setting in settings.live.values()} if state in m.ACTIVE_RUN_STATES else set()
+            nodes = {setting.node for setting in settings.live.values()} if state in ACTIVE_RUN_STATES else set()
             before, self._times = self._times, cost.counted(self._times, nodes, at)
             if self.cost is None or self._times != before:
                 self.cost = cost.run_cost(self._times, self._prices, at)
@@ -45,12 +54,12 @@ class RunCosts:
                 keep_times(self._recorder, self._times)
         return self.cost
 
-    def read(self, reading: m.HostReading) -> None:
+    def read(self, reading: HostReading) -> None:
         """A reading of one of the run's machines."""
         if reading.energy_joules is not None:
             self._joules[reading.node] = reading.energy_joules
 
-    def with_cost(self, step: m.StepCommitted) -> m.StepCommitted:
+    def with_cost(self, step: StepCommitted) -> StepCommitted:
         """A step with what the run has cost by then, and beside it the energy; as it is where nothing has a price."""
         if self.cost is None:
             return step
@@ -112,7 +121,7 @@ class RunEta:
         self._eta = Eta(config.run.steps, kept.facts)
         self._eta.replay((step.step, step.step_seconds) for step in newest)
         self._note_return(kept, newest[-1].step if newest else 0)
-        self._last: m.StepCommitted | None = None
+        self._last: StepCommitted | None = None
         self._committed_at = 0.0  # by a monotonic clock, as all times here
         self._sides: dict[int, list[str]] = {}  # kinds of plans, by the step that they follow
         self._paused_seconds, self._paused_since = 0.0, 0.0  # since the last commit; 0: not now
@@ -124,7 +133,7 @@ class RunEta:
             self._eta.step_done = kept.step
             self._eta.fault(step, away_seconds)
 
-    def look(self, state: m.RunState, reason: str, now: float) -> None:
+    def look(self, state: RunState, reason: str, now: float) -> None:
         """The run's state, and what it waits for: a pause isn't counted, nor is a wait for data or for nodes."""
         is_paused = state in ("pausing", "paused") or bool(reason)
         if is_paused and not self._paused_since:
@@ -133,12 +142,12 @@ class RunEta:
             self._paused_seconds += now - self._paused_since
             self._paused_since = 0.0
 
-    def issued(self, plan: m.StepPlan) -> None:
+    def issued(self, plan: StepPlan) -> None:
         """A plan was sent to the ranks."""
         if plan.kind != "train":
             self._sides.setdefault(plan.step, []).append(plan.kind)
 
-    def with_time_left(self, step: m.StepCommitted, held_out: int, now: float) -> m.StepCommitted:
+    def with_time_left(self, step: StepCommitted, held_out: int, now: float) -> StepCommitted:
         """A step that was committed `now`, with the time left after it; `held_out`: samples of an evaluation."""
         self.measure(step, now)
         found = self._eta.left(self._schedules(held_out))
@@ -157,7 +166,7 @@ class RunEta:
 
     # ------------------------------------------------------------ measuring
 
-    def measure(self, step: m.StepCommitted, now: float) -> None:
+    def measure(self, step: StepCommitted, now: float) -> None:
         """Learn from a step that was committed `now`."""
         last, sides = self._last, self._sides_before(step.step)
         other = max(now - self._committed_at - self._paused_seconds - step.step_seconds, 0.0)
@@ -222,7 +231,7 @@ def group_links(nodes: Mapping[int, str], profiles: Mapping[int, ProfileSummary]
     return Links(len(nodes), tuple(known[node] for node in sorted(others)) if others <= known.keys() else ())
 
 
-def compared(part: m.RankStep, own: m.Ready | None, links: Links) -> m.RankStep:
+def compared(part: RankStep, own: Ready | None, links: Links) -> RankStep:
     """Return a part with its device's peaks and its calibration as metrics; the part itself if nothing is known.
 
     `own`: what the rank said when it had loaded.
@@ -233,20 +242,20 @@ def compared(part: m.RankStep, own: m.Ready | None, links: Links) -> m.RankStep:
     return msgspec.structs.replace(part, values=part.values | values) if values else part
 
 
-def _peaks(part: m.RankStep, own: m.Ready) -> dict[str, float]:
+def _peaks(part: RankStep, own: Ready) -> dict[str, float]:
     rate = part.values.get("tflops")
     if rate is None or own.compute is None:
         return {}
     return peak_parts(1e12 * rate, own.device, own.compute.dtype, own.profile)
 
 
-def _calibrated_speed(part: m.RankStep, own: m.Ready) -> dict[str, float]:
+def _calibrated_speed(part: RankStep, own: Ready) -> dict[str, float]:
     took = part.phases.forward + part.phases.backward
     expected = passes_seconds(part, own.profile) if own.profile is not None else None
     return {"calibrated_speed": expected / took} if expected is not None and took > 0 else {}
 
 
-def _link_use(part: m.RankStep, links: Links) -> dict[str, float]:
+def _link_use(part: RankStep, links: Links) -> dict[str, float]:
     size = part.values.get("sum_bytes")
     if not size or not links.calibrated or part.phases.sync <= 0:
         return {}

@@ -14,12 +14,11 @@ from trainctl.node_agent.autopilot.policy import (
     mode_of,
 )
 from trainctl.node_agent.planning.lr_schedule import rate
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.divergence import Divergence as Found
 from trainctl.protocol.analysis.divergence import DivergenceDetector
 from trainctl.protocol.config.policies import DivergenceTable
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import PolicyFigure, Report, StepCommitted, verbs
 
 _AHEAD = 2
 """Steps after the last one at which a command takes effect: the next step is planned by then."""
@@ -61,14 +60,14 @@ class Divergence(Policy):
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
         table, detector = facts.config.policy.divergence, _detector(facts.config.policy.divergence, memory)
         figures = [
-            m.PolicyFigure("loss level above its best", detector.above, table.mads, "scatters"),
-            m.PolicyFigure("steps in a row so far above", detector.steps, table.past_steps, acts="at"),
-            m.PolicyFigure(f"rise of the loss over {table.steps} steps", detector.rise, 1.0, "scatters"),
+            PolicyFigure("loss level above its best", detector.above, table.mads, "scatters"),
+            PolicyFigure("steps in a row so far above", detector.steps, table.past_steps, acts="at"),
+            PolicyFigure(f"rise of the loss over {table.steps} steps", detector.rise, 1.0, "scatters"),
         ]
         otherwise = f"multiplies the rest of the learning-rate schedule by {table.factor:g} if all are above"
         return assess(figures, self._wanted(facts, memory, detector.divergence), otherwise)
 
-    def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:
+    def replay(self, config: RunFile, memory: Memory, steps: Sequence[StepCommitted]) -> None:
         _detector(config.policy.divergence, memory).replay(steps)
 
 
@@ -104,10 +103,10 @@ class NonFinite(Policy):
         wanted = facts.config.policy.non_finite.steps
         looks = memory.evidence.get("bad", ())
         bad = next((number for number, is_bad in enumerate(reversed(looks)) if not is_bad), len(looks))
-        figure = m.PolicyFigure("steps in a row that weren't finite", bad, wanted, acts="at")
+        figure = PolicyFigure("steps in a row that weren't finite", bad, wanted, acts="at")
         return Assessment((figure,), f"after {wanted} such steps it writes a checkpoint and pauses the run")
 
 
-def _is_bad(facts: RunFacts, report: m.Report) -> bool:
+def _is_bad(facts: RunFacts, report: Report) -> bool:
     """In float16 an overflow is usual: it halves the loss scale, and the next step may do."""
     return report.skipped == "nan" or (report.skipped == "overflow" and facts.config.model.computed != "float16")

@@ -33,10 +33,10 @@ from trainctl.node_agent.autopilot.policy import (
     was_barred,
 )
 from trainctl.node_agent.planning.share_edits import resized
-from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.peak import MOST_OF_CAP
 from trainctl.protocol.config.micro_batches import UNMEASURED
 from trainctl.protocol.config.policies import MicroBatchTable
+from trainctl.protocol.messages import PolicyFigure, Severity, StepPlan, peak_of_cap
 
 FASTER = 1.02
 """Factor by which the rate must rise for a larger micro-batch, where the curve is known."""
@@ -91,16 +91,16 @@ class MicroBatch(Policy):
         barred = sum(barred_size(memory.kept, rank, facts.step) is not None for rank in ranks)
         what = f"peak memory, mean of {table.window} steps"
         figures = [
-            m.PolicyFigure(f"highest {what}", max(uses, default=None), table.target, "part"),
-            m.PolicyFigure(f"lowest {what}", min(uses, default=None), table.low, "part", "below"),
-            m.PolicyFigure("ranks with a size that ran out of memory", barred),
+            PolicyFigure(f"highest {what}", max(uses, default=None), table.target, "part"),
+            PolicyFigure(f"lowest {what}", min(uses, default=None), table.low, "part", "below"),
+            PolicyFigure("ranks with a size that ran out of memory", barred),
         ]
         otherwise = f"shrinks above {percent(table.target)} of the cap; may grow below {percent(table.low)}"
         wanted = _changes(facts, memory, facts.occasion) if isinstance(facts.occasion, Stepped) else iter(())
         return assess(figures, next(wanted, None), otherwise)
 
 
-def _sizes(plan: m.StepPlan) -> dict[int, int]:
+def _sizes(plan: StepPlan) -> dict[int, int]:
     """The micro-batch of each rank."""
     return {work.rank: work.micro_batch for work in plan.work}
 
@@ -121,7 +121,7 @@ def _observe(facts: RunFacts, memory: Memory, stepped: Stepped) -> bool:
     table, peaks, reports, highest = _table(facts), _peaks(memory), stepped.reports, 0.0
     for work in stepped.plan.work:
         rank = work.rank
-        use = m.peak_of_cap(reports[rank].values) if rank in reports else None
+        use = peak_of_cap(reports[rank].values) if rank in reports else None
         if use is None:
             peaks.pop(rank, None)
             continue
@@ -184,7 +184,7 @@ def _next_size(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ran
         return None
     seconds = {micro: min(times[1:]) for micro, times in search.items() if len(times) >= RAMP_STEPS}
     best = min(seconds, key=lambda micro: seconds[micro])
-    uses = [use for report in reports if (use := m.peak_of_cap(report.values)) is not None]
+    uses = [use for report in reports if (use := peak_of_cap(report.values)) is not None]
     has_peaks = len(uses) == len(ranks)
     bound = _most(facts, memory, stepped, ranks, size, max(uses)) if has_peaks else max(size, UNMEASURED)
     larger = min(2 * size, bound, _largest_allowed(facts, memory, ranks))
@@ -323,6 +323,6 @@ def _fastest(
     return (best, faster - 1) if faster >= least else (size, 0.0)
 
 
-def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: m.Severity) -> Proposal:
+def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: Severity) -> Proposal:
     reason = f"mean peak memory over {_table(facts).window} steps: {percent(use)} of the cap; {why}"
     return resize(size, node, reason, severity)

@@ -15,8 +15,8 @@ from trainctl.node_agent.autopilot.policy import (
 )
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.share_edits import Edit
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import PolicyFigure
+from trainctl.protocol.messages.events import MicroBatchChanged
 
 
 class OutOfMemory(Policy):
@@ -37,7 +37,7 @@ class OutOfMemory(Policy):
 
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
         largest = max(setting.micro_in_force for setting in facts.durable.settings.ranks.values())
-        figure = m.PolicyFigure("largest micro-batch", largest, unit="samples")
+        figure = PolicyFigure("largest micro-batch", largest, unit="samples")
         return Assessment((figure,), "halves the micro-batch of a trainer that runs out of memory")
 
 
@@ -59,7 +59,7 @@ class Replays(Policy):
             return None
         smaller = msgspec.structs.replace(setting, micro_batch=fitted)
         planned = next(work.micro_batch for work in plan.work if work.rank == report.rank)
-        change = e.MicroBatchChanged(((setting.node, planned),), ((setting.node, fitted),))
+        change = MicroBatchChanged(((setting.node, planned),), ((setting.node, fitted),))
         edit = Edit(settings.edited(ranks={**settings.ranks, report.rank: smaller}), change)
         reason = "the rank ran out of memory and repeated a micro-batch in smaller pieces"
         return resize(fitted, setting.node, reason, "warning", edit)
@@ -67,5 +67,5 @@ class Replays(Policy):
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
         reports = facts.occasion.reports.values() if isinstance(facts.occasion, Stepped) else None
         repeated = sum(report.replays for report in reports) if reports is not None else None
-        figure = m.PolicyFigure("micro-batches repeated in the last step", repeated, 0)
+        figure = PolicyFigure("micro-batches repeated in the last step", repeated, 0)
         return Assessment((figure,), "keeps the size that fitted, if a rank repeats a micro-batch in smaller pieces")

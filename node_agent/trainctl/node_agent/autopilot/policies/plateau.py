@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from trainctl.node_agent.autopilot.policy import Assessment, HeldOutLoss, Memory, Policy, Proposal, RunFacts
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.node_agent.planning.share_edits import Edit
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.divergence import Plateau as PlateauState
 from trainctl.protocol.analysis.divergence import PlateauDetector
 from trainctl.protocol.config.policies import PlateauTable
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.messages import events as e
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import PolicyFigure, verbs
+from trainctl.protocol.messages.events import LearningRateChanged
 
 
 def _plateau_detector(improvement: float, patience: int, kept: Mapping[str, float]) -> PlateauDetector:
@@ -40,13 +39,13 @@ def _start_over(found: PlateauDetector, evaluations: int = 0) -> None:
     found.restore(None if state is None else state._replace(evaluations=-evaluations))
 
 
-def _plateau_figures(found: PlateauDetector, patience: int) -> list[m.PolicyFigure]:
+def _plateau_figures(found: PlateauDetector, patience: int) -> list[PolicyFigure]:
     """Return what has been counted, and the best loss."""
     state = found.state
     counted = max(state.evaluations, 0) if state is not None else None
     return [
-        m.PolicyFigure("evaluations without improvement", counted, patience, acts="at"),
-        m.PolicyFigure("best held-out loss", state.best if state is not None else None),
+        PolicyFigure("evaluations without improvement", counted, patience, acts="at"),
+        PolicyFigure("best held-out loss", state.best if state is not None else None),
     ]
 
 
@@ -106,7 +105,7 @@ def _cut(facts: RunFacts, reason: str) -> Proposal | None:
     before, after = (rate(rule, config.optimizer, config.run.steps, step) for rule in (settings.lr, lower))
     if after < table.least_rate or after == before:
         return None
-    change = e.LearningRateChanged(before, after, "scale", settings.lr.kind == "constant")
+    change = LearningRateChanged(before, after, "scale", settings.lr.kind == "constant")
     edit = Edit(settings.edited(lr=lower), change)
     return Proposal("set-lr", verbs.SetLr(value=after), reason, edit=edit, severity="warning")
 

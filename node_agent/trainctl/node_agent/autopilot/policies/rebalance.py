@@ -26,10 +26,9 @@ from trainctl.node_agent.autopilot.policy import (
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.split import apportion, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import PolicyFigure, verbs
 
 LEAST_STEPS = 3
 """Steps with the present split that are measured before anything is concluded."""
@@ -140,11 +139,11 @@ class Rebalance(Policy):
         best = _best(facts, stepped) if isinstance(stepped, Stepped) and is_known else None
         quiet = memory.kept.get("quiet until", 0.0) - facts.step
         figures = [
-            m.PolicyFigure("gain of the best split", best.part if best else None, table.gain, "part"),
-            m.PolicyFigure(
+            PolicyFigure("gain of the best split", best.part if best else None, table.gain, "part"),
+            PolicyFigure(
                 "windows in a row that showed it", _last_above(seen.gains, table.gain), table.windows, acts="at"
             ),
-            m.PolicyFigure("steps until the next split may come", max(quiet, 0.0)),
+            PolicyFigure("steps until the next split may come", max(quiet, 0.0)),
         ]
         is_due = gain is not None and seen.steps >= LEAST_STEPS and quiet <= 0
         wanted = _wanted(facts, memory, gain, seen.steps) if gain is not None and is_due else None
@@ -302,7 +301,7 @@ class FirstShares(Policy):
         return Proposal("rebalance", verbs.Rebalance(shares=by_node), reason, edit=edit)
 
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
-        figure = m.PolicyFigure("ranks whose share the run file leaves open", len(_open(facts)))
+        figure = PolicyFigure("ranks whose share the run file leaves open", len(_open(facts)))
         why = "sets the shares once the ranks have been measured"
         if self.is_over(facts):
             why = "has nothing more to decide: the first shares are set"
