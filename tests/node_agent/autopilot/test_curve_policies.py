@@ -10,8 +10,8 @@ import pytest
 from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 
+from trainctl.node_agent.autopilot.policies import REGISTRY
 from trainctl.node_agent.autopilot.policy import Advice, Memory, Proposal, RunFacts, Stepped
-from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.planning import plans
 from trainctl.protocol.config.policies import PolicyName
 from trainctl.protocol.messages import verbs

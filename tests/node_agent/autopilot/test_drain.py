@@ -9,7 +9,7 @@ import pytest
 from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 
-from trainctl.node_agent.autopilot.policies.drain import POLICY
+from trainctl.node_agent.autopilot.policies.drain import Drain
 from trainctl.node_agent.autopilot.policy import Memory, Proposal, RunFacts, Stepped
 from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.throughput import Rates
@@ -38,7 +38,7 @@ class Run:
     def steps(self, count: int) -> "Run":
         for _ in range(count):
             self.step += 1
-            made = POLICY.propose(self.facts(), self.memory)
+            made = Drain().propose(self.facts(), self.memory)
             self.sent += [(self.step, made)] if made is not None else []
         return self
 

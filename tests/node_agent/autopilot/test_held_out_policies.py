@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.node_agent.support.simulation import config, durable
 
+from trainctl.node_agent.autopilot.policies import REGISTRY
 from trainctl.node_agent.autopilot.policy import HeldOutLoss, Memory, Proposal, RunFacts
-from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.protocol.config.policies import PolicyName
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import verbs

@@ -9,6 +9,7 @@ from hypothesis import given
 from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 
+from trainctl.node_agent.autopilot.policies import REGISTRY
 from trainctl.node_agent.autopilot.policy import (
     Measured,
     Memory,
@@ -19,7 +20,6 @@ from trainctl.node_agent.autopilot.policy import (
     RunFacts,
     mode_of,
 )
-from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import Durable, PolicyState
 from trainctl.protocol.config.policies import POLICIES, PolicyName

@@ -11,9 +11,8 @@ from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 from tests.tiers import scale
 
-from trainctl.node_agent.autopilot import bars
-from trainctl.node_agent.autopilot.policies.rebalance import POLICY
-from trainctl.node_agent.autopilot.policy import Memory, Proposal, RunFacts, Stepped
+from trainctl.node_agent.autopilot.policies.rebalance import Rebalance
+from trainctl.node_agent.autopilot.policy import Memory, Proposal, RunFacts, Stepped, bar_size
 from trainctl.node_agent.planning import plans, share_edits
 from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.node_agent.planning.throughput import Rates
@@ -79,7 +78,7 @@ class Run:
         self.rates.reported(reports, self.durable.settings.plan_version)
         plan = plans.train("sim", self.durable, self.config, self.step, 0, ())
         occasion = Stepped(plan, reports, partial(self.rates.of, reports))
-        made = POLICY.propose(RunFacts(self.config, self.durable, self.step, occasion), self.memory)
+        made = Rebalance().propose(RunFacts(self.config, self.durable, self.step, occasion), self.memory)
         if made is not None and self._due is None:
             self.memory.kept |= made.remember
             self.sent.append((self.step, made))
@@ -183,7 +182,7 @@ def test_a_share_brings_no_rank_a_micro_batch_that_ran_out_of_memory(micro_batch
         rank: msgspec.structs.replace(of, micro_batch=micro_batch) for rank, of in run.durable.settings.ranks.items()
     }
     settings = msgspec.structs.replace(run.durable.settings, ranks=ranks)
-    kept = {"micro-batch": PolicyState(memory=bars.barred(0, 30, until))}
+    kept = {"micro-batch": PolicyState(memory=bar_size(0, 30, until))}
     run.durable = msgspec.structs.replace(run.durable, settings=settings, policies=kept)
     sent = [at for at, _ in run.steps(40).sent]
     assert bool(sent) == (not waits or until < 40)

@@ -8,8 +8,8 @@ import pytest
 from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 
+from trainctl.node_agent.autopilot.policies import REGISTRY
 from trainctl.node_agent.autopilot.policy import Advice, Memory, MemoryDeath, Proposal, Replayed, RunFacts, Stepped
-from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.protocol import messages as m

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
 
-from trainctl.node_agent.autopilot import bars
+from trainctl.node_agent.autopilot.policy import bar_size
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.planning.durable import PolicyState
@@ -288,7 +288,7 @@ def test_a_micro_batch_left_open_is_chosen_with_the_share_as_bars_allow() -> Non
     free = {"micro_batch": 2, "auto_micro": True}
     ranks = {rank: msgspec.structs.replace(of, **free) for rank, of in kept.settings.ranks.items()}
     settings = msgspec.structs.replace(kept.settings, ranks=ranks)
-    bar = {"micro-batch": PolicyState(memory=bars.barred(1, 8, 500))}
+    bar = {"micro-batch": PolicyState(memory=bar_size(1, 8, 500))}
     simulation = Simulation(config(batch=32), msgspec.structs.replace(kept, settings=settings, policies=bar))
     passes = tuple(Pass(micro, 0.05 + 0.01 * micro) for micro in (1, 2, 4, 8))
     for rank in simulation.ranks.values():

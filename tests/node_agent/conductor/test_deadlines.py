@@ -5,7 +5,7 @@ import pytest
 from tests.node_agent.support.group_orders import group, hang, hang_in_its_part, rows, texts, tick
 from tests.node_agent.support.simulation import Simulation
 
-from trainctl.node_agent.planning import estimates
+from trainctl.node_agent.planning.throughput import write_seconds
 from trainctl.protocol import messages as m
 
 
@@ -30,7 +30,7 @@ def test_a_stop_waits_for_a_large_checkpoint():
     stop = simulation.command("stop")
     simulation.until(lambda: simulation.sent_plans[-1].kind == "checkpoint").talk()
     hang(simulation, 0)
-    tick(simulation, 2 * estimates.write_seconds(1_000_000_000))
+    tick(simulation, 2 * write_seconds(1_000_000_000))
     assert stop not in simulation.ends
     simulation.ranks[0].hung = False
     simulation.run()

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from tests.node_agent.support.simulation import Simulation, config, durable
 
-from trainctl.node_agent.planning.setups import RankSetup, Resumed
+from trainctl.node_agent.planning.compatibility import RankSetup, Resumed
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 

@@ -6,7 +6,7 @@ from tests.node_agent.support.simulation import config, durable
 from tests.protocol.support.profiles import profile_of
 from tools.protocol_docs.examples import EXAMPLES
 
-from trainctl.node_agent.planning.profile_edits import fastest_micro
+from trainctl.node_agent.planning.share_edits import fastest_micro
 from trainctl.protocol.calibration.profile import Pass, summary
 from trainctl.protocol.config.micro_batches import FIRST
 

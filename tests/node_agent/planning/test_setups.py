@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainctl.node_agent.planning.setups import RankSetup, differences
+from trainctl.node_agent.planning.compatibility import RankSetup, differences
 from trainctl.protocol.messages import Compute
 
 CPU = RankSetup("a", "torch", "cpu", Compute("float32", weights="float32"))

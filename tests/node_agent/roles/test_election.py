@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.node_agent.planning.terms import next_term
+from trainctl.node_agent.planning.durable import next_term
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.roles.election import Claim
 from trainctl.protocol import messages as m

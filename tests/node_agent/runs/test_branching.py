@@ -10,9 +10,9 @@ import tomli_w
 from tests.node_agent.support.records import part, plan, step, write_checkpoint
 from tests.node_agent.support.simulation import config
 
+from trainctl.node_agent.planning.compatibility import RankSetup, Resumed
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings, Skipped
 from trainctl.node_agent.planning.lr_schedule import LrRule
-from trainctl.node_agent.planning.setups import RankSetup, Resumed
 from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import branching, checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source

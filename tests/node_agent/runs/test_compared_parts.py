@@ -5,7 +5,7 @@ import pytest
 from tests.node_agent.support.records import part
 from tests.node_agent.support.simulated_ranks import SimRank, SimWorld
 
-from trainctl.node_agent.runs.compared_parts import Links, compared, links
+from trainctl.node_agent.runs.figures import Links, compared, group_links
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import LinkRate, Pass, ProfileSummary
 
@@ -28,9 +28,9 @@ def test_the_sum_is_relative_to_the_calibrated_links() -> None:
 
 def test_links_count_only_if_each_is_calibrated() -> None:
     nodes = {0: "a", 1: "b", 2: "b"}
-    assert links(nodes, {2: PROFILE}, "a") == Links(3, (LINK,))
-    assert links({**nodes, 3: "c"}, {2: PROFILE}, "a") == Links(4)
-    assert links({0: "a", 1: "a"}, {}, "a") == Links(2)
+    assert group_links(nodes, {2: PROFILE}, "a") == Links(3, (LINK,))
+    assert group_links({**nodes, 3: "c"}, {2: PROFILE}, "a") == Links(4)
+    assert group_links({0: "a", 1: "a"}, {}, "a") == Links(2)
 
 
 def test_without_a_calibration_the_part_stays_as_it_is() -> None:

@@ -9,12 +9,12 @@ from tests.node_agent.support.records import part, plan, step, write_checkpoint
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.conductor import views
+from trainctl.node_agent.planning.compatibility import RankSetup, Resumed
 from trainctl.node_agent.planning.durable import Durable, PolicyState, RankSetting, Rollback, Settings
-from trainctl.node_agent.planning.setups import RankSetup, Resumed
 from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.run_costs import keep_times, kept_times
+from trainctl.node_agent.runs.figures import keep_times, kept_times
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import NodeTime
 from trainctl.protocol.messages import event_prose

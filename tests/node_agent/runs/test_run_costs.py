@@ -8,7 +8,7 @@ from tests.node_agent.support.simulation import durable
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.records.keys import NODE_TIMES_KEY, OWN_KEYS
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.runs.run_costs import RunCosts, close_times
+from trainctl.node_agent.runs.figures import RunCosts, close_times
 from trainctl.protocol.batch import cost
 from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.record.paths import RunPaths

@@ -10,7 +10,7 @@ from tests.node_agent.support.simulation import config, durable
 from trainctl.node_agent.planning import plans
 from trainctl.node_agent.records.keys import ETA_KEY, OWN_KEYS
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.runs.run_eta import KeptEta, RunEta
+from trainctl.node_agent.runs.figures import KeptEta, RunEta
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 

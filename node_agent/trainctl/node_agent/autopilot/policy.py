@@ -11,19 +11,18 @@ import msgspec
 
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.share_edits import Edit
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.policies import POLICIES, PolicyMode, PolicyName
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import PolicyFigure, Report, Severity, StepCommitted, StepPlan, verbs
 
 
 class Stepped(msgspec.Struct, frozen=True, dict=True):
     """Every rank has reported its part of a train plan."""
 
-    plan: m.StepPlan
-    reports: Mapping[int, m.Report]  # by rank
+    plan: StepPlan
+    reports: Mapping[int, Report]  # by rank
     modelled: Callable[[], Mapping[int, StepModel]] = dict  # by rank, of those that have been measured
     peaks: Callable[[], Mapping[int, MemoryModel]] = dict  # by rank, of those known at several micro-batches
     sizes: Callable[[], Mapping[int, int]] = dict  # by rank, the largest micro-batch that may be chosen
@@ -53,7 +52,7 @@ class Stepped(msgspec.Struct, frozen=True, dict=True):
         return self.sizes()
 
     @property
-    def report(self) -> m.Report:
+    def report(self) -> Report:
         """The lowest rank's: sums, norm and skips are the same for all."""
         return self.reports[self.plan.work[0].rank]
 
@@ -68,8 +67,8 @@ class Stepped(msgspec.Struct, frozen=True, dict=True):
 class Replayed:
     """A rank ran out of memory within a step, and ran the micro-batch again in smaller pieces."""
 
-    plan: m.StepPlan
-    report: m.Report
+    plan: StepPlan
+    report: Report
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Proposal:
     reason: str  # with the figures it rests on
     node: str | None = None
     edit: Edit | None = None
-    severity: m.Severity = "info"
+    severity: Severity = "info"
     before: "Proposal | None" = None  # to be sent before it
     remember: Mapping[str, float] = field(default_factory=dict)  # into `Memory.kept`, once it is applied
     quiet: Mapping[str, float] = field(default_factory=dict)  # the same, once it is advised: it then paces itself
@@ -135,7 +134,7 @@ class Proposal:
         return verbs.written(self.verb, verbs.given(self.args), self.node)
 
 
-def resize(micro: int, node: str, reason: str, severity: m.Severity = "info", edit: Edit | None = None) -> Proposal:
+def resize(micro: int, node: str, reason: str, severity: Severity = "info", edit: Edit | None = None) -> Proposal:
     """Another micro-batch for a node, in samples."""
     return Proposal("resize-batch", verbs.ResizeBatch(micro=micro), reason, node, edit, severity)
 
@@ -150,20 +149,20 @@ class Advice:
     """What a policy has found that no command changes: reported in both modes, `on` and `advise`."""
 
     reason: str  # with the figures it rests on
-    severity: m.Severity = "warning"
+    severity: Severity = "warning"
 
 
 @dataclass(frozen=True)
 class Assessment:
     """What a policy sees now, and what it would do next."""
 
-    figures: tuple[m.PolicyFigure, ...]
+    figures: tuple[PolicyFigure, ...]
     why: str  # reason for the command, or what makes the policy act
     command: str = ""  # that it would propose now, as typed on the command line; empty: none
     acts_at_once: bool = False  # the command doesn't wait for the effects of other policies' commands
 
 
-def assess(figures: Sequence[m.PolicyFigure], found: Proposal | Advice | None, otherwise: str) -> Assessment:
+def assess(figures: Sequence[PolicyFigure], found: Proposal | Advice | None, otherwise: str) -> Assessment:
     """Of figures and of what they lead to; `otherwise`: what makes the policy act, if they lead to nothing."""
     match found:
         case Proposal():
@@ -225,7 +224,7 @@ class Policy(ABC):
         step and loss, oldest first. Bars and quotas stay."""
         return kept
 
-    def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:  # noqa: B027  most see no curve
+    def replay(self, config: RunFile, memory: Memory, steps: Sequence[StepCommitted]) -> None:  # noqa: B027  most see no curve
         """Take up evidence about the curve from the newest steps of the record, oldest first."""
 
     @abstractmethod
@@ -244,3 +243,29 @@ def mode_of(config: RunFile, durable: Durable, name: PolicyName) -> PolicyMode:
     if kept is not None and kept.mode is not None:
         return kept.mode
     return config.policy.of(name).mode or POLICIES[name].default
+
+
+_BARRED, _UNTIL = "barred ", "until "
+"""Beginnings of the names, before the rank, of what `micro-batch` keeps of sizes that ran out of memory."""
+
+
+def bar_size(rank: int, size: int, until: int) -> dict[str, float]:
+    """Return what keeps a rank from micro-batches of this many samples, or more, before a step."""
+    return {f"{_BARRED}{rank}": float(size), f"{_UNTIL}{rank}": float(until)}
+
+
+def barred_size(kept: Mapping[str, float], rank: int, step: int) -> int | None:
+    """Return the least micro-batch in samples that a rank must not have at this step; None: any may be tried."""
+    return int(kept[f"{_BARRED}{rank}"]) if step < kept.get(f"{_UNTIL}{rank}", 0.0) else None
+
+
+def was_barred(kept: Mapping[str, float], rank: int) -> bool:
+    """Return whether a size has ever been barred, so that the micro-batch has been larger."""
+    return f"{_BARRED}{rank}" in kept
+
+
+def shorten_bars(kept: dict[str, float], step: int, steps: int) -> None:
+    """End each bar after a whole one, of `steps`, in a run that has gone back."""
+    for name in kept:
+        if name.startswith(_UNTIL):
+            kept[name] = min(kept[name], float(step + steps))

@@ -10,14 +10,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent.conductor.pending import Pending
-from trainctl.node_agent.conductor.progress import GAP_SECONDS
+from trainctl.node_agent.conductor.deadlines import GAP_SECONDS
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
-from trainctl.node_agent.conductor.state import ConductorState
-from trainctl.node_agent.planning import estimates
+from trainctl.node_agent.conductor.state import ConductorState, Pending
 from trainctl.node_agent.planning.durable import Writing
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import events as e
+from trainctl.node_agent.planning.throughput import write_seconds
+from trainctl.protocol.messages import (
+    WRITING,
+    CheckpointCopy,
+    Checkpointed,
+    CheckpointInfo,
+    CheckpointProgress,
+    Report,
+    StepPlan,
+)
+from trainctl.protocol.messages.events import CheckpointCopied, CheckpointFailed, CheckpointWritten, Notice
 
 LEAST_STALL_SECONDS, STALL_TIMES = 60.0, 30.0
 """A write counts as failed after this many seconds without progress of a rank that is heard from, or this many times
@@ -37,8 +44,8 @@ class BackgroundWrites:
     def __init__(self, state: ConductorState, rendezvous: Rendezvous, pending: Pending) -> None:
         self._state, self._rendezvous, self._pending = state, rendezvous, pending
         self._marks: dict[int, _Mark] = {}
-        self._said: dict[int, m.Checkpointed] = {}  # the newest; a rank may be done before others have copied
-        self._copies: dict[int, m.CheckpointCopy] = {}  # those under way, by rank
+        self._said: dict[int, Checkpointed] = {}  # the newest; a rank may be done before others have copied
+        self._copies: dict[int, CheckpointCopy] = {}  # those under way, by rank
         self._is_lost = False  # all writers of the last one were lost, or its step; another has not begun yet
         self._copier: int | None = None  # the writer that copies the one under way elsewhere
         self.failing = set[int]()
@@ -73,7 +80,7 @@ class BackgroundWrites:
     @property
     def expected_seconds(self) -> float:
         """How long a slow disk needs; 0 if nothing is being written."""
-        return estimates.write_seconds(self._parameters) if self.now is not None else 0.0
+        return write_seconds(self._parameters) if self.now is not None else 0.0
 
     @property
     def _parameters(self) -> int:
@@ -86,9 +93,9 @@ class BackgroundWrites:
             return f"copying the checkpoint of step {copy.step} to {copy.to}" if copy is not None else ""
         mark = self._marks.get(rank)
         part = f", {mark.done_bytes / mark.total_bytes:.0%}" if mark is not None and mark.total_bytes else ""
-        return f"{m.WRITING} of step {self.now.step}{part}"
+        return f"{WRITING} of step {self.now.step}{part}"
 
-    def begin(self, plan: m.StepPlan, reports: Mapping[int, m.Report]) -> None:
+    def begin(self, plan: StepPlan, reports: Mapping[int, Report]) -> None:
         """All ranks have reported a checkpoint plan: take what is known, and wait for the rest."""
         self._marks.clear()
         self._is_lost, self._copier = False, plan.writers[0]
@@ -101,7 +108,7 @@ class BackgroundWrites:
                 self.written(rank, said.checkpoint, said.problem)
         self._state.persist()
 
-    def on_progress(self, said: m.CheckpointProgress, now: float) -> None:
+    def on_progress(self, said: CheckpointProgress, now: float) -> None:
         """That of an earlier write, which a fence has made obsolete, is ignored."""
         if self.now is None or said.step != self.now.step:
             return
@@ -115,17 +122,17 @@ class BackgroundWrites:
         """Its trainer has ended: what its agent copies is no longer shown with the rank."""
         self._copies.pop(rank, None)
 
-    def on_copy(self, said: m.CheckpointCopy) -> None:
+    def on_copy(self, said: CheckpointCopy) -> None:
         """The checkpoint itself is complete, whatever becomes of its copy. Its event is not "good": those of its
         category say that a node has a checkpoint of a step that stands."""
         if said.state == "copying":
             self._copies[said.rank] = said
             return
         self._copies.pop(said.rank, None)
-        data = e.CheckpointCopied(self._state.node(said.rank), said.step, said.to, said.seconds, said.problem)
+        data = CheckpointCopied(self._state.node(said.rank), said.step, said.to, said.seconds, said.problem)
         self._state.happen(data, "error" if said.problem else "info", said.step, self._state.node(said.rank))
 
-    def on_checkpointed(self, said: m.Checkpointed) -> bool:
+    def on_checkpointed(self, said: Checkpointed) -> bool:
         """True if it ends a rank's write; repeated messages, and those of an obsolete write, are ignored."""
         if said.seq is None:
             return self._on_unplanned(said)
@@ -137,14 +144,14 @@ class BackgroundWrites:
         self._state.persist()
         return True
 
-    def written(self, rank: int, info: m.CheckpointInfo | None, problem: str) -> None:
+    def written(self, rank: int, info: CheckpointInfo | None, problem: str) -> None:
         """A rank's part has ended; the caller persists it."""
         writing, node = self.now, self._state.node(rank)
         assert writing is not None
         left = tuple(other for other in writing.ranks if other != rank)
         if info is None:
             why = problem or "nothing was written"
-            self._state.happen(e.CheckpointFailed(node, why), "error", writing.step, node)
+            self._state.happen(CheckpointFailed(node, why), "error", writing.step, node)
             failed = f"no checkpoint on {node}: {why}"
             self.failing.add(rank)
             self._state.keep(writing=msgspec.structs.replace(writing, ranks=left, failed=failed))
@@ -165,7 +172,7 @@ class BackgroundWrites:
             if writing.failed:
                 self._state.end(id, "failed", writing.step, writing.failed)
             else:
-                self._state.end(id, "applied", writing.step, made=e.CheckpointWritten(writing.step))
+                self._state.end(id, "applied", writing.step, made=CheckpointWritten(writing.step))
         self._state.persist(writing=None)
         if self._state.config.checkpoint.copy_to and writing.written and self._copier in self.failing:
             self._pending.scheduled.add("checkpoint")
@@ -220,7 +227,7 @@ class BackgroundWrites:
         limit_seconds = max(LEAST_STALL_SECONDS, STALL_TIMES * self.expected_seconds)
         return rank in self._marks and self._marks[rank].still_seconds >= limit_seconds
 
-    def _on_unplanned(self, said: m.Checkpointed) -> bool:
+    def _on_unplanned(self, said: Checkpointed) -> bool:
         """A signal ended the only rank, which has saved its last step."""
         members, progress = self._rendezvous.members, self._state.progress
         counts = said.checkpoint is not None and said.step == progress.step and members == {said.rank}
@@ -230,15 +237,15 @@ class BackgroundWrites:
         return False
 
 
-def note(state: ConductorState, rank: int, info: m.CheckpointInfo, *, first: bool) -> None:
+def note(state: ConductorState, rank: int, info: CheckpointInfo, *, first: bool) -> None:
     """A rank has written a checkpoint of a step that stands. The newest `keep_last` of all are kept, on whichever node
     they are; beyond these, what the first writer of a step says that its node keeps, and then what the next ones say.
     """
     node, durable = state.node(rank), state.durable
-    state.happen(e.CheckpointWritten(info.step, info.size_bytes, info.loop_seconds), "good", info.step, node)
+    state.happen(CheckpointWritten(info.step, info.size_bytes, info.loop_seconds), "good", info.step, node)
     if info.unpruned:
         text = f"{node} couldn't remove older checkpoints: {info.unpruned}; the next one tries again"
-        state.happen(e.Notice(text, "checkpoint"), "warning", info.step, node)
+        state.happen(Notice(text, "checkpoint"), "warning", info.step, node)
     newest = sorted({*durable.checkpoints, info.step})[-state.config.checkpoint.keep_last :]
     kept = {*newest, *(step for step in info.kept if step in durable.checkpoints)}  # none that was retracted
     if not first:
@@ -246,5 +253,5 @@ def note(state: ConductorState, rank: int, info: m.CheckpointInfo, *, first: boo
     state.keep(written=info.step, checkpoints=tuple(sorted(kept)))
 
 
-def _is_of(said: m.Checkpointed, plan: m.StepPlan | Writing) -> bool:
+def _is_of(said: Checkpointed, plan: StepPlan | Writing) -> bool:
     return (said.generation, said.seq) == (plan.generation, plan.seq)

@@ -2,17 +2,16 @@
 
 from typing import assert_never
 
-from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.pending import EXPIRED, Pending
+from trainctl.node_agent.conductor.events import Commanded, Happened
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
-from trainctl.node_agent.conductor.state import ConductorState
+from trainctl.node_agent.conductor.state import EXPIRED, ConductorState, Pending
 from trainctl.node_agent.planning import edits, plans
 from trainctl.node_agent.planning.durable import Rollback, Settings
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.events import CommandApplied, NoteWritten, RunStateChanged
 
 
 class Commands:
@@ -25,7 +24,7 @@ class Commands:
         self._proposals = proposals
         self.wants_new_generation = False  # a resumed run forms again
 
-    def take(self, command: d.Commanded, state: str, now: float) -> None:
+    def take(self, command: Commanded, state: str, now: float) -> None:
         """`state`: the run's, in the words that clients see."""
         settings = self._pending.folded(
             self._state.settings, self._pipeline.planned_step + 1, self._state.config, self._pipeline.facts(now), now
@@ -41,10 +40,10 @@ class Commands:
         else:
             self._dispatch(command, settings, state, now)
 
-    def refuse(self, command: d.Commanded, field: str, reason: str) -> None:
+    def refuse(self, command: Commanded, field: str, reason: str) -> None:
         self._state.end(command.id, "rejected", reason=reason, field=field)
 
-    def _dispatch(self, command: d.Commanded, settings: Settings, state: str, now: float) -> None:
+    def _dispatch(self, command: Commanded, settings: Settings, state: str, now: float) -> None:
         args = command.args
         if isinstance(args, verbs.AgentArgs):
             self.refuse(command, "verb", f"{command.verb} cannot act on an active run")
@@ -57,11 +56,11 @@ class Commands:
         else:
             assert_never(args)
 
-    def _of_run(self, command: d.Commanded, args: verbs.RunArgs, state: str) -> None:
+    def _of_run(self, command: Commanded, args: verbs.RunArgs, state: str) -> None:
         match args:
             case verbs.Note(text=text):
                 step = self._state.progress.step
-                self._state.decide(d.Happened(e.NoteWritten(text), "info", command.by, step, command=command.id))
+                self._state.decide(Happened(NoteWritten(text), "info", command.by, step, command=command.id))
                 self._state.end(command.id, "applied", step)
             case verbs.Pause():
                 self._pause(command, state)
@@ -76,7 +75,7 @@ class Commands:
             case _ as missing:
                 assert_never(missing)
 
-    def _edit(self, command: d.Commanded, settings: Settings, now: float) -> None:
+    def _edit(self, command: Commanded, settings: Settings, now: float) -> None:
         step, config = self._pipeline.planned_step + 1, self._state.config
         if self._state.durable.mode == "stopping" or step > config.run.steps:
             self.refuse(command, "run", "no step is left at which the command could take effect")
@@ -98,7 +97,7 @@ class Commands:
             return {"evaluate": "there are no held-out samples: data.held_out is 0"}
         return {}
 
-    def _beside_training(self, command: d.Commanded, args: verbs.BoundaryArgs) -> None:
+    def _beside_training(self, command: Commanded, args: verbs.BoundaryArgs) -> None:
         match args:
             case verbs.Evaluate():
                 self._pending.side["evaluate"].append(command)
@@ -120,7 +119,7 @@ class Commands:
             case _ as missing:
                 assert_never(missing)
 
-    def _profile(self, command: d.Commanded, args: verbs.Profile) -> None:
+    def _profile(self, command: Commanded, args: verbs.Profile) -> None:
         absent = [node for node in args.nodes if not plans.on_node(self._state.durable, node)]
         left = self._state.config.run.steps - self._pipeline.planned_step
         if absent:
@@ -134,7 +133,7 @@ class Commands:
 
     # ------------------------------------------------------------ modes
 
-    def _pause(self, command: d.Commanded, state: str) -> None:
+    def _pause(self, command: Commanded, state: str) -> None:
         if self._state.durable.mode == "stopping" or (self._pending.wants_pause and not command.again):
             self.refuse(command, "verb", f"the run is already {state}")
             return
@@ -151,9 +150,7 @@ class Commands:
             if carried.verb == "resume":
                 self._state.end(id, "failed", self._state.progress.step, "paused again before any step ran")
         for command in self._pending.pausing:
-            self._state.end(
-                command.id, "applied", self._state.progress.step, made=e.RunStateChanged("running", "paused")
-            )
+            self._state.end(command.id, "applied", self._state.progress.step, made=RunStateChanged("running", "paused"))
         self._pending.pausing.clear()
         # Killed before the outcome of what the held plan carries was journaled: it is held once more.
         if self._pending.staged or any(
@@ -161,17 +158,17 @@ class Commands:
         ):
             self._pipeline.hold_next_plan(now)
 
-    def _resume(self, command: d.Commanded, state: str) -> None:
+    def _resume(self, command: Commanded, state: str) -> None:
         if not self._pending.wants_pause:
             self.refuse(command, "verb", f"the run is {state}, not paused")
             return
         self._pending.wants_pause = False
         self._fail_pausing("resumed before the pause took effect")
-        self._state.carry(command, self._pipeline.planned_step + 1, e.RunStateChanged("paused", "running"))
+        self._state.carry(command, self._pipeline.planned_step + 1, RunStateChanged("paused", "running"))
         self.wants_new_generation = self._state.durable.mode == "paused" and self._state.stage == "formed"
         self._state.persist(mode="running")
 
-    def _stop(self, command: d.Commanded, checkpoint: bool) -> None:
+    def _stop(self, command: Commanded, checkpoint: bool) -> None:
         if self._state.durable.mode == "stopping" and not command.again:
             self.refuse(command, "verb", "the run is already stopping")
             return
@@ -180,7 +177,7 @@ class Commands:
         self._fail_pausing("the run was stopped")
         self._state.persist(mode="stopping", stop_writes_checkpoint=checkpoint)
 
-    def _roll_back(self, command: d.Commanded, args: verbs.Rollback, state: str) -> None:
+    def _roll_back(self, command: Commanded, args: verbs.Rollback, state: str) -> None:
         """To a checkpoint that is kept for sure. Whichever agent takes the run up carries it out."""
         step, durable = self._state.progress.step, self._state.durable
         table = self._state.config.checkpoint
@@ -204,7 +201,7 @@ class Commands:
             count = f"{args.skip_batches} global batch{'es' if args.skip_batches != 1 else ''}"
             skips = f" and skip {count} after it; an event will name the positions" if args.skip_batches else ""
             result = f"the run will go back from step {step} to step {found[-1]}{skips}"
-            self._state.end(command.id, "applied", step, made=e.CommandApplied("", result))
+            self._state.end(command.id, "applied", step, made=CommandApplied("", result))
 
     def call_stop_off(self, why: str) -> None:
         """Nothing is lost to a disk that takes no checkpoint: the run pauses, and can be stopped without one."""

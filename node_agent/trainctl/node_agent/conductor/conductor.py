@@ -1,8 +1,8 @@
 """The conductor: the pure state machine that turns reports and commands into step plans; the clock is an argument.
 
 It is the single writer of plans, so a change is atomic on all ranks by construction. Its parts share one state:
-`rendezvous` makes generations and `regroup` leads from one to the next, `pipeline` issues plans and commits steps,
-`failures` does what ranks that are gone ask for, `commands` obeys commands, `shutdown` ends the run.
+`rendezvous` makes generations, `failures` leads from one to the next, `pipeline` issues plans and commits steps,
+`restarts` has ranks leave and come back, `commands` obeys commands, `shutdown` ends the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,31 +10,47 @@ from functools import partial
 from math import inf
 
 from trainctl.node_agent.autopilot.policy import Stepped
-from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.commands import Commands
-from trainctl.node_agent.conductor.departures import Departures
-from trainctl.node_agent.conductor.failures import Failures
-from trainctl.node_agent.conductor.hangs import Hangs
+from trainctl.node_agent.conductor.events import (
+    Commanded,
+    Computing,
+    Decision,
+    Departing,
+    Ended,
+    Input,
+    NodeReturned,
+    Quorum,
+    RankEnded,
+    RankReturned,
+    RankSilent,
+    Tell,
+    Ticked,
+)
+from trainctl.node_agent.conductor.failures import Failures, Hangs, Regroup
 from trainctl.node_agent.conductor.in_flight import PlanInFlight
-from trainctl.node_agent.conductor.pending import Pending
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
-from trainctl.node_agent.conductor.regroup import Regroup
 from trainctl.node_agent.conductor.rendezvous import Rank, Rendezvous
-from trainctl.node_agent.conductor.restarts import Restarts
+from trainctl.node_agent.conductor.restarts import Departures, Restarts
 from trainctl.node_agent.conductor.shutdown import Final, Shutdown, StopTimeout
-from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, NobodyLeftError, Progress, Stage
-from trainctl.node_agent.planning import profile_edits
+from trainctl.node_agent.conductor.state import (
+    CannotGoOnError,
+    ConductorState,
+    NobodyLeftError,
+    Pending,
+    Progress,
+    Stage,
+)
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
-from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
-from trainctl.protocol import messages as m
+from trainctl.node_agent.planning.share_edits import AWAY_SECONDS, fastest_micro
+from trainctl.protocol import messages
 from trainctl.protocol.batch.memory_estimate import copied_bytes
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.events import CommandApplied, NodeState, StepsStopped
 
 
 class Conductor:
@@ -42,7 +58,7 @@ class Conductor:
 
     def __init__(
         self, run: str, config: RunFile, durable: Durable, progress: Progress,
-        recent: tuple[m.StepPlan, ...] | None = None,
+        recent: tuple[messages.StepPlan, ...] | None = None,
     ) -> None:  # fmt: skip
         """`recent`: the newest train plans of the record, when a run continues where another conductor left it; its
         trainers then live. None: the trainers are being started."""
@@ -67,19 +83,19 @@ class Conductor:
             state, self._rendezvous, deadlines, self._restarts, self.hangs, self._shutdown, self._regroup
         )
 
-    def replay(self, steps: Sequence[m.StepCommitted]) -> None:
+    def replay(self, steps: Sequence[messages.StepCommitted]) -> None:
         """The newest steps of the record, oldest first, before any event: what the policies know of the loss curve."""
         self._proposals.replay(steps)
 
     # ------------------------------------------------------------ the outside
 
-    def handle(self, event: d.Input, now: float) -> list[d.Decision]:
+    def handle(self, event: Input, now: float) -> list[Decision]:
         """Decisions that follow from `event` at `now` (seconds of a monotonic clock)."""
         state = self._state
         if state.stage == "over":
             self._handle_late(event)
             return state.take()
-        if isinstance(event, m.Message) and (at := self._rendezvous.ranks.get(event.rank)) is not None:
+        if isinstance(event, messages.Message) and (at := self._rendezvous.ranks.get(event.rank)) is not None:
             at.heard = now
         try:
             self._dispatch(event, now)
@@ -93,19 +109,20 @@ class Conductor:
             self._follow_changes(now)
         return state.take()
 
-    def _handle_late(self, event: d.Input) -> None:
+    def _handle_late(self, event: Input) -> None:
         """The run is over."""
         match event:
-            case d.Commanded(args=verbs.Stop()) if self.goes_back:
+            case Commanded(args=verbs.Stop()) if self.goes_back:
                 self._shutdown.stop_instead(event.id)
-                self._state.decide(d.Ended("stopped", self.reason))
-            case d.Commanded():
+                self._state.decide(Ended("stopped", self.reason))
+            case Commanded():
                 self._commands.refuse(event, "run", f"the run is {self.final}")
             case (
-                m.Ready() | m.Alive() | m.Sealed() | m.Soon() | m.CheckpointProgress() | m.Checkpointed()
-                | m.CheckpointCopy() | m.ProfileWritten() | m.Report() | m.Fenced() | m.Offered() | m.Formed()
-                | m.GroupFailed() | m.TrainerFailed() | d.RankEnded() | d.RankSilent() | d.RankReturned()
-                | d.Departing() | d.NodeReturned() | d.Computing() | d.Quorum() | d.Ticked()
+                messages.Ready() | messages.Alive() | messages.Sealed() | messages.Soon()
+                | messages.CheckpointProgress() | messages.Checkpointed() | messages.CheckpointCopy()
+                | messages.ProfileWritten() | messages.Report() | messages.Fenced() | messages.Offered()
+                | messages.Formed() | messages.GroupFailed() | messages.TrainerFailed() | RankEnded() | RankSilent()
+                | RankReturned() | Departing() | NodeReturned() | Computing() | Quorum() | Ticked()
             ):  # fmt: skip
                 pass
 
@@ -187,7 +204,7 @@ class Conductor:
         return self.goes_back and self.durable.rollback is not None
 
     @property
-    def state(self) -> m.RunState:
+    def state(self) -> messages.RunState:
         """The run's state in the words that clients see."""
         if self.goes_back:
             return "starting"
@@ -205,7 +222,7 @@ class Conductor:
         step = min(self.progress.step + 1, self.config.run.steps)
         return rate(self.durable.settings.lr, self.config.optimizer, self.config.run.steps, step)
 
-    def policy_statuses(self) -> tuple[m.PolicyStatus, ...]:
+    def policy_statuses(self) -> tuple[messages.PolicyStatus, ...]:
         """What each policy sees and would do next, without its newest commands."""
         return self._proposals.policy_statuses()
 
@@ -239,16 +256,16 @@ class Conductor:
 
     # ------------------------------------------------------------ events
 
-    def _dispatch(self, event: d.Input, now: float) -> None:
+    def _dispatch(self, event: Input, now: float) -> None:
         match event:  # by how often they come
-            case m.Soon():
+            case messages.Soon():
                 if self._pipeline.on_soon(event, now):
                     self._advance(now)
-            case m.Report():
+            case messages.Report():
                 self._on_report(event, now)
-            case m.Ready():
+            case messages.Ready():
                 self._on_loaded(event.rank, event, None, now)
-            case m.Alive():
+            case messages.Alive():
                 if event.rank in self.ranks:
                     self.ranks[event.rank].doing = f"{event.phase} of step {event.step}"
                     self.ranks[event.rank].loading = event.detail
@@ -257,55 +274,55 @@ class Conductor:
                     self._on_preflight(event.rank, event.preflight)
                 if event.ready is not None:
                     self._on_loaded(event.rank, event.ready, event.generation, now)
-            case m.Sealed():
+            case messages.Sealed():
                 self._on_sealed(event, now)
-            case m.CheckpointProgress():
+            case messages.CheckpointProgress():
                 self._pipeline.writes.on_progress(event, now)
-            case m.Checkpointed():
+            case messages.Checkpointed():
                 if self._pipeline.writes.on_checkpointed(event):
                     self._conclude_write(now)
-            case m.CheckpointCopy():
+            case messages.CheckpointCopy():
                 self._pipeline.writes.on_copy(event)
-            case m.ProfileWritten():
+            case messages.ProfileWritten():
                 side_plans.profiled(self._state, event)
-            case m.Fenced():
+            case messages.Fenced():
                 self._regroup.on_fenced(event, now)
-            case m.Offered():
+            case messages.Offered():
                 self._rendezvous.on_offered(event, now)
-            case m.Formed():
+            case messages.Formed():
                 if self._rendezvous.on_formed(event, now):
                     self._departures.release(now)
                     self._pipeline.begin(now)
                     self._advance(now)
-            case m.GroupFailed():
+            case messages.GroupFailed():
                 self._regroup.on_group_failed(event, now)
-            case m.TrainerFailed():
+            case messages.TrainerFailed():
                 self._failures.on_trainer_failed(event, now)
-            case d.Commanded():
+            case Commanded():
                 self._on_command(event, now)
-            case d.RankEnded():
+            case RankEnded():
                 self._pipeline.writes.forget_copy(event.rank)
                 side_plans.profile_lost(self._state, event.rank)
                 self._failures.on_ended(event, now)
-            case d.RankSilent():
+            case RankSilent():
                 self._failures.on_silent(event, now)
-            case d.RankReturned():
+            case RankReturned():
                 self._on_returned(event.rank, now)
-            case d.Departing(why=why):
+            case Departing(why=why):
                 self._departures.want(why)
                 if not self._let_depart(now) and self.stage != "leaving":
                     self._advance(now)
-            case d.NodeReturned(rank=rank):
+            case NodeReturned(rank=rank):
                 if self._departures.come_back(rank):
                     self._restarts.start_returned(rank, now)
-            case d.Computing(rank=rank):
+            case Computing(rank=rank):
                 self._restarts.computes(rank)
-            case d.Quorum(lacking=lacking):
+            case Quorum(lacking=lacking):
                 self._on_quorum(lacking, now)
-            case d.Ticked():
+            case Ticked():
                 self._on_tick(now)
 
-    def _on_sealed(self, sealed: m.Sealed, now: float) -> None:
+    def _on_sealed(self, sealed: messages.Sealed, now: float) -> None:
         """A rank that has other data than the others is refused, like one with another model."""
         at = self.ranks.get(sealed.rank)
         if at is None or self.stage == "leaving":
@@ -333,11 +350,11 @@ class Conductor:
 
     def _on_quorum(self, lacking: str, now: float) -> None:
         if bool(lacking) != bool(self._state.lacking):
-            self._state.happen(e.StepsStopped(lacking), "error" if lacking else "good")
+            self._state.happen(StepsStopped(lacking), "error" if lacking else "good")
         self._state.lacking = lacking
         self._advance(now)
 
-    def _on_loaded(self, rank: int, ready: m.Ready, generation: m.Generation | None, now: float) -> None:
+    def _on_loaded(self, rank: int, ready: messages.Ready, generation: messages.Generation | None, now: float) -> None:
         known = self.ranks[rank].ready if rank in self.ranks else None
         if ready.profile is not None:
             self._pipeline.rates.calibrated(rank, ready.profile)
@@ -352,15 +369,15 @@ class Conductor:
                 self._ask_for_reports(rank)
             self._advance(now)
 
-    def _on_preflight(self, rank: int, preflight: m.Preflight) -> None:
+    def _on_preflight(self, rank: int, preflight: messages.Preflight) -> None:
         """While ranks of a new group load and calibrate: refuse at once what the group would be refused for."""
         probed = self._rendezvous.take_preflight(rank, preflight)
         if len(probed) > 1:
             side_plans.check_preflights(self._state, probed)
 
-    def _take_profile(self, ready: m.Ready) -> None:
+    def _take_profile(self, ready: messages.Ready) -> None:
         """Before the first step: the micro-batch that the run file leaves to a rank's profile."""
-        edit = profile_edits.fastest_micro(self.durable.settings, self.config, ready)
+        edit = fastest_micro(self.durable.settings, self.config, ready)
         if edit is not None:
             self._state.persist(settings=edit.settings)
             self._state.happen(edit.change)
@@ -368,9 +385,9 @@ class Conductor:
     def _ask_for_reports(self, rank: int) -> None:
         """A rank that takes part no more repeats its newest reports, so that no part of a step is missing."""
         if self.stage in ("fencing", "offering", "forming", "formed"):
-            self._state.decide(d.Tell(rank, m.Fence(run=self.run, generation=self.durable.generation)))
+            self._state.decide(Tell(rank, messages.Fence(run=self.run, generation=self.durable.generation)))
 
-    def _on_report(self, report: m.Report, now: float) -> None:
+    def _on_report(self, report: messages.Report, now: float) -> None:
         done = self._pipeline.on_report(report, now)
         if done is None or self.stage == "leaving":  # then every command has its outcome
             return
@@ -410,12 +427,12 @@ class Conductor:
         elif self.stage == "fencing" and rank in self._rendezvous.awaited:
             self._ask_for_reports(rank)  # the fence was sent over the connection that is lost
         elif self.stage not in ("loading", "leaving") and rank in self._rendezvous.live:
-            self._state.happen(e.NodeState(self.durable.settings.label(rank), "trainer-back"), "warning")
+            self._state.happen(NodeState(self.durable.settings.label(rank), "trainer-back"), "warning")
             self._regroup.form_again(now)
         elif rank in self._rendezvous.returning:
             self._ask_for_reports(rank)
 
-    def _on_command(self, command: d.Commanded, now: float) -> None:
+    def _on_command(self, command: Commanded, now: float) -> None:
         command = self._proposals.arrived(command)
         if isinstance(command.args, verbs.Stop) and self.goes_back:
             self._shutdown.stop_instead(command.id)
@@ -423,7 +440,7 @@ class Conductor:
         if isinstance(command.args, verbs.Admit) and self.stage != "leaving":
             after = self._restarts.try_again(command.node, now)
             if after:
-                made = e.CommandApplied(command.node or "", after)
+                made = CommandApplied(command.node or "", after)
                 self._state.end(command.id, "applied", self.progress.step, made=made)
                 return
         self._commands.take(command, self.state, now)
@@ -433,7 +450,7 @@ class Conductor:
 
     def _on_tick(self, now: float) -> None:
         for rank in self._rendezvous.unanswered(now, self._rendezvous.silent_seconds(now)):
-            self._failures.on_silent(d.RankSilent(rank, "has not answered a fence"), now)
+            self._failures.on_silent(RankSilent(rank, "has not answered a fence"), now)
         late = self._rendezvous.overdue(now) or self._pipeline.deadlines.overdue(now)
         if late:
             self._regroup.leave(late, now)

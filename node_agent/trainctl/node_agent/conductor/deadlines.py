@@ -4,15 +4,100 @@ A sum has a deadline, for a rank in it may wait for one that is gone; a rank's o
 has none, for it may just be slow: that is reported, once for each plan. One that makes no progress at all is hung.
 """
 
+import dataclasses
+
 from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
-from trainctl.node_agent.conductor.progress import StallDetector
 from trainctl.node_agent.conductor.rendezvous import GRACE_SECONDS, JOIN_SECONDS, Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState
-from trainctl.node_agent.planning import estimates
-from trainctl.node_agent.planning.throughput import Rates
-from trainctl.protocol import messages as m
+from trainctl.node_agent.planning.throughput import Rates, level_seconds, sum_seconds, write_seconds
 from trainctl.protocol.batch.step_model import StepModel
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import BUSY_PHASES, Alive, RankWork, StepPlan
+from trainctl.protocol.messages.events import RankChanged
+
+WORKING_PHASES = (*BUSY_PHASES, "optimizer", "commit", "evaluate", "checkpoint", "probe", "sample", "profile")
+"""Phases in which a rank works by itself; in all others it waits or loads."""
+FIRST_TIMES = 5.0
+"""Factor by which the first time that a process does something may take longer: it may compile."""
+LONGEST_TIMES = 10.0
+"""Factor of the longest stall that ended by itself, or of the usual step, up to which a stall is no hang."""
+WRITE_TIMES, LOAD_TIMES = 30.0, 10.0
+"""Factor of the time a slow disk should take to write a whole state, and to read it."""
+GAP_SECONDS = 3.0
+"""Most seconds that count between two heartbeats, which come each second."""
+
+
+@dataclasses.dataclass
+class _Stall:
+    mark: tuple[int, str, int]  # progress, phase, step
+    heard: float
+    seconds: float = 0.0
+
+
+class StallDetector:
+    """How long the main threads of ranks have stalled, by a number in their heartbeats that grows with their progress.
+
+    Only time in which a rank was heard from counts, so that a machine that slept, a link that was down or an agent that
+    was stopped makes no one hang.
+    """
+
+    def __init__(self, least_seconds: float, load_seconds: float) -> None:
+        """No stall that is shorter is a hang: `least_seconds`, and while it loads `load_seconds`."""
+        self._least_seconds, self._load_seconds = least_seconds, load_seconds
+        self._of: dict[int, _Stall] = {}
+        self._done: set[tuple[int, str]] = set()  # (rank, kind of plan) since the process was started
+        self._longest_seconds = 0.0
+
+    def heard(self, alive: Alive, now: float) -> None:
+        """A heartbeat has come. Of one without the number nothing is known."""
+        known = self._of.get(alive.rank)
+        if alive.progress is None:
+            self._of.pop(alive.rank, None)
+            return
+        mark = (alive.progress, alive.phase, alive.step)
+        if known is not None and known.mark == mark:
+            known.seconds += min(now - known.heard, GAP_SECONDS)
+            known.heard = now
+            return
+        if known is not None and known.mark[1] in WORKING_PHASES:
+            self._longest_seconds = max(self._longest_seconds, known.seconds)
+        self._of[alive.rank] = _Stall(mark, now)
+
+    def done(self, rank: int, kind: str) -> None:
+        """A rank has done a plan of this kind."""
+        self._done.add((rank, kind))
+
+    def is_first(self, rank: int, kind: str) -> bool:
+        """Return whether its process has done no plan of this kind yet."""
+        return (rank, kind) not in self._done
+
+    def forget(self, rank: int) -> None:
+        """Its process is to be another one."""
+        self._of.pop(rank, None)
+        self._done = {known for known in self._done if known[0] != rank}
+
+    def seconds(self, rank: int) -> float:
+        """How long it has not made progress, as far as it was heard from."""
+        return self._of[rank].seconds if rank in self._of else 0.0
+
+    def is_at_work(self, rank: int) -> bool:
+        """Whether it was last heard from at something of its own."""
+        return rank in self._of and self._of[rank].mark[1] in WORKING_PHASES
+
+    def limit_seconds(self, rank: int, kind: str, usual_seconds: float, parameters: int) -> float:
+        """From when on a stall at a plan of this kind is a hang. `usual_seconds`: of a step, 0 if not known."""
+        least_seconds = self._least_seconds * (FIRST_TIMES if self.is_first(rank, kind) else 1.0)
+        writing_seconds = WRITE_TIMES * write_seconds(parameters) if kind == "checkpoint" else 0.0
+        return max(least_seconds, LONGEST_TIMES * max(usual_seconds, self._longest_seconds), writing_seconds)
+
+    def load_limit_seconds(self, parameters: int) -> float:
+        """From when on a stall while it loads is a hang."""
+        return max(self._load_seconds, LOAD_TIMES * write_seconds(parameters))
+
+    def kind(self, rank: int) -> str:
+        """The kind of plan that its phase belongs to."""
+        phase = self._of[rank].mark[1] if rank in self._of else ""
+        return phase if phase in ("evaluate", "checkpoint", "probe", "sample", "profile") else "train"
+
 
 LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
 """A part is reported after this many seconds, or this many times its expected time if that is longer."""
@@ -33,7 +118,7 @@ PARTS = {
 }  # fmt: skip
 
 
-def _seconds(work: m.RankWork, model: StepModel) -> float:
+def _seconds(work: RankWork, model: StepModel) -> float:
     """Of a rank's passes."""
     return model.busy_seconds(sum(piece.count for piece in work.ranges), work.micro_batch)
 
@@ -73,9 +158,9 @@ class Deadlines:
         usual = self._in_flight.usual_seconds
         return max(usual, self._expected_of(self.first.plan)) if self.first is not None else usual
 
-    def _expected_of(self, plan: m.StepPlan) -> float:
+    def _expected_of(self, plan: StepPlan) -> float:
         if plan.kind == "checkpoint":
-            return estimates.write_seconds(self._rendezvous.any_ready().parameters)
+            return write_seconds(self._rendezvous.any_ready().parameters)
         models = self._rates.timed(work.rank for work in plan.work)
         alone = max((_seconds(work, models[work.rank]) for work in plan.work if work.rank in models), default=0.0)
         return max(alone, self._in_flight.usual_seconds) if plan.kind == "train" else alone
@@ -85,8 +170,8 @@ class Deadlines:
         if self._state.stage != "formed" or self._rendezvous.engine == "none":
             return ""
         parameters = self._rendezvous.any_ready().parameters
-        sync_seconds = JOIN_SECONDS + estimates.level_seconds(parameters)
-        late = self._in_flight.late_in_sum(now, sync_seconds, estimates.sum_seconds(parameters))
+        sync_seconds = JOIN_SECONDS + level_seconds(parameters)
+        late = self._in_flight.late_in_sum(now, sync_seconds, sum_seconds(parameters))
         if late is None:
             return ""
         silent = self._state.nodes(sorted(late.ranks - late.reports.keys()))
@@ -142,7 +227,7 @@ class Deadlines:
     def _still_in_forming(self, rank: int, waited_seconds: float) -> float:
         """One that waits for the others has a deadline itself, and makes progress by that, at the latest with the next
         rendezvous; one may still be at its last plan."""
-        join_seconds = JOIN_SECONDS + GRACE_SECONDS + estimates.level_seconds(self._parameters)
+        join_seconds = JOIN_SECONDS + GRACE_SECONDS + level_seconds(self._parameters)
         at_work = self.stalls.is_at_work(rank)
         limit_seconds = self._limit_seconds(rank, self.stalls.kind(rank)) if at_work else JOINS * join_seconds
         return min(self.stalls.seconds(rank), waited_seconds) / limit_seconds
@@ -173,4 +258,4 @@ class Deadlines:
             part = PARTS[first.plan.kind].format(step=first.plan.step)
             labels = tuple(self._state.settings.label(rank) for rank in sorted(slow))
             text = f"{part} after {waited_seconds:.0f} s"
-            self._state.happen(e.RankChanged(labels, "slow", text), "warning", first.plan.step)
+            self._state.happen(RankChanged(labels, "slow", text), "warning", first.plan.step)

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from trainctl.node_agent.planning.durable import Durable
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.messages import event_prose, verbs
 from trainctl.protocol.messages.events import AnyEvent, Change
 
@@ -91,20 +91,20 @@ class Ticked:
 
 
 Said = (
-    m.Ready
-    | m.Alive
-    | m.Sealed
-    | m.Soon
-    | m.CheckpointProgress
-    | m.Checkpointed
-    | m.CheckpointCopy
-    | m.ProfileWritten
-    | m.Report
-    | m.Fenced
-    | m.Offered
-    | m.Formed
-    | m.GroupFailed
-    | m.TrainerFailed
+    messages.Ready
+    | messages.Alive
+    | messages.Sealed
+    | messages.Soon
+    | messages.CheckpointProgress
+    | messages.Checkpointed
+    | messages.CheckpointCopy
+    | messages.ProfileWritten
+    | messages.Report
+    | messages.Fenced
+    | messages.Offered
+    | messages.Formed
+    | messages.GroupFailed
+    | messages.TrainerFailed
 )
 Input = (
     Said | Commanded | RankEnded | RankSilent | RankReturned | Departing | NodeReturned | Computing | Quorum | Ticked
@@ -125,7 +125,7 @@ class Tell:
     """Send to one rank."""
 
     rank: int
-    message: m.Offer | m.Form | m.Fence | m.Leave
+    message: messages.Offer | messages.Form | messages.Fence | messages.Leave
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Issue(msgspec.Struct, frozen=True):
     Killed between the two, the settings are of a step that has no plan yet: its plan is made again from them.
     """
 
-    plan: m.StepPlan
+    plan: messages.StepPlan
     durable: Durable
     held: bool = False
 
@@ -162,8 +162,8 @@ class Persist(msgspec.Struct, frozen=True):
 class Commit(msgspec.Struct, frozen=True):
     """A step is committed; `first` is the part of the rank that reported it first."""
 
-    step: m.StepCommitted
-    first: m.RankStep
+    step: messages.StepCommitted
+    first: messages.RankStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +176,8 @@ class Retract:
 class RankDone(msgspec.Struct, frozen=True):
     """Another rank's part of a step that is committed; the next step may be by then."""
 
-    part: m.RankStep
-    step: m.StepCommitted
+    part: messages.RankStep
+    step: messages.StepCommitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,14 +187,14 @@ class Evaluated:
     weight: float
     seconds: float
     values: dict[str, float]  # metrics beside the loss, by name
-    pairs: tuple[m.EvaluatedPair, ...] = ()
+    pairs: tuple[messages.EvaluatedPair, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
     """An answer of the model, for the record and for clients."""
 
-    sample: m.Sample
+    sample: messages.Sample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,12 +233,12 @@ class Happened:
     """Something for the run's events."""
 
     data: AnyEvent
-    severity: m.Severity
+    severity: messages.Severity
     by: str
     step: int | None  # None: it is of none, such as a command that was refused
     verb: str | None = None
     command: str | None = None
-    outcome: m.CommandState | None = None
+    outcome: messages.CommandState | None = None
     undoes: str | None = None
 
 

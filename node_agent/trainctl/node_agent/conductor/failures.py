@@ -1,16 +1,183 @@
-"""Failures of ranks that end, fall silent or hang: the run continues without them, waits for them, or ends."""
+"""Failures: ranks that are gone, hung or fail a generation, and how the group forms again without them."""
 
 from collections.abc import Mapping
+from math import inf
+from typing import Literal, NamedTuple
 
-from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.deadlines import Deadlines
-from trainctl.node_agent.conductor.hangs import Hangs, Hung
-from trainctl.node_agent.conductor.regroup import Regroup
+from trainctl.node_agent.conductor.deadlines import HUNG_PART, Deadlines
+from trainctl.node_agent.conductor.events import Kill, RankEnded, RankSilent
+from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.restarts import Restarts
 from trainctl.node_agent.conductor.shutdown import Shutdown
 from trainctl.node_agent.conductor.state import ConductorState
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Fenced, GroupFailed, TrainerFailed
+from trainctl.protocol.messages.events import RankChanged
+
+LAST_SECONDS = 60.0
+"""Seconds the last rank with the state of the last step may be silent while its node is reachable, if there is a
+checkpoint to go back to."""
+LAST_TIMES = 5.0
+"""Factor by which that rank may stall longer than any other."""
+
+
+class Hung(NamedTuple):
+    """A rank that is to be replaced."""
+
+    rank: int
+    why: str
+
+
+class Hangs:
+    """Ranks that hang while their heartbeats arrive: which are replaced, and when the run goes back to a checkpoint."""
+
+    def __init__(
+        self, state: ConductorState, rendezvous: Rendezvous, deadlines: Deadlines, restarts: Restarts,
+        shutdown: Shutdown,
+    ) -> None:  # fmt: skip
+        self._state, self._rendezvous, self._deadlines = state, rendezvous, deadlines
+        self._restarts, self._shutdown = restarts, shutdown
+        self.late: dict[int, str] = {}
+        """Why, of each rank that takes much longer over its part than is usual."""
+        self.compiling: set[int] = set()
+        """Ranks that take long over a first step, because they compile the model in it."""
+        self.hung: dict[int, str] = {}
+        """Why, of each rank that is heard from and has made no progress for long."""
+        self._still: dict[int, float] = {}
+        self._waiting: dict[int, tuple[float | None, str]] = {}  # for whom: since when it is silent, and until when
+
+    def look(self, now: float) -> list[Hung]:
+        """Ranks that have hung for so long that the others continue without them. None if no rank makes progress: then
+        something shared, such as a disk, is the cause, and another process would hang as well."""
+        late, self._still = self._deadlines.late(now), self._deadlines.still(now)
+        self.compiling = {rank for rank in late if self._deadlines.compiles(rank)}
+        self.late = {rank: why for rank, why in late.items() if rank not in self.compiling}
+        still = {rank: part for rank, part in self._still.items() if part >= HUNG_PART}
+        self.hung = {rank: f"no progress in {self._doing(rank)}" for rank in still}
+        return [
+            Hung(rank, f"hung, {self._why(rank)}")
+            for rank, part in still.items() if part >= 1.0 and self._restarts.can_spare(rank, without=still)
+        ]  # fmt: skip
+
+    def _why(self, rank: int) -> str:
+        return f"no progress in {self._doing(rank)} for {self._deadlines.stalls.seconds(rank):.0f} s"
+
+    def _doing(self, rank: int) -> str:
+        return self._rendezvous.ranks[rank].doing or "its part"
+
+    def last(self) -> Hung | None:
+        """The only rank with the state of the last step, if it has hung for so long that this state is given up."""
+        long = [rank for rank, part in self._still.items() if part >= LAST_TIMES and self.is_last(rank)]
+        return Hung(long[0], f"hung, {self._why(long[0])}") if long and self.may_go_back else None
+
+    def is_last(self, rank: int) -> bool:
+        """Whether no one else has the state of the last step."""
+        return rank in self._rendezvous.live and not self._restarts.can_spare(rank)
+
+    @property
+    def may_go_back(self) -> bool:
+        """Whether there is a checkpoint; a run that is to stop ends by its own time limit."""
+        return bool(self._state.durable.written) and self._state.durable.mode != "stopping"
+
+    def give_up_last(self, hung: Hung) -> None:
+        """Go back to the newest checkpoint, as if that rank had died."""
+        if self._state.stage != "leaving":
+            label = self._state.settings.label(hung.rank)
+            self._shutdown.go_back(f"{label}, the last rank with the run's state, {hung.why}")
+            self._state.decide(Kill(hung.rank))
+
+    def on_last_silent(self, silent: RankSilent) -> None:
+        """The only rank with the state of the last step says nothing: wait for it, and say so, or give it up."""
+        where = "silent" if silent.in_touch else "unreachable"
+        limit_seconds, rank, heard = self._limit_seconds(silent), silent.rank, self._rendezvous.ranks[silent.rank].heard
+        if silent.seconds >= limit_seconds:
+            why = f"{silent.why} for {silent.seconds:.0f} s"
+            if not silent.in_touch:
+                why = f"has been unreachable for {silent.seconds:.0f} s ({silent.why})"
+            self.give_up_last(Hung(rank, why))
+            return
+        until = self._until(silent, limit_seconds)
+        known, self._waiting[rank] = self._waiting.get(rank), (heard, until)
+        if known != self._waiting[rank]:
+            text = f"{where}: waiting for it{until}"
+            self._state.happen(RankChanged((self._state.settings.label(rank),), "waited-for", text), "warning")
+
+    def _limit_seconds(self, silent: RankSilent) -> float:
+        """Where nothing is to be had instead it is waited for without end."""
+        if not self.may_go_back or self._state.lacking or (silent.alone and not silent.in_touch):
+            return inf
+        return LAST_SECONDS if silent.in_touch else self._state.config.group.unreachable_seconds
+
+    def _until(self, silent: RankSilent, limit_seconds: float) -> str:
+        if limit_seconds < inf:
+            return f"; after {limit_seconds:.0f} s the run goes back to the newest checkpoint"
+        if not self._state.durable.written:
+            return "; there is no checkpoint"
+        return "; no other node is reachable" if silent.alone and not silent.in_touch else ""
+
+    def waited_for(self, rank: int) -> str:
+        """What a hung rank is waited for in spite of that, and until when; empty if it will be replaced."""
+        if not self.is_last(rank):
+            return ""
+        heard, until = self._waiting.get(rank, (None, ""))
+        if heard != self._rendezvous.ranks[rank].heard or not until:
+            until = "" if self._state.durable.written else "; there is no checkpoint"
+        return f"; no other rank has the run's state{until}"
+
+
+class Regroup:
+    """The way from one generation to the next: the old one is left, and one of the ranks present continues its work."""
+
+    def __init__(self, state: ConductorState, rendezvous: Rendezvous, pipeline: Pipeline, restarts: Restarts) -> None:
+        self._state, self._rendezvous, self._pipeline, self._restarts = state, rendezvous, pipeline, restarts
+
+    def begin(self, now: float) -> None:
+        """All live ranks have loaded. Raises CannotGoOnError."""
+        self._pipeline.abandon()
+        self._rendezvous.begin(now)
+
+    def on_fenced(self, fenced: Fenced, now: float) -> None:
+        """A rank has left the generation. Raises CannotGoOnError."""
+        if self._rendezvous.on_fenced(fenced):
+            self._recover(now)
+
+    def _recover(self, now: float) -> None:
+        self._rendezvous.form(self._pipeline.recover(self._rendezvous.answers()), now)
+
+    def on_group_failed(self, failed: GroupFailed, now: float) -> None:
+        """A sum failed, or a group could not be joined. Raises CannotGoOnError if that happens again and again."""
+        is_current = failed.generation == self._state.durable.generation
+        concerns = self._state.stage in ("offering", "forming", "formed") and is_current
+        if concerns and failed.rank in self._rendezvous.live:
+            self.leave(f"{self._state.settings.label(failed.rank)}: {failed.reason}", now)
+
+    def leave(self, why: str, now: float) -> None:
+        """In a group that fails for the second time, the rank that was to be given the state may be the cause."""
+        self._pipeline.abandon()
+        for rank in self._rendezvous.newcomers if self._rendezvous.failures else ():
+            if self._restarts.can_spare(rank):
+                self._restarts.lose(rank, f"could not join: {why}")
+                self._state.decide(Kill(rank))
+        self._rendezvous.fail(why, now)
+
+    def without(self, rank: int, why: str, now: float, out: Literal["lost", "failed"] = "lost") -> None:
+        """Go on without a rank: nothing of this generation counts any more."""
+        self._restarts.lose(rank, why, out)
+        self._pipeline.deadlines.stalls.forget(rank)
+        match self._state.stage:
+            case "loading":
+                if self._rendezvous.all_loaded:
+                    self.begin(now)
+            case "fencing":
+                if self._rendezvous.all_fenced:
+                    self._recover(now)
+            case "offering" | "forming" | "formed" | "leaving" | "over":
+                self.form_again(now)
+
+    def form_again(self, now: float) -> None:
+        """Have everybody leave this generation, for another one."""
+        self._pipeline.abandon()
+        self._rendezvous.fence(now)
 
 
 class Failures:
@@ -23,7 +190,7 @@ class Failures:
         self._state, self._rendezvous, self._deadlines, self._restarts = state, rendezvous, deadlines, restarts
         self._hangs, self._shutdown, self._regroup = hangs, shutdown, regroup
 
-    def on_trainer_failed(self, failed: m.TrainerFailed, now: float) -> None:
+    def on_trainer_failed(self, failed: TrainerFailed, now: float) -> None:
         """A rank that is out is heard from again when its process has ended."""
         if failed.rank not in self._rendezvous.live or self._state.stage == "leaving":
             return
@@ -40,9 +207,9 @@ class Failures:
                 if carried.verb == "admit" and carried.node == self._state.node(rank):
                     self._state.end(id, "failed", reason=why)
             self._regroup.without(rank, why, now, out="failed")
-            self._state.decide(d.Kill(rank))
+            self._state.decide(Kill(rank))
 
-    def on_ended(self, ended: d.RankEnded, now: float) -> None:
+    def on_ended(self, ended: RankEnded, now: float) -> None:
         """The others continue where one of them has the state of the last step."""
         at, live = self._rendezvous.ranks.get(ended.rank), ended.rank in self._rendezvous.live
         ends = self._state.durable.mode == "stopping" or self._state.progress.step >= self._state.config.run.steps
@@ -62,14 +229,14 @@ class Failures:
             self._regroup.without(ended.rank, ended.why, now)
         self._restarts.ended(ended.rank, ended.why, now)
 
-    def _look_for_memory_death(self, ended: d.RankEnded) -> None:
+    def _look_for_memory_death(self, ended: RankEnded) -> None:
         """Of one that had loaded: what loading takes, no micro-batch changes."""
         rank = ended.rank
         loads = self._state.stage == "loading" or self._restarts.is_starting(rank)
         if ended.memory and not (loads and self._rendezvous.ranks[rank].ready is None):
             self._restarts.ran_out_of_memory(rank, ended.memory)
 
-    def on_silent(self, silent: d.RankSilent, now: float) -> None:
+    def on_silent(self, silent: RankSilent, now: float) -> None:
         """One that hangs is killed, if its node can be reached, and comes back as another process."""
         rank, live = silent.rank, silent.rank in self._rendezvous.live
         if self._state.stage == "leaving":
@@ -85,7 +252,7 @@ class Failures:
         elif silent.in_touch and self._restarts.is_loading(rank):
             self._restarts.end_hung(rank, f"has been silent for {silent.seconds:.0f} s", now)
 
-    def _on_silent_in_first_load(self, silent: d.RankSilent, now: float) -> None:
+    def _on_silent_in_first_load(self, silent: RankSilent, now: float) -> None:
         """No one has begun: one that hangs is started again, without one whose node is gone there is no beginning."""
         rank, said = silent.rank, f"has been silent for {silent.seconds:.0f} s"
         if silent.in_touch and silent.seconds >= self._state.config.run.load_seconds:
@@ -96,7 +263,7 @@ class Failures:
 
     def _replace(self, hung: Hung, now: float) -> None:
         self._regroup.without(hung.rank, hung.why, now)
-        self._state.decide(d.Kill(hung.rank))
+        self._state.decide(Kill(hung.rank))
 
     def look_for_hung(self, now: float) -> None:
         """Those that are heard from and make no progress; one after another, for each leaves others to do more."""

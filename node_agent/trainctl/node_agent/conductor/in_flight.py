@@ -1,10 +1,14 @@
-"""Plans in flight: sent, but not yet reported by all their ranks; and how long their sums may take."""
+"""Plans in flight, and the steps that the ranks' reports of them commit."""
 
 import dataclasses
 import statistics
 from collections import deque
+from collections.abc import Iterable
 
-from trainctl.protocol import messages as m
+from trainctl.node_agent.conductor.events import Commit, RankDone, Retract
+from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, rank_step
+from trainctl.protocol.messages import Fenced, Generation, PlanKind, Range, Report, Soon, StepCommitted, StepPlan
+from trainctl.protocol.messages.events import StepRetracted, StepSkipped
 
 LEAST_REDUCE_SECONDS, REDUCE_STEPS = 10.0, 5.0
 """A sum is overdue this many seconds after the time that its size may take, or after this many median steps if that is
@@ -15,10 +19,10 @@ longer."""
 class PlanInFlight:
     """One plan."""
 
-    plan: m.StepPlan
+    plan: StepPlan
     since: float  # its ranks are at it: it was issued, or the one before it was done
     soon: set[int] = dataclasses.field(default_factory=set)
-    reports: dict[int, m.Report] = dataclasses.field(default_factory=dict)
+    reports: dict[int, Report] = dataclasses.field(default_factory=dict)
     summing_since: float | None = None  # all its ranks are in the same sum since then
     told_slow: bool = False  # that it takes longer than expected
     is_done: bool = False  # all its ranks have reported
@@ -42,7 +46,7 @@ class InFlight:
     def __bool__(self) -> bool:
         return bool(self._plans)
 
-    def has(self, kind: m.PlanKind) -> bool:
+    def has(self, kind: PlanKind) -> bool:
         return any(in_flight.plan.kind == kind for in_flight in self._plans.values())
 
     @property
@@ -68,15 +72,15 @@ class InFlight:
         """The median of recent steps, 0 before the first."""
         return statistics.median(self._step_seconds) if self._step_seconds else 0.0
 
-    def add(self, plan: m.StepPlan, now: float) -> None:
+    def add(self, plan: StepPlan, now: float) -> None:
         self._plans[plan.seq] = PlanInFlight(plan, now)
 
-    def take_all(self) -> list[m.StepPlan]:
+    def take_all(self) -> list[StepPlan]:
         """Hand out and forget them."""
         taken, self._plans = self._plans, {}
         return [in_flight.plan for in_flight in taken.values()]
 
-    def on_soon(self, soon: m.Soon, now: float) -> bool:
+    def on_soon(self, soon: Soon, now: float) -> bool:
         """True if all ranks of the plan are about to need the next one."""
         in_flight = self._find(soon)
         if in_flight is None:
@@ -88,7 +92,7 @@ class InFlight:
             in_flight.summing_since = now
         return True
 
-    def on_report(self, report: m.Report, now: float) -> PlanInFlight | None:
+    def on_report(self, report: Report, now: float) -> PlanInFlight | None:
         """The plan it is of, unless the rank has reported that already."""
         in_flight = self._find(report)
         if in_flight is None or report.rank in in_flight.reports:
@@ -103,7 +107,7 @@ class InFlight:
                 following.since = now
         return in_flight
 
-    def _find(self, answer: m.Soon | m.Report) -> PlanInFlight | None:
+    def _find(self, answer: Soon | Report) -> PlanInFlight | None:
         found = self._plans.get(answer.seq)
         if found is None or found.plan.generation != answer.generation or answer.rank not in found.ranks:
             return None
@@ -122,3 +126,85 @@ class InFlight:
 
     def _sum_limit_seconds(self, sum_seconds: float) -> float:
         return max(LEAST_REDUCE_SECONDS + sum_seconds, REDUCE_STEPS * self.usual_seconds)
+
+
+KEPT = 4
+"""Recent steps kept for late reports; at most two steps are in flight."""
+
+Half = tuple[dict[int, tuple[Range, ...]], Generation]
+"""Positions by rank whose gradients are held, and the generation in which their batch was first planned."""
+
+
+class Commits:
+    """Recent train plans as first issued, and the steps that the first report of an applied update commits."""
+
+    def __init__(self, state: ConductorState, recent: Iterable[StepPlan]) -> None:
+        self._state = state
+        # As first issued: what a fence leaves of a batch is always dealt out from the whole of it.
+        self._plans = {plan.step: plan for plan in recent if plan.finishes is None}
+        self._rows: dict[int, StepCommitted] = {}
+        self._recorded: dict[int, set[int]] = {}  # by step: the ranks whose part has been recorded
+
+    def plan(self, step: int) -> StepPlan | None:
+        return self._plans.get(step)
+
+    def issued(self, plan: StepPlan) -> None:
+        if plan.finishes is None:
+            self._plans[plan.step] = plan
+        oldest = plan.step - KEPT
+        for kept in (self._plans, self._rows, self._recorded):
+            kept.pop(oldest, None)
+
+    def forget(self, step: int) -> None:
+        """What was planned of an uncommitted step is given up; it is planned again."""
+        self._plans.pop(step, None)
+
+    def count(self, report: Report) -> bool:
+        """Take a rank's report of a step, by itself or repeated by a fence; True if it commits the step."""
+        row = self._rows.get(report.step)
+        if row is None:
+            commits = report.step == self._state.progress.step + 1 and report.step in self._plans
+            if commits:
+                self._recorded[report.step] = {report.rank}
+                self._commit(report)
+            return commits
+        recorded = self._recorded[report.step]
+        if report.rank not in recorded:
+            recorded.add(report.rank)
+            part = rank_step(report, self._state.node(report.rank))
+            self._state.decide(RankDone(part, row))
+        return False
+
+    def _commit(self, report: Report) -> None:
+        row = self._state.progress.commit(self._plans[report.step], report)
+        self._rows[report.step] = row
+        self._state.decide(Commit(row, rank_step(report, self._state.node(report.rank))))
+        if report.skipped:
+            self._state.happen(StepSkipped(report.step, report.skipped), "warning")
+        self._state.conclude(report.step)
+
+    def retract(self) -> None:
+        """Undo the last step, whose ranks are lost. Raises CannotGoOnError if its plan isn't known any more."""
+        progress = self._state.progress
+        plan = self._plans.get(progress.step)
+        if plan is None:
+            raise CannotGoOnError(f"only lost ranks completed step {progress.step}, and its plan is unknown")
+        self._state.decide(Retract(progress.step))
+        self._state.happen(StepRetracted(progress.step), "warning")
+        self._rows.pop(progress.step, None)
+        self._recorded.pop(progress.step, None)
+        progress.step, progress.cursor = progress.step - 1, plan.cursor
+        progress.totals = progress.before
+        self._state.persist(retracted=plan.step)
+
+    def half_done(self, answers: Iterable[Fenced]) -> Half | None:
+        """What the accumulators hold of the next step's batch, if they hold parts of one and the same, and nothing has
+        been applied to the step since it was planned."""
+        plan, durable = self._plans.get(self._state.progress.step + 1), self._state.durable
+        if plan is None or durable.mode == "paused":
+            return None
+        if any(carried.step == plan.step and id not in plan.commands for id, carried in durable.carried.items()):
+            return None
+        held = {answer.rank: answer.held for answer in answers if answer.held}
+        origins = {answer.held_from for answer in answers if answer.held}
+        return (held, plan.generation) if origins == {plan.generation} else None

@@ -9,31 +9,62 @@ from typing import Literal
 
 import msgspec
 
-from trainctl.node_agent.autopilot import bars
-from trainctl.node_agent.autopilot.policy import Replayed
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.autopilot.policy import Replayed, barred_size
 from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
-from trainctl.node_agent.conductor.commits import Commits, Half
-from trainctl.node_agent.conductor.data_supply import DataSupply
 from trainctl.node_agent.conductor.deadlines import Deadlines
-from trainctl.node_agent.conductor.departures import Departures
-from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
-from trainctl.node_agent.conductor.pending import EXPIRED, Pending, SideKind
-from trainctl.node_agent.conductor.periodic import PeriodicPlans
+from trainctl.node_agent.conductor.events import Commanded, Issue, caused
+from trainctl.node_agent.conductor.in_flight import Commits, Half, InFlight, PlanInFlight
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
-from trainctl.node_agent.conductor.state import ConductorState, NobodyLeftError
+from trainctl.node_agent.conductor.restarts import Departures
+from trainctl.node_agent.conductor.side_plans import PeriodicPlans
+from trainctl.node_agent.conductor.state import EXPIRED, ConductorState, NobodyLeftError, Pending, SideKind
 from trainctl.node_agent.planning import edits, plans, ranges, share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.peak_memory import MemoryPeaks
 from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.node_agent.planning.throughput import Rates
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import events as e
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import Fenced, PlanKind, Report, Sealed, StepPlan, verbs
+from trainctl.protocol.messages.events import RankChanged
+
+
+class DataSupply:
+    """How much of a growing file each rank can train on, and whether all ranks have the same of it.
+
+    A step is planned only when all live ranks have its samples, so ranks that wait for data wait for a plan: commands,
+    and everything else that happens between steps, go on as usual.
+    """
+
+    def __init__(self, state: ConductorState, rendezvous: Rendezvous) -> None:
+        self._state, self._rendezvous = state, rendezvous
+        self._known: dict[int, tuple[str, int]] = {}  # by number of chunks: their digest, and the rank that said so
+
+    def on_sealed(self, sealed: Sealed) -> str:
+        """Take what a rank has. Gives why it can't take part, if another rank had other chunks before it."""
+        digest, rank = self._known.setdefault(sealed.chunks, (sealed.digest, sealed.rank))
+        if digest != sealed.digest:
+            names = self._state.settings.label(sealed.rank), self._state.settings.label(rank)
+            return f"the growing data of {names[0]} and {names[1]} differ within their first {sealed.chunks} chunks"
+        self._rendezvous.ranks[sealed.rank].sealed = sealed
+        return ""
+
+    def lacking(self, stop: int) -> str:
+        """What a growing file lacks for the positions below `stop`, in words; empty if all live ranks have them."""
+        live = [at.sealed for at in self._rendezvous.live.values()]
+        if all(sealed is not None and (sealed.ended or sealed.samples >= stop) for sealed in live):
+            return ""
+        least = min(sealed.samples if sealed is not None else 0 for sealed in live)
+        return f"waiting for data: {least:,} samples sealed, the next step needs {stop:,}"
+
+    @property
+    def samples(self) -> int | None:
+        """Samples that all live ranks have; None if the file doesn't grow."""
+        sealed = [at.sealed for at in self._rendezvous.live.values()]
+        return min((one.samples for one in sealed if one is not None), default=0) if any(sealed) else None
+
 
 Wish = Literal["form", "pause", "stopped", "finished"]
 """What the conductor must do at a boundary that has no plan to issue."""
@@ -44,7 +75,7 @@ class Pipeline:
 
     def __init__(
         self, state: ConductorState, rendezvous: Rendezvous, pending: Pending, proposals: Proposals,
-        departures: Departures, recent: tuple[m.StepPlan, ...],
+        departures: Departures, recent: tuple[StepPlan, ...],
     ) -> None:  # fmt: skip
         """`recent`: the newest train plans of the record, oldest first."""
         self._state, self._rendezvous, self._pending, self._proposals = state, rendezvous, pending, proposals
@@ -58,7 +89,7 @@ class Pipeline:
         self.deadlines = Deadlines(state, rendezvous, self._in_flight, self.rates)
         self.planned_step, self._planned_cursor = state.progress.step, state.progress.cursor
         self._half: Half | None = None
-        self._unfinished: tuple[m.StepPlan, Half | None] | None = None  # a step to be finished, or made again
+        self._unfinished: tuple[StepPlan, Half | None] | None = None  # a step to be finished, or made again
 
     def facts(self, now: float) -> Facts:
         """What edits may have to know."""
@@ -71,10 +102,10 @@ class Pipeline:
         settings, kept = self._state.settings.ranks, self._state.durable.policies.get("micro-batch")
         found = {rank: self.peaks.most_micro(rank) for rank in ranks if settings[rank].auto_micro}
         sizes = {rank: most for rank, most in found.items() if most is not None}
-        barred = {rank: bars.size(kept.memory, rank, self._state.progress.step) for rank in sizes} if kept else {}
+        barred = {rank: barred_size(kept.memory, rank, self._state.progress.step) for rank in sizes} if kept else {}
         return {rank: min(most, max(1, (barred.get(rank) or most + 1) - 1)) for rank, most in sizes.items()}
 
-    def has_planned(self, kind: m.PlanKind) -> bool:
+    def has_planned(self, kind: PlanKind) -> bool:
         """Whether a plan of this kind is under way."""
         return self._in_flight.has(kind)
 
@@ -161,7 +192,7 @@ class Pipeline:
                 edit = share_edits.take_back(self._state.settings, rank, self.facts(now), self._state.config)
             except InvalidInputError as error:
                 self._state.keep(settings=share_edits.give_up(self._state.settings, rank))
-                refused = e.RankChanged((label,), "not-admitted", error.problem)
+                refused = RankChanged((label,), "not-admitted", error.problem)
                 self._state.happen(refused, "error", self.planned_step)
                 continue
             self._take_settings(edit.settings)
@@ -175,14 +206,14 @@ class Pipeline:
             self._state.keep(paused_ids=())
         self._issue(plan, now)
 
-    def _next_train_plan(self) -> m.StepPlan:
+    def _next_train_plan(self) -> StepPlan:
         step, durable = self.planned_step + 1, self._state.durable
         carried = [id for id, command in durable.carried.items() if command.step == step]
         self._state.keep(seq=durable.seq + 1)
         ids = list(dict.fromkeys([*durable.paused_ids, *carried]))
         return plans.train(self._state.run, self._state.durable, self._state.config, step, self._planned_cursor, ids)
 
-    def _issue_unfinished(self, plan: m.StepPlan, half: Half | None, now: float) -> None:
+    def _issue_unfinished(self, plan: StepPlan, half: Half | None, now: float) -> None:
         """The step that the last generation left: what its batch lacks, or all of it. Only the comparison of models
         comes before it, for ranks may be new."""
         self._unfinished = None
@@ -195,7 +226,7 @@ class Pipeline:
         self._apply_staged(now)
         plan = self._next_train_plan()
         self._state.keep(paused_ids=plan.commands)
-        self._state.decide(d.Issue(plan, self._state.durable, held=True))
+        self._state.decide(Issue(plan, self._state.durable, held=True))
         self._state.conclude(plan.step)
 
     def _issue_side(self, kind: SideKind, now: float) -> None:
@@ -225,7 +256,7 @@ class Pipeline:
             case "checkpoint":
                 self._issue(plans.checkpoint(*where, ids, self.writes.failing), now)
 
-    def _issue_sample(self, commands: list[d.Commanded], now: float) -> None:
+    def _issue_sample(self, commands: list[Commanded], now: float) -> None:
         """What one command asks; without one, what the run file does."""
         asked, node = verbs.SampleModel(), None
         for command in commands:
@@ -234,13 +265,13 @@ class Pipeline:
         where = self._state.run, self._state.durable, self._state.config, self.planned_step, self._planned_cursor
         self._issue(plans.sample(*where, asked, node, [command.id for command in commands]), now)
 
-    def _issue(self, plan: m.StepPlan, now: float) -> None:
+    def _issue(self, plan: StepPlan, now: float) -> None:
         if plan.kind == "train":
             self._commits.issued(plan)
             self.planned_step, self._planned_cursor = plan.step, plan.cursor + plan.global_batch
             self.periodic.schedule_periodic(plan.step)
         self._in_flight.add(plan, now)
-        self._state.decide(d.Issue(plan, self._state.durable))
+        self._state.decide(Issue(plan, self._state.durable))
 
     def _apply_staged(self, now: float) -> None:
         """Fold the staged edits into the settings; the next step carries them."""
@@ -260,7 +291,7 @@ class Pipeline:
                 self._state.end(command.id, "failed", reason=error.problem, field=error.where)
                 continue
             self._take_settings(edit.settings)
-            self._state.carry(command, step, d.caused(edit.change, command.reason))
+            self._state.carry(command, step, caused(edit.change, command.reason))
 
     def _take_settings(self, settings: Settings) -> None:
         if settings.global_batch != self._state.settings.global_batch:
@@ -270,7 +301,7 @@ class Pipeline:
 
     # ------------------------------------------------------------ what ranks say
 
-    def on_report(self, report: m.Report, now: float) -> PlanInFlight | None:
+    def on_report(self, report: Report, now: float) -> PlanInFlight | None:
         """The plan that the report completes, if it is the last one of it."""
         in_flight = self._in_flight.on_report(report, now)
         if in_flight is None:
@@ -310,7 +341,7 @@ class Pipeline:
                 self._pending.put_back(id, carried)
                 self._state.uncarry(id)
 
-    def recover(self, answers: list[m.Fenced]) -> set[int]:
+    def recover(self, answers: list[Fenced]) -> set[int]:
         """Commit what the answers to a fence say was done, and note what is left half-done.
 
         Gives the ranks that have the state of the last committed step. Raises NobodyLeftError if one of them is beyond

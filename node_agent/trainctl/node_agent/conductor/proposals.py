@@ -12,12 +12,11 @@ from typing import Any
 
 import msgspec
 
+from trainctl.node_agent.autopilot.policies import REGISTRY
 from trainctl.node_agent.autopilot.policy import Advice, Memory, Occasion, Policy, Proposal, RunFacts, Stepped, mode_of
-from trainctl.node_agent.autopilot.registry import REGISTRY
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import Commanded, CommandEnded, Proposed, caused
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning.durable import PolicyState
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import (
     AUTHOR,
     HELD_OUT_POLICIES,
@@ -27,8 +26,8 @@ from trainctl.protocol.config.policies import (
     impatience,
     policies_that_yield,
 )
-from trainctl.protocol.messages import events as e
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import PolicyStatus, Severity, StepCommitted, verbs
+from trainctl.protocol.messages.events import Change, PolicyActed, PolicyAdvised, PolicyModeChanged
 
 EFFECT_STEPS = 20
 """Steps over which the effect of a policy's command is measured: as many as the screens compare."""
@@ -87,7 +86,7 @@ class Proposals:
         """Whether a policy that isn't off may still have something to decide."""
         return self.mode(name) != "off" and not REGISTRY[name].is_over(self._facts(None))
 
-    def replay(self, steps: Sequence[m.StepCommitted]) -> None:
+    def replay(self, steps: Sequence[StepCommitted]) -> None:
         """What policies that aren't off know of the loss curve: from the newest steps of the record, oldest first."""
         for name, policy in REGISTRY.items():
             if self.mode(name) != "off":
@@ -116,7 +115,7 @@ class Proposals:
         made = self._memories[name] = Memory(dict(kept), self._evidence.setdefault(name, {})), kept
         return made
 
-    def set_mode(self, command: d.Commanded, args: verbs.Autopilot) -> None:
+    def set_mode(self, command: Commanded, args: verbs.Autopilot) -> None:
         """At once, whatever the run is doing: no plan depends on it. Done again it changes nothing."""
         modes = {name: args.mode if name == args.name else self.mode(name) for name in HELD_OUT_POLICIES}
         if problem := impatience(self._state.config.policy, *modes.values()):
@@ -125,10 +124,10 @@ class Proposals:
         before, step = self.mode(args.name), self._state.progress.step
         self._keep(args.name, mode=args.mode, failures=0)
         self._state.persist()
-        made = e.PolicyModeChanged(args.name, before, args.mode)
+        made = PolicyModeChanged(args.name, before, args.mode)
         self._state.end(command.id, "applied", step, made=made)
 
-    def yield_to(self, command: d.Commanded) -> None:
+    def yield_to(self, command: Commanded) -> None:
         """A person decides what a policy would have decided: from here on it only advises."""
         if command.by.startswith(AUTHOR):
             return
@@ -137,7 +136,7 @@ class Proposals:
             if self.mode(name) == "on" and self.is_pending(name):
                 self._turn_to_advise(name, f"{command.by or 'somebody'} sent {command.verb}")
 
-    def goes_back(self, command: d.Commanded) -> None:
+    def goes_back(self, command: Commanded) -> None:
         """A rollback is accepted: what it leaves of the policies is journaled with it, since its outcome comes last."""
         self.yield_to(command)
         for name in POLICIES:
@@ -149,21 +148,21 @@ class Proposals:
         before = self.mode(name)
         self._keep(name, mode="advise", failures=0)
         self._state.persist()
-        self._state.happen(e.PolicyModeChanged(name, before, "advise", cause), by=AUTHOR + name, verb="autopilot")
+        self._state.happen(PolicyModeChanged(name, before, "advise", cause), by=AUTHOR + name, verb="autopilot")
 
-    def policy_statuses(self) -> tuple[m.PolicyStatus, ...]:
+    def policy_statuses(self) -> tuple[PolicyStatus, ...]:
         """What each policy sees, and would do next. Costs as much as some steps: ask it only for a person."""
         self._forget_old()
         return tuple(self._status_of(name, policy) for name, policy in REGISTRY.items())
 
-    def _status_of(self, name: PolicyName, policy: Policy) -> m.PolicyStatus:
+    def _status_of(self, name: PolicyName, policy: Policy) -> PolicyStatus:
         mode = self.mode(name)
         if mode == "off":
-            return m.PolicyStatus(name, mode)
+            return PolicyStatus(name, mode)
         memory = Memory(dict(self._kept(name).memory), copy.deepcopy(self._evidence.get(name, {})))
         found = policy.sees(self._facts(self._last), memory)
         waits = self._waits() if found.command and mode == "on" and not found.acts_at_once else ""
-        return m.PolicyStatus(name, mode, found.figures, found.command, found.why, waits)
+        return PolicyStatus(name, mode, found.figures, found.command, found.why, waits)
 
     def _waits(self) -> str:
         """What a command that isn't urgent waits for."""
@@ -175,7 +174,7 @@ class Proposals:
 
     # ------------------------------------------------------------ commands on their way
 
-    def arrived(self, command: d.Commanded) -> d.Commanded:
+    def arrived(self, command: Commanded) -> Commanded:
         """A command as the conductor handles it: one that a policy sent has its reason, also from before a restart."""
         self._expected.pop(command.id, None)
         if command.reason or not command.by.startswith(AUTHOR):
@@ -190,20 +189,20 @@ class Proposals:
             if ended.id in open_ids:
                 self._note_end(open_ids[ended.id], ended)
 
-    def _note_end(self, name: PolicyName, ended: d.CommandEnded) -> None:
+    def _note_end(self, name: PolicyName, ended: CommandEnded) -> None:
         kept = self._kept(name)
         left, is_failure = tuple(id for id in kept.sent if id != ended.id), self._is_failure(ended)
         failures = kept.failures + 1 if is_failure else 0 if ended.state == "applied" else kept.failures
         memory = {**kept.memory, **kept.pending} if ended.state == "applied" else kept.memory
         pending = kept.pending if left else {}
         self._keep(name, sent=left, failures=failures, memory=memory, pending=pending)
-        if ended.state == "applied" and isinstance(ended.made, e.Change):
+        if ended.state == "applied" and isinstance(ended.made, Change):
             self._state.keep(changed_at=ended.step or self._state.progress.step)
         self._state.persist()
         if failures >= FAILURES and self.mode(name) == "on":
             self._turn_to_advise(name, f"{failures} commands in a row failed, the last one: {ended.reason}")
 
-    def _is_failure(self, ended: d.CommandEnded) -> bool:
+    def _is_failure(self, ended: CommandEnded) -> bool:
         """Not if the run ended, or the plan had changed: then it was never tried."""
         return ended.state != "applied" and ended.field != "if_plan" and self._state.stage not in ("leaving", "over")
 
@@ -245,7 +244,7 @@ class Proposals:
             if memory != self._kept(name).memory:
                 self._keep(name, memory=memory)
             self._state.persist(settings=proposal.edit.settings, changed_at=self._state.progress.step)
-            change = d.caused(proposal.edit.change, proposal.reason)
+            change = caused(proposal.edit.change, proposal.reason)
             self._state.happen(change, proposal.severity, by=AUTHOR + name, verb=proposal.verb)
         elif not self._is_busy(name, proposal):
             each = [proposal] if proposal.before is None else [proposal.before, proposal]
@@ -259,17 +258,17 @@ class Proposals:
                 self._expected[one.id] = self._state.progress.step
                 self._send(name, one, proposal.severity)
 
-    def _proposed(self, name: PolicyName, proposal: Proposal, number: int) -> d.Proposed:
+    def _proposed(self, name: PolicyName, proposal: Proposal, number: int) -> Proposed:
         """`number`: of the commands that the policy has sent before. An id has one outcome, so each has its own."""
         plan = self._state.settings.plan_version
         id = str(uuid.uuid5(_NAMESPACE, f"{self._state.run} {name} {number} {plan} {proposal.command}"))
-        return d.Proposed(id, proposal.verb, proposal.args, AUTHOR + name, proposal.node, plan, proposal.reason)
+        return Proposed(id, proposal.verb, proposal.args, AUTHOR + name, proposal.node, plan, proposal.reason)
 
-    def _send(self, name: PolicyName, proposed: d.Proposed, severity: m.Severity) -> None:
+    def _send(self, name: PolicyName, proposed: Proposed, severity: Severity) -> None:
         self._state.decide(proposed)
         if verbs.VERBS[proposed.verb].scope != "edit":  # the change of an edit has the reason itself
             command = verbs.written(proposed.verb, verbs.given(proposed.args), proposed.node)
-            self._state.happen(e.PolicyActed(name, command, proposed.reason), severity, by=AUTHOR + name)
+            self._state.happen(PolicyActed(name, command, proposed.reason), severity, by=AUTHOR + name)
 
     def _advise(self, name: PolicyName, proposal: Proposal) -> None:
         """Once for each plan version, verb and node, even if the arguments differ; or as often as the policy waits."""
@@ -281,8 +280,8 @@ class Proposals:
         self._state.persist()
         self._say(name, proposal.command, proposal.reason, proposal.severity)
 
-    def _say(self, name: PolicyName, command: str, reason: str, severity: m.Severity) -> None:
-        self._state.happen(e.PolicyAdvised(name, command, reason), severity, by=AUTHOR + name)
+    def _say(self, name: PolicyName, command: str, reason: str, severity: Severity) -> None:
+        self._state.happen(PolicyAdvised(name, command, reason), severity, by=AUTHOR + name)
 
     # ------------------------------------------------------------ what is kept
 

@@ -8,12 +8,27 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import Tell
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, NobodyLeftError, Stage
-from trainctl.node_agent.planning import compatibility, estimates, ranges, setups
-from trainctl.protocol import messages as m
+from trainctl.node_agent.planning import compatibility, ranges
+from trainctl.node_agent.planning.compatibility import differences, setup_of
+from trainctl.node_agent.planning.throughput import level_seconds
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import (
+    BUSY_PHASES,
+    Fence,
+    Fenced,
+    Form,
+    Formed,
+    Generation,
+    Offer,
+    Offered,
+    Preflight,
+    Probed,
+    Ready,
+    Sealed,
+)
+from trainctl.protocol.messages.events import GenerationFormed, GenerationLeft, Notice, SetupChanged
 
 FENCE_SECONDS = 10.0
 """Seconds for answering a fence, which a rank does at once unless it is in an update."""
@@ -26,7 +41,7 @@ JOIN_SECONDS = 30.0
 """Seconds for joining, before any state is sent; a rank keeps this deadline itself."""
 GRACE_SECONDS = 10.0
 """Seconds beyond a deadline that the ranks keep themselves, for the answer to arrive."""
-LENGTHY_PHASES = ("checkpoint", *m.BUSY_PHASES, "evaluate", "probe", "sample", "profile")
+LENGTHY_PHASES = ("checkpoint", *BUSY_PHASES, "evaluate", "probe", "sample", "profile")
 FAILURES = 8
 """Formations in a row without a step between them after which the run fails."""
 
@@ -35,17 +50,17 @@ FAILURES = 8
 class Rank:
     """What a rank has said in this life of the conductor."""
 
-    ready: m.Ready | None = None
+    ready: Ready | None = None
     formed: bool = False
-    fenced: m.Fenced | None = None
+    fenced: Fenced | None = None
     endpoints: tuple[str, ...] | None = None
     ended: bool = False
     why: str = ""  # of its end
     heard: float | None = None  # when it last said something
     doing: str = ""  # what it was at then
     loading: str = ""  # how far that has come, while it loads
-    sealed: m.Sealed | None = None  # what it has of a growing file
-    preflight: m.Preflight | None = None  # of its first start
+    sealed: Sealed | None = None  # what it has of a growing file
+    preflight: Preflight | None = None  # of its first start
 
     def forget(self) -> None:
         """It is lost: what it said counts no more."""
@@ -107,16 +122,16 @@ class Rendezvous:
         return {rank: now - at.heard for rank, at in self.ranks.items() if at.heard is not None}
 
     @property
-    def ready(self) -> dict[int, m.Ready]:
+    def ready(self) -> dict[int, Ready]:
         """What the ranks that live, drained ones included, said when they had loaded."""
         return {rank: at.ready for rank, at in self.ranks.items() if at.ready is not None and not at.ended}
 
-    def any_ready(self) -> m.Ready:
+    def any_ready(self) -> Ready:
         """Of a live rank; what all have in common is in it."""
         live = self._state.settings.live
         return next(ready for rank in live if (ready := self.ranks[rank].ready) is not None)
 
-    def meet(self, rank: int, ready: m.Ready, generation: m.Generation | None) -> bool:
+    def meet(self, rank: int, ready: Ready, generation: Generation | None) -> bool:
         """A rank has loaded; `generation`: the one it was left in. True if it was the last live one waited for."""
         at = self.ranks.get(rank)
         if at is None or at.ready is not None or (self._state.stage != "loading" and rank in self.live):
@@ -147,7 +162,7 @@ class Rendezvous:
         lost = (rank for rank in sorted(away) if settings.ranks[rank].out == "lost")
         return [rank for rank in lost if (at := self.ranks[rank]).ready is not None and not at.ended]
 
-    def take_preflight(self, rank: int, preflight: m.Preflight) -> dict[int, m.Probed]:
+    def take_preflight(self, rank: int, preflight: Preflight) -> dict[int, Probed]:
         """Compare the files of the ranks that have loaded. Return the probes once all live ranks have one, unless these
         were returned before. Raises CannotGoOnError."""
         at = self.live.get(rank)
@@ -170,14 +185,14 @@ class Rendezvous:
         if self._left_behind:
             step = self._state.progress.step
             text = f"after step {step:,} the ranks waited for an agent to plan the next one, and go on now"
-            self._state.happen(e.Notice(text, "agent"), "warning")
+            self._state.happen(Notice(text, "agent"), "warning")
             self.fence(now)
             return
         self._state.keep(members=tuple(self.live))
         step = self._state.progress.step
         self.form({rank for rank, at in self.live.items() if at.ready is not None and at.ready.last_step == step}, now)
 
-    def _check_agreement(self, ready: Mapping[int, m.Ready]) -> None:
+    def _check_agreement(self, ready: Mapping[int, Ready]) -> None:
         settings = self._state.settings
         loaded = {settings.label(rank): ready[rank] for rank in self.live if rank in ready}
         difference = compatibility.disagreement(loaded)
@@ -191,10 +206,10 @@ class Rendezvous:
         self._note_leaving(now)
         self._state.persist(generation=self._state.durable.generation.next())
         self._state.stage, self._due = "fencing", now + FENCE_SECONDS
-        fence = m.Fence(run=self._state.run, generation=self._state.durable.generation)
+        fence = Fence(run=self._state.run, generation=self._state.durable.generation)
         for rank in self.ready:
             self.ranks[rank].fenced = None
-            self._state.decide(d.Tell(rank, fence))
+            self._state.decide(Tell(rank, fence))
 
     def _note_leaving(self, now: float) -> None:
         """From here on until the next generation is formed the ranks wait."""
@@ -223,10 +238,10 @@ class Rendezvous:
         self.failures += not self._is_busy
         if self.failures >= FAILURES:
             raise CannotGoOnError(f"{FAILURES} formations failed in a row; the last one: {reason}")
-        self._state.happen(e.GenerationLeft(self._state.durable.generation, reason), "warning")
+        self._state.happen(GenerationLeft(self._state.durable.generation, reason), "warning")
         self.fence(now)
 
-    def on_fenced(self, fenced: m.Fenced) -> bool:
+    def on_fenced(self, fenced: Fenced) -> bool:
         """True if all live ranks have answered by it."""
         at = self._asked(fenced, "fencing")
         if at is None:
@@ -234,7 +249,7 @@ class Rendezvous:
         at.fenced = fenced
         return self.all_fenced
 
-    def answers(self) -> list[m.Fenced]:
+    def answers(self) -> list[Fenced]:
         return [at.fenced for at in self.live.values() if at.fenced is not None]
 
     # ------------------------------------------------------------ forming
@@ -259,11 +274,11 @@ class Rendezvous:
             self._tell_form(now)
             return
         self._state.stage, self._due = "offering", now + OFFER_SECONDS
-        offer = m.Offer(run=self._state.run, generation=self._state.durable.generation, engine=self.engine)
+        offer = Offer(run=self._state.run, generation=self._state.durable.generation, engine=self.engine)
         for rank in self.live:
-            self._state.decide(d.Tell(rank, offer))
+            self._state.decide(Tell(rank, offer))
 
-    def _choose_engine(self, ready: Mapping[int, m.Ready]) -> Literal["none", "gloo", "ring"]:
+    def _choose_engine(self, ready: Mapping[int, Ready]) -> Literal["none", "gloo", "ring"]:
         if len(self.live) == 1:
             return "none"
         settings = self._state.settings
@@ -274,7 +289,7 @@ class Rendezvous:
         except InvalidInputError as error:
             raise CannotGoOnError(str(error)) from None
 
-    def on_offered(self, offered: m.Offered, now: float) -> None:
+    def on_offered(self, offered: Offered, now: float) -> None:
         at = self._asked(offered, "offering")
         if at is None:
             return
@@ -285,19 +300,18 @@ class Rendezvous:
     def _tell_form(self, now: float) -> None:
         """The message goes to drained ranks too: they find themselves not in it, and idle."""
         durable, progress = self._state.durable, self._state.progress
-        level_seconds = estimates.level_seconds(self.any_ready().parameters)
-        deadline_seconds = JOIN_SECONDS + (level_seconds if self._behind else 0.0)
+        deadline_seconds = JOIN_SECONDS + (level_seconds(self.any_ready().parameters) if self._behind else 0.0)
         endpoints = tuple(at.endpoints for at in self.live.values() if at.endpoints is not None)
-        form = m.Form(
+        form = Form(
             run=self._state.run, generation=durable.generation, engine=self.engine, ranks=tuple(self.live),
             endpoints=endpoints, layout_digest=self.any_ready().layout_digest, step=progress.step,
             cursor=progress.cursor, source=self._source, behind=self._behind, deadline_seconds=deadline_seconds,
         )  # fmt: skip
         self._state.stage, self._due = "forming", now + deadline_seconds + GRACE_SECONDS
         for rank in self.ready:
-            self._state.decide(d.Tell(rank, form))
+            self._state.decide(Tell(rank, form))
 
-    def on_formed(self, formed: m.Formed, now: float) -> bool:
+    def on_formed(self, formed: Formed, now: float) -> bool:
         """True if all live ranks have joined by it."""
         at = self._asked(formed, "forming")
         if at is None:
@@ -318,22 +332,22 @@ class Rendezvous:
     def _keep_setups(self, members: Iterable[int]) -> None:
         """What the members compute with, and after a resume what differs from when the checkpoint's step was made."""
         durable, ready = self._state.durable, self.ready
-        now = {rank: setups.setup_of(self._state.node(rank), ready[rank]) for rank in members if rank in ready}
+        now = {rank: setup_of(self._state.node(rank), ready[rank]) for rank in members if rank in ready}
         if durable.resumed is not None:
-            changes = setups.differences(durable.resumed.ranks, now)
+            changes = differences(durable.resumed.ranks, now)
             if changes:
-                self._state.happen(e.SetupChanged(durable.resumed.step, changes), "warning", durable.resumed.step)
+                self._state.happen(SetupChanged(durable.resumed.step, changes), "warning", durable.resumed.step)
         together = {**durable.setups, **now}
         if durable.resumed is not None or together != durable.setups:
             self._state.persist(setups=together, resumed=None)
 
-    def _described(self, members: tuple[int, ...], now: float) -> e.GenerationFormed:
+    def _described(self, members: tuple[int, ...], now: float) -> GenerationFormed:
         waited_seconds, self._left = None if self._left is None else now - self._left, None
         given: dict[str, Any] = {}
         if self._source is not None:
             behind = dict.fromkeys(self._state.node(rank) for rank in self._behind)
             given = {"behind": tuple(behind), "source": self._state.node(self._source)}
-        return e.GenerationFormed(
+        return GenerationFormed(
             self._state.durable.generation, len(members), members, self.engine, waited_seconds=waited_seconds, **given
         )
 
@@ -344,7 +358,7 @@ class Rendezvous:
         what = "open endpoints" if self._state.stage == "offering" else "join"
         return f"{self._state.nodes(self.awaited)} did not {what} in time"
 
-    def _asked(self, answer: m.Fenced | m.Offered | m.Formed, stage: str) -> Rank | None:
+    def _asked(self, answer: Fenced | Offered | Formed, stage: str) -> Rank | None:
         """The live rank that answers what was asked in this stage and generation."""
         due = self._state.stage == stage and answer.generation == self._state.durable.generation
         return self.live.get(answer.rank) if due else None

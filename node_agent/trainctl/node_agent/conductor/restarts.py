@@ -1,18 +1,104 @@
-"""Restarts of lost ranks: when a trainer is started again, and when the rank counts as failed."""
+"""Ranks that leave and come back: those whose nodes shut down, and those whose trainers are started again."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import Literal
 
 import msgspec
 
 from trainctl.node_agent.autopilot.policy import MemoryDeath
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import Kill, Start, Tell
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import share_edits
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import Leave
+from trainctl.protocol.messages.events import RankChanged
+
+REPEAT_SECONDS = 2.0
+"""Seconds after which a rank that has not left is asked again."""
+
+
+class Departures:
+    """Ranks whose nodes shut down leave the group at one boundary, and rejoin when their nodes are back.
+
+    The samples of a departing rank go to the others, which all hold the state of the last step. Its trainer is ended
+    only once they have formed a group without it. The rank then counts as lost, but no trainer is started before its
+    node is back. A rank outside the group holds nothing: its trainer is ended at once, also if a person had drained it.
+    """
+
+    def __init__(self, state: ConductorState, rendezvous: Rendezvous) -> None:
+        self._state, self._rendezvous = state, rendezvous
+        self._wanted: Mapping[int, str] = {}  # why, by rank
+        self._asked: dict[int, float] = {}  # when a departed rank was last asked to leave
+
+    def want(self, wanted: Mapping[int, str]) -> None:
+        """Have these ranks leave at the next boundary, each for a reason, and no others."""
+        self._wanted = wanted
+        self._asked = {rank: at for rank, at in self._asked.items() if rank in {*wanted, *self._state.durable.departed}}
+
+    @property
+    def due(self) -> dict[int, str]:
+        """The ranks that leave at the next boundary, with the reasons; none if no other rank has the last state."""
+        if not self._wanted:
+            return {}
+        live = self._state.settings.live
+        due = {rank: why for rank, why in self._wanted.items() if rank in live}
+        standing = self._rendezvous.members or live.keys()
+        stays = any(not self._rendezvous.ranks[rank].ended for rank in live.keys() & standing - due.keys())
+        return due if stays else {}
+
+    def apply(self, step: int) -> None:
+        """All that are due leave the group before `step`."""
+        for rank, why in self.due.items():
+            made = share_edits.lose(self._state.settings, rank)
+            self._state.keep(settings=made.settings, departed=(*self._state.durable.departed, rank))
+            self._rendezvous.ranks[rank].forget()
+            self._rendezvous.ranks[rank].why = why
+            change = msgspec.structs.replace(made.change, cause=why, node=self._state.node(rank))
+            self._state.happen(change, "warning", step, verb="drain")
+
+    def release(self, now: float) -> None:
+        """End the trainers of ranks that have left, once the others have a group without them, or are paused; at once
+        those of other ranks outside the group."""
+        if self._state.stage in ("leaving", "over"):
+            return
+        self._note_lost()
+        if self._state.stage == "loading":
+            return
+        for rank in self._released:
+            at, asked = self._rendezvous.ranks[rank], self._asked.get(rank)
+            if not at.ended and (asked is None or now >= asked + REPEAT_SECONDS):
+                self._asked[rank] = now
+                why = self._wanted.get(rank) or at.why or "its node left"
+                self._state.decide(Tell(rank, Leave(run=self._state.run, reason=why)))
+
+    def _note_lost(self) -> None:
+        """Lost ranks of leaving nodes: they don't rejoin, and none is started, before their nodes are back."""
+        ranks, departed = self._state.settings.ranks, self._state.durable.departed
+        lost = [rank for rank in sorted(self._wanted) if ranks[rank].out == "lost" and rank not in departed]
+        if lost:
+            self._state.persist(departed=(*departed, *lost))
+
+    @property
+    def _released(self) -> list[int]:
+        """The ranks whose trainers hold nothing that the group needs, ascending."""
+        group = self._state.settings.live.keys() | self._rendezvous.members
+        outside = {rank for rank in self._wanted if rank not in group}
+        has_group = self._rendezvous.is_current or self._state.durable.mode == "paused"
+        return sorted(
+            outside.union(self._state.durable.departed if self._state.stage == "formed" and has_group else ())
+        )
+
+    def come_back(self, rank: int) -> bool:
+        """Its node is there again; True if it had left."""
+        departed = self._state.durable.departed
+        if rank not in departed:
+            return False
+        self._asked.pop(rank, None)
+        self._state.persist(departed=tuple(other for other in departed if other != rank))
+        return True
+
 
 STARTS = 5
 """Starts without completing a step after which a rank counts as failed."""
@@ -70,7 +156,7 @@ class Restarts:
         """It died of that, and may come back with a smaller micro-batch. `memory`: what says so."""
         state = self._state
         if share_edits.halve(state.settings, rank).settings is state.settings:
-            state.happen(e.RankChanged((state.settings.label(rank),), "out-of-memory", memory), "error")
+            state.happen(RankChanged((state.settings.label(rank),), "out-of-memory", memory), "error")
         died_with = share_edits.last_micro_batch(state.settings.ranks[rank])
         self._proposals.ask(MemoryDeath(rank, memory, died_with))
 
@@ -94,7 +180,7 @@ class Restarts:
             raise CannotGoOnError(f"{text}; the last time it {why}")
         self._state.persist(settings=share_edits.give_up(self._state.settings, rank))
         text = f"started {STARTS} times without taking part in a step; the last time it {why}"
-        self._state.happen(e.RankChanged((label,), "failed", text), "error")
+        self._state.happen(RankChanged((label,), "failed", text), "error")
 
     def start_returned(self, rank: int, now: float) -> None:
         """Start the trainer of a lost rank whose node is back, unless it lives."""
@@ -115,8 +201,8 @@ class Restarts:
             self._rendezvous.ranks[rank].ended = False
             self._rendezvous.ranks[rank].heard = now  # it is listened for from now on
             label = self._state.settings.label(rank)
-            self._state.happen(e.RankChanged((label,), "restarted", f"{self._starts[rank]} of {STARTS}"))
-            self._state.decide(d.Start(rank))
+            self._state.happen(RankChanged((label,), "restarted", f"{self._starts[rank]} of {STARTS}"))
+            self._state.decide(Start(rank))
 
     def try_again(self, node: str | None, now: float) -> str:
         """Start the trainers of a node that had been given up, or that ended while it was drained, as an operator
@@ -172,11 +258,11 @@ class Restarts:
     def end_hung(self, rank: int, why: str, now: float) -> None:
         """Have a trainer that hangs while it loads ended; another is started when it has."""
         label = self._state.settings.label(rank)
-        self._state.happen(e.RankChanged((label,), "hung", why), "warning")
+        self._state.happen(RankChanged((label,), "hung", why), "warning")
         if self._is_first(rank):
             self._hung_first.add(rank)
             self._starts.setdefault(rank, 1)
-        self._state.decide(d.Kill(rank))
+        self._state.decide(Kill(rank))
         self._rendezvous.ranks[rank].heard = now  # should that not reach it, it is ended again
 
     def is_starting(self, rank: int) -> bool:

@@ -3,14 +3,13 @@
 from collections.abc import Collection
 from typing import Literal
 
-from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.deadlines import Deadlines
-from trainctl.node_agent.conductor.pending import Pending
+from trainctl.node_agent.conductor.events import Ended, RankEnded, Tell
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
-from trainctl.node_agent.conductor.state import ConductorState
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import events as e
+from trainctl.node_agent.conductor.state import ConductorState, Pending
+from trainctl.protocol.messages import Leave
+from trainctl.protocol.messages.events import RankChanged, RunStateChanged
 
 STOP_SECONDS, STOP_TIMES = 30.0, 5.0
 """A stopping run ends as it is after this many seconds without progress, or this many times the expected time of the
@@ -34,7 +33,7 @@ class Shutdown:
         self.final, self._state.stage = final, "leaving"
         for command in self._pending.stopping:
             self._state.end(
-                command.id, "applied", self._state.progress.step, made=e.RunStateChanged("running", "stopped")
+                command.id, "applied", self._state.progress.step, made=RunStateChanged("running", "stopped")
             )
         self._pending.stopping.clear()
         for rank, at in self._rendezvous.ranks.items():
@@ -45,7 +44,7 @@ class Shutdown:
         """A stop ends without what `ranks` have not done in `seconds`; one that wanted a checkpoint has failed."""
         why = f"{self._state.nodes(ranks)} did not answer for {seconds:.0f} s"
         why += ", and no checkpoint was written" if owes_checkpoint else ""
-        self._state.happen(e.RunStateChanged("", "stopped", why), "error" if owes_checkpoint else "warning")
+        self._state.happen(RunStateChanged("", "stopped", why), "error" if owes_checkpoint else "warning")
         if owes_checkpoint:
             for command in self._pending.stopping:
                 self._state.end(command.id, "failed", self._state.progress.step, f"stopped, but {why}")
@@ -54,15 +53,15 @@ class Shutdown:
 
     def tell(self, rank: int) -> None:
         """Have a rank leave."""
-        leave = m.Leave(run=self._state.run, reason=self.reason or self.final or "")
-        self._state.decide(d.Tell(rank, leave))
+        leave = Leave(run=self._state.run, reason=self.reason or self.final or "")
+        self._state.decide(Tell(rank, leave))
 
     def fail(self, reason: str) -> None:
         """The run ends where it is; what was accepted and not applied fails with it."""
         if self._state.stage == "leaving":
             return
         self.reason = reason
-        self._state.happen(e.RunStateChanged("", "failed", reason), "error")
+        self._state.happen(RunStateChanged("", "failed", reason), "error")
         self._end_open(f"the run failed: {reason}")
         self.leave("failed")
 
@@ -76,14 +75,14 @@ class Shutdown:
             self.fail(reason)
         elif self._state.stage != "leaving":
             self.reason, self.goes_back = reason, True
-            self._state.happen(e.RunStateChanged("", "going back", reason), "error")
+            self._state.happen(RunStateChanged("", "going back", reason), "error")
             self._end_own("the run goes back to a checkpoint")
             self.leave("failed")
 
     def roll_back(self, reason: str) -> None:
         """By a command: end, and resume from the checkpoint that was chosen."""
         self.reason, self.goes_back = reason, True
-        self._state.happen(e.RunStateChanged("running", "going back", reason), "warning")
+        self._state.happen(RunStateChanged("running", "going back", reason), "warning")
         self._end_open("the run was rolled back before a step could apply it", but=("start-run",))
         self.leave("failed")
 
@@ -92,10 +91,10 @@ class Shutdown:
         self.goes_back, self.final = False, "stopped"
         if self._state.durable.rollback is not None:
             self._state.persist(rollback=None)
-        self._state.end(id, "applied", self._state.progress.step, made=e.RunStateChanged("going back", "stopped"))
+        self._state.end(id, "applied", self._state.progress.step, made=RunStateChanged("going back", "stopped"))
         self._end_open("the run was stopped before a step could apply it")
 
-    def on_rank_ended(self, ended: d.RankEnded, *, has_halved: bool = False) -> None:
+    def on_rank_ended(self, ended: RankEnded, *, has_halved: bool = False) -> None:
         """A rank left by order or by itself. Without a live rank the run ends; without a drained one it continues.
         `has_halved`: its micro-batch was, for it ran out of memory."""
         at = self._rendezvous.ranks.get(ended.rank)
@@ -110,16 +109,16 @@ class Shutdown:
             self._state.stage = "over"
             if not self.goes_back:
                 self._end_open(f"the run {self.final} before a step could apply it")
-            self._state.decide(d.Ended(self.final, self.reason))
+            self._state.decide(Ended(self.final, self.reason))
 
-    def _end_unasked(self, ended: d.RankEnded) -> None:
+    def _end_unasked(self, ended: RankEnded) -> None:
         durable, label = self._state.durable, self._state.settings.label(ended.rank)
         if ended.clean and self._adopts and self._state.progress.step >= self._state.config.run.steps:
             self.leave("finished")  # as our predecessor had ordered
         elif ended.clean and self._adopts and durable.mode == "stopping":
             self.leave("stopped")
         elif durable.settings.ranks[ended.rank].out:
-            self._state.happen(e.RankChanged((label,), "ended", ended.why), "warning")
+            self._state.happen(RankChanged((label,), "ended", ended.why), "warning")
         else:
             self.go_back(f"rank {ended.rank} ({self._state.node(ended.rank)}) {ended.why}")
 

@@ -1,4 +1,4 @@
-"""Results of plans beside training: a comparison of models, first shares, a drift, a loss, or a checkpoint."""
+"""Plans beside training: when the run file has one made, and what its results lead to."""
 
 import math
 from collections.abc import Mapping
@@ -6,20 +6,108 @@ from collections.abc import Mapping
 import msgspec
 
 from trainctl.node_agent.autopilot.policy import HeldOutLoss, Measured
-from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor import probes, rows
+from trainctl.node_agent.conductor import probes
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
+from trainctl.node_agent.conductor.events import Drifted, Evaluated, Sampled
 from trainctl.node_agent.conductor.probes import Difference, Precision
 from trainctl.node_agent.conductor.proposals import Proposals
-from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
+from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, Pending, sample_rows
 from trainctl.node_agent.planning import held_out
 from trainctl.node_agent.planning.durable import Profiling
 from trainctl.node_agent.planning.throughput import Rates
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import AUTHOR
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import FREED, Probed, ProfileWritten, Report, SampleReport, StepPlan
+from trainctl.protocol.messages import events as run_events
 
-Reports = Mapping[int, m.Report]
+
+class PeriodicPlans:
+    """First shares, periodic plans and the ending's, each once at its step, however often a fence undoes them."""
+
+    def __init__(self, state: ConductorState, rendezvous: Rendezvous, pending: Pending, proposals: Proposals) -> None:
+        self._state, self._rendezvous, self._pending, self._proposals = state, rendezvous, pending, proposals
+        self._done: dict[str, int] = {}  # step of the last plan of each kind
+        if (writing := state.durable.writing) is not None:  # since another conductor's life
+            self._done["checkpoint"] = writing.step
+        self._ending_scheduled = False
+        config = state.config
+        every_steps = {
+            "sync": config.group.sync_weights_every, "evaluate": config.evaluate.every_steps,
+            "sample": config.samples.every_steps if config.samples.prompts else 0,
+            "defragment": config.run.defragment_every, "checkpoint": config.checkpoint.every_steps,
+        }  # fmt: skip
+        self._every_steps = {kind: steps for kind, steps in every_steps.items() if steps}
+
+    def note_done(self, plan: StepPlan) -> None:
+        self._done[plan.kind] = plan.step
+
+    def schedule_probe(self) -> None:
+        """The comparison of models that comes before the first step of a rank."""
+        if self._rendezvous.live.keys() - set(self._state.durable.probed or ()):
+            self._pending.scheduled.add("probe")
+
+    def schedule_first(self) -> None:
+        """Schedule what comes before the first step of a new run: the measurement of the shares that its file leaves
+        open, and what later results are compared with."""
+        config, durable = self._state.config, self._state.durable
+        if self._state.progress.step == durable.first_step == 0:
+            if config.evaluate.at_start and self._done.get("evaluate") != 0 and self._is_of_use("evaluate", 0):
+                self._pending.scheduled.add("evaluate")
+            if config.samples.at_start and config.samples.prompts and self._done.get("sample") != 0:
+                self._pending.scheduled.add("sample")
+        if self._proposals.is_pending("first-shares"):
+            self._pending.scheduled.add("measure")
+
+    def schedule_periodic(self, step: int) -> None:
+        """What is due after `step`."""
+        if not 0 < step < self._state.config.run.steps:
+            return
+        for kind, steps in self._every_steps.items():
+            if step % steps == 0 and self._done.get(kind) != step and self._is_of_use(kind, step):
+                self._pending.scheduled.add(kind)
+
+    def _is_of_use(self, kind: str, step: int) -> bool:
+        if kind == "evaluate":
+            return self._rendezvous.any_ready().held_out > 0 and self._state.durable.eval_step != step
+        return kind != "sync" or len(self._state.settings.live) > 1
+
+    def schedule_ending(self, step: int) -> None:
+        """The last evaluation and checkpoint of a run of which `step` is planned, once."""
+        durable, config = self._state.durable, self._state.config
+        finishing = step >= config.run.steps
+        if self._ending_scheduled or not (finishing or durable.mode == "stopping"):
+            return
+        self._ending_scheduled = True
+        if finishing and self._rendezvous.any_ready().held_out and self._done.get("evaluate") != step:
+            self._pending.scheduled.add("evaluate")
+        samples = config.samples
+        if finishing and samples.prompts and samples.every_steps and self._done.get("sample") != step:
+            self._pending.scheduled.add("sample")
+        if self.owes_checkpoint(step):
+            self._pending.scheduled.add("checkpoint")
+
+    def owes_checkpoint(self, step: int) -> bool:
+        """Whether a run that ends after `step` wants one that has not been written."""
+        durable, config = self._state.durable, self._state.config
+        wanted = config.checkpoint.at_end if step >= config.run.steps else durable.stop_writes_checkpoint
+        return wanted and step > 0 and self._done.get("checkpoint") != step
+
+    def call_ending_off(self) -> None:
+        """The run doesn't end after all; when it does, what belongs to it is scheduled again."""
+        self._ending_scheduled = False
+
+    def start_over(self, step: int, *, was_passed: bool, owes_checkpoint: bool) -> None:
+        """Plans beyond `step` are given up. What belongs to it is wanted, unless the next step had been planned; a
+        scheduled checkpoint stays wanted if the one before it is being written or was lost (`owes_checkpoint`)."""
+        waiting = self._pending.scheduled & {"checkpoint"} if owes_checkpoint else set()
+        self._pending.scheduled.clear()
+        self._pending.scheduled |= waiting
+        self._ending_scheduled = False
+        if not was_passed:
+            self.schedule_periodic(step)
+
+
+Reports = Mapping[int, Report]
 INTERRUPTED = {
     "sample": "the group re-formed before the model had answered; send the command again",
     "profile": "the group re-formed before the profile began; send the command again",
@@ -31,7 +119,7 @@ ANSWER_CHARACTERS = 8000
 
 
 def conclude(
-    state: ConductorState, rates: Rates, proposals: Proposals, writes: BackgroundWrites, plan: m.StepPlan,
+    state: ConductorState, rates: Rates, proposals: Proposals, writes: BackgroundWrites, plan: StepPlan,
     reports: Reports,
 ) -> str:  # fmt: skip
     """Whatever the kind of `plan` asks for. Gives why a checkpoint that was to be written is missing, else nothing."""
@@ -64,7 +152,7 @@ def measurement(state: ConductorState, rates: Rates, proposals: Proposals, repor
         state.persist()
         by = f"{AUTHOR}first-shares"
         unknown = [state.settings.label(rank) for rank, rate in seen.items() if not 0 < rate < math.inf]
-        state.happen(e.SharesUnmeasured(tuple(unknown)), "warning", by=by)
+        state.happen(run_events.SharesUnmeasured(tuple(unknown)), "warning", by=by)
         return
     for rank, rate in seen.items():
         rates.measured(rank, rate, reports[rank].micro_batch)
@@ -72,26 +160,26 @@ def measurement(state: ConductorState, rates: Rates, proposals: Proposals, repor
     state.persist()  # also of a policy that has proposed nothing
 
 
-def levelling(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
+def levelling(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
     """The drift that a sync found."""
     drift = {rank: report.drift for rank, report in reports.items() if report.drift is not None}
     if not drift:
         return
-    state.decide(d.Drifted(plan.step, drift))
+    state.decide(Drifted(plan.step, drift))
     worst = max(drift, key=lambda rank: (math.inf if math.isnan(drift[rank]) else drift[rank], -rank))
     where = state.settings.label(worst) if drift[worst] else ""
-    state.happen(e.StateShared(state.node(min(reports)), drift[worst], where), step=plan.step)
+    state.happen(run_events.StateShared(state.node(min(reports)), drift[worst], where), step=plan.step)
 
 
-def evaluation(state: ConductorState, proposals: Proposals, plan: m.StepPlan, reports: Reports) -> None:
+def evaluation(state: ConductorState, proposals: Proposals, plan: StepPlan, reports: Reports) -> None:
     """The loss over all held-out samples, and what else was measured: the ranks' sums over their weights.
 
     It is one event: that of the command that asked for it, if one did."""
     loss, weight, values = held_out.result(state.config, [*reports.values()])
     seconds = max(report.step_seconds for report in reports.values())
     pairs = held_out.pairs([*reports.values()])
-    state.decide(d.Evaluated(plan.step, loss, weight, seconds, values, pairs))
-    made = e.Evaluated(loss, seconds)
+    state.decide(Evaluated(plan.step, loss, weight, seconds, values, pairs))
+    made = run_events.Evaluated(loss, seconds)
     if not plan.commands:
         state.happen(made, step=plan.step)
     # Kept together with what policies make of it, and not before the result: killed between, it is done again.
@@ -102,20 +190,20 @@ def evaluation(state: ConductorState, proposals: Proposals, plan: m.StepPlan, re
         state.end(id, "applied", plan.step, made=made)
 
 
-def sample(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
+def sample(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
     """The model's answers, in one event: that of the command that asked for them, if one did. Without any the commands
     fail, never the run."""
     ((rank, report),) = reports.items()
-    node, answers = state.node(rank), report.answers if isinstance(report, m.SampleReport) else ()
+    node, answers = state.node(rank), report.answers if isinstance(report, SampleReport) else ()
     if not answers:
         _no_answer(state, plan, node, report.skipped or "it sent none")
         return
     asked_by = next((state.durable.carried[id].by for id in plan.commands if id in state.durable.carried), "auto")
     losses = state.progress.loss, state.durable.eval_loss if state.durable.eval_step == plan.step else None
-    for row in rows.samples(plan, report.finished_at, answers, node, asked_by, *losses):
-        state.decide(d.Sampled(row))
+    for row in sample_rows(plan, report.finished_at, answers, node, asked_by, *losses):
+        state.decide(Sampled(row))
     tokens, seconds = sum(answer.tokens for answer in answers), sum(answer.seconds for answer in answers)
-    done = e.Sampled(node, len(answers), tokens, seconds)
+    done = run_events.Sampled(node, len(answers), tokens, seconds)
     if not plan.commands:
         state.happen(done, step=plan.step)
     texts = [answer.text if len(answers) == 1 else f"{answer.prompt}\n{answer.text}" for answer in answers]
@@ -124,16 +212,16 @@ def sample(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
         state.end(id, "applied", plan.step, made=made)
 
 
-def defragmentation(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
+def defragmentation(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
     """What the ranks gave back to their devices; empty where a device has no cache of its own."""
-    freed = [report.values[m.FREED] for report in reports.values() if m.FREED in report.values]
+    freed = [report.values[FREED] for report in reports.values() if FREED in report.values]
     result = f"{sum(freed) / 1e9:.2f} GB of caches cleared" if freed else "caches cleared"
     for id in plan.commands:
         node = state.durable.carried[id].node if id in state.durable.carried else None
-        state.end(id, "applied", plan.step, made=e.CommandApplied(node or "", result))
+        state.end(id, "applied", plan.step, made=run_events.CommandApplied(node or "", result))
 
 
-def profile(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
+def profile(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
     """Which ranks record the steps that follow. The commands fail only if none does."""
     refused = {rank: report.skipped for rank, report in reports.items() if report.skipped}
     first, last = plan.step + 2, plan.step + 1 + plan.profile_steps
@@ -146,12 +234,12 @@ def profile(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
     result = f"{steps} on {state.nodes(begun)}; step {first - 1} warms up"
     for id in plan.commands:
         if begun:
-            state.end(id, "applied", plan.step, made=e.CommandApplied("", result))
+            state.end(id, "applied", plan.step, made=run_events.CommandApplied("", result))
         else:
             state.end(id, "failed", plan.step, "; ".join(dict.fromkeys(refused.values())))
 
 
-def profiled(state: ConductorState, said: m.ProfileWritten) -> None:
+def profiled(state: ConductorState, said: ProfileWritten) -> None:
     """A rank's trace is written, or failed; repeated messages are ignored."""
     asked = state.durable.profiling.get(said.rank)
     if asked is None or asked.seq != said.seq:
@@ -160,7 +248,7 @@ def profiled(state: ConductorState, said: m.ProfileWritten) -> None:
     if said.problem:
         _profile_failed(state, said.rank, asked, said.problem)
         return
-    done = e.Profiled(
+    done = run_events.Profiled(
         state.node(said.rank), said.rank, said.first_step, said.last_step, said.file, said.size_bytes, said.digest,
         said.phases, said.loop_seconds, said.lacks,
     )  # fmt: skip
@@ -176,28 +264,28 @@ def profile_lost(state: ConductorState, rank: int) -> None:
 
 
 def _profile_failed(state: ConductorState, rank: int, asked: Profiling, why: str) -> None:
-    state.happen(e.ProfileFailed(state.node(rank), why), "warning", command=asked.command)
+    state.happen(run_events.ProfileFailed(state.node(rank), why), "warning", command=asked.command)
 
 
 def _profile_ended(state: ConductorState, rank: int) -> None:
     state.persist(profiling={other: asked for other, asked in state.durable.profiling.items() if other != rank})
 
 
-def sample_interrupted(state: ConductorState, plan: m.StepPlan) -> None:
+def sample_interrupted(state: ConductorState, plan: StepPlan) -> None:
     """The group was left while a rank answered."""
     _no_answer(state, plan, state.node(plan.work[0].rank), INTERRUPTED["sample"])
 
 
-def _no_answer(state: ConductorState, plan: m.StepPlan, node: str, why: str) -> None:
-    state.happen(e.SampleFailed(node, why), "warning", plan.step)
+def _no_answer(state: ConductorState, plan: StepPlan, node: str, why: str) -> None:
+    state.happen(run_events.SampleFailed(node, why), "warning", plan.step)
     for id in plan.commands:
         state.end(id, "failed", plan.step, why)
 
 
-def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int, str]:
+def probe(state: ConductorState, plan: StepPlan, reports: Reports) -> dict[int, str]:
     """Compare the models of all ranks. Return why, of each new rank that holds another model than those that train.
     Raises CannotGoOnError if none of them has trained."""
-    found = {rank: report for rank, report in sorted(reports.items()) if isinstance(report, m.Probed)}
+    found = {rank: report for rank, report in sorted(reports.items()) if isinstance(report, Probed)}
     passed = [rank for rank in state.durable.probed or () if rank in found]
     if len(found) < len(reports):
         silent = ", ".join(state.settings.label(rank) for rank in sorted(reports.keys() - found))
@@ -211,14 +299,14 @@ def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int
             refused[each.rank] = _refusal(state, each, found)
             continue
         names = state.settings.label(each.rank), state.settings.label(each.other)
-        state.happen(e.ProbePassed(*names, each.largest, each.limit, each.tokens, seconds), "good", plan.step)
+        state.happen(run_events.ProbePassed(*names, each.largest, each.limit, each.tokens, seconds), "good", plan.step)
     if refused and not passed:
         raise CannotGoOnError(next(iter(refused.values())))
     state.persist(probed=tuple(rank for rank in found if rank not in refused))  # not before it, as an evaluation
     return refused
 
 
-def check_preflights(state: ConductorState, found: Mapping[int, m.Probed]) -> None:
+def check_preflights(state: ConductorState, found: Mapping[int, Probed]) -> None:
     """Compare the ranks of a new group before they have formed one. Raises CannotGoOnError."""
     (worst,) = probes.compare(found, (), _precision(state))
     if worst.is_refused:
@@ -229,14 +317,14 @@ def _precision(state: ConductorState) -> Precision:
     return Precision(state.config.model.computed, state.config.model.tf32)
 
 
-def _refusal(state: ConductorState, each: Difference, found: Mapping[int, m.Probed]) -> str:
+def _refusal(state: ConductorState, each: Difference, found: Mapping[int, Probed]) -> str:
     names = rank, other = state.settings.label(each.rank), state.settings.label(each.other)
     pair = found[each.rank], found[each.other]
     text = f"probe: {rank} differs from {other} by {each.largest:.2g} in a token's log-probability"
     return f"{text} (tolerance {each.limit:.2g}{_where(pair)}); likely cause: {probes.likely_cause(*pair, names)}"
 
 
-def _where(pair: tuple[m.Probed, m.Probed]) -> str:
+def _where(pair: tuple[Probed, Probed]) -> str:
     """The first layer that differs, as the continuation of a sentence."""
     first = probes.first_layer(*pair)
     if first is None:
@@ -245,7 +333,7 @@ def _where(pair: tuple[m.Probed, m.Probed]) -> str:
     return f"; from layer {layer} of {layers} on" if layer < layers else "; after the last layer"
 
 
-def checkpoint(writes: BackgroundWrites, plan: m.StepPlan, reports: Reports) -> str:
+def checkpoint(writes: BackgroundWrites, plan: StepPlan, reports: Reports) -> str:
     """Every writer's copy, as far as it is written. Gives why one is missing, else an empty string; that fails the
     commands, never the run."""
     writes.begin(plan, reports)

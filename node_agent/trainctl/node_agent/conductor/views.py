@@ -4,19 +4,19 @@ import msgspec
 
 from trainctl.node_agent.autopilot.policy import mode_of
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.policies import POLICIES
+from trainctl.protocol.messages import PolicyView, RankState, RankView, RunCost, RunView
 
 
 def run_view(
-    conductor: Conductor, started_at: float, directory: str, ranks: tuple[m.RankView, ...], lead: str,
-    cost: m.RunCost | None = None,
-) -> m.RunView:  # fmt: skip
+    conductor: Conductor, started_at: float, directory: str, ranks: tuple[RankView, ...], lead: str,
+    cost: RunCost | None = None,
+) -> RunView:  # fmt: skip
     """The whole view. `lead`: the node that leads; `cost`: of the run so far."""
     objective = objective_of(conductor.config.objective, conductor.config.data.kind)
     config, durable, settings = conductor.config, conductor.durable, conductor.durable.settings
-    return m.RunView(
+    return RunView(
         run=conductor.run, name=config.run.name, state=conductor.state, lead=lead, engine=conductor.engine,
         generation=durable.generation, step=conductor.progress.step, steps=config.run.steps,
         plan_version=settings.plan_version, global_batch=settings.global_batch,
@@ -26,20 +26,20 @@ def run_view(
         eval_values=tuple(durable.eval_values.items()), reason=conductor.reason,
         mixed=conductor.is_mixed, verbs=tuple(conductor.not_taken.items()),
         skipped=tuple((skip.start, skip.count) for skip in durable.skipped),
-        policies=tuple(m.PolicyView(name, mode_of(config, durable, name)) for name in POLICIES),
+        policies=tuple(PolicyView(name, mode_of(config, durable, name)) for name in POLICIES),
         weight_unit=objective.weight_unit, loss_unit=objective.loss_unit, cost=cost,
         branch=durable.branch,
     )  # fmt: skip
 
 
 def rank_view(
-    conductor: Conductor, rank: int, pid: int | None, away: str, before: m.RankView | None, at: float
-) -> m.RankView:
+    conductor: Conductor, rank: int, pid: int | None, away: str, before: RankView | None, at: float
+) -> RankView:
     """One rank; `away`: where it was when it fell silent, else empty. `since_at` stays while the state does."""
     setting, ready = conductor.durable.settings.ranks[rank], conductor.ranks[rank].ready
     state = _rank_state(conductor, rank, away)
     since_at = before.since_at if before is not None and before.state == state else at
-    return m.RankView(
+    return RankView(
         rank=rank, node=setting.node, state=state, since_at=since_at, share=setting.share,
         micro_batch=setting.micro_in_force, why=_why(conductor, rank, state, away),
         backend=ready.backend if ready else None, device=ready.device if ready else None, pid=pid,
@@ -55,16 +55,16 @@ def _passes(conductor: Conductor, rank: int) -> tuple[tuple[int, float], ...]:
     return curve.points if curve is not None else ()
 
 
-def same_but_progress(one: m.RunView, other: m.RunView) -> bool:
+def same_but_progress(one: RunView, other: RunView) -> bool:
     """Whether two views differ by no more than a committed step makes them."""
 
-    def still(view: m.RunView) -> m.RunView:
+    def still(view: RunView) -> RunView:
         return msgspec.structs.replace(view, step=0, cursor=0, learning_rate=0.0, boot="", seq=0)
 
     return still(one) == still(other)
 
 
-def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
+def _rank_state(conductor: Conductor, rank: int, away: str) -> RankState:
     at, out = conductor.ranks[rank], conductor.durable.settings.ranks[rank].out
     if out == "failed" and conductor.final is None:
         return "failed"
@@ -95,7 +95,7 @@ def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
     return "run" if conductor.stage == "formed" else "ready"
 
 
-def _why(conductor: Conductor, rank: int, state: m.RankState, away: str) -> str:
+def _why(conductor: Conductor, rank: int, state: RankState, away: str) -> str:
     out = conductor.durable.settings.ranks[rank].out
     if state == "lost" and out == "drained":
         return f"drained; its trainer {conductor.ranks[rank].why}"

@@ -1,17 +1,19 @@
-"""Compatibility of what the ranks have loaded, and the engine that can sum their gradients."""
+"""Compatibility of what the ranks have loaded, with the engine that can sum their gradients, and their setups."""
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import Engine, FileDigest, Ready
+from trainctl.protocol.messages import Compute, Engine, FileDigest, Ready
 
 FIELD = "group.engine"
 _LIBRARIES: dict[Engine, str] = {"gloo": "torch", "ring": "mlx"}
 
 
 def choose(group: GroupTable, ready: Mapping[str, Ready]) -> Engine:
-    """The engine for the ranks that said `ready`, by their names.
+    """Return the engine for the ranks that said `ready`, by their names.
 
     `auto`: gloo if all are on Linux with torch, else ring if all have mlx. Raises InvalidInputError naming the node and
     what it lacks.
@@ -49,7 +51,7 @@ def _not_linux(ready: Mapping[str, Ready]) -> str:
 
 
 def disagreement(ready: Mapping[str, Ready]) -> str | None:
-    """The first difference between what the nodes loaded, with the file that makes it; None if there is none."""
+    """Return the first difference between what the nodes loaded, with the file that makes it; None if there is none."""
     first_node, first = next(iter(ready.items()))
     for node, mine in ready.items():
         for what, files in (("layout", "model_files"), ("data", "data_files"), ("model", "model_files")):
@@ -70,3 +72,60 @@ def _unlike_file(mine: Sequence[FileDigest], others: Sequence[FileDigest], node:
         if here[name] != there[name]:
             return f": {name} differs"
     return ""
+
+
+class RankSetup(msgspec.Struct, frozen=True):
+    """What one rank computes with. With all of them the same on one device, a resumed run continues bit for bit."""
+
+    node: str
+    backend: str
+    device: str
+    compute: Compute | None = None  # None: reported by a version that didn't say
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """What the step of a loaded checkpoint was made with, until the group that continues it has formed."""
+
+    step: int
+    ranks: dict[int, RankSetup]
+
+
+def setup_of(node: str, ready: Ready) -> RankSetup:
+    """Return the setup of a rank that has loaded."""
+    return RankSetup(node, ready.backend, ready.device, ready.compute)
+
+
+def differences(before: Mapping[int, RankSetup], now: Mapping[int, RankSetup]) -> tuple[str, ...]:
+    """Return what differs after a resume, each in words; empty if nothing does."""
+    changes = []
+    if [(rank, before[rank].node) for rank in sorted(before)] != [(rank, now[rank].node) for rank in sorted(now)]:
+        changes.append(f"the ranks are those of {_nodes(now)} instead of {_nodes(before)}")
+    alike: dict[str, list[str]] = {}  # nodes by what differs on them
+    for rank in sorted(before.keys() & now.keys()):
+        then, there = _words(before[rank]), _words(now[rank])
+        changed = [
+            f"{there[name]} instead of {then[name]}" for name in there if name in then and there[name] != then[name]
+        ]
+        if changed:
+            alike.setdefault(", ".join(changed), []).append(now[rank].node)
+    changes += [f"{', '.join(nodes)}: {changed}" for changed, nodes in alike.items()]
+    return tuple(changes)
+
+
+def _nodes(ranks: Mapping[int, RankSetup]) -> str:
+    return ", ".join(ranks[rank].node for rank in sorted(ranks))
+
+
+def _words(setup: RankSetup) -> dict[str, str]:
+    compute = setup.compute
+    words = {"backend": setup.backend, "device": f"device {setup.device}"}
+    if compute is not None:
+        words |= {
+            "dtype": f"passes in {compute.dtype}", "weights": f"weights in {compute.weights or 'an unknown form'}",
+            "tf32": "TF32" if compute.tf32 else "no TF32", "compile": f"compile {compute.compile}",
+            "attention": f"attention {compute.attention or 'unknown'}",
+            "deterministic": "deterministic kernels" if compute.deterministic else "any kernels",
+        }  # fmt: skip
+        words |= {"update": f"updates by {compute.update}"} if compute.update else {}
+        words |= {f"version of {name}": f"{name} {version}" for name, version in compute.versions}
+    return words

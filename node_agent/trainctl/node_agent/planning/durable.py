@@ -1,13 +1,13 @@
-"""The conductor's durable state: the settings that plans are made from, and the open commands."""
+"""The conductor's durable state: the settings that plans are made from, the open commands, and terms of leadership."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 
+from trainctl.node_agent.planning.compatibility import RankSetup, Resumed
 from trainctl.node_agent.planning.lr_schedule import LrRule
-from trainctl.node_agent.planning.setups import RankSetup, Resumed
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages import BranchPoint, Generation
 from trainctl.protocol.messages.events import AnyEvent
@@ -184,3 +184,14 @@ class Durable(msgspec.Struct, frozen=True):
             return kept
         newest = kept[-(keep_last - 1) :] if keep_last > 1 else ()
         return tuple(sorted({*newest, *first_of_each(kept, keep_every)}))
+
+
+def next_term(above: int, node: str, others: Collection[str]) -> int:
+    """Return the lowest term above one that is `node`'s to claim.
+
+    Each node of the cluster has every n-th one for itself, as with the ballots of Paxos (Lamport, The Part-Time
+    Parliament, 1998): no two can lead in one term, not even where they were parted and an operator's word stood for a
+    majority, if all have the same cluster file.
+    """
+    names = sorted({node, *others})
+    return above + 1 + (names.index(node) - above - 1) % len(names)

@@ -13,8 +13,8 @@ from trainctl.node_agent.planning.share_edits import Edit, Facts
 from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.events import Change, GlobalBatchChanged, LearningRateChanged, MicroBatchChanged, Pairs
 
 MAX_LEARNING_RATE = 100.0
 NO_FACTS = Facts()
@@ -35,7 +35,7 @@ def apply(
     return edit
 
 
-def _unchanged(change: e.Change) -> e.Change:
+def _unchanged(change: Change) -> Change:
     return msgspec.structs.replace(change, after=change.before)
 
 
@@ -79,11 +79,11 @@ def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None, facts
         else setting
         for rank, setting in settings.ranks.items()
     }
-    change = e.MicroBatchChanged(_micros(settings.ranks, chosen), _micros(ranks, chosen))
+    change = MicroBatchChanged(_micros(settings.ranks, chosen), _micros(ranks, chosen))
     return Edit(settings.edited(ranks=ranks), change)
 
 
-def _micros(ranks: Mapping[int, RankSetting], chosen: Sequence[int]) -> e.Pairs:
+def _micros(ranks: Mapping[int, RankSetting], chosen: Sequence[int]) -> Pairs:
     return tuple((ranks[rank].node, ranks[rank].micro_in_force) for rank in chosen)
 
 
@@ -93,7 +93,7 @@ def _global_batch(settings: Settings, args: verbs.SetGlobalBatch, config: RunFil
     lr = settings.lr.scaled(args.value / settings.global_batch) if args.schedule == "scale" else settings.lr
     if args.schedule == "scale":
         _check_rate(lr, "schedule", config)
-    change = e.GlobalBatchChanged(settings.global_batch, args.value, args.schedule)
+    change = GlobalBatchChanged(settings.global_batch, args.value, args.schedule)
     return Edit(settings.edited(global_batch=args.value, ranks=ranks, lr=lr), change)
 
 
@@ -101,7 +101,7 @@ def _learning_rate(settings: Settings, args: verbs.SetLr, step: int, config: Run
     steps = config.run.steps
     before = rate(settings.lr, config.optimizer, steps, step)
     was_constant = settings.lr.kind == "constant"
-    change = e.LearningRateChanged(before, args.value, args.schedule, was_constant)
+    change = LearningRateChanged(before, args.value, args.schedule, was_constant)
     if args.schedule == "set":
         lr = msgspec.structs.replace(settings.lr, kind="constant", number=args.value)
         return Edit(settings.edited(lr=lr), change)

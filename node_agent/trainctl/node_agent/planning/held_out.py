@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.objectives import HELD_OUT, objective_of
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.messages import EvaluatedPair, EvaluationReport, Report, Values, followed_pairs
 
 
 class Result(NamedTuple):
@@ -17,7 +17,7 @@ class Result(NamedTuple):
     values: dict[str, float]  # metrics beside the loss, by name
 
 
-def result(config: RunFile, reports: Sequence[m.Report]) -> Result:
+def result(config: RunFile, reports: Sequence[Report]) -> Result:
     """Of the ranks' reports, in an order that is always the same."""
     objective = objective_of(config.objective, config.data.kind)
     unit = objective.weight_unit
@@ -32,20 +32,20 @@ def result(config: RunFile, reports: Sequence[m.Report]) -> Result:
     return Result(sum(terms), weights.get(unit, 0.0), values)
 
 
-def pairs(reports: Sequence[m.Report]) -> tuple[m.EvaluatedPair, ...]:
+def pairs(reports: Sequence[Report]) -> tuple[EvaluatedPair, ...]:
     """Of all ranks' pairs the first ones and the worst ones, by index."""
-    said = [pair for report in reports if isinstance(report, m.EvaluationReport) for pair in report.pairs]
-    return m.followed_pairs(said)
+    said = [pair for report in reports if isinstance(report, EvaluationReport) for pair in report.pairs]
+    return followed_pairs(said)
 
 
-def _parts(report: m.Report, unit: str) -> tuple[m.Values, m.Values, m.Values]:
+def _parts(report: Report, unit: str) -> tuple[Values, Values, Values]:
     """Losses, weights and sums by name; of a simulated rank, the loss alone."""
-    if isinstance(report, m.EvaluationReport):
+    if isinstance(report, EvaluationReport):
         return report.losses, report.weights, report.sums
     return {unit: report.loss_sum}, {unit: report.weight}, {}
 
 
-def _summed(parts: Iterable[m.Values]) -> dict[str, float]:
+def _summed(parts: Iterable[Values]) -> dict[str, float]:
     found: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():

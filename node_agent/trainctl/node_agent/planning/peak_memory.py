@@ -4,10 +4,10 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.memory_estimate import MemoryModel, fit
 from trainctl.protocol.calibration.peak import MOST_OF_CAP
 from trainctl.protocol.calibration.profile import ProfileSummary
+from trainctl.protocol.messages import Ready, Report, peak_bytes
 
 NEWEST = 4
 """Newest steps of one micro-batch whose median peak counts."""
@@ -21,7 +21,7 @@ class MemoryPeaks:
     """Kept by the conductor in memory; a rank has no model before its peaks at two micro-batches are known."""
 
     def __init__(self) -> None:
-        self._steps: deque[Mapping[int, m.Report]] = deque(maxlen=NEWEST)  # of one plan version, not in _reported yet
+        self._steps: deque[Mapping[int, Report]] = deque(maxlen=NEWEST)  # of one plan version, not in _reported yet
         self._version = 0
         self._reported: dict[int, dict[int, deque[float]]] = {}
         self._profiles: dict[int, ProfileSummary] = {}
@@ -34,7 +34,7 @@ class MemoryPeaks:
         self._shows_copy: set[int] = set()  # ranks whose peaks would have the copy
         self._has_copy: set[int] = set()  # ranks whose peaks have it
 
-    def loaded(self, ready: m.Ready, copied_bytes: int) -> None:
+    def loaded(self, ready: Ready, copied_bytes: int) -> None:
         """A rank's process says what it has loaded, perhaps again. Its first checkpoint makes the copy, and it keeps
         it. On a CPU, peaks are of the whole process and have it then."""
         if self._pids.get(ready.rank) != ready.pid:
@@ -62,7 +62,7 @@ class MemoryPeaks:
         self._profiles[rank], self._calibrated[rank] = profile, fit(peaks)
         self._tried[rank] = max(one.micro for one in profile.passes)
 
-    def reported(self, reports: Mapping[int, m.Report], plan_version: int) -> None:
+    def reported(self, reports: Mapping[int, Report], plan_version: int) -> None:
         """Every rank's report of one whole step. They are read when a model is wanted, or the plan changes."""
         if plan_version != self._version:
             self._take_steps()
@@ -75,10 +75,10 @@ class MemoryPeaks:
                 self._take(report)
         self._steps.clear()
 
-    def _take(self, report: m.Report) -> None:
+    def _take(self, report: Report) -> None:
         """One that repeated passes had several micro-batches."""
         self._caps[report.rank] = report.values.get("memory_cap_bytes", 0.0)
-        peak, micro = m.peak_bytes(report.values), report.micro_batch
+        peak, micro = peak_bytes(report.values), report.micro_batch
         if peak is None or not micro or report.replays:
             return
         sizes = self._reported.setdefault(report.rank, {})

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from trainctl.node_agent.planning import ranges as shares
+from trainctl.node_agent.planning import ranges
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.protocol.batch.split import spread
@@ -17,7 +17,7 @@ from trainctl.protocol.messages.verbs import Profile, SampleModel
 def train(run: str, durable: Durable, config: RunFile, step: int, cursor: int, commands: Sequence[str]) -> StepPlan:
     """The plan that commits `step`, whose global batch begins at position `cursor`."""
     settings = durable.settings
-    dealt = shares.deal(cursor, settings.shares)
+    dealt = ranges.deal(cursor, settings.shares)
     learning_rate = rate(settings.lr, config.optimizer, config.run.steps, step)
     work = _work(durable, dealt)
     return _plan(run, durable, "train", step, cursor, work, learning_rate=learning_rate, commands=tuple(commands))
@@ -29,22 +29,22 @@ def finishing(plan: StepPlan, durable: Durable, held: dict[int, tuple[Range, ...
     Learning rate, G, D and commands stay the plan's own, so that the step is the same step.
     """
     done = [piece for ranges in held.values() for piece in ranges]
-    left = shares.subtract((piece for work in plan.work for piece in work.ranges), done)
+    left = ranges.subtract((piece for work in plan.work for piece in work.ranges), done)
     count = sum(piece.count for piece in left)
-    work = _work(durable, shares.cut(left, spread(count, _weights(durable))))
+    work = _work(durable, ranges.cut(left, spread(count, _weights(durable))))
     return msgspec.structs.replace(plan, generation=durable.generation, seq=durable.seq, work=work, finishes=held_from)
 
 
 def again(plan: StepPlan, durable: Durable) -> StepPlan:
     """A step that was made and is lost: the same positions, learning rate, D and commands, by those that are live."""
     counts = spread(plan.global_batch, _weights(durable))
-    work = _work(durable, shares.deal(plan.cursor, counts))
+    work = _work(durable, ranges.deal(plan.cursor, counts))
     return msgspec.structs.replace(plan, generation=durable.generation, seq=durable.seq, work=work, finishes=None)
 
 
 def evaluate(run: str, durable: Durable, step: int, cursor: int, held_out: int, commands: Sequence[str]) -> StepPlan:
     """A pass over the `held_out` samples kept for it, split by share."""
-    dealt = shares.deal(0, spread(held_out, _weights(durable)))
+    dealt = ranges.deal(0, spread(held_out, _weights(durable)))
     return _plan(run, durable, "evaluate", step, cursor, _work(durable, dealt), commands=tuple(commands))
 
 

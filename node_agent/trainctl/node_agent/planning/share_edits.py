@@ -4,7 +4,7 @@ Shares of live ranks always sum to G, each at least one; a change names absolute
 what undoes its `after`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -23,10 +23,12 @@ from trainctl.protocol.batch.split import (
     split,
 )
 from trainctl.protocol.batch.step_model import StepModel
-from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.calibration.peak import fastest_within_cap
+from trainctl.protocol.config.micro_batches import first_micro, is_auto
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready, verbs
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages.events import Change, MicroBatchChanged, NodeStateChanged, SharesChanged
 
 AWAY_SECONDS = 5.0
 """Seconds of silence after which a trainer counts as hung; it reports every second, also while it computes."""
@@ -34,7 +36,7 @@ AWAY_SECONDS = 5.0
 
 class Edit(NamedTuple):
     settings: Settings
-    change: e.Change
+    change: Change
 
 
 class Facts(NamedTuple):
@@ -67,7 +69,7 @@ def edit(settings: Settings, counts: Mapping[int, int], node: str = "") -> Edit:
     """The settings with these shares of live ranks; all others are out. `node`: the one drained or admitted."""
     ranks = with_shares(settings, counts)
     shown = [rank for rank, setting in settings.ranks.items() if not (setting.out and ranks[rank].out)]
-    change = e.SharesChanged(_by_node(settings.ranks, shown), _by_node(ranks, shown), node=node)
+    change = SharesChanged(_by_node(settings.ranks, shown), _by_node(ranks, shown), node=node)
     return Edit(settings.edited(ranks=ranks), change)
 
 
@@ -172,7 +174,7 @@ def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
         raise InvalidInputError("node", f"{node} is already drained")
     if all(settings.ranks[rank].out for rank in leaving):
         after = _set_out(settings, leaving, "drained").edited()
-        return Edit(after, e.NodeStateChanged(node or "", settings.ranks[leaving[0]].out, "drained"))
+        return Edit(after, NodeStateChanged(node or "", settings.ranks[leaving[0]].out, "drained"))
     staying = settings.live.keys() - leaving
     if not staying:
         raise InvalidInputError("node", f"{node} is the last live node; use stop to end the run")
@@ -248,7 +250,7 @@ def halve(settings: Settings, rank: int) -> Edit:
     setting = settings.ranks[rank]
     before = last_micro_batch(setting)
     after = max(1, before // 2)
-    change = e.MicroBatchChanged(((setting.node, before),), ((setting.node, after),))
+    change = MicroBatchChanged(((setting.node, before),), ((setting.node, after),))
     if after == before:
         return Edit(settings, change)
     halved = msgspec.structs.replace(setting, micro_batch=after, halved_to=after)
@@ -291,3 +293,28 @@ def _ranks_of(settings: Settings, node: str | None) -> list[int]:
     if not ranks:
         raise InvalidInputError("node", unknown_node(settings, node))
     return ranks
+
+
+def fastest_micro(settings: Settings, config: RunFile, ready: Ready) -> Edit | None:
+    """The micro-batch of a rank's profile, for its first step; None if the run file, a person or a lack of memory has
+    decided, or nothing changes. A smaller share limits it, as any micro-batch."""
+    setting = settings.ranks.get(ready.rank)
+    if setting is None or ready.profile is None:
+        return None
+    table = config.nodes.get(setting.node, NodeTable())
+    if not is_auto(config, table) or setting.halved_to or setting.micro_batch != first_micro(config, table):
+        return None
+    chosen = fastest_within_cap(ready.profile.passes, config.batch.global_, ready.memory_cap_bytes)
+    if chosen.micro == setting.micro_batch:
+        return None
+    cause = f'micro = "auto": {chosen.rate:.4g} samples/s by {setting.node}\'s calibration'
+    return resized(settings, [ready.rank], chosen.micro, cause)
+
+
+def resized(settings: Settings, ranks: Sequence[int], micro: int, cause: str = "") -> Edit:
+    """Return another micro-batch for the ranks of a node, which the run file leaves to be chosen."""
+    after = {rank: msgspec.structs.replace(settings.ranks[rank], micro_batch=micro) for rank in ranks}
+    first = min(ranks)
+    node, before = settings.ranks[first].node, settings.ranks[first].micro_in_force
+    change = MicroBatchChanged(((node, before),), ((node, after[first].micro_in_force),), cause)
+    return Edit(settings.edited(ranks={**settings.ranks, **after}), change)

@@ -4,10 +4,33 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel, Timing, fit, middle, models
 from trainctl.protocol.calibration.profile import ProfileSummary
+from trainctl.protocol.messages import Report
+
+GRADIENT_BYTES, STATE_BYTES = 4, 12
+"""Bytes per parameter: a gradient in fp32; weights and two moments of 4 bytes each."""
+LINK_BYTES_PER_SECOND = 10e6
+"""Bytes per second of the slowest link that a group may form over, a tenth of a gigabit."""
+DISK_BYTES_PER_SECOND = 100e6
+"""Bytes per second of a slow disk or a network disk."""
+
+
+def level_seconds(parameters: int) -> float:
+    """Return the seconds that giving a whole state to others may take where nothing has been measured yet."""
+    return parameters * STATE_BYTES / LINK_BYTES_PER_SECOND
+
+
+def sum_seconds(parameters: int) -> float:
+    """Return the seconds that a sum of all gradients may take; in a ring each of them passes a link twice."""
+    return 2 * parameters * GRADIENT_BYTES / LINK_BYTES_PER_SECOND
+
+
+def write_seconds(parameters: int) -> float:
+    """Return the seconds that writing a checkpoint may take."""
+    return parameters * STATE_BYTES / DISK_BYTES_PER_SECOND
+
 
 NEWEST = 8
 """Newest steps whose middle is a rank's pace."""
@@ -28,7 +51,7 @@ class Rates:
     """Kept by the conductor in memory; a rank has none before its first step, measurement or calibration."""
 
     def __init__(self) -> None:
-        self._steps: deque[Mapping[int, m.Report]] = deque(maxlen=NEWEST)  # of one plan version, not in _timings yet
+        self._steps: deque[Mapping[int, Report]] = deque(maxlen=NEWEST)  # of one plan version, not in _timings yet
         self._version, self._has_begun = 0, False
         self._timings: dict[int, deque[Timing]] = {}
         self._measured: dict[int, tuple[float, int]] = {}  # samples per second, and of a pass
@@ -49,7 +72,7 @@ class Rates:
         self._timings.pop(rank, None)
         self._measured[rank] = samples_per_second, micro
 
-    def reported(self, reports: Mapping[int, m.Report], plan_version: int) -> None:
+    def reported(self, reports: Mapping[int, Report], plan_version: int) -> None:
         """Every rank's report of one whole step. They are read when a model is wanted, or the plan changes."""
         if plan_version != self._version:
             self._take_steps()
@@ -125,7 +148,7 @@ class Rates:
         return StepModel(curve, floor_seconds, curve.samples_per_second(max(micro, 1)) / rate)
 
 
-def _timing(report: m.Report) -> Timing:
+def _timing(report: Report) -> Timing:
     return Timing.of(report.own_samples, report.phases, 0 if report.replays else report.micro_batch)
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent.planning.terms import next_term
+from trainctl.node_agent.planning.durable import next_term
 from trainctl.node_agent.records.replication import far
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.transport.peer_pool import Peers

@@ -10,18 +10,18 @@ from typing import NamedTuple
 import msgspec
 
 from trainctl.node_agent.planning import share_edits
+from trainctl.node_agent.planning.compatibility import Resumed
 from trainctl.node_agent.planning.durable import Durable, Settings, Skipped
-from trainctl.node_agent.planning.setups import Resumed
 from trainctl.node_agent.records.keys import DURABLE_KEY, decoded, settings_key
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs import checkpoint_source
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder, rename, sync_all
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import BranchPoint, Event, LateEvent
+from trainctl.protocol.messages.events import RunBranched
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -54,7 +54,7 @@ class Fork(NamedTuple):
         settings, keeps_ranks = self._settings(config, begun.settings)
         return msgspec.structs.replace(
             begun, settings=settings, skipped=self.skipped, checkpoints=(self.step,), written=self.step,
-            branch=m.BranchPoint(self.run, self.step, self.cursor), resumed=self.setups, timed=keeps_ranks,
+            branch=BranchPoint(self.run, self.step, self.cursor), resumed=self.setups, timed=keeps_ranks,
         )  # fmt: skip
 
     def _settings(self, config: RunFile, first: Settings) -> tuple[Settings, bool]:
@@ -77,7 +77,7 @@ class Fork(NamedTuple):
         same = (config.batch, config.nodes) == (self.config.batch, self.config.nodes or config.nodes)
         return same and nodes == list(config.nodes) and len(then.live) == len(then.ranks)
 
-    def take(self, paths: RunPaths, recorder: RunDb, node: str, by: str) -> tuple[Path, m.Event]:
+    def take(self, paths: RunPaths, recorder: RunDb, node: str, by: str) -> tuple[Path, Event]:
         """Copy the checkpoint to the branch, where it can start again from it; its folder, and the event in its record.
         Raises RefusedError."""
         folder = paths.checkpoint(self.step)
@@ -91,18 +91,18 @@ class Fork(NamedTuple):
             raise RefusedError(f"cannot copy the checkpoint of step {self.step}: {error}") from None
         return folder, recorder.event(time.time(), self._event(paths, node), "info", by, step=self.step)
 
-    def note(self, paths: RunPaths, node: str, by: str) -> m.Event | None:
+    def note(self, paths: RunPaths, node: str, by: str) -> Event | None:
         """Have the parent's record say it too; None if it can't be written."""
         with contextlib.suppress(InvalidInputError), RunDb(self.parent, resumable=False) as recorder:
             return recorder.event(time.time(), self._event(paths, node), "info", by, step=self.step)
         return None
 
-    def late_event(self, paths: RunPaths, node: str, by: str) -> m.LateEvent:
+    def late_event(self, paths: RunPaths, node: str, by: str) -> LateEvent:
         """For the parent's record on the node that led it."""
-        return m.LateEvent(self.run, time.time(), by, "info", self.step, self._event(paths, node))
+        return LateEvent(self.run, time.time(), by, "info", self.step, self._event(paths, node))
 
-    def _event(self, paths: RunPaths, node: str) -> e.RunBranched:
-        return e.RunBranched(self.run, self.step, paths.directory.name, node)
+    def _event(self, paths: RunPaths, node: str) -> RunBranched:
+        return RunBranched(self.run, self.step, paths.directory.name, node)
 
 
 def find(paths: RunPaths, step: int | None, node: str) -> Fork:

@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from trainctl.node_agent.planning.compatibility import Resumed
 from trainctl.node_agent.planning.durable import Durable
-from trainctl.node_agent.planning.setups import Resumed
 from trainctl.node_agent.records.keys import DURABLE_KEY, decoded
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Generation, PeerConsent
 from trainctl.protocol.messages.events import RunBranched, RunStateChanged, StepRetracted
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
@@ -60,7 +60,7 @@ def missing(paths: RunPaths, source: Source, at_most: int | None = None) -> str:
     raise InvalidInputError("resume", f"{problem}; put one back, or start over with --from-step 0")
 
 
-def newest_here(paths: RunPaths) -> tuple[int, m.Generation | None, int | None]:
+def newest_here(paths: RunPaths) -> tuple[int, Generation | None, int | None]:
     """The step of the newest complete checkpoint on this node, the generation that committed it, and the first position
     after it; step 0 without one, or where the disk fails."""
     try:
@@ -73,7 +73,7 @@ def newest_here(paths: RunPaths) -> tuple[int, m.Generation | None, int | None]:
     return 0, None, None
 
 
-def newer(paths: RunPaths, source: Source, answers: Mapping[str, m.PeerConsent]) -> Source | None:
+def newer(paths: RunPaths, source: Source, answers: Mapping[str, PeerConsent]) -> Source | None:
     """The newest checkpoint that another node has by its answer, if it is newer than `source` and of a step that stands
     in this record or that this has lost: its writer's message may have been lost with this node's power."""
     found: Source | None = None
@@ -102,7 +102,7 @@ def stands(paths: RunPaths, manifest: checkpoints.Manifest) -> bool:
         return _stands(reader, manifest.step, _generation(manifest))
 
 
-def _stands(reader: RecordReader, step: int, generation: m.Generation | None) -> bool:
+def _stands(reader: RecordReader, step: int, generation: Generation | None) -> bool:
     rows, _ = reader.steps(step - 1, 1)
     row = rows[0] if rows and rows[0].step == step else None
     if generation is None or row is not None:
@@ -110,7 +110,7 @@ def _stands(reader: RecordReader, step: int, generation: m.Generation | None) ->
     return not reader.is_retracted(step, generation)  # else the record has lost the step
 
 
-def _generation(manifest: checkpoints.Manifest) -> m.Generation | None:
+def _generation(manifest: checkpoints.Manifest) -> Generation | None:
     return manifest.metadata.lineage.generation if manifest.metadata is not None else None
 
 

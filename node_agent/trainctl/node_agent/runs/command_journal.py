@@ -9,17 +9,16 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import Commanded, CommandEnded, Happened, Proposed
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, digest_of
 from trainctl.node_agent.records.run_folders import UNKNOWN_DIGEST
 from trainctl.node_agent.runs.session import Conducting, Session
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.messages import events as e
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import FINAL_COMMAND_STATES, Command, CommandReply, KeptCommand, verbs
+from trainctl.protocol.messages.events import CommandApplied, CommandFailed, RunStateChanged
 
-Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
+Answer = Callable[[bytes, CommandReply], Awaitable[None]]
 BUSY_SECONDS, BUSY_RETRY_SECONDS = 5.0, 0.1
 """Seconds for which a command and its outcome wait for agent.db, if another process has it locked."""
 RESTARTED = "the agent restarted before the command took effect"
@@ -36,15 +35,15 @@ class _Asker:
 class Handlers(NamedTuple):
     """Who carries out what isn't for the conductor of an active run. Each raises InvalidInputError or RefusedError."""
 
-    start_run: Callable[[m.Command, verbs.StartRun], Awaitable[str]]
-    stop_waiting: Callable[[m.Command], int | None]
+    start_run: Callable[[Command, verbs.StartRun], Awaitable[str]]
+    stop_waiting: Callable[[Command], int | None]
     """Stops a run that waits to go back to its checkpoint. Returns its last step; None if there is none, or not that
     one."""
-    promote: Callable[[m.Command, verbs.Promote], Awaitable[d.CommandEnded]]
+    promote: Callable[[Command, verbs.Promote], Awaitable[CommandEnded]]
     """Makes this node lead the run that it follows."""
-    note_ended: Callable[[JournaledCommand], d.CommandEnded]
+    note_ended: Callable[[JournaledCommand], CommandEnded]
     """Writes a note on a run that has ended."""
-    alerts: Callable[[m.Command, "verbs.Acknowledge | verbs.Mute"], d.CommandEnded]
+    alerts: Callable[[Command, "verbs.Acknowledge | verbs.Mute"], CommandEnded]
 
 
 class CommandJournal:
@@ -64,10 +63,10 @@ class CommandJournal:
         """The run that is led."""
         return self._conducting.session
 
-    def propose(self, proposed: d.Proposed) -> None:
+    def propose(self, proposed: Proposed) -> None:
         """Take a policy's command as if a client had sent it, once what it follows from has been carried out."""
         self._reasons[proposed.id] = proposed.reason
-        command = m.Command(
+        command = Command(
             rid=proposed.by, id=proposed.id, verb=proposed.verb, args=msgspec.to_builtins(proposed.args),
             by=proposed.by, node=proposed.node, run=self.session.run if self.session is not None else None,
             if_plan=proposed.if_plan, issued_at=time.time(),
@@ -76,13 +75,13 @@ class CommandJournal:
         self._proposing.add(task)
         task.add_done_callback(self._proposing.discard)
 
-    async def _take_proposed(self, command: m.Command) -> None:
+    async def _take_proposed(self, command: Command) -> None:
         """A command that the disk doesn't take is proposed again, if it is still wanted."""
         with contextlib.suppress(RefusedError):
             await self.take(b"", command)
         self._reasons.pop(command.id, None)
 
-    async def take(self, identity: bytes, command: m.Command) -> None:
+    async def take(self, identity: bytes, command: Command) -> None:
         """One command from one client; of a policy's, whose identity is empty, no one receives how it ended. The same
         id again gets the outcome that the first one had or will have."""
         if identity and command.by.startswith("auto"):  # only the program itself goes by that
@@ -105,14 +104,14 @@ class CommandJournal:
             else:
                 await self._conduct(command, args)
         except InvalidInputError as error:
-            await self.end(d.CommandEnded(command.id, "rejected", reason=error.problem, field=error.where))
+            await self.end(CommandEnded(command.id, "rejected", reason=error.problem, field=error.where))
         except (RefusedError, OSError) as error:  # the latter: no descriptor is free, say
-            await self.end(d.CommandEnded(command.id, "failed", reason=str(error)))
+            await self.end(CommandEnded(command.id, "failed", reason=str(error)))
         row = self._db.find(command.id)
         if row is not None and row.is_open:
             await self._say(identity, row.reply(command.rid))
 
-    async def _accept(self, command: m.Command, digest: str) -> None:
+    async def _accept(self, command: Command, digest: str) -> None:
         """Journal a command; another process's lock is waited for. Raises RefusedError."""
         until = time.monotonic() + BUSY_SECONDS
         while True:
@@ -124,7 +123,7 @@ class CommandJournal:
                     raise
             await asyncio.sleep(BUSY_RETRY_SECONDS)
 
-    async def _obey(self, command: m.Command, args: verbs.AgentArgs) -> None:
+    async def _obey(self, command: Command, args: verbs.AgentArgs) -> None:
         """Carry out what is for this agent itself."""
         match args:
             case verbs.StartRun():
@@ -139,20 +138,20 @@ class CommandJournal:
     async def _take_again(self, asker: _Asker, known: JournaledCommand, digest: str) -> None:
         if known.digest not in (digest, UNKNOWN_DIGEST):
             reason = f"id {known.id} was already used for a different command ({known.verb})"
-            reply = m.CommandReply(rid=asker.rid, id=known.id, state="conflict", reason=reason, field="id")
+            reply = CommandReply(rid=asker.rid, id=known.id, state="conflict", reason=reason, field="id")
             await self._say(asker.identity, reply)
             return
         if known.is_open:
             self._askers.setdefault(known.id, []).append(asker)
         await self._say(asker.identity, known.reply(asker.rid))
 
-    async def _conduct(self, command: m.Command, args: verbs.AnyArgs) -> None:
+    async def _conduct(self, command: Command, args: verbs.AnyArgs) -> None:
         session = self.session
         if session is None and isinstance(args, verbs.Stop):
             step = self._handlers.stop_waiting(command)
             if step is not None:
-                made = e.RunStateChanged("going back", "stopped")
-                await self.end(d.CommandEnded(command.id, "applied", step, made=made))
+                made = RunStateChanged("going back", "stopped")
+                await self.end(CommandEnded(command.id, "applied", step, made=made))
                 await self.fail_open("the run was stopped before the command took effect", command.run)
                 return
         other = session is None or command.run not in (None, session.run)
@@ -170,7 +169,7 @@ class CommandJournal:
             raise InvalidInputError("run", f"{command.run!r} is not active; the active run is {session.run}")
         expires = time.monotonic() + command.ttl_seconds
         given = (command.id, command.verb, args, command.by, command.node, command.if_plan)
-        await session.feed(d.Commanded(*given, expires, reason=self._reasons.get(command.id, "")))
+        await session.feed(Commanded(*given, expires, reason=self._reasons.get(command.id, "")))
 
     async def conduct_again(self, session: Session, why: str = RESTARTED) -> None:
         """After a restart, or once a run has gone back: what was accepted and is on no plan yet goes to the conductor
@@ -187,17 +186,17 @@ class CommandJournal:
             try:
                 args = verbs.check(row.verb, row.args, row.node)
             except InvalidInputError as error:  # killed before the refusal was journaled
-                await self.end(d.CommandEnded(row.id, "rejected", reason=error.problem, field=error.where))
+                await self.end(CommandEnded(row.id, "rejected", reason=error.problem, field=error.where))
                 continue
             if row.run != session.run or isinstance(args, verbs.AgentArgs):
-                await self.end(d.CommandEnded(row.id, "failed", reason=why))
+                await self.end(CommandEnded(row.id, "failed", reason=why))
                 continue
             noted = session.recorder.note_of(row.id) if isinstance(args, verbs.Note) else None
             if noted is not None:  # killed before the outcome was journaled
-                await self.end(d.CommandEnded(row.id, "applied", noted))
+                await self.end(CommandEnded(row.id, "applied", noted))
                 continue
             expires = time.monotonic() + left_seconds
-            await session.feed(d.Commanded(row.id, row.verb, args, row.by, row.node, row.if_plan, expires, again=True))
+            await session.feed(Commanded(row.id, row.verb, args, row.by, row.node, row.if_plan, expires, again=True))
 
     async def fail_open(self, why: str = RESTARTED, run: str | None = None) -> None:
         """End what was accepted, of one run or of all, since no run is left in which it could take effect, unless
@@ -206,7 +205,7 @@ class CommandJournal:
             if (run is not None and row.run != run) or (row.run is not None and self._db.followed(row.run) is not None):
                 continue
             if not await self._note_again(row):
-                await self.end(d.CommandEnded(row.id, "failed", reason=why))
+                await self.end(CommandEnded(row.id, "failed", reason=why))
 
     async def _note_again(self, row: JournaledCommand) -> bool:
         """Make a note that was accepted, on a run that has ended, if it isn't made yet; whether that could be."""
@@ -216,7 +215,7 @@ class CommandJournal:
                 return True
         return False
 
-    async def end(self, ended: d.CommandEnded) -> None:
+    async def end(self, ended: CommandEnded) -> None:
         """Keep a command's outcome, put it into the run's events, and tell those who wait for it."""
         row = self._db.find(ended.id)
         if row is None or not row.is_open:
@@ -239,7 +238,7 @@ class CommandJournal:
             await self.session.copies.flush()
         await self._tell(ended.id)
 
-    def _note(self, row: JournaledCommand, ended: d.CommandEnded) -> None:
+    def _note(self, row: JournaledCommand, ended: CommandEnded) -> None:
         """Put an outcome into the events of the live run that the command is about."""
         guest = self._guests.find(row.run) if row.run is not None else None
         if guest is not None:
@@ -254,7 +253,7 @@ class CommandJournal:
         for asker in self._askers.pop(id, ()):
             await self._say(asker.identity, settled.reply(asker.rid))
 
-    async def _say(self, identity: bytes, reply: m.CommandReply) -> None:
+    async def _say(self, identity: bytes, reply: CommandReply) -> None:
         if identity:
             await self._answer(identity, reply)
 
@@ -266,12 +265,12 @@ class CommandJournal:
 
     # ------------------------------------------------------------ of a run that another node's agent leads
 
-    async def settle(self, kept: m.KeptCommand) -> None:
+    async def settle(self, kept: KeptCommand) -> None:
         """Keep a command as the run's lead has it; a client that had asked this agent before gets its outcome."""
         if self._db.problem is not None:
             return  # it arrives again when its lead greets this agent the next time
         self._db.keep_command(kept)
-        if kept.state in m.FINAL_COMMAND_STATES:
+        if kept.state in FINAL_COMMAND_STATES:
             await self._tell(kept.id)
 
     async def give_up_left(self) -> None:
@@ -281,18 +280,18 @@ class CommandJournal:
         for row in self._db.open_commands():
             if row.id in self._askers and time.time() > row.received_at + row.ttl_seconds + LEFT_SECONDS:
                 reason = "another node leads the run and has not reported the outcome"
-                await self.end(d.CommandEnded(row.id, "failed", reason=reason))
+                await self.end(CommandEnded(row.id, "failed", reason=reason))
 
 
 def _is_note(row: JournaledCommand) -> bool:
     return verbs.args_type(row.verb) is verbs.Note
 
 
-def _event(row: JournaledCommand, ended: d.CommandEnded) -> d.Happened:
+def _event(row: JournaledCommand, ended: CommandEnded) -> Happened:
     node, is_applied = row.node or "", ended.state == "applied"
-    failed = e.CommandFailed(ended.reason, ended.field or "", node)
-    made = (ended.made or e.CommandApplied(node)) if is_applied else failed
-    return d.Happened(
+    failed = CommandFailed(ended.reason, ended.field or "", node)
+    made = (ended.made or CommandApplied(node)) if is_applied else failed
+    return Happened(
         made, "info" if is_applied else "warning", row.by or "unknown", ended.step, row.verb, row.id, ended.state,
         row.undoes,
     )  # fmt: skip

@@ -4,15 +4,14 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import CommandEnded, Happened
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, KnownRun
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.session import Conducting
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.messages import events as e
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import Event, LateEvent, verbs
+from trainctl.protocol.messages.events import NoteWritten, RunBranched
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -24,13 +23,13 @@ class LateNotes:
     """Takes notes on runs of this node's db that it doesn't lead."""
 
     def __init__(
-        self, node: str, db: AgentDb, publish: Callable[[m.Event], object], conducting: Conducting, guests: GuestRuns
+        self, node: str, db: AgentDb, publish: Callable[[Event], object], conducting: Conducting, guests: GuestRuns
     ) -> None:  # fmt: skip
         self._node, self._db, self._publish, self._conducting = node, db, publish, conducting
         self._guests = guests
-        self._taken: set[m.LateEvent] = set()
+        self._taken: set[LateEvent] = set()
 
-    def note(self, row: JournaledCommand) -> d.CommandEnded:
+    def note(self, row: JournaledCommand) -> CommandEnded:
         """Write a note, once for each command: asked for again, it tells at which step it stands.
 
         Raises InvalidInputError where there is no such run, or it isn't this node's, and RefusedError where its record
@@ -50,15 +49,15 @@ class LateNotes:
                 last = recorder.last_state()
                 noted = last.step.step if last.step is not None else 0
                 event = recorder.event(
-                    time.time(), e.NoteWritten(args.text), "info", row.by, step=noted, generation=last.generation,
+                    time.time(), NoteWritten(args.text), "info", row.by, step=noted, generation=last.generation,
                     command=row.id,
                 )  # fmt: skip
                 if recorder.note_of(row.id) is None:
                     raise RefusedError(recorder.problem or f"{paths.record} can't be written")
                 self._publish(event)
-        return d.CommandEnded(row.id, "applied", noted)
+        return CommandEnded(row.id, "applied", noted)
 
-    def take(self, late: m.LateEvent) -> bool:
+    def take(self, late: LateEvent) -> bool:
         """Write an event of a run that this node led into the run's record, once. False: it can't be written now, and
         is to be repeated. An event of a run that this node doesn't lead is taken, but not written."""
         if late in self._taken:
@@ -71,13 +70,13 @@ class LateNotes:
         with contextlib.suppress(InvalidInputError):
             if not _has(RunPaths(known.directory), late.data):
                 if session is not None and session.run == late.run:
-                    session.note(d.Happened(late.data, late.severity, late.by, late.step))
+                    session.note(Happened(late.data, late.severity, late.by, late.step))
                 else:
                     self._write(late, RunPaths(known.directory))
             self._taken.add(late)
         return late in self._taken
 
-    def _write(self, late: m.LateEvent, paths: RunPaths) -> None:
+    def _write(self, late: LateEvent, paths: RunPaths) -> None:
         with RunDb(paths, resumable=False) as recorder:
             event = recorder.event(late.at, late.data, late.severity, late.by, step=late.step)
             if not recorder.flush():
@@ -98,7 +97,7 @@ class LateNotes:
         return found
 
 
-def _has(paths: RunPaths, data: e.RunBranched) -> bool:
+def _has(paths: RunPaths, data: RunBranched) -> bool:
     """Whether the record has such an event among its newest. Raises InvalidInputError without a record that can be
     read."""
     with RecordReader(paths) as reader:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.events import Proposed
 from trainctl.node_agent.planning import lr_schedule
-from trainctl.node_agent.planning.terms import next_term
+from trainctl.node_agent.planning.durable import next_term
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore, unstarted
@@ -21,7 +21,6 @@ from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
 from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE
 from trainctl.node_agent.transport.peer_link import REACH_SECONDS, PeerLink
 from trainctl.node_agent.transport.peer_pool import Peers
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.core_sharing import Machine, share_cores
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.config.cluster_file import check_growing
@@ -29,7 +28,18 @@ from trainctl.protocol.config.env_policy import omp_threads
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.machine.cgroups import core_pool, usable_cores
 from trainctl.protocol.machine.devices import read_devices, resolve
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import (
+    Command,
+    Generation,
+    HostedRank,
+    KeptCommand,
+    PeerAnswer,
+    PeerConsent,
+    PeerExit,
+    PeerHost,
+    RunState,
+    verbs,
+)
 from trainctl.protocol.record.paths import RunPaths
 
 QUERY_SECONDS = 3.0
@@ -48,18 +58,18 @@ class Launch:
     def __init__(self, context: AgentContext, peers: Peers, name: Callable[[str], None]) -> None:
         """`name` receives the id of the run before other nodes are asked to host its ranks."""
         self._context, self._db, self._peers, self._name = context, context.db, peers, name
-        self.early: list[tuple[str, m.PeerAnswer | m.PeerExit]] = []  # what its ranks said before it was opened
+        self.early: list[tuple[str, PeerAnswer | PeerExit]] = []  # what its ranks said before it was opened
 
-    def done(self) -> list[tuple[str, m.PeerAnswer | m.PeerExit]]:
+    def done(self) -> list[tuple[str, PeerAnswer | PeerExit]]:
         """The run is open, or is not to be; what its ranks have said by now."""
         early, self.early = self.early, []
         return early
 
     def forget_exits(self, node: str) -> None:
         """It hosts its rank from here on; the trainers whose end it reported before were of an earlier life."""
-        self.early = [(who, said) for who, said in self.early if who != node or isinstance(said, m.PeerAnswer)]
+        self.early = [(who, said) for who, said in self.early if who != node or isinstance(said, PeerAnswer)]
 
-    async def branch(self, args: verbs.StartRun, command: m.Command) -> restore.Opening:
+    async def branch(self, args: verbs.StartRun, command: Command) -> restore.Opening:
         """A new run from a checkpoint of another one on this node. Raises InvalidInputError or RefusedError; leaves
         nothing then, on any node."""
         run, step = verbs.branch_point(args.branch or "")
@@ -89,7 +99,7 @@ class Launch:
         return opening
 
     async def new(
-        self, config: run_tables.RunFile, command: m.Command, fork: branching.Fork | None = None
+        self, config: run_tables.RunFile, command: Command, fork: branching.Fork | None = None
     ) -> restore.Opening:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         if not config.run.steps:
@@ -134,7 +144,7 @@ class Launch:
 
     async def old(
         self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = (),
-        *, from_step: int | None = None, steps: int | None = None, starting: m.KeptCommand | None = None,
+        *, from_step: int | None = None, steps: int | None = None, starting: KeptCommand | None = None,
     ) -> restore.Opening:  # fmt: skip
         """Open an old run from its newest checkpoint, or from that of `from_step`; 0 starts over. `without`: ranks that
         are lost from the beginning, and join when their nodes are reachable again. `steps`: where it ends, in place of
@@ -157,7 +167,7 @@ class Launch:
             if node == self._context.node and self._context.supervisor.find(paths, rank) is not None:
                 raise InvalidInputError("resume", f"a trainer of {run} is still running; wait until it ends")
         term = self._term(paths)
-        generation = max(self._db.generation or restore.FIRST_GENERATION, m.Generation(term, 0))
+        generation = max(self._db.generation or restore.FIRST_GENERATION, Generation(term, 0))
         out = {ranks[rank] for rank in without}
         source = await asyncio.to_thread(_source, paths, self._context.node, out, from_step)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
@@ -197,9 +207,9 @@ class Launch:
         if await asyncio.to_thread(restore.rollback_step, paths) is not None:
             return None
         links = {node: link for node, link in self._peers.links.items() if node in nodes}
-        query = m.HostedRank(paths.directory.name, 0, None)
+        query = HostedRank(paths.directory.name, 0, None)
 
-        async def ask(link: PeerLink) -> m.PeerConsent | None:
+        async def ask(link: PeerLink) -> PeerConsent | None:
             return await link.claim(0, query, QUERY_SECONDS) if await link.reached(REACH_SECONDS) else None
 
         said = await asyncio.gather(*map(ask, links.values()))
@@ -212,12 +222,12 @@ class Launch:
         kept = restore.kept_term(paths)
         if not kept or kept < self._db.term:
             kept = next_term(self._db.term, self._context.node, self._peers.links)
-        self._db.saw(m.Generation(kept, 0))
+        self._db.saw(Generation(kept, 0))
         return kept
 
     async def _host(
-        self, run: str, ranks: dict[int, str], config: run_tables.RunFile, generation: m.Generation, source: Source,
-        *, call_off: m.RunState,
+        self, run: str, ranks: dict[int, str], config: run_tables.RunFile, generation: Generation, source: Source,
+        *, call_off: RunState,
     ) -> None:  # fmt: skip
         self._name(run)
         self.early = []  # what was said before was of an earlier life of the run
@@ -230,7 +240,7 @@ class Launch:
 
     def session(
         self, opening: restore.Opening, started_at: float, on_command_end: CommandEnding, on_end: Callable[[], object],
-        on_proposal: Callable[[d.Proposed], object],
+        on_proposal: Callable[[Proposed], object],
     ) -> Session:  # fmt: skip
         """The session of a run that has been opened, with its ranks wherever they are."""
         conductor, links = opening.conductor, self._peers.links
@@ -316,6 +326,6 @@ def _source(paths: RunPaths, node: str, out: Collection[str], from_step: int | N
     raise RollbackGoneError("resume", f"{text}; resume the run to continue from {where}")
 
 
-def _hosting_order(conductor: Conductor, rank: int) -> m.PeerHost:
+def _hosting_order(conductor: Conductor, rank: int) -> PeerHost:
     config, generation = run_file.to_message(conductor.config), conductor.durable.generation
-    return m.PeerHost(link="", seq=0, run=conductor.run, rank=rank, config=config, generation=generation)
+    return PeerHost(link="", seq=0, run=conductor.run, rank=rank, config=config, generation=generation)

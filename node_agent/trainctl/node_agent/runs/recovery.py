@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import Happened
 from trainctl.node_agent.conductor.restarts import LEAST_BACKOFF_SECONDS, STARTS, backoff_seconds
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
@@ -16,10 +16,10 @@ from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import RollbackGoneError
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.peer_pool import Peers
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import BusyError, InvalidInputError, RefusedError
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import Command, RunState, RunView
+from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
 
 ABSENT_SECONDS = 10.0
@@ -56,7 +56,7 @@ class Recovery:
         self._context, self._peers, self._begin = context, peers, begin
         self._backoff = Backoff()
         self.reason = ""  # of the last loss
-        self._shown: m.RunView | None = None
+        self._shown: RunView | None = None
         self._way: ResumePoint | None = None
 
     def take(self, session: Session, reason: str) -> float | None:
@@ -75,7 +75,7 @@ class Recovery:
         """Something else begins, or another node leads it."""
         self._backoff.forget()
 
-    def stop(self, run: str, ordered: m.Command) -> int:
+    def stop(self, run: str, ordered: Command) -> int:
         """Have the run that waits end instead, and not go back when it is resumed. Returns its last step."""
         self._backoff.forget()
         paths, reason = self._paths(run), self.reason
@@ -145,7 +145,7 @@ class Recovery:
         self._show("starting", f"{self.reason}; waiting for {wanted}" if wanted else self.reason)
         return self._backoff.hold()
 
-    def _end(self, run: str, state: m.RunState, reason: str, ordered: m.Command | None = None) -> None:
+    def _end(self, run: str, state: RunState, reason: str, ordered: Command | None = None) -> None:
         """`ordered`: the command that asked for it, if one did."""
         paths = self._paths(run)
         with contextlib.suppress(InvalidInputError):  # the agent's own list has it all the same
@@ -154,7 +154,7 @@ class Recovery:
         self._context.db.set_run_state(run, state, reason)
         self._show(state, reason)
 
-    def _show(self, state: m.RunState, reason: str) -> None:
+    def _show(self, state: RunState, reason: str) -> None:
         """What clients see of it meanwhile."""
         if self._shown is not None and (self._shown.state, self._shown.reason) != (state, reason):
             self._shown = msgspec.structs.replace(self._shown, state=state, reason=reason)
@@ -184,7 +184,7 @@ def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
 def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
     session.conductor.leave_out(dict.fromkeys(absent, "was unreachable or leaving when the run went back"))
     if given_up:
-        session.note(d.Happened(e.Notice(given_up), "warning", "auto", session.conductor.progress.step))
+        session.note(Happened(Notice(given_up), "warning", "auto", session.conductor.progress.step))
 
 
 class Backoff:

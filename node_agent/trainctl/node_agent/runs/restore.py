@@ -14,11 +14,9 @@ from typing import NamedTuple
 import msgspec
 import tomli_w
 
-from trainctl.node_agent.autopilot.registry import REGISTRY
-from trainctl.node_agent.conductor import rows as results
+from trainctl.node_agent.autopilot.policies import REGISTRY
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.node_agent.conductor.rows import RunSums
-from trainctl.node_agent.conductor.state import Progress
+from trainctl.node_agent.conductor.state import Progress, RunSums, rank_step
 from trainctl.node_agent.planning import ranges, share_edits
 from trainctl.node_agent.planning.durable import (
     Carried,
@@ -35,16 +33,28 @@ from trainctl.node_agent.records.run_db import LastState, RunDb, add_rank_record
 from trainctl.node_agent.runs import checkpoint_source, preflight, unstarted
 from trainctl.node_agent.runs.branching import Fork
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.run_costs import close_times
+from trainctl.node_agent.runs.figures import close_times
 from trainctl.node_agent.trainers.rank_reports import reports_after
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import first_micro, is_auto
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import DamagedError, InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder, write_file
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import (
+    BranchPoint,
+    Command,
+    Event,
+    Generation,
+    KeptCommand,
+    Report,
+    RunState,
+    RunView,
+    Severity,
+    StepCommitted,
+    StepPlan,
+)
+from trainctl.protocol.messages.events import RunStateChanged
 from trainctl.protocol.record import checkpoints, salvage
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import VIEW_KEY, VIEW_KEYS, RecordReader
@@ -53,7 +63,7 @@ from trainctl.protocol.wire.codec import decode_json, encode_json
 
 CHECKED_BYTES = 1 << 28
 """Most bytes of a record that is searched for damage before it is used: SQLite reads some 500 MB/s."""
-FIRST_GENERATION = m.Generation(1, 0)
+FIRST_GENERATION = Generation(1, 0)
 
 
 class Opening(NamedTuple):
@@ -64,7 +74,7 @@ class Opening(NamedTuple):
     recorder: RunDb
     resume_from: Path | None
     notices: tuple[str, ...] = ()  # what the run's events should say of it
-    kept: tuple[m.Event, ...] = ()  # what they say already, and clients don't know yet
+    kept: tuple[Event, ...] = ()  # what they say already, and clients don't know yet
     remarks: tuple[str, ...] = ()  # as notices, of what was chosen and is as it should be
 
 
@@ -112,7 +122,7 @@ def _forked(opening: Opening, fork: Fork, node: str, by: str) -> Opening:
 
 def first_durable(config: RunFile, term: int = 1) -> Durable:
     """What a new run begins with. Raises InvalidInputError if its shares don't fit its global batch."""
-    return Durable(_first_settings(config), max(FIRST_GENERATION, m.Generation(term, 0)), 0, probed=())
+    return Durable(_first_settings(config), max(FIRST_GENERATION, Generation(term, 0)), 0, probed=())
 
 
 def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) -> RunDb:
@@ -197,7 +207,7 @@ def call_rollback_off(paths: RunPaths) -> None:
         recorder.close()
 
 
-def note_end(paths: RunPaths, state: m.RunState, reason: str, ordered: m.Command | None = None) -> None:
+def note_end(paths: RunPaths, state: RunState, reason: str, ordered: Command | None = None) -> None:
     """Have the record of a run that waited to go back say how it ended instead, and by which command.
 
     Raises InvalidInputError if it can't be written.
@@ -205,7 +215,7 @@ def note_end(paths: RunPaths, state: m.RunState, reason: str, ordered: m.Command
     with _recorder(paths) as recorder:
         last = recorder.last_state()
         step = last.step.step if last.step is not None else 0
-        change = e.RunStateChanged("going back", state, reason, step)
+        change = RunStateChanged("going back", state, reason, step)
         if ordered is None:
             recorder.event(time.time(), change, "error", "auto", step=step, generation=last.generation)
         else:
@@ -215,7 +225,7 @@ def note_end(paths: RunPaths, state: m.RunState, reason: str, ordered: m.Command
             )  # fmt: skip
         for key in VIEW_KEYS:
             if (text := recorder.meta(key)) is not None:
-                view = msgspec.structs.replace(decode_json(text, m.RunView), state=state, reason=reason)
+                view = msgspec.structs.replace(decode_json(text, RunView), state=state, reason=reason)
                 recorder.set_meta(key, encode_json(view), own=key == VIEW_KEY)
         recorder.close()
 
@@ -225,14 +235,17 @@ def own(paths: RunPaths, term: int) -> None:
     with _recorder(paths) as recorder:
         durable = _kept(recorder)
         if durable is not None:
-            _keep(recorder, msgspec.structs.replace(durable, generation=max(durable.generation, m.Generation(term, 0))))
+            _keep(
+                recorder,
+                msgspec.structs.replace(durable, generation=max(durable.generation, Generation(term, 0))),
+            )
         recorder.close()
 
 
 def old_run(
     paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto",
     *, without: Collection[int] = (), term: int = 1, placement: preflight.Placement = preflight.Placement(),  # noqa: B008
-    clock: Callable[[], float] = time.time, seen: m.Generation | None = None, starting: m.KeptCommand | None = None,
+    clock: Callable[[], float] = time.time, seen: Generation | None = None, starting: KeptCommand | None = None,
 ) -> Opening:  # fmt: skip
     """Take an ended run up again from a checkpoint, or from the start if it has none.
 
@@ -273,7 +286,7 @@ def old_run(
         for rank in set(without) & settings.live.keys():
             if len(settings.live) > 1:
                 settings = share_edits.lose(settings, rank).settings
-        generation = max(_highest(durable, before, seen), m.Generation(term, 0))
+        generation = max(_highest(durable, before, seen), Generation(term, 0))
         # First of all: checkpoints of later steps, on whichever node, were written before this event and don't count.
         going = _resumed(recorder, clock(), generation, step, last, "auto" if starter is None else by)
         recorder.retract_after(step)
@@ -309,20 +322,20 @@ def old_run(
 
 
 def _resumed(
-    recorder: RunDb, at: float, generation: m.Generation, step: int, last: m.StepCommitted | None, by: str
-) -> m.Event:
+    recorder: RunDb, at: float, generation: Generation, step: int, last: StepCommitted | None, by: str
+) -> Event:
     """`last`: the last step before the run went back."""
     text = f"resumed from step {step:,}" + (
         ": later steps are repeated" if last is not None and last.step > step else ""
     )
-    severity: m.Severity = "warning" if by == "auto" else "info"
-    change = e.RunStateChanged("", "resumed", text)
+    severity: Severity = "warning" if by == "auto" else "info"
+    change = RunStateChanged("", "resumed", text)
     return recorder.event(at, change, severity, by, step=step, generation=generation)
 
 
 def surviving_run(
     paths: RunPaths, open_commands: frozenset[str], term: int = 0, gone: Collection[str] = (),
-    seen: m.Generation | None = None,
+    seen: Generation | None = None,
 ) -> Opening:  # fmt: skip
     """A run that was active when the agent ended, or is to be led by this one from `term` on: its conductor as
     the record left it. Nodes that are `gone`, with all their trainers, have taken part up to its last step. `seen`: the
@@ -350,13 +363,13 @@ def surviving_run(
         return Opening(conductor, paths, recorder, None)
 
 
-def recent_plans(durable: Durable, plans: Iterable[m.StepPlan]) -> tuple[m.StepPlan, ...]:
+def recent_plans(durable: Durable, plans: Iterable[StepPlan]) -> tuple[StepPlan, ...]:
     """The train plans among these that stand: none from before the run last went back to a checkpoint."""
     train = (plan for plan in plans if plan.kind == "train")
     return tuple(plan for plan in train if durable.went_back is None or plan.generation > durable.went_back)
 
 
-def taken_over(durable: Durable, term: int, recent: Sequence[m.StepPlan]) -> Durable:
+def taken_over(durable: Durable, term: int, recent: Sequence[StepPlan]) -> Durable:
     """What another node's conductor kept, for one that takes its place: that may have committed and shown a step that
     its own rank alone had made, so what was planned is made again just so; not what was to be planned again, for a
     command, and so was never begun."""
@@ -365,17 +378,19 @@ def taken_over(durable: Durable, term: int, recent: Sequence[m.StepPlan]) -> Dur
     if newest and any(step.step == planned and id not in newest.commands for id, step in durable.carried.items()):
         planned = 0
     return msgspec.structs.replace(
-        durable, generation=max(durable.generation, m.Generation(term, 0)), retracted=max(planned, durable.retracted)
+        durable,
+        generation=max(durable.generation, Generation(term, 0)),
+        retracted=max(planned, durable.retracted),
     )
 
 
-def _step(paths: RunPaths, step: int) -> m.StepCommitted | None:
+def _step(paths: RunPaths, step: int) -> StepCommitted | None:
     with RecordReader(paths) as reader:
         rows, _ = reader.steps(step - 1, 1)
     return rows[0] if rows and rows[0].step == step else None
 
 
-def _settings_after(recorder: RunDb, step: int, done: m.StepCommitted | None, latest: Settings) -> Settings:
+def _settings_after(recorder: RunDb, step: int, done: StepCommitted | None, latest: Settings) -> Settings:
     """What the step after `step` was planned with, if it was planned since, under a plan version of its own; else the
     latest. `done`: the row of `step`, None if the run started there.
 
@@ -391,7 +406,7 @@ def _settings_after(recorder: RunDb, step: int, done: m.StepCommitted | None, la
     return latest if same else msgspec.structs.replace(then, plan_version=latest.plan_version + 1)
 
 
-def _cursor_after(recorder: RunDb, source: Source, last: m.StepCommitted | None, settings: Settings) -> int:
+def _cursor_after(recorder: RunDb, source: Source, last: StepCommitted | None, settings: Settings) -> int:
     """The first position after the step of a checkpoint that the record lacks: as the checkpoint says, or if the
     node that has it doesn't say, as the record's plans or else the batch size say."""
     if source.folder is not None:
@@ -502,15 +517,15 @@ def _complete(recorder: RunDb, paths: RunPaths, durable: Durable) -> None:
             continue
         row = progress.commit(plan, report)
         node = _kept_node(recorder, report.rank)
-        recorder.commit(row, [results.rank_step(report, node)], report.finished_at)
+        recorder.commit(row, [rank_step(report, node)], report.finished_at)
 
 
-def _kept_reports(paths: RunPaths, after_step: int, least: m.Generation) -> list[m.Report]:
+def _kept_reports(paths: RunPaths, after_step: int, least: Generation) -> list[Report]:
     """Train reports of all ranks above `after_step`, in the order of their steps, each of the newest generation that
     reported it; those older than `least` are of steps that were retracted."""
-    found: dict[int, m.Report] = {}
+    found: dict[int, Report] = {}
     for file in sorted(paths.directory.glob("rank-*.db")):
-        reports = list[m.Report]()
+        reports = list[Report]()
         with suppress(DamagedError):  # its trainer makes it again
             reports = reports_after(file, after_step)
         for report in reports:
@@ -539,7 +554,7 @@ def _first_settings(config: RunFile) -> Settings:
     return Settings(1, config.batch.global_, ranks)
 
 
-def _progress(last: m.StepCommitted | None, durable: Durable) -> Progress:
+def _progress(last: StepCommitted | None, durable: Durable) -> Progress:
     """How far the run has come by the last step in its record; positions that `durable` skips after that step count as
     passed."""
     skips, gap = durable.skipped, durable.gap
@@ -547,7 +562,7 @@ def _progress(last: m.StepCommitted | None, durable: Durable) -> Progress:
         known = _progress(last, msgspec.structs.replace(durable, gap=None))
         return Progress(gap.step, _passed(skips, gap.step, gap.cursor), known.totals, known.before)
     if last is None:
-        begun = durable.branch or m.BranchPoint("", 0)
+        begun = durable.branch or BranchPoint("", 0)
         return Progress(begun.step, _passed(skips, begun.step, begun.cursor))
     assert last.cursor is not None  # a hosted run's always is
     own = RunSums(last.weight or 0.0, last.tokens or 0, last.step_seconds)
@@ -600,7 +615,7 @@ def _keep(recorder: RunDb, durable: Durable) -> None:
     recorder.flush()
 
 
-def _highest(durable: Durable, state: LastState, seen: m.Generation | None) -> m.Generation:
+def _highest(durable: Durable, state: LastState, seen: Generation | None) -> Generation:
     """The highest generation by the record, or as this node has `seen` it in the same term: the record may have lost
     the newest ones."""
     kept = max(durable.generation, state.generation or durable.generation)

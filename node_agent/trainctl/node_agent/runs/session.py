@@ -10,20 +10,19 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor import rows, views
+from trainctl.node_agent.conductor import events as conductor_events
+from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.state import rank_step
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.readings.step_readings import NewestReadings, StepReadings
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.runs.compared_parts import Links, compared, links
-from trainctl.node_agent.runs.run_costs import RunCosts
-from trainctl.node_agent.runs.run_eta import RunEta
+from trainctl.node_agent.runs.figures import Links, RunCosts, RunEta, compared, group_links
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
 from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.calibration.profile import ProfileSummary
@@ -43,7 +42,7 @@ COMMITTED_STEPS = 64
 UNCOMMITTED_PARTS = 64
 """Newest late reports kept of steps that no other rank had reported."""
 
-CommandEnding = Callable[[d.CommandEnded], Awaitable[None]]
+CommandEnding = Callable[[conductor_events.CommandEnded], Awaitable[None]]
 
 
 class Session:
@@ -52,8 +51,8 @@ class Session:
     def __init__(
         self, conductor: Conductor, paths: RunPaths, recorder: RunDb, lead: str, ports: Mapping[int, RankPort],
         publisher: Publisher, started_at: float, on_command_end: CommandEnding,
-        saw: Callable[[m.Generation], object], copies: Copies, on_end: Callable[[], object] = lambda: None,
-        on_proposal: Callable[[d.Proposed], object] = lambda _: None, prices: Prices = Prices(),  # noqa: B008  frozen
+        saw: Callable[[messages.Generation], object], copies: Copies, on_end: Callable[[], object] = lambda: None,
+        on_proposal: Callable[[conductor_events.Proposed], object] = lambda _: None, prices: Prices = Prices(),  # noqa: B008  frozen
         *, simulated: bool = False,
     ) -> None:  # fmt: skip
         """`lead` is this node, `ports` leads to every rank, `saw` receives each generation before it is used,
@@ -68,15 +67,15 @@ class Session:
         self._on_proposal, self._costs = on_proposal, RunCosts(recorder, prices)
         self._eta = RunEta(recorder, conductor.config)
         state = recorder.last_state()
-        self.last_step: m.StepCommitted | None = state.step
-        self.rank_steps: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
+        self.last_step: messages.StepCommitted | None = state.step
+        self.rank_steps: dict[int, messages.RankStep] = {part.rank: part for part in state.rank_steps}
         self.last_commit_monotonic = time.monotonic()
-        self.ended: d.Ended | None = None
-        self.doing: m.PlanKind = "train"  # kind of the newest plan
-        self._uncommitted: deque[m.RankStep] = deque(maxlen=UNCOMMITTED_PARTS)
-        self._announced: list[m.Live] = []  # once it is in the record
+        self.ended: conductor_events.Ended | None = None
+        self.doing: messages.PlanKind = "train"  # kind of the newest plan
+        self._uncommitted: deque[messages.RankStep] = deque(maxlen=UNCOMMITTED_PARTS)
+        self._announced: list[messages.Live] = []  # once it is in the record
         self._readings, self._newest_readings = StepReadings(), NewestReadings()
-        self._links: tuple[m.Generation, Links] | None = None
+        self._links: tuple[messages.Generation, Links] | None = None
         newest = recorder.newest_steps(CURVE_STEPS)
         conductor.replay(newest)
         self._committed = deque(newest[-COMMITTED_STEPS:], maxlen=COMMITTED_STEPS)
@@ -103,7 +102,7 @@ class Session:
             try:
                 port.start(resume_from)
             except RefusedError as error:
-                await self.feed(d.RankEnded(rank, False, f"could not be started: {error}"))
+                await self.feed(conductor_events.RankEnded(rank, False, f"could not be started: {error}"))
 
     async def watch_trainers(self) -> None:
         """Notice the ranks whose process has ended, and those that say nothing."""
@@ -113,7 +112,7 @@ class Session:
         self._watched_monotonic = now
         for rank in [*self.conductor.ranks]:
             if rank in self._unstarted:
-                await self.feed(d.RankEnded(rank, False, self._unstarted.pop(rank)))
+                await self.feed(conductor_events.RankEnded(rank, False, self._unstarted.pop(rank)))
             if self.conductor.ranks[rank].ended:
                 continue
             look = self.ports[rank].look()
@@ -121,11 +120,11 @@ class Session:
             if look.ending is not None:
                 for report in self.ports[rank].last_reports():
                     await self.feed(report)
-                await self.feed(d.RankEnded(rank, *look.ending))
+                await self.feed(conductor_events.RankEnded(rank, *look.ending))
             elif (silent_seconds := self._silent_seconds(rank)) > 0:
                 alone = not any(port.in_touch for other, port in self.ports.items() if other != rank)
                 in_touch = self.ports[rank].in_touch
-                await self.feed(d.RankSilent(rank, self._away[rank], silent_seconds, in_touch, alone))
+                await self.feed(conductor_events.RankSilent(rank, self._away[rank], silent_seconds, in_touch, alone))
 
     def _silent_seconds(self, rank: int) -> float:
         """For how long a trainer that lives has been silent, if that is too long; then also notice where it was."""
@@ -143,13 +142,13 @@ class Session:
         """Let time pass for the conductor; not at once after this agent itself was stopped for a while, for what has
         been said meanwhile is still to be read."""
         if time.monotonic() > self._watching_since + CATCH_UP_SECONDS:
-            await self.feed(d.Ticked())
+            await self.feed(conductor_events.Ticked())
 
     async def lacks(self, lacking: str) -> None:
         """What is missing for a majority of nodes, empty if nothing is: where one is wanted no step is made without."""
         if lacking != self._lacking:
             self._lacking = lacking
-            await self.feed(d.Quorum(lacking))
+            await self.feed(conductor_events.Quorum(lacking))
 
     async def _start_again(self, rank: int) -> None:
         try:
@@ -159,18 +158,18 @@ class Session:
 
     # ------------------------------------------------------------ events and decisions
 
-    async def feed(self, event: d.Input) -> None:
+    async def feed(self, event: conductor_events.Input) -> None:
         """Give the conductor an event and carry out what it decides: all of it, even if the caller is cancelled, and
         before the next event has its turn. What carries decisions out must not call it: it would wait for itself."""
         assert self._taker is not asyncio.current_task(), "an event was fed while another was handled"
         await asyncio.shield(self._take(event))
 
-    async def _take(self, event: d.Input) -> None:
+    async def _take(self, event: conductor_events.Input) -> None:
         async with self._turn:
             self._taker = asyncio.current_task()
             try:
                 for decision in self.conductor.handle(event, time.monotonic()):
-                    if not self.is_closed or isinstance(decision, d.CommandEnded):
+                    if not self.is_closed or isinstance(decision, conductor_events.CommandEnded):
                         await self._carry_out(decision)
                 await self.announce()
             finally:
@@ -190,25 +189,25 @@ class Session:
         for message in announced:
             self._publisher.publish(message)
 
-    def _publish(self, message: m.Live) -> None:
+    def _publish(self, message: messages.Live) -> None:
         """Now, or with what is being carried out."""
         if self._taker is not None or self._announced:
             self._announced.append(message)
         else:
             self._publisher.publish(message)
 
-    def _show(self, event: d.Input) -> None:
-        if isinstance(event, m.Message):
+    def _show(self, event: conductor_events.Input) -> None:
+        if isinstance(event, messages.Message):
             self._away.pop(event.rank, None)
-        if isinstance(event, m.Fenced | m.Report):
-            self._keep_late(event.rank, event.reports if isinstance(event, m.Fenced) else [event])
+        if isinstance(event, messages.Fenced | messages.Report):
+            self._keep_late(event.rank, event.reports if isinstance(event, messages.Fenced) else [event])
         self._publish_view()
 
-    def _keep_late(self, rank: int, reports: Sequence[m.Report]) -> None:
+    def _keep_late(self, rank: int, reports: Sequence[messages.Report]) -> None:
         """Reports that the conductor did not count still belong in the record: of a plan that is over, or repeated
         because the agent may have missed them."""
         node, counted = self.conductor.durable.settings.ranks[rank].node, self.rank_steps.get(rank)
-        parts = [rows.rank_step(report, node) for report in reports if report.kind == "train"]
+        parts = [rank_step(report, node) for report in reports if report.kind == "train"]
         known = (counted.step, counted.generation) if counted is not None else None
         late = [part for part in parts if (part.step, part.generation) != known]
         self._uncommitted.extend(late)
@@ -217,15 +216,15 @@ class Session:
             if (step := committed.get((part.step, part.generation))) is not None:
                 self.recorder.add_part(part, step.committed_at)
 
-    def _keep_evaluation(self, made: d.Evaluated) -> None:
+    def _keep_evaluation(self, made: conductor_events.Evaluated) -> None:
         at = time.time()
         self.recorder.evaluation(made.step, at, made.loss, made.weight, made.seconds, made.values)
         if made.pairs:
-            self.recorder.pairs(m.HeldOutPairs(made.step, at, made.pairs))
+            self.recorder.pairs(messages.HeldOutPairs(made.step, at, made.pairs))
 
-    async def _carry_out(self, decision: d.Decision) -> None:
+    async def _carry_out(self, decision: conductor_events.Decision) -> None:
         match decision:
-            case d.Issue(plan, durable, held):
+            case conductor_events.Issue(plan, durable, held):
                 self._keep_durable(durable)
                 self.doing = plan.kind
                 self._eta.issued(plan)
@@ -236,41 +235,41 @@ class Session:
                     await self._send_plan(plan)
                 if plan.kind == "checkpoint":
                     self._unrecorded.append(plan)
-            case d.Persist(durable):
+            case conductor_events.Persist(durable):
                 self._keep_durable(durable)
-            case d.Tell(rank, message):
+            case conductor_events.Tell(rank, message):
                 await self.announce()  # what it follows from is in the record first
                 await self._tell(rank, message)
-            case d.Start(rank):
+            case conductor_events.Start(rank):
                 await self.announce()
                 await self._start_again(rank)
-            case d.Kill(rank):
+            case conductor_events.Kill(rank):
                 await self.announce()
                 await self.ports[rank].kill()
-            case d.Retract(step):
+            case conductor_events.Retract(step):
                 self._retract(step)
-            case d.Commit(step, first):
+            case conductor_events.Commit(step, first):
                 self._commit(step, first)
-            case d.RankDone(part, step):
+            case conductor_events.RankDone(part, step):
                 self._add_part(part, step)
-            case d.Evaluated():
+            case conductor_events.Evaluated():
                 self._keep_evaluation(decision)
-            case d.Sampled(sample):
+            case conductor_events.Sampled(sample):
                 self.recorder.sample(sample)
                 self._publish(sample)
-            case d.Drifted(step, by_rank):
+            case conductor_events.Drifted(step, by_rank):
                 self.recorder.drifts(step, time.time(), by_rank)
-            case d.CommandEnded():
+            case conductor_events.CommandEnded():
                 await self.announce()
                 await self._on_command_end(decision)
-            case d.Proposed():
+            case conductor_events.Proposed():
                 self._on_proposal(decision)
-            case d.Happened():
+            case conductor_events.Happened():
                 self.note(decision)
-            case d.Ended():
+            case conductor_events.Ended():
                 self.ended = decision
 
-    def _begun_checkpoint(self) -> list[m.StepPlan]:
+    def _begun_checkpoint(self) -> list[messages.StepPlan]:
         """The plan of the checkpoint that is being written since another agent's life, if there is one."""
         writing, plan = self.conductor.durable.writing, self.recorder.checkpoint_plan()
         if writing is None or plan is None:
@@ -289,7 +288,7 @@ class Session:
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 
-    async def _tell_recorded(self, plan: m.StepPlan) -> None:
+    async def _tell_recorded(self, plan: messages.StepPlan) -> None:
         """If the disk fails, or other agents would refuse a plan of that generation, the writers hear nothing, and
         make do with the records of their own nodes."""
         await self.recorder.settled()
@@ -305,18 +304,18 @@ class Session:
                 if not self.is_closed and self._is_current(plan):
                     await self.ports[rank].tell(msgspec.structs.replace(plan, recorded=True))
 
-    def _is_current(self, plan: m.StepPlan) -> bool:
+    def _is_current(self, plan: messages.StepPlan) -> bool:
         return plan.generation == self.conductor.durable.generation
 
-    async def _send_plan(self, plan: m.StepPlan) -> None:
+    async def _send_plan(self, plan: messages.StepPlan) -> None:
         for work in plan.work:
             await self.ports[work.rank].tell(plan)  # a trainer that is away is fenced when it is back
 
-    async def _tell(self, rank: int, message: m.ToTrainer) -> None:
-        if not await self.ports[rank].tell(message) and isinstance(message, m.Leave):
+    async def _tell(self, rank: int, message: messages.ToTrainer) -> None:
+        if not await self.ports[rank].tell(message) and isinstance(message, messages.Leave):
             await self.ports[rank].end()
 
-    def read(self, reading: m.HostReading) -> None:
+    def read(self, reading: messages.HostReading) -> None:
         """A reading of a node's machine: kept in the record, and with the step that is being made."""
         self.recorder.host(reading)
         self._costs.read(reading)
@@ -324,12 +323,12 @@ class Session:
         if self.view.state == "running":
             self._readings.take(reading, self.conductor.progress.step + 1)
 
-    def _joined(self, part: m.RankStep) -> m.RankStep:
+    def _joined(self, part: messages.RankStep) -> messages.RankStep:
         """With its machine's metrics, and what they are of its device's peak and of its calibration."""
         part = compared(part, self.conductor.ranks[part.rank].ready, self._links_of(part.generation))
         return self._readings.joined(part, next((v.device for v in self.view.ranks if v.rank == part.rank), None))
 
-    def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
+    def _commit(self, step: messages.StepCommitted, first: messages.RankStep) -> None:
         step = self._eta.with_time_left(self._costs.with_cost(step), self._held_out, time.monotonic())
         step, first = self._statistics.joined(step), self._joined(first)
         early = [part for part in self._uncommitted if (part.step, part.generation) == (step.step, step.generation)]
@@ -340,11 +339,11 @@ class Session:
         self._publish(step)
         self._publish(first)
 
-    def _links_of(self, generation: m.Generation) -> Links:
+    def _links_of(self, generation: messages.Generation) -> Links:
         """The calibrated links of a group."""
         if self._links is None or self._links[0] != generation:
             nodes = {rank: setting.node for rank, setting in self.conductor.durable.settings.live.items()}
-            self._links = generation, links(nodes, self.profiles, self._lead)
+            self._links = generation, group_links(nodes, self.profiles, self._lead)
         return self._links[1]
 
     @property
@@ -353,7 +352,7 @@ class Session:
         found = {rank: at.ready.profile for rank, at in self.conductor.ranks.items() if at.ready is not None}
         return {rank: profile for rank, profile in found.items() if profile is not None}
 
-    def live_facts(self, alerts: tuple[m.AlertView, ...]) -> LiveFacts:
+    def live_facts(self, alerts: tuple[messages.AlertView, ...]) -> LiveFacts:
         """What a diagnosis of the run needs that its record doesn't have; `alerts`: open ones."""
         is_running = self.view.state == "running"
         age_seconds = time.monotonic() - self.last_commit_monotonic if is_running else None
@@ -370,7 +369,7 @@ class Session:
         self._committed = deque(stands, maxlen=COMMITTED_STEPS)
         self.last_step = stands[-1] if stands else self.recorder.last_state().step
 
-    def _add_part(self, part: m.RankStep, step: m.StepCommitted) -> None:
+    def _add_part(self, part: messages.RankStep, step: messages.StepCommitted) -> None:
         part = self._joined(part)
         self.recorder.add_part(part, step.committed_at)
         known = self.rank_steps.get(part.rank)
@@ -378,7 +377,7 @@ class Session:
             self.rank_steps[part.rank] = part
         self._publish(part)
 
-    def note(self, happened: d.Happened) -> None:
+    def note(self, happened: conductor_events.Happened) -> None:
         """Keep and publish an event of this run."""
         generation = self.conductor.durable.generation
         fields = {field.name: getattr(happened, field.name) for field in dataclasses.fields(happened)}
@@ -399,7 +398,7 @@ class Session:
             self.recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
             self._kept_durable = durable
 
-    def _look(self, before: Mapping[int, m.RankView]) -> m.RunView:
+    def _look(self, before: Mapping[int, messages.RankView]) -> messages.RunView:
         ranks = tuple(
             views.rank_view(
                 self.conductor, rank, self._pids.get(rank), self._away.get(rank, ""), before.get(rank), time.time()

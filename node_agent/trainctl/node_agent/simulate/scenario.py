@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent.planning import estimates
+from trainctl.node_agent.planning.throughput import GRADIENT_BYTES, STATE_BYTES
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.simulate.device_model import DeviceSpec
 from trainctl.node_agent.simulate.link_model import SimulatedLinks
@@ -62,7 +62,7 @@ def read(cluster_path: Path, run_path: Path, *, seed: int, steps: int | None, pa
     profiles = {rank: maker.profile(name, nodes[rank]) for rank, name in enumerate(config.nodes)}
     devices = {rank: maker.device(name, nodes[rank], profiles[rank]) for rank, name in enumerate(config.nodes)}
     of = {rank: _link(node, profiles[rank]) for rank, node in nodes.items()}
-    links = SimulatedLinks(of, estimates.GRADIENT_BYTES * trained, estimates.STATE_BYTES * trained)
+    links = SimulatedLinks(of, GRADIENT_BYTES * trained, STATE_BYTES * trained)
     loss = LossModel.of(seed, config.batch.global_, facts.vocabulary if facts is not None else None)
     return Scenario(config, cluster, nodes, devices, links, loss, trained, seed)
 

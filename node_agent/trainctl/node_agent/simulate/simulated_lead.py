@@ -9,9 +9,7 @@ from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
-from trainctl.node_agent.runs.compared_parts import Links, compared, links
-from trainctl.node_agent.runs.run_costs import RunCosts
-from trainctl.node_agent.runs.run_eta import RunEta
+from trainctl.node_agent.runs.figures import Links, RunCosts, RunEta, compared, group_links
 from trainctl.node_agent.simulate.bulk_record import BulkRecord
 from trainctl.node_agent.simulate.event_queue import EventQueue
 from trainctl.node_agent.simulate.link_model import WORD_SECONDS
@@ -141,7 +139,7 @@ class SimulatedLead:
             nodes = {rank: setting.node for rank, setting in self.conductor.durable.settings.live.items()}
             found = {rank: at.ready.profile for rank, at in self.conductor.ranks.items() if at.ready is not None}
             profiles = {rank: profile for rank, profile in found.items() if profile is not None}
-            self._links = part.generation, links(nodes, profiles, self._lead)
+            self._links = part.generation, group_links(nodes, profiles, self._lead)
         return compared(part, ready, self._links[1])
 
     # ------------------------------------------------------------ commands of policies

@@ -1,4 +1,4 @@
-"""Lowers the learning rate of a run whose loss keeps rising and stays far above its best level."""
+"""Loss that keeps rising or isn't finite: a lower learning rate, or a checkpoint and a pause."""
 
 from collections.abc import Sequence
 from math import inf
@@ -14,20 +14,22 @@ from trainctl.node_agent.autopilot.policy import (
     mode_of,
 )
 from trainctl.node_agent.planning.lr_schedule import rate
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.loss_trends import Divergence as Found
 from trainctl.protocol.analysis.loss_trends import DivergenceDetector
 from trainctl.protocol.config.policies import DivergenceTable
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import PolicyFigure, Report, StepCommitted, verbs
 
 _AHEAD = 2
 """Steps after the last one at which a command takes effect: the next step is planned by then."""
 
 
 class Divergence(Policy):
-    """After each time it waits, so that the lower rate can have an effect; if it only advises, so as not to repeat it
-    at each step. Who turns it on then doesn't wait for that."""
+    """Lowers the learning rate of a run whose loss keeps rising and stays far above its best level.
+
+    After each time it waits, so that the lower rate can have an effect; if it only advises, so as not to repeat it at
+    each step. Who turns it on then doesn't wait for that.
+    """
 
     name = "divergence"
     is_about_curve = True
@@ -58,14 +60,14 @@ class Divergence(Policy):
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
         table, detector = facts.config.policy.divergence, _detector(facts.config.policy.divergence, memory)
         figures = [
-            m.PolicyFigure("loss level above its best", detector.above, table.mads, "scatters"),
-            m.PolicyFigure("steps in a row so far above", detector.steps, table.past_steps, acts="at"),
-            m.PolicyFigure(f"rise of the loss over {table.steps} steps", detector.rise, 1.0, "scatters"),
+            PolicyFigure("loss level above its best", detector.above, table.mads, "scatters"),
+            PolicyFigure("steps in a row so far above", detector.steps, table.past_steps, acts="at"),
+            PolicyFigure(f"rise of the loss over {table.steps} steps", detector.rise, 1.0, "scatters"),
         ]
         otherwise = f"multiplies the rest of the learning-rate schedule by {table.factor:g} if all are above"
         return assess(figures, self._wanted(facts, memory, detector.divergence), otherwise)
 
-    def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:
+    def replay(self, config: RunFile, memory: Memory, steps: Sequence[StepCommitted]) -> None:
         _detector(config.policy.divergence, memory).replay(steps)
 
 
@@ -76,4 +78,35 @@ def _detector(table: DivergenceTable, memory: Memory) -> DivergenceDetector:
     return found
 
 
-POLICY = Divergence()
+class NonFinite(Policy):
+    """After several steps in a row that weren't finite: a checkpoint of the last good parameters, and a pause.
+
+    Such steps leave the parameters as they are, but a run that makes no others only costs time.
+
+    It acts once in a generation: a resume after the pause begins another one, with new evidence.
+    """
+
+    name = "non-finite"
+
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
+        if not isinstance(facts.occasion, Stepped):
+            return None
+        wanted = facts.config.policy.non_finite.steps
+        looks = memory.observe("bad", float(_is_bad(facts, facts.occasion.report)), wanted)
+        if sum(looks) < wanted:
+            return None
+        reason = f"{wanted} steps in a row were not finite, up to step {facts.step}"
+        checkpoint = Proposal("checkpoint", verbs.Checkpoint(), reason)
+        return Proposal("pause", verbs.Pause(), reason, severity="error", before=checkpoint, is_urgent=True)
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        wanted = facts.config.policy.non_finite.steps
+        looks = memory.evidence.get("bad", ())
+        bad = next((number for number, is_bad in enumerate(reversed(looks)) if not is_bad), len(looks))
+        figure = PolicyFigure("steps in a row that weren't finite", bad, wanted, acts="at")
+        return Assessment((figure,), f"after {wanted} such steps it writes a checkpoint and pauses the run")
+
+
+def _is_bad(facts: RunFacts, report: Report) -> bool:
+    """In float16 an overflow is usual: it halves the loss scale, and the next step may do."""
+    return report.skipped == "nan" or (report.skipped == "overflow" and facts.config.model.computed != "float16")

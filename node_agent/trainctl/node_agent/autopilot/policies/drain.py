@@ -17,9 +17,8 @@ from trainctl.node_agent.autopilot.policy import (
     percent,
 )
 from trainctl.node_agent.planning import share_edits
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.split import lower_bound, slowest, split
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import PolicyFigure, verbs
 
 LOOK_STEPS = 20
 """Steps between two looks."""
@@ -71,13 +70,11 @@ class Drain(Policy):
         if found is None or node != found.node:
             since = facts.step
         figures = [
-            m.PolicyFigure(
-                "part by which a node makes steps longer", found.part if found else None, table.gain, "part"
-            ),
-            m.PolicyFigure(
+            PolicyFigure("part by which a node makes steps longer", found.part if found else None, table.gain, "part"),
+            PolicyFigure(
                 "time lost to it until the end", _lost(facts, found) if found else None, table.move_seconds, "s"
             ),
-            m.PolicyFigure("steps that have shown it", facts.step - since, table.steps, acts="at"),
+            PolicyFigure("steps that have shown it", facts.step - since, table.steps, acts="at"),
         ]
         is_due = found is not None and _is_worth_it(facts, found) and facts.step - since >= table.steps
         otherwise = "drains a node without which the best split would be shorter; no node is one now"
@@ -127,6 +124,3 @@ def _wanted(facts: RunFacts, found: Costly) -> Proposal:
     times = f"with the best split steps take {found.seconds:.3g} s with {found.node}, {found.without:.3g} s without it"
     lost = f"it costs {_lost(facts, found):,.0f} s until the end, {percent(found.part)} of each step"
     return Proposal("drain", verbs.Drain(), f"{times}; {lost}", found.node, severity="warning")
-
-
-POLICY = Drain()

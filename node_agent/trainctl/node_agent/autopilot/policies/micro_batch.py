@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import (
     Assessment,
     HeldOutLoss,
@@ -25,15 +24,19 @@ from trainctl.node_agent.autopilot.policy import (
     RunFacts,
     Stepped,
     assess,
+    bar_size,
+    barred_size,
     mode_of,
     percent,
     resize,
+    shorten_bars,
+    was_barred,
 )
-from trainctl.node_agent.planning import profile_edits
-from trainctl.protocol import messages as m
+from trainctl.node_agent.planning.share_edits import resized
 from trainctl.protocol.calibration.peak import MOST_OF_CAP
 from trainctl.protocol.config.micro_batches import UNMEASURED
 from trainctl.protocol.config.policies import MicroBatchTable
+from trainctl.protocol.messages import PolicyFigure, Severity, StepPlan, peak_of_cap
 
 FASTER = 1.02
 """Factor by which the rate must rise for a larger micro-batch, where the curve is known."""
@@ -69,7 +72,7 @@ class MicroBatch(Policy):
             case MemoryDeath(rank, _, size):
                 _bar(facts, memory, rank, size)
             case Stepped() as stepped:
-                bars.go_back(memory.kept, facts.step, _table(facts).barred_steps)
+                shorten_bars(memory.kept, facts.step, _table(facts).barred_steps)
                 for node, ranks in _ranks_by_node(facts).items():
                     if not _searches(facts, memory, stepped, node, ranks):
                         continue
@@ -85,26 +88,26 @@ class MicroBatch(Policy):
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
         table, ranks = _table(facts), facts.durable.settings.live
         uses = _uses(facts, memory).values()
-        barred = sum(bars.size(memory.kept, rank, facts.step) is not None for rank in ranks)
+        barred = sum(barred_size(memory.kept, rank, facts.step) is not None for rank in ranks)
         what = f"peak memory, mean of {table.window} steps"
         figures = [
-            m.PolicyFigure(f"highest {what}", max(uses, default=None), table.target, "part"),
-            m.PolicyFigure(f"lowest {what}", min(uses, default=None), table.low, "part", "below"),
-            m.PolicyFigure("ranks with a size that ran out of memory", barred),
+            PolicyFigure(f"highest {what}", max(uses, default=None), table.target, "part"),
+            PolicyFigure(f"lowest {what}", min(uses, default=None), table.low, "part", "below"),
+            PolicyFigure("ranks with a size that ran out of memory", barred),
         ]
         otherwise = f"shrinks above {percent(table.target)} of the cap; may grow below {percent(table.low)}"
         wanted = _changes(facts, memory, facts.occasion) if isinstance(facts.occasion, Stepped) else iter(())
         return assess(figures, next(wanted, None), otherwise)
 
 
-def _sizes(plan: m.StepPlan) -> dict[int, int]:
+def _sizes(plan: StepPlan) -> dict[int, int]:
     """The micro-batch of each rank."""
     return {work.rank: work.micro_batch for work in plan.work}
 
 
 def _bar(facts: RunFacts, memory: Memory, rank: int, size: int) -> None:
     """A rank ran out of memory with micro-batches of this size. Its peaks before that count no more."""
-    memory.kept |= bars.barred(rank, size, facts.step + _table(facts).barred_steps)
+    memory.kept |= bar_size(rank, size, facts.step + _table(facts).barred_steps)
     _peaks(memory).pop(rank, None)
 
 
@@ -118,7 +121,7 @@ def _observe(facts: RunFacts, memory: Memory, stepped: Stepped) -> bool:
     table, peaks, reports, highest = _table(facts), _peaks(memory), stepped.reports, 0.0
     for work in stepped.plan.work:
         rank = work.rank
-        use = m.peak_of_cap(reports[rank].values) if rank in reports else None
+        use = peak_of_cap(reports[rank].values) if rank in reports else None
         if use is None:
             peaks.pop(rank, None)
             continue
@@ -181,7 +184,7 @@ def _next_size(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ran
         return None
     seconds = {micro: min(times[1:]) for micro, times in search.items() if len(times) >= RAMP_STEPS}
     best = min(seconds, key=lambda micro: seconds[micro])
-    uses = [use for report in reports if (use := m.peak_of_cap(report.values)) is not None]
+    uses = [use for report in reports if (use := peak_of_cap(report.values)) is not None]
     has_peaks = len(uses) == len(ranks)
     bound = _most(facts, memory, stepped, ranks, size, max(uses)) if has_peaks else max(size, UNMEASURED)
     larger = min(2 * size, bound, _largest_allowed(facts, memory, ranks))
@@ -201,7 +204,7 @@ def _is_faster(seconds: Mapping[int, float], size: int) -> bool:
 
 
 def _taken(facts: RunFacts, node: str, ranks: list[int], size: int, reason: str) -> Proposal:
-    return resize(size, node, reason, edit=profile_edits.resized(facts.durable.settings, ranks, size))
+    return resize(size, node, reason, edit=resized(facts.durable.settings, ranks, size))
 
 
 def _past_the_peak(facts: RunFacts, stepped: Stepped, node: str, ranks: list[int]) -> Iterator[Proposal]:
@@ -263,7 +266,7 @@ def _larger(
         wanted, faster = _fastest(facts, stepped, ranks, size, range(size, bound + 1), FASTER)
         why = f"passes of {wanted} are {percent(faster)} faster by its curve"
     else:
-        was_larger = f"shrunk {node}" in kept or any(bars.was_barred(kept, rank) for rank in ranks)
+        was_larger = f"shrunk {node}" in kept or any(was_barred(kept, rank) for rank in ranks)
         wanted = min(max(size + 1, int(size * table.grow)), bound) if was_larger or table.up == "on" else size
         why = f"it may grow below {percent(table.low)}"
     if wanted > size:
@@ -282,7 +285,7 @@ def _largest_allowed(facts: RunFacts, memory: Memory, ranks: list[int]) -> int:
     table, kept = _table(facts), memory.kept
     bounds = [facts.durable.settings.ranks[rank].share for rank in ranks]
     bounds += [table.most] if table.most else []
-    bounds += [bar - 1 for rank in ranks if (bar := bars.size(kept, rank, facts.step))]
+    bounds += [bar - 1 for rank in ranks if (bar := barred_size(kept, rank, facts.step))]
     return min(bounds)
 
 
@@ -320,9 +323,6 @@ def _fastest(
     return (best, faster - 1) if faster >= least else (size, 0.0)
 
 
-def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: m.Severity) -> Proposal:
+def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: Severity) -> Proposal:
     reason = f"mean peak memory over {_table(facts).window} steps: {percent(use)} of the cap; {why}"
     return resize(size, node, reason, severity)
-
-
-POLICY = MicroBatch()

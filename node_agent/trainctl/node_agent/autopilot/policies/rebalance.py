@@ -1,4 +1,4 @@
-"""Moves samples to the ranks that are fast now; the loss doesn't change.
+"""Moves samples to the ranks that are fast, before step 1 and later; the loss doesn't change.
 
 The split is the one of `rebalance auto=true`. What it gained is measured; after a split that disappoints comes the one
 before, or a better one, and twice as long a wait.
@@ -11,24 +11,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import (
     Assessment,
+    Measured,
     Memory,
     Policy,
     Proposal,
     RunFacts,
     Stepped,
     assess,
+    barred_size,
     percent,
 )
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
-from trainctl.protocol import messages as m
-from trainctl.protocol.batch.split import slowest, split
+from trainctl.protocol.batch.split import apportion, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import PolicyFigure, verbs
 
 LEAST_STEPS = 3
 """Steps with the present split that are measured before anything is concluded."""
@@ -139,11 +139,11 @@ class Rebalance(Policy):
         best = _best(facts, stepped) if isinstance(stepped, Stepped) and is_known else None
         quiet = memory.kept.get("quiet until", 0.0) - facts.step
         figures = [
-            m.PolicyFigure("gain of the best split", best.part if best else None, table.gain, "part"),
-            m.PolicyFigure(
+            PolicyFigure("gain of the best split", best.part if best else None, table.gain, "part"),
+            PolicyFigure(
                 "windows in a row that showed it", _last_above(seen.gains, table.gain), table.windows, acts="at"
             ),
-            m.PolicyFigure("steps until the next split may come", max(quiet, 0.0)),
+            PolicyFigure("steps until the next split may come", max(quiet, 0.0)),
         ]
         is_due = gain is not None and seen.steps >= LEAST_STEPS and quiet <= 0
         wanted = _wanted(facts, memory, gain, seen.steps) if gain is not None and is_due else None
@@ -234,7 +234,7 @@ def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
 def _is_barred(facts: RunFacts, rank: int, share: int) -> bool:
     """Whether the rank's micro-batch would grow with its share to a size that ran out of memory."""
     setting, kept = facts.durable.settings.ranks[rank], facts.durable.policies.get("micro-batch")
-    bar = bars.size(kept.memory, rank, facts.step) if kept is not None else None
+    bar = barred_size(kept.memory, rank, facts.step) if kept is not None else None
     return bar is not None and setting.micro_in_force < bar <= min(setting.micro_batch, share)
 
 
@@ -276,4 +276,39 @@ def _by_node(settings: Settings, shares: Mapping[int, int]) -> dict[str, int]:
     return by_node
 
 
-POLICY = Rebalance()
+class FirstShares(Policy):
+    """Deals out what the shares of the run file leave, once, by what each node managed alone before step 1."""
+
+    name = "first-shares"
+    occasions = Measured
+
+    def is_over(self, facts: RunFacts) -> bool:
+        is_timed = facts.config.group.first_shares == "timed"
+        return facts.step > facts.durable.first_step or facts.durable.timed or not is_timed or len(_open(facts)) < 2
+
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
+        if not isinstance(facts.occasion, Measured):
+            return None
+        settings, rates = facts.durable.settings, facts.occasion.rates
+        shares = {rank: setting.share for rank, setting in settings.live.items()}
+        free = {rank: rates[rank] for rank in _open(facts) if rank in rates}
+        edit = share_edits.edit(settings, shares | apportion(sum(shares[rank] for rank in free), free))
+        timed = ", ".join(f"{settings.label(rank)} {rate:,.3g}/s" for rank, rate in rates.items())
+        by_node: dict[str, int | str] = {}
+        for setting in edit.settings.live.values():
+            by_node[setting.node] = int(by_node.get(setting.node, 0)) + setting.share
+        reason = f"initial shares by measured samples per second: {timed}"
+        return Proposal("rebalance", verbs.Rebalance(shares=by_node), reason, edit=edit)
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        figure = PolicyFigure("ranks whose share the run file leaves open", len(_open(facts)))
+        why = "sets the shares once the ranks have been measured"
+        if self.is_over(facts):
+            why = "has nothing more to decide: the first shares are set"
+        return Assessment((figure,), why)
+
+
+def _open(facts: RunFacts) -> list[int]:
+    """Live ranks whose share the run file leaves open."""
+    given = {name for name, table in facts.config.nodes.items() if table.share is not None}
+    return [rank for rank, setting in facts.durable.settings.live.items() if setting.node not in given]

@@ -15,12 +15,11 @@ from trainctl.node_agent.autopilot.policy import (
     Stepped,
     assess,
 )
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.spikes import Spike as Found
 from trainctl.protocol.analysis.spikes import SpikeDetector
 from trainctl.protocol.config.policies import SpikeTable
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import PolicyFigure, StepCommitted, verbs
 
 
 class Spike(Policy):
@@ -47,17 +46,17 @@ class Spike(Policy):
         loss, norm = detector.above(last.loss, last.report.grad_norm) if last is not None else (None, None)
         times = memory.kept.get("times", 0.0)
         figures = [
-            m.PolicyFigure("loss above its trend", loss, table.mads, "scatters"),
-            m.PolicyFigure("gradient norm above its trend", norm, table.mads, "scatters"),
-            m.PolicyFigure("steps of the present spike", found.steps if found else 0, table.recover_steps),
-            m.PolicyFigure(f"rollbacks in this run, at most {table.most_times}", times),
+            PolicyFigure("loss above its trend", loss, table.mads, "scatters"),
+            PolicyFigure("gradient norm above its trend", norm, table.mads, "scatters"),
+            PolicyFigure("steps of the present spike", found.steps if found else 0, table.recover_steps),
+            PolicyFigure(f"rollbacks in this run, at most {table.most_times}", times),
         ]
         if times >= table.most_times:
             return Assessment(tuple(figures), f"does nothing more: it has gone back {table.most_times} times")
         wanted = _back(facts, Memory(), found) if found is not None and found.is_stuck else None
         return assess(figures, wanted, f"goes back before a spike that lasts more than {table.recover_steps} steps")
 
-    def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:
+    def replay(self, config: RunFile, memory: Memory, steps: Sequence[StepCommitted]) -> None:
         _detector(config.policy.spike, memory).replay(steps)
 
 
@@ -93,6 +92,3 @@ def _back(facts: RunFacts, memory: Memory, found: Found) -> Proposal | Advice | 
     args = verbs.Rollback(step=step, skip_batches=skips)
     times = {"times": memory.kept.get("times", 0.0) + 1}
     return Proposal("rollback", args, height, severity="error", remember=times, is_urgent=True)
-
-
-POLICY = Spike()

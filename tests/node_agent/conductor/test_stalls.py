@@ -1,6 +1,6 @@
 """What counts as a standstill, and from when on it is a hang."""
 
-from trainctl.node_agent.conductor.progress import FIRST_TIMES, LONGEST_TIMES, StallDetector
+from trainctl.node_agent.conductor.deadlines import FIRST_TIMES, LONGEST_TIMES, StallDetector
 from trainctl.protocol import messages as m
 
 LEAST, LOAD = 100.0, 600.0
