@@ -24,8 +24,7 @@ from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.calibration.link_meter import LinkMeter
 from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.node_agent.clients.query_context import QueryContext
-from trainctl.node_agent.clients.redirects import Redirects
-from trainctl.node_agent.clients.router import Replies, Router
+from trainctl.node_agent.clients.router import Redirects, Replies, Router
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.copies.checkpoint_copies import CheckpointCopies
 from trainctl.node_agent.exporter.exporter import Exporter

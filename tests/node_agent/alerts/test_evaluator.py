@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.memory_values import memory
 from tests.node_agent.support.alert_world import CALM, NODES, World
 
-from trainctl.node_agent.alerts.evaluator import Cleared, Evaluator, Raised
-from trainctl.node_agent.alerts.hysteresis import Hysteresis, Rule
+from trainctl.node_agent.alerts.evaluator import Cleared, Evaluator, Hysteresis, Raised, Rule
 from trainctl.protocol.config.alert_rules import KINDS
 
 

@@ -2,8 +2,7 @@
 
 import math
 
-from trainctl.node_agent.alerts.evaluator import Cleared, Raised
-from trainctl.node_agent.alerts.guest_alerts import GuestAlerts
+from trainctl.node_agent.alerts.evaluator import Cleared, GuestAlerts, Raised
 from trainctl.node_agent.guests import guest_rows
 from trainctl.protocol import messages as m
 

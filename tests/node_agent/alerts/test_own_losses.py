@@ -13,7 +13,7 @@ from tests.node_agent.support import records
 from tests.tiers import scale
 
 from trainctl.node_agent.alerts.evaluator import Cleared, Evaluator, Raised
-from trainctl.node_agent.alerts.own_losses import WINDOW_STEPS, OwnLossWatch
+from trainctl.node_agent.alerts.loss_curve import OWN_LOSS_STEPS, OwnLossWatch
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
 
@@ -64,8 +64,8 @@ def test_a_rank_that_stays_apart_is_named_with_what_to_look_at_until_it_is_back(
             told[type(change)] = number, change.alert
     (raised_at, alert), (cleared_at, again) = told[Raised], told[Cleared]
     assert alert.id == again.id == "own-loss:node-1:1" and (alert.node, alert.rank) == ("node-1", 1)
-    assert 100 + WINDOW_STEPS / 2 < raised_at < 100 + 2 * WINDOW_STEPS
-    assert 250 + WINDOW_STEPS / 2 < cleared_at < 250 + 2 * WINDOW_STEPS
+    assert 100 + OWN_LOSS_STEPS / 2 < raised_at < 100 + 2 * OWN_LOSS_STEPS
+    assert 250 + OWN_LOSS_STEPS / 2 < cleared_at < 250 + 2 * OWN_LOSS_STEPS
     said = re.fullmatch(r"own loss ([\d.]+), ranks' median ([\d.]+)", alert.text)
     assert said is not None and (float(said[1]) > float(said[2])) == (by > 0)
     assert [fact.split()[0] for fact in alert.facts] == ["differs", "check", "if"]
@@ -77,5 +77,5 @@ def test_a_step_that_few_report_and_a_run_that_goes_back_are_no_reason() -> None
     assert not any(found), "one rank has nobody to be compared with"
     for number, rank in itertools.product(range(1, 200), (0, 1)):
         assert not OwnLossWatch(TABLE).part(part(number, rank, float("nan") if rank else 2.0))
-    for number, rank in itertools.product(range(100, 100 + WINDOW_STEPS - 1), (0, 1, 2)):
+    for number, rank in itertools.product(range(100, 100 + OWN_LOSS_STEPS - 1), (0, 1, 2)):
         assert not watch.part(part(number, rank, 2.0 + rank)), "what was before it went back is forgotten"

@@ -7,7 +7,7 @@ from functools import partial
 from tests.node_agent.support.simulation import Simulation, config, durable
 from tests.tiers import scale
 
-from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec
+from trainctl.node_agent.simulate.models import DeviceModel, DeviceSpec
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve

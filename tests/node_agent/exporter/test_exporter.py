@@ -11,8 +11,7 @@ from tests.node_agent.support.dashboard import DASHBOARD, queries
 
 from trainctl.node_agent.clients.query_source import LiveRun
 from trainctl.node_agent.exporter import catalogue, listen_address
-from trainctl.node_agent.exporter.counters import Totals, after
-from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, readings
+from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, Totals, after, readings
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import CommandApplied

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from tests.node_agent.support.records import reading
 
-from trainctl.node_agent.readings.energy import Energy, EnergyMeter, drawn_watts
-from trainctl.node_agent.readings.host import HostReader
+from trainctl.node_agent.readings.host import Energy, EnergyMeter, HostReader, drawn_watts
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths

@@ -14,7 +14,7 @@ from tests.node_agent.support.processes import wait_for
 from trainctl.node_agent.readings import devices, host
 from trainctl.node_agent.readings.devices import AppleReader, NvidiaReader, Readings, SensorReader, Watch, parse_macmon
 from trainctl.node_agent.readings.host import CpuMeter, HostReader
-from trainctl.node_agent.readings.thermal_pressure import ThermalPressure
+from trainctl.node_agent.readings.kernel_counters import ThermalPressure
 from trainctl.protocol.messages import GpuProcess, GpuReading
 
 SINCE_ACTIVE_RATIO = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.node_agent.support.groups import V1_MOUNTS, V2_MOUNTS, machine
 
-from trainctl.node_agent.readings.pressure import PressureReader
+from trainctl.node_agent.readings.kernel_counters import PressureReader
 
 PSI = "some avg10={} avg60=0.47 avg300=0.79 total=6302517\nfull avg10=0.16 avg60=0.41 avg300=0.71 total=5856162\n"
 STAT = "usage_usec 5\nnr_periods {}\nnr_throttled {}\nthrottled_usec 1\n"

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec
-from trainctl.node_agent.simulate.link_model import SimulatedLinks
+from trainctl.node_agent.simulate.models import DeviceModel, DeviceSpec, SimulatedLinks
 from trainctl.node_agent.simulate.simulated_reports import done_by, first_positions
 from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve

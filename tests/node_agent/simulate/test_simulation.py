@@ -7,8 +7,7 @@ import pytest
 from tests.node_agent.support.scenarios import events_of, files, simulate, steps_of
 
 from trainctl.node_agent.simulate import scenario
-from trainctl.node_agent.simulate.outcome import outcome
-from trainctl.node_agent.simulate.simulation import Simulation
+from trainctl.node_agent.simulate.simulation import Simulation, outcome
 from trainctl.protocol.batch.split import ShareCost, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.record.reader import VIEW_KEY, RecordReader

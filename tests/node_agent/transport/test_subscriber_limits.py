@@ -13,8 +13,7 @@ from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
 from trainctl.node_agent.transport.bind import bind
-from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.node_agent.transport.subscriber_limits import MOST_BYTES, MOST_SAID
+from trainctl.node_agent.transport.publisher import MOST_BYTES, MOST_SAID, Publisher
 from trainctl.protocol.wire import sockets
 
 EVENT: Any = examples.EXAMPLES["published by an agent"]["event"]

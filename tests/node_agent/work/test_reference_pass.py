@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainctl.node_agent.work.dealer import Slice
-from trainctl.node_agent.work.reference_journal import ReferenceJournal
-from trainctl.node_agent.work.reference_pass import ReferencePass, UnitSizes
+from trainctl.node_agent.work.reference_pass import ReferenceJournal, ReferencePass, UnitSizes
 
 
 def sizes(counts: list[int]) -> UnitSizes:

@@ -1,27 +1,101 @@
 """The evaluator: a run's steps, readings and states in, alerts raised and cleared out; pure, the clock is an argument.
 
-Watches judge each observation, a hysteresis for each alert decides when it is reported. What is kept is bounded by the
-ranks and nodes of the run.
+Watches judge each observation, a hysteresis for each alert decides when it is reported: enough observations over enough
+time raise an alert, and enough clear it. What is kept is bounded by the ranks and nodes of the run.
 """
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
 from trainctl.node_agent.alerts import conditions
-from trainctl.node_agent.alerts.calibrated_links import LinkWatch
-from trainctl.node_agent.alerts.calibrated_speed import CalibratedSpeedWatch
+from trainctl.node_agent.alerts.calibrated import CalibratedSpeedWatch, LinkWatch
 from trainctl.node_agent.alerts.conditions import RunSnapshot, StallWatch
 from trainctl.node_agent.alerts.findings import Finding
-from trainctl.node_agent.alerts.hysteresis import Hysteresis, rules
-from trainctl.node_agent.alerts.loss_curve import LossWatch
-from trainctl.node_agent.alerts.own_losses import OwnLossWatch
+from trainctl.node_agent.alerts.loss_curve import LossWatch, OwnLossWatch
 from trainctl.node_agent.alerts.rank_health import RankHealthWatch
-from trainctl.node_agent.alerts.slow_ranks import PaceWatch
+from trainctl.node_agent.alerts.slow_ranks import BLOCK_STEPS, PaceWatch
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import ProfileSummary
-from trainctl.protocol.config.alert_rules import KINDS, AlertsTable
+from trainctl.protocol.config.alert_rules import KINDS, AlertKind, AlertsTable
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How many observations in a row, over at least how many seconds, raise an alert, and how many clear it."""
+
+    raise_count: int
+    raise_seconds: float
+    clear_count: int
+    clear_seconds: float
+
+
+_LEAST: Final[dict[AlertKind, tuple[int, float, int]]] = {
+    "nonfinite": (1, 0.0, 20),  # steps
+    "skipped": (1, 0.0, 20),  # steps
+    "loss-spike": (1, 0.0, 10),  # steps, of which the detector has seen enough
+    "divergence": (1, 0.0, 20),  # steps
+    "clip": (1, 0.0, 20),  # steps
+    "own-loss": (20, 0.0, 20),  # steps of one rank
+    "kl": (1, 0.0, 1),  # looks
+    "stall": (1, 0.0, 1),  # looks
+    "throughput": (BLOCK_STEPS, 20.0, BLOCK_STEPS),  # steps of one rank
+    "data-wait": (2, 0.0, 2),  # looks at one rank
+    "clock": (10, 10.0, 10),  # readings of one machine
+    "efficiency": (1, 0.0, 2),  # looks at one rank
+    "link": (1, 0.0, 2),  # looks at the group
+    "device-idle": (60, 60.0, 20),  # readings of one machine
+    "memory": (3, 2.0, 3),  # steps of one rank
+    "memory-rise": (3, 0.0, 3),  # looks at one rank
+    "disk": (3, 2.0, 3),  # readings of one machine
+    "record": (1, 0.0, 1),  # looks at one machine
+    "node-silent": (2, 10.0, 2),  # looks
+    "node-lost": (1, 0.0, 2),  # looks
+    "lead-silent": (1, 0.0, 1),  # looks
+}
+"""By kind: observations and seconds until an alert is raised, and observations until it is cleared."""
+
+
+def rules(table: AlertsTable) -> dict[AlertKind, Rule]:
+    """Return the rule of each kind, as the run file has it."""
+    rule_of = {kind: Rule(*least, table.clear_seconds) for kind, least in _LEAST.items()}
+    rule_of["node-silent"] = dataclasses.replace(rule_of["node-silent"], raise_seconds=table.silent_seconds)
+    return rule_of
+
+
+class Hysteresis:
+    """One alert's state. From raised to cleared it takes at least the rule's `clear_seconds`, from cleared to raised at
+    least its `raise_seconds`; `now` is a reading of a monotonic clock."""
+
+    def __init__(self, rule: Rule, *, is_open: bool = False) -> None:
+        self._rule, self.is_open = rule, is_open
+        self._count, self._since = 0, 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether forgetting it would change nothing."""
+        return not self.is_open and not self._count
+
+    def judge(self, *, bad: bool, good: bool, now: float) -> None:
+        """Count an observation. One between the thresholds, neither bad nor good, leaves the alert as it is."""
+        if not (good if self.is_open else bad):
+            self._count = 0
+            return
+        if not self._count:
+            self._since = now
+        self._count += 1
+
+    def turn(self, now: float) -> bool:
+        """Raise or clear the alert if it is time to; return whether that happened."""
+        rule, lasted = self._rule, now - self._since
+        least = (rule.clear_count, rule.clear_seconds) if self.is_open else (rule.raise_count, rule.raise_seconds)
+        if self._count < least[0] or lasted < least[1]:
+            return False
+        self.is_open, self._count = not self.is_open, 0
+        return True
+
 
 OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
 BY_STEP = frozenset(
@@ -50,12 +124,15 @@ class _Held:
 
 
 class Evaluator:
-    """Of one run. `heard` and `look` take what happens; `look` also gives what has changed since the last one."""
+    """Judges one run. `heard` and `look` take what happens; `look` also gives what has changed since the last one."""
 
     def __init__(
-        self, table: AlertsTable, now: float, open_alerts: Iterable[m.AlertView] = (),
+        self,
+        table: AlertsTable,
+        now: float,
+        open_alerts: Iterable[m.AlertView] = (),
         references: Mapping[str, tuple[float, ...]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`open_alerts` with their `references` are those of the agent before this one: they aren't raised again."""
         self._table, self._rules = table, rules(table)
         self._losses, self._paces, self._stalls = LossWatch(table), PaceWatch(table), StallWatch(table, now)
@@ -83,17 +160,17 @@ class Evaluator:
 
     @property
     def references(self) -> dict[str, tuple[float, ...]]:
-        """What open alerts are judged against, for the evaluator after this one."""
-        found = {
+        """Return what open alerts are judged against, for the evaluator after this one."""
+        references = {
             id: self._paces.reference(alert.kind, alert.rank)
             for id, alert in self._open.items()
             if alert.rank is not None
         }
-        return {id: reference for id, reference in found.items() if reference}
+        return {id: reference for id, reference in references.items() if reference}
 
     @property
     def held(self) -> int:
-        """How many conditions are being counted."""
+        """Return how many conditions are being counted."""
         return len(self._held)
 
     def replay(self, steps: Iterable[m.StepCommitted]) -> None:
@@ -104,7 +181,7 @@ class Evaluator:
     # ------------------------------------------------------------ in
 
     def heard(self, message: m.StepCommitted | m.RankStep | m.HostReading, now: float) -> None:
-        """A committed step, a rank's part of one, or a machine's reading."""
+        """Take a committed step, a rank's part of one, or a machine's reading."""
         match message:
             case m.StepCommitted():
                 self._step = message.step
@@ -128,15 +205,18 @@ class Evaluator:
         return [*own, *self._links.part(part, self._node_profiles, self._lead, self._hosts)]
 
     def _read(self, reading: m.HostReading, now: float) -> None:
-        working = {rank: view.device for rank, view in self._ranks.items()
-                   if view.node == reading.node and view.state in ("run", "late")}  # fmt: skip
+        working = {
+            rank: view.device
+            for rank, view in self._ranks.items()
+            if view.node == reading.node and view.state in ("run", "late")
+        }
         if reading.node in self._hosts or len(self._hosts) < 64:
             self._hosts[reading.node] = reading
         of_ranks = (*self._paces.reading(reading, working), *self._health.reading(reading, working))
         self._judge([*of_ranks, *conditions.disk(reading, self._table)], now)
 
     def _instead_of_clock(self, found: list[Finding]) -> list[Finding]:
-        """A slower rank is reported once: not beside the lower clock that makes it so."""
+        """Report a slower rank once: not beside the lower clock that makes it so."""
         return [
             dataclasses.replace(finding, bad=False) if f"clock:{finding.node}:{finding.rank}" in self._open else finding
             for finding in found
@@ -147,12 +227,12 @@ class Evaluator:
         self._judge([conditions.record(node, problem)], now)
 
     def lead_silent(self, node: str, lead: str, silent_seconds: float, now: float, at: float) -> list[Change]:
-        """For a follower: how long its lead has been silent."""
+        """Take how long a follower's lead has been silent."""
         self._judge([conditions.lead_silent(node, lead, silent_seconds, self._table)], now)
         return self.turned(now, at)
 
     def look(self, snapshot: RunSnapshot, now: float, at: float) -> list[Change]:
-        """The run as it is, `at` in Unix seconds: call it a few times a second."""
+        """Take the run as it is, `at` in Unix seconds: call it a few times a second."""
         self._ranks, self._last_step = {view.rank: view for view in snapshot.view.ranks}, snapshot.view.steps
         self._lead, self._profiles = snapshot.view.lead, {**snapshot.profiles}
         nodes = {rank: view.node for rank, view in self._ranks.items()}
@@ -189,28 +269,71 @@ class Evaluator:
                 del self._held[finding.id]
 
     def turned(self, now: float, at: float) -> list[Change]:
-        """What has changed by what was heard alone, for a machine that takes part in no run."""
+        """Return what has changed by what was heard alone, for a machine that takes part in no run."""
         changes: list[Change] = []
         for id, held in list(self._held.items()):
             if not held.hysteresis.turn(now):
                 continue
             if held.hysteresis.is_open and held.finding is not None:
-                alert = self._open[id] = self._made(held.finding, at)
+                alert = self._open[id] = self._alert(held.finding, at)
                 changes.append(Raised(alert))
             else:
                 del self._held[id]
                 changes.append(Cleared(self._open.pop(id)))
         return changes
 
-    def _made(self, finding: Finding, at: float) -> m.AlertView:
+    def _alert(self, finding: Finding, at: float) -> m.AlertView:
         said = finding.say()
         return m.AlertView(
-            id=finding.id, kind=finding.kind, severity=KINDS[finding.kind].severity, text=said.text[:400],
-            raised_at=at, node=finding.node, rank=finding.rank, step=self._step, facts=said.facts[:16],
-        )  # fmt: skip
+            id=finding.id,
+            kind=finding.kind,
+            severity=KINDS[finding.kind].severity,
+            text=said.text[:400],
+            raised_at=at,
+            node=finding.node,
+            rank=finding.rank,
+            step=self._step,
+            facts=said.facts[:16],
+        )
 
     def acknowledge(self, id: str, by: str) -> m.AlertView | None:
-        """The alert as it is then, None if there is none of that id."""
+        """Acknowledge an alert; return it as it is then, None if there is none of that id."""
         if id in self._open:
             self._open[id] = msgspec.structs.replace(self._open[id], acknowledged_by=by)
         return self._open.get(id)
+
+
+_GUEST_TABLE = AlertsTable(off=("stall",))
+"""The usual thresholds. How long a step or an evaluation of another program takes is its own affair."""
+
+
+class GuestAlerts:
+    """Raises and clears the alerts of one attached run, by what its program reports: losses and gradients that are not
+    finite, a curve that spikes or diverges, and silence. Their ids and texts name it, as the machine's stand beside
+    them."""
+
+    def __init__(self, view: m.RunView, now: float) -> None:
+        self.run, self.name, self._suffix = view.run, view.name, f":{view.run[-100:]}"
+        self._evaluator = Evaluator(_GUEST_TABLE, now)
+
+    @property
+    def open(self) -> tuple[m.AlertView, ...]:
+        """Open alerts, in the order in which they were raised."""
+        return tuple(map(self._named, self._evaluator.open.values()))
+
+    def heard(self, step: m.StepCommitted, now: float) -> None:
+        """Take a step of the run."""
+        self._evaluator.heard(step, now)
+
+    def look(self, view: m.RunView, now: float, at: float) -> list[Change]:
+        """Return what has changed since the last look, `at` in Unix seconds."""
+        changes = self._evaluator.look(RunSnapshot(view, {}), now, at)
+        return [type(change)(self._named(change.alert)) for change in changes]
+
+    def acknowledge(self, id: str, by: str) -> bool:
+        """Return whether the alert is one of these."""
+        own = id.removesuffix(self._suffix)
+        return own != id and self._evaluator.acknowledge(own, by) is not None
+
+    def _named(self, alert: m.AlertView) -> m.AlertView:
+        return msgspec.structs.replace(alert, id=alert.id + self._suffix, text=f"{self.name}: {alert.text}"[:400])

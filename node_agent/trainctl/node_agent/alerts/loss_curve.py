@@ -1,9 +1,22 @@
-"""Watches the loss curve: non-finite losses, skipped steps, spikes, divergence, and clipping that freezes learning."""
+"""Watches the loss curve and each rank's own loss.
 
+The curve: non-finite losses, skipped steps, spikes, divergence, and clipping that freezes learning.
+
+Ranks: one whose loss stays apart from the others' reads other data, or computes wrongly. All ranks draw their samples
+from one permutation, so their losses differ by chance alone, more so the fewer samples a rank has. What is judged is a
+rank's difference from the median of the ranks at the same step, which no single one of them moves: its mean over
+OWN_LOSS_STEPS steps against its own scatter from step to step. The default of 1.5 is more than ten standard errors of
+that mean: with normal scatter, chance passes it in less than one of 10^9 windows. (A median over the steps would tell
+more of few outliers, but of losses with few values it is chance itself.)
+"""
+
+import dataclasses
 import math
 from collections import deque
+from functools import partial
+from statistics import fmean, stdev
 
-from trainctl.node_agent.alerts.findings import Finding, Said, number
+from trainctl.node_agent.alerts.findings import Finding, Said, median, number
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.loss_trends import Divergence, DivergenceDetector
 from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics
@@ -12,10 +25,14 @@ from trainctl.protocol.config.alert_rules import AlertsTable
 
 CALM_STEPS = 20
 """Steps without a skipped one after which the alert is cleared."""
+OWN_LOSS_STEPS = 50
+"""Steps by which a rank is judged."""
+_STEPS_BACK = 8
+"""A report this many steps old shows that the run went back, and the watch starts again."""
 
 
 class LossWatch:
-    """Takes committed steps in order; a step made again takes the place of what it supersedes."""
+    """Judges committed steps in order; a step made again takes the place of what it supersedes."""
 
     def __init__(self, table: AlertsTable) -> None:
         self._table = table
@@ -27,12 +44,12 @@ class LossWatch:
         self._clips = RollingStatistics(WINDOW_STEPS)
 
     def step(self, step: m.StepCommitted) -> list[Finding]:
-        """What is found at a committed step."""
+        """Return the findings at a committed step."""
         self._go_back_to(step.step)
-        found = [self._nonfinite(step), self._skipped(step), *self._clip(step), self._diverged(step)]
+        findings = [self._nonfinite(step), self._skipped(step), *self._clip(step), self._diverged(step)]
         if step.loss is not None and math.isfinite(step.loss):
-            found.append(self._spike(step, step.loss))
-        return found
+            findings.append(self._spike(step, step.loss))
+        return findings
 
     def _go_back_to(self, step: int) -> None:
         while self._skips and self._skips[-1][0] >= step:
@@ -41,9 +58,9 @@ class LossWatch:
     @staticmethod
     def _nonfinite(step: m.StepCommitted) -> Finding:
         values = (("loss", step.loss), ("gradient norm", step.grad_norm))
-        found = [f"{name} is {value}" for name, value in values if value is not None and not math.isfinite(value)]
-        bad = bool(found) and step.skipped != "overflow"
-        what = f"{''.join(found[:1])} at step {step.step:,}" + ("; the step was skipped" if step.skipped else "")
+        wrong = [f"{name} is {value}" for name, value in values if value is not None and not math.isfinite(value)]
+        bad = bool(wrong) and step.skipped != "overflow"
+        what = f"{''.join(wrong[:1])} at step {step.step:,}" + ("; the step was skipped" if step.skipped else "")
         return Finding("nonfinite", bad, not bad, lambda: Said(what, _facts(step)))
 
     def _skipped(self, step: m.StepCommitted) -> Finding:
@@ -68,39 +85,121 @@ class LossWatch:
         return [Finding("clip", scale < least, scale > 2 * least, say)]
 
     def _diverged(self, step: m.StepCommitted) -> Finding:
-        found = self._divergence.add(step.step, step.loss)
-        return Finding("divergence", found is not None, found is None, lambda: _say_diverged(found, step))
+        divergence = self._divergence.add(step.step, step.loss)
+        return Finding(
+            "divergence", divergence is not None, divergence is None, lambda: _say_diverged(divergence, step)
+        )
 
     def _spike(self, step: m.StepCommitted, loss: float) -> Finding:
-        """By the loss alone: an alert about a spike that the gradient norm doesn't show is still worth a look."""
-        found = self._spikes.add(step.step, loss, None)
-        return Finding("loss-spike", found is not None, found is None, lambda: _say_spike(found, step))
+        """Judge by the loss alone: an alert about a spike that the gradient norm doesn't show is still worth a look."""
+        spike = self._spikes.add(step.step, loss, None)
+        return Finding("loss-spike", spike is not None, spike is None, lambda: _say_spike(spike, step))
 
 
-def _say_spike(found: Spike | None, step: m.StepCommitted) -> Said:
-    if found is None:
+def _say_spike(spike: Spike | None, step: m.StepCommitted) -> Said:
+    if spike is None:
         return Said("the loss is back at its trend")
-    text = f"loss {number(step.loss or 0.0)} at step {step.step:,}, trend {number(found.expected)}"
-    scatter = f"scatter over {WINDOW_STEPS} steps before the spike {number(found.scatter)}"
+    text = f"loss {number(step.loss or 0.0)} at step {step.step:,}, trend {number(spike.expected)}"
+    scatter = f"scatter over {WINDOW_STEPS} steps before the spike {number(spike.scatter)}"
     return Said(text, (scatter, *_facts(step)))
 
 
-def _say_diverged(found: Divergence | None, step: m.StepCommitted) -> Said:
-    if found is None:
+def _say_diverged(divergence: Divergence | None, step: m.StepCommitted) -> Said:
+    if divergence is None:
         return Said("the loss no longer rises")
-    best = found.best
+    best = divergence.best
     text = (
-        f"the loss rises: level {number(found.level)}, best {number(best.level)} at step {best.step:,},"
-        f" {found.trend:+.2g} per step"
+        f"the loss rises: level {number(divergence.level)}, best {number(best.level)} at step {best.step:,},"
+        f" {divergence.trend:+.2g} per step"
     )
     advice = f"lower the learning rate, or resume from a checkpoint at about step {best.step:,}"
-    return Said(text, (advice, f"above the best level for {found.steps:,} steps", *_facts(step)))
+    return Said(text, (advice, f"above the best level for {divergence.steps:,} steps", *_facts(step)))
 
 
 def _facts(step: m.StepCommitted) -> tuple[str, ...]:
-    """What is known of a step, in two lines."""
     values = (("loss", step.loss), ("gradient norm", step.grad_norm))
     settings = [] if step.learning_rate is None else [f"learning rate {number(step.learning_rate)}"]
     settings += [] if step.global_batch is None else [f"global batch {step.global_batch:,}"]
-    made = ", ".join(f"{name} {number(value)}" for name, value in values if value is not None)
-    return (*([made] if made else []), ", ".join([*settings, f"plan v{step.plan_version}"]))
+    losses = ", ".join(f"{name} {number(value)}" for name, value in values if value is not None)
+    return (*([losses] if losses else []), ", ".join([*settings, f"plan v{step.plan_version}"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loss:
+    own: float  # nats per unit of weight
+    middle: float  # median of the ranks at that step
+
+
+@dataclasses.dataclass(frozen=True)
+class _Departure:
+    """The difference between a rank's losses and the ranks' medians over a window."""
+
+    own: float
+    middle: float
+    by: float  # mean of the differences
+    scatter: float  # their standard deviation
+
+
+class OwnLossWatch:
+    """Judges a step once a rank's part of a later step is here."""
+
+    def __init__(self, table: AlertsTable) -> None:
+        self._table = table
+        self._step = 0
+        self._parts: dict[int, m.RankStep] = {}  # of that step, by rank
+        self._windows: dict[int, deque[_Loss]] = {}
+
+    def part(self, part: m.RankStep) -> list[Finding]:
+        """Return the findings on the step before, at the first part of a step."""
+        findings: list[Finding] = []
+        if part.step > self._step:
+            findings = self._judge_step()
+            self._step, self._parts = part.step, {}
+        elif part.step <= self._step - _STEPS_BACK:
+            self._windows.clear()
+            self._step, self._parts = part.step, {}
+        if part.step == self._step and math.isfinite(part.values.get("own_loss", math.nan)):
+            self._parts[part.rank] = part
+        return findings
+
+    def forget(self, rank: int) -> None:
+        """Drop the losses of a rank that is out, or gone."""
+        self._windows.pop(rank, None)
+        self._parts.pop(rank, None)
+
+    def _judge_step(self) -> list[Finding]:
+        if len(self._parts) < 2:
+            return []
+        findings = []
+        middle = median(part.values["own_loss"] for part in self._parts.values())
+        for rank, part in self._parts.items():
+            window = self._windows.setdefault(rank, deque(maxlen=OWN_LOSS_STEPS))
+            window.append(_Loss(part.values["own_loss"], middle))
+            if len(window) == OWN_LOSS_STEPS:
+                findings.append(self._finding(part, _departure(window), alone=len(self._parts) == 2))
+        return findings
+
+    def _finding(self, part: m.RankStep, departure: _Departure, *, alone: bool) -> Finding:
+        """Judge a rank; with one other rank no one knows which of the two departs, and the higher loss is named."""
+        table = self._table
+        most = max(table.own_loss_deviations * departure.scatter, table.own_loss_percent / 100 * abs(departure.middle))
+        above = departure.by if alone else abs(departure.by)
+        return Finding("own-loss", above > most, above < most / 2, partial(_say_apart, departure), part.node, part.rank)
+
+
+def _departure(window: deque[_Loss]) -> _Departure:
+    apart = [loss.own - loss.middle for loss in window]
+    own, middle = fmean(loss.own for loss in window), fmean(loss.middle for loss in window)
+    return _Departure(own, middle, fmean(apart), stdev(apart))
+
+
+def _say_apart(departure: _Departure) -> Said:
+    percent = f" ({100 * departure.by / abs(departure.middle):+.0f} %)" if departure.middle else ""
+    spread = f"standard deviation {number(departure.scatter)}"
+    text = f"own loss {number(departure.own)}, ranks' median {number(departure.middle)}"
+    facts = (
+        f"differs by {number(departure.by)}{percent} over the last {OWN_LOSS_STEPS} steps ({spread})",
+        "check the node's data: trainctl doctor compares the nodes' files",
+        "if the files match, suspect a numerical fault in the rank's precision, backend or device",
+    )
+    return Said(text, facts)

@@ -9,8 +9,7 @@ from typing import Literal
 import msgspec
 
 from trainctl.node_agent.alerts.conditions import RunSnapshot
-from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, Raised
-from trainctl.node_agent.alerts.guest_alerts import GuestAlerts
+from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, GuestAlerts, Raised
 from trainctl.node_agent.alerts.hooks import HookCall, Hooks
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.keys import ALERTS_KEY

@@ -1,15 +1,116 @@
 """Watches each rank's speed against its own past: its own rate, the phase that grew, its device's clock under load."""
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median_low
-from typing import NamedTuple
 
 from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, limited_by, median, seconds
-from trainctl.node_agent.alerts.rank_pace import RankPace, Typical
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.slowdown import SlowdownDetector
 from trainctl.protocol.config.alert_rules import AlertsTable
+
+BLOCK_STEPS = 20
+"""Steps in the block whose median is compared."""
+FARTHEST_SHARE = 2.0
+"""Largest factor between shares at which rates are compared; beyond it a step's fixed cost would show."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Typical:
+    """Medians over a block of one rank's steps, and its machine then; a restart forgets all but the rate."""
+
+    rate: float  # own tokens a second
+    plan: tuple[int, int] = (0, 0)  # micro-batch and samples
+    busy: Mapping[str, float] | None = None  # seconds, by phase
+    gpu: m.GpuReading | None = None
+    host: m.HostReading | None = None
+
+
+class RankPace:
+    """One rank's own rate for as long as its micro-batch stays. Another share is another number of passes, which the
+    rate hardly depends on: who slows down just after a rebalance is still compared with what it was."""
+
+    def __init__(self) -> None:
+        self.plan = (0, 0)  # micro-batch and samples
+        self._best: Typical | None = None
+        self._recent: deque[m.RankStep] = deque(maxlen=BLOCK_STEPS)
+        self._count = 0
+        self._detector, self._learned_plan = SlowdownDetector(), self.plan
+
+    @property
+    def is_slow(self) -> bool:
+        """Return whether its steps have become longer by more than their scatter explains."""
+        return self._detector.is_slow
+
+    @property
+    def best(self) -> Typical | None:
+        """Return the best block, as it would be with the present share; None before there is one."""
+        return _with_share(self._best, self.plan) if self._best is not None else None
+
+    def seed(self, best: Typical) -> None:
+        """Compare with what was best before a restart."""
+        self._best, self.plan = best, best.plan
+        self._detector, self._learned_plan = SlowdownDetector(1 / best.rate), best.plan
+
+    def add(self, part: m.RankStep) -> None:
+        if (plan := (part.micro_batch or 0, part.samples)) != self.plan:
+            self.plan, self._count = plan, 0
+            self._recent.clear()
+            if self._best is not None and not _is_like(self._best.plan, self.plan):
+                self._best = None
+            if not _is_like(self._learned_plan, self.plan):
+                self._detector, self._learned_plan = SlowdownDetector(), self.plan
+        self._recent.append(part)
+        self._count += 1
+        if rate := part.own_tokens_per_second:
+            self._detector.add(_pass_factor(self.plan, self._learned_plan) / rate)
+
+    def now(self, gpu: m.GpuReading | None, host: m.HostReading | None) -> Typical | None:
+        """Return the block that ends with the newest step; None before there is one."""
+        if len(self._recent) < BLOCK_STEPS:
+            return None
+        rates = [part.own_tokens_per_second for part in self._recent]
+        reported = [rate for rate in rates if rate is not None]
+        if not reported:
+            return None
+        busy = {name: median(getattr(part.phases, name) for part in self._recent) for name in m.BUSY_PHASES}
+        return Typical(median(reported), self.plan, busy, gpu, host)
+
+    def keep_best(self, typical: Typical) -> None:
+        """Call it after each step; every block is a candidate."""
+        best = self.best
+        if self._count % BLOCK_STEPS == 0 and (best is None or typical.rate > best.rate):
+            self._best = typical
+
+
+def _is_like(before: tuple[int, int], plan: tuple[int, int]) -> bool:
+    """Return whether a rank's rates with two plans can be compared."""
+    return before[0] == plan[0] and 1 / FARTHEST_SHARE <= plan[1] / max(before[1], 1) <= FARTHEST_SHARE
+
+
+def _with_share(best: Typical, plan: tuple[int, int]) -> Typical:
+    """Return the block with another share of the same micro-batch. Its last pass may be smaller, and cost as much as a
+    whole one: then no more can be asked for than that leaves."""
+    if best.plan == plan:
+        return best
+    factor = _pass_factor(plan, best.plan)
+    more = plan[1] / max(best.plan[1], 1) / factor
+    busy = {name: more * took for name, took in best.busy.items()} if best.busy is not None else None
+    return dataclasses.replace(best, rate=best.rate * factor, plan=plan, busy=busy)
+
+
+def _pass_factor(plan: tuple[int, int], before: tuple[int, int]) -> float:
+    """Return the expected part that a rate with a plan is of that with the plan before: less for smaller passes."""
+    return min(1.0, _pass_samples(plan) / _pass_samples(before))
+
+
+def _pass_samples(plan: tuple[int, int]) -> float:
+    """Return the mean number of samples of a pass."""
+    micro_batch, samples = max(plan[0], 1), max(plan[1], 1)
+    return samples / -(-samples // micro_batch)
+
 
 BLOCK_READINGS, RECENT_READINGS = 60, 15
 """Readings at 1 Hz whose median is a clock's best rate, and its rate now."""
@@ -18,7 +119,7 @@ LOADED_PERCENT = 50.0
 
 
 class PaceWatch:
-    """Own rates of all ranks and clocks of their devices."""
+    """Judges the own rates of all ranks and the clocks of their devices."""
 
     def __init__(self, table: AlertsTable) -> None:
         self._table = table
@@ -29,7 +130,7 @@ class PaceWatch:
         self._nodes: dict[int, str] = {}
 
     def part(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Finding]:
-        """A rank's part of a step, with what was last read of its machine: what it says of the rank, and of all."""
+        """Judge a rank, and all of them, by its part of a step; `host` is what was last read of its machine."""
         self._nodes[part.rank] = part.node
         alone = self._of_rank(part, host, device)
         once = part.rank == max(self._slower, default=part.rank)  # of all ranks at a step
@@ -53,19 +154,19 @@ class PaceWatch:
         return [Finding("throughput", *judged, lambda: _slower(best, typical), part.node, part.rank)]
 
     def _judged(self, slower: float, *, is_slow: bool) -> tuple[bool, bool]:
-        """Whether it is bad and whether it is good; what is no slowdown by its scatter is good."""
+        """Return whether it is bad and whether it is good; what is no slowdown by its scatter is good."""
         table = self._table
         is_bad = is_slow and slower > table.throughput_drop_percent / 100
         return is_bad, not is_slow or slower < table.throughput_clear_percent / 100
 
     def _alone(self, rank: int) -> float:
-        """By how much a rank is slower beyond what the others are too: what slows most of them is no rank's own
-        trouble, such as a busy machine that they share."""
+        """Return by how much a rank is slower beyond what the others are too: what slows most of them is no rank's
+        own trouble, such as a busy machine that they share."""
         others = [slower for other, slower in self._slower.items() if other != rank]
         return self._slower[rank] - max(0.0, median(others) if others else 0.0)
 
     def _together(self) -> Finding:
-        """What slows more than half of the ranks is the fleet's trouble, and no rank's own."""
+        """Judge all ranks: what slows more than half of them is the fleet's trouble, and no rank's own."""
         slower = dict(self._slower) if len(self._slower) > 1 else {}
         middle = median_low(slower.values()) if slower else 0.0
         are_slow = 2 * sum(self._paces[rank].is_slow for rank in slower) > len(slower)
@@ -84,8 +185,8 @@ class PaceWatch:
         return f"{self._nodes[rank]} rank {rank}: {rates}"
 
     def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Finding]:
-        """A machine's reading, with the devices of the ranks that are at work on it."""
-        found = []
+        """Judge a machine's reading; `ranks` has the devices of the ranks that are at work on it."""
+        findings = []
         for rank, device in ranks.items():
             gpu = reading.gpu_of(device)
             if gpu is None or gpu.clock_mhz is None or (gpu.utilization_percent or 100.0) < LOADED_PERCENT:
@@ -96,22 +197,22 @@ class PaceWatch:
                 continue
             bad, good = lower > self._table.clock_drop_percent / 100, lower < self._table.clock_clear_percent / 100
             say = self._speaker(rank, _Read(gpu, reading), clock.best, clock.now)
-            found.append(Finding("clock", bad, good, say, reading.node, rank))
-        return found
+            findings.append(Finding("clock", bad, good, say, reading.node, rank))
+        return findings
 
     def _speaker(self, rank: int, read: "_Read", best_mhz: float, now_mhz: float) -> Callable[[], Said]:
         pace, typical = self._paces.get(rank), self._typical.get(rank)
         return partial(_lower_clock, pace.best if pace is not None else None, typical, read, best_mhz, now_mhz)
 
     def forget(self, rank: int) -> None:
-        """A rank that is out, or gone: what comes after is compared with nothing before."""
-        for known in (self._paces, self._clocks, self._typical, self._slower, self._nodes):
-            known.pop(rank, None)
+        """Drop a rank that is out, or gone: what comes after is compared with nothing before."""
+        for by_rank in (self._paces, self._clocks, self._typical, self._slower, self._nodes):
+            by_rank.pop(rank, None)
 
     # ------------------------------------------------------------ what a restart must not forget
 
     def reference(self, kind: str, rank: int) -> tuple[float, ...]:
-        """What a rank is compared with, for `seed`."""
+        """Return what a rank is compared with, for `seed`."""
         pace, clock = self._paces.get(rank), self._clocks.get(rank)
         if kind == "throughput" and pace is not None and pace.best is not None:
             return pace.best.rate, *map(float, pace.plan)
@@ -135,7 +236,7 @@ class _Clock:
         self._count = 0
 
     def add(self, mhz: float) -> float | None:
-        """The part by which it is lower than at its best; None before that is known."""
+        """Return the part by which it is lower than at its best; None before that is known."""
         self._block.append(mhz)
         self._count += 1
         recent = list(self._block)[-RECENT_READINGS:]
@@ -148,13 +249,14 @@ class _Clock:
         return lower
 
 
-class _Read(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Read:
     gpu: m.GpuReading | None = None
     host: m.HostReading | None = None
 
 
 def _lower_clock(before: Typical | None, now: Typical | None, read: _Read, best_mhz: float, now_mhz: float) -> Said:
-    """Says what a lower clock does: `+142 ms in backward: 84 °C, 1.62→1.38 GHz`."""
+    """Say what a lower clock does: `+142 ms in backward: 84 °C, 1.62→1.38 GHz`."""
     grew = _grown(before, now)
     state = [_celsius(read), f"{arrow(gigahertz(best_mhz), gigahertz(now_mhz))} GHz", limited_by(read.gpu)]
     words = ", ".join(word for word in state if word)
@@ -179,7 +281,6 @@ def _rates(best: Typical, typical: Typical) -> str:
 
 
 def _grown(before: Typical | None, now: Typical | None) -> str:
-    """The phase that grew most, and by how much."""
     if before is None or now is None or before.busy is None or now.busy is None:
         return ""
     grew = {name: now.busy[name] - before.busy[name] for name in m.BUSY_PHASES}

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.clients.doctor import Doctor
-from trainctl.node_agent.clients.presence import Presence
-from trainctl.node_agent.clients.query_source import LiveRun, UnknownRunError
+from trainctl.node_agent.clients.query_source import LiveRun, Presence, UnknownRunError
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.follower import Follower

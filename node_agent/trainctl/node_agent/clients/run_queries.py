@@ -1,22 +1,81 @@
-"""Queries of runs as a whole: a snapshot of one, and the list of all."""
+"""Queries of runs as a whole: a snapshot of one, and the list of all.
+
+The state of a run that this node led but no longer takes part in comes from its present lead.
+"""
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent.clients import proxy
 from trainctl.node_agent.clients.query_source import LiveRun, QuerySource, UnknownRunError, kept_view
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
 from trainctl.protocol.batch.cost import run_rates
+from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
+
+ANSWER_SECONDS = 2.0
+"""Seconds the other agent may take to answer; the client of this one waits longer."""
+
+
+async def _view_from_lead(known: m.RunView, source: QuerySource) -> m.RunView:
+    """A run as its lead of now has it; where that can't be reached, as it was when it was handed over."""
+    lead = source.led_elsewhere(known.run)
+    if lead is None:
+        return known
+    reached = _reached(lead, source)
+    if reached is not None:
+        try:
+            async with Client(reached, timeout_seconds=ANSWER_SECONDS, keys=source.keys) as client:
+                told = (await client.snapshot(0, known.run)).run
+        except TrainctlError:
+            told = None
+        if told is not None:
+            return msgspec.structs.replace(told, directory=known.directory)
+    reason = f"the run's lead {lead} is unreachable, so the run's state is unknown here"
+    return msgspec.structs.replace(known, lead=lead, reason=reason)
+
+
+async def _summaries_from_leads(rows: Iterable[m.RunSummary], source: QuerySource) -> list[m.RunSummary]:
+    """The same rows, those of runs led elsewhere as they are there; stale ones where that can't be told."""
+    rows = list(rows)
+    leads = {row.run: lead for row in rows if (lead := source.led_elsewhere(row.run)) is not None}
+    nodes = sorted(set(leads.values()))
+    told = dict(zip(nodes, await asyncio.gather(*(_runs_of(node, source) for node in nodes)), strict=True))
+    return [_as_told(row, leads[row.run], told[leads[row.run]]) if row.run in leads else row for row in rows]
+
+
+def _as_told(row: m.RunSummary, lead: str, told: dict[str, m.RunSummary]) -> m.RunSummary:
+    there = told.get(row.run)
+    if there is None:
+        return msgspec.structs.replace(row, lead=lead, stale=True)
+    return msgspec.structs.replace(there, directory=row.directory, name=row.name, size_bytes=row.size_bytes)
+
+
+async def _runs_of(node: str, source: QuerySource) -> dict[str, m.RunSummary]:
+    address = _reached(node, source)
+    if address is None:
+        return {}
+    try:
+        async with Client(address, timeout_seconds=ANSWER_SECONDS, keys=source.keys) as client:
+            return {row.run: row for row in (await client.runs()).runs}
+    except TrainctlError:
+        return {}
+
+
+def _reached(node: str, source: QuerySource) -> str | None:
+    """Where an agent that is connected takes requests."""
+    in_touch = any(peer.node == node and peer.state == "connected" for peer in source.peer_views())
+    return source.address_of(node) if in_touch else None
+
 
 SNAPSHOT_EVENTS = 100
 SNAPSHOT_BUCKETS = 20_000
@@ -63,7 +122,7 @@ async def _as_ended(kept: m.RunView | None, last: m.StepCommitted | None, source
     view = msgspec.structs.replace(
         kept, state=state, reason=reason or kept.reason, cost=_cost_of_record(kept, state, last)
     )
-    return await proxy.view(view, source)
+    return await _view_from_lead(view, source)
 
 
 def _snapshot_of(
@@ -101,7 +160,7 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
 async def runs(request: m.RunsRequest, source: QuerySource) -> m.Runs:
     rows = source.run_summaries()
     summaries = await asyncio.to_thread(lambda: [_summary(*row) for row in rows])
-    return m.Runs(rid=request.rid, runs=tuple(await proxy.summaries(summaries, source)))
+    return m.Runs(rid=request.rid, runs=tuple(await _summaries_from_leads(summaries, source)))
 
 
 def _summary(run: str, name: str, directory: str, state: m.RunState, started_at: float) -> m.RunSummary:

@@ -4,9 +4,8 @@ import time
 from typing import Any
 
 from trainctl.node_agent.clients.query_source import QuerySource
-from trainctl.node_agent.exporter import counters
 from trainctl.node_agent.exporter.listen_address import ListenAddress
-from trainctl.node_agent.exporter.samples import AgentSnapshot
+from trainctl.node_agent.exporter.samples import AgentSnapshot, Totals, after
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, installing
@@ -18,7 +17,7 @@ class Exporter:
     def __init__(self, address: ListenAddress) -> None:
         self._server = _server(address)
         self._source: QuerySource | None = None
-        self._totals, self._started_at = counters.Totals(), time.time()
+        self._totals, self._started_at = Totals(), time.time()
 
     def attend(self, source: QuerySource, publisher: Publisher) -> None:
         """Serve this agent, and count what it publishes from here on."""
@@ -33,7 +32,7 @@ class Exporter:
         return f"http://{self._server.address}/metrics"
 
     def _count(self, message: m.Live) -> None:
-        self._totals = counters.after(self._totals, message)
+        self._totals = after(self._totals, message)
 
     def look(self, loop_lag_seconds: float | None) -> None:
         """Show the agent as it is now; called on its event loop."""

@@ -1,18 +1,29 @@
-"""Rates of the kernel's counters: swap, the disk that stores the runs, network interfaces and TCP.
+"""Rates of the kernel's counters, Linux's pressure, and macOS's thermal pressure.
 
-Each counter is a total since boot, named after the metric that is its rate per second. What this system doesn't count
-has no entry, and a counter has no rate before its second reading.
+Each counter (swap, the disk that stores the runs, network interfaces and TCP) is a total since boot, named after the
+metric that is its rate per second. What this system doesn't count has no entry, and a counter has no rate before its
+second reading.
+
+Pressure on the processor, disk and memory, and how often a control group's CPU quota stopped its processes, are read of
+a trainer's control group, or of this process's own, which is usually the same; pressure is the machine's where the
+group has none of its own. Elsewhere than on Linux there is nothing to read.
+
+Thermal pressure is by how much macOS holds the chip back because of heat. Any user may read it: the state of a Darwin
+notification (`notify(3)`), whose values are those of <OSThermalNotification.h> on a Mac: 0 nominal, 1 moderate, 2
+heavy, 3 trapping, 4 sleeping.
 """
 
 import contextlib
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import psutil
 
-from trainctl.protocol.machine.cgroups import PROC, lines_of
+from trainctl.protocol.machine.cgroups import PROC, Group, groups, lines_of
 
 SECTOR_BYTES = 512
 """Size of the sectors that Linux counts, whatever the disk's own are."""
@@ -130,3 +141,90 @@ def _tcp(proc: Path) -> Totals:
 
 def _pairs(rows: list[list[str]]) -> Iterator[tuple[str, str]]:
     yield from zip(*rows, strict=False) if len(rows) == 2 else ()
+
+
+PRESSURES: Final = ("cpu", "io", "memory")
+
+
+class PressureReader:
+    """Reads them by name of their metrics; what the kernel doesn't report has no entry."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._placed = [""]  # lines of the process's cgroup file for which the groups were looked up
+        self._groups: list[Group] = []
+        self._counted: tuple[int, int] | None = None  # periods of the quota, and those that it throttled
+
+    def read(self, pid: int | None = None) -> dict[str, float]:
+        """`cpu_pressure`, `io_pressure`, `memory_pressure` and `cpu_throttled_percent`, all in percent; `pid`: of the
+        process whose group counts, None for this one."""
+        process = str(pid or "self")
+        placed = lines_of(self._proc / process / "cgroup")
+        if placed != self._placed:  # mounts take long to read where there are many
+            self._placed, self._groups, self._counted = placed, groups(process, "cpu", self._proc), None
+        found = {f"{name}_pressure": self._pressure(name) for name in PRESSURES}
+        found["cpu_throttled_percent"] = self._throttled_percent()
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _pressure(self, name: str) -> float | None:
+        own = [group.folder / f"{name}.pressure" for group in self._groups if group.version == 2]
+        files = (*own, self._proc / "pressure" / name)
+        return next((value for file in files if (value := _some_avg10(lines_of(file))) is not None), None)
+
+    def _throttled_percent(self) -> float | None:
+        """Of the quota's periods since the last reading; None without a quota, or if none of them has passed."""
+        before, self._counted = self._counted, self._count()
+        if before is None or self._counted is None:
+            return None
+        periods, throttled = (now - then for now, then in zip(self._counted, before, strict=True))
+        return 100 * min(1.0, throttled / periods) if periods > 0 and throttled >= 0 else None
+
+    def _count(self) -> tuple[int, int] | None:
+        """(periods, throttled) of the most throttled group: the process's, or one that contains it."""
+        folders = dict.fromkeys(folder for group in self._groups for folder in group.and_above)
+        found = [count for folder in folders if (count := _periods(lines_of(folder / "cpu.stat"))) is not None]
+        return max(found, key=lambda count: count[1], default=None)
+
+
+def _some_avg10(lines: list[str]) -> float | None:
+    """Of `some avg10=1.23 avg60=...`: percent of the last 10 s in which at least one task was stalled."""
+    words = next((line.split() for line in lines if line.startswith("some ")), [])
+    with contextlib.suppress(ValueError):
+        return next((float(word.removeprefix("avg10=")) for word in words if word.startswith("avg10=")), None)
+    return None
+
+
+def _periods(lines: list[str]) -> tuple[int, int] | None:
+    known = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    with contextlib.suppress(KeyError, ValueError):
+        return int(known["nr_periods"]), int(known["nr_throttled"])
+    return None
+
+
+NOTIFICATION: Final = b"com.apple.system.thermalpressurelevel"
+LEVELS: Final = 5
+"""Number of levels; a state that is none of them is ignored."""
+_OK = 0
+"""`NOTIFY_STATUS_OK`."""
+
+
+class ThermalPressure:
+    """Reads the level; a registration of the notification stays until the process ends."""
+
+    def __init__(self, library: Any = None) -> None:
+        """`library`: one with notify(3)'s functions; None: this system's own."""
+        self._library = library if library is not None else _own_library()
+        self._token = ctypes.c_int()
+        known = self._library is not None
+        self._known = known and self._library.notify_register_check(NOTIFICATION, ctypes.byref(self._token)) == _OK
+
+    def level(self) -> int | None:
+        """0 to 4; None elsewhere than on macOS, or if the system doesn't say."""
+        state = ctypes.c_uint64()
+        if not self._known or self._library.notify_get_state(self._token, ctypes.byref(state)) != _OK:
+            return None
+        return state.value if state.value < LEVELS else None
+
+
+def _own_library() -> Any:
+    return ctypes.CDLL(None) if sys.platform == "darwin" else None

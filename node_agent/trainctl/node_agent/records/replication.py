@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Self
 
-from trainctl.node_agent.records.keys import OWN_KEYS
+from trainctl.node_agent.records.agent_db import KnownRun
+from trainctl.node_agent.records.keys import DURABLE_KEY, OWN_KEYS
 from trainctl.node_agent.records.run_db import RECENT_PLANS, RunDb
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
@@ -241,3 +243,41 @@ def keep(recorder: RunDb, item: m.Kept) -> None:
             checkpoints.supersede(RunPaths(recorder.path.parent).checkpoints, item.after_step)
         case m.KeptCommand():
             pass  # in the agent's own journal
+
+
+class EndedRun:
+    """A run that has ended, by this node's record: where that ends, and what it has beyond another node's. Open until
+    it is closed. Raises InvalidInputError if the record can't be used."""
+
+    def __init__(self, row: KnownRun, rank: int | None) -> None:
+        """`rank` is this node's, None if it has none."""
+        self.row, self.paths, self._rank = row, RunPaths(row.directory), rank
+        self._recorder = RunDb(self.paths, resumable=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._recorder.close()
+
+    @property
+    def run(self) -> str:
+        return self.row.run
+
+    @property
+    def hosted(self) -> m.HostedRank:
+        """Return how far the record goes."""
+        return m.HostedRank(self.run, self._rank or 0, None, *self._recorder.newest())
+
+    @property
+    def is_conductable(self) -> bool:
+        """Return whether what its conductor kept was handed on to this node."""
+        return self._recorder.meta(DURABLE_KEY) is not None
+
+    def keep(self, items: Sequence[bytes]) -> list[m.KeptCommand]:
+        """Keep what another node has kept; return its commands, which are the agent's. Raises ProtocolError."""
+        return keep_all(self._recorder, items)
+
+    def beyond(self, other: m.HostedRank) -> list[m.Kept]:
+        """Return what this record has and a claimant's hasn't. Raises RefusedError if that is much."""
+        return beyond(self._recorder, self.paths, self.hosted, other)

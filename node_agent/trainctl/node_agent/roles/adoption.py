@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from trainctl.node_agent.records.agent_db import KnownRun
-from trainctl.node_agent.records.ended import EndedRun
+from trainctl.node_agent.records.replication import EndedRun
 from trainctl.node_agent.roles.election import Claim
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import checkpoint_source, restore

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from trainctl.node_agent.records.agent_db import FollowedRun
-from trainctl.node_agent.records.ended import EndedRun
+from trainctl.node_agent.records.replication import EndedRun
 from trainctl.node_agent.roles.rank_hosting import NO_RANK
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import checkpoint_source, restore

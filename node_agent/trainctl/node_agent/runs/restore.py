@@ -34,7 +34,7 @@ from trainctl.node_agent.runs import checkpoint_source, preflight, unstarted
 from trainctl.node_agent.runs.branching import Fork
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.figures import close_times
-from trainctl.node_agent.trainers.rank_reports import reports_after
+from trainctl.node_agent.trainers.rank_ports import reports_after
 from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import first_micro, is_auto

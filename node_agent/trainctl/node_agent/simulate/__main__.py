@@ -14,9 +14,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from trainctl.node_agent.simulate import outcome, scenario
+from trainctl.node_agent.simulate import scenario
 from trainctl.node_agent.simulate.scenario import Scenario
-from trainctl.node_agent.simulate.simulation import Simulation
+from trainctl.node_agent.simulate.simulation import Simulation, outcome
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths, node_directory, runs_directory
@@ -65,7 +65,7 @@ def _play(found: Scenario, root: Path | None) -> int:
         simulation = Simulation(found, directory)
         played = simulation.play(partial(_say, {"run_directory": str(directory)}))
         undo.pop_all()
-    _say(outcome.outcome(found, played, RunPaths(directory)))
+    _say(outcome(found, played, RunPaths(directory)))
     return 0 if played.ended.state == "finished" else RefusedError.exit_code
 
 

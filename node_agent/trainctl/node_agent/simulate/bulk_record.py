@@ -1,16 +1,68 @@
 """The record of a simulated run: written in large transactions, because steps come far faster than in a real run.
 
-A real run continues while its disk is full. A simulation ends instead, because nothing of it is worth keeping then.
+A real run continues while its disk is full. A simulation ends instead, because nothing of it is worth keeping then. The
+finest rollups of many steps at once are made by numpy: some ten times faster than adding them step by step.
 """
 
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.simulate.bulk_rollups import fill
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.rollups import LIVE_RANK_STEPS, RANK_EXPRESSIONS, RUN_RANK, STEP_EXPRESSIONS
+from trainctl.protocol.record.schema import ROLLUP_LEVELS
+
+_SIZE = ROLLUP_LEVELS[0]
+_LARGEST = 1e300
+"""A value from here on is in no rollup."""
+_OF_RUN = (
+    f"SELECT step, {RUN_RANK}, {', '.join(STEP_EXPRESSIONS.values())} FROM steps"  # noqa: S608  constants
+    " WHERE NOT retracted AND step BETWEEN :first AND :last ORDER BY step"
+)
+_OF_RANKS = (
+    f"SELECT r.step, r.rank, {', '.join(RANK_EXPRESSIONS.values())} FROM {LIVE_RANK_STEPS}"  # noqa: S608
+    " WHERE r.step BETWEEN :first AND :last ORDER BY r.rank, r.step"
+)
+_INSERTION = "INSERT INTO rollups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+def _fill_rollups(connection: sqlite3.Connection, span: Mapping[str, int]) -> None:
+    """Add the finest rollups of all metrics with a column, of the steps first..last; there are none of these yet."""
+    for query, names in ((_OF_RUN, STEP_EXPRESSIONS), (_OF_RANKS, RANK_EXPRESSIONS)):
+        rows = connection.execute(query, {"first": span["first"], "last": span["last"]}).fetchall()
+        if rows:
+            table = np.array([[None if value == "" else value for value in row] for row in rows], dtype=np.float64)
+            connection.executemany(_INSERTION, _buckets(table, list(names)))
+
+
+def _buckets(table: np.ndarray[Any, Any], names: list[str]) -> Iterator[tuple[Any, ...]]:
+    """Rows of `rollups`; the table's columns are step, rank and the metrics, its rows are by rank and step."""
+    steps, ranks = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
+    keys = ranks * (steps[-1] + 1 + steps.max()) + steps // _SIZE
+    starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+    rank_of, bucket_of = ranks[starts].tolist(), (steps[starts] // _SIZE).tolist()
+    numbers = np.arange(len(table))
+    for column, name in enumerate(names, 2):
+        values = table[:, column]
+        known = np.abs(values) < _LARGEST  # false for NaN
+        counts = np.add.reduceat(known, starts, dtype=np.int64)
+        if not counts.any():
+            continue
+        low = np.minimum.reduceat(np.where(known, values, np.inf), starts).tolist()
+        high = np.maximum.reduceat(np.where(known, values, -np.inf), starts).tolist()
+        sums = np.add.reduceat(np.where(known, values, 0.0), starts).tolist()
+        last = values[np.maximum.reduceat(np.where(known, numbers, 0), starts)].tolist()
+        of_bucket = zip(rank_of, bucket_of, counts.tolist(), low, high, sums, last, strict=True)
+        for rank, bucket, count, least, most, total, newest in of_bucket:
+            if count:
+                yield name, rank, _SIZE, bucket, count, least, most, total / count, newest
+
 
 PARTS_KEPT, WRITES_KEPT = 40_000, 5000
 """Ranks' parts of steps, and other writes, that wait for the next transaction, at most."""
@@ -41,7 +93,7 @@ class BulkRecord(RunDb):
     def flush(self) -> bool:
         """Write all that waits. Raises RefusedError if the disk refuses it."""
         if self._steps_kept or self._parts_kept:
-            self._kept.append(writes.commit_many([*self._steps_kept.values()], self._parts_kept, fill))
+            self._kept.append(writes.commit_many([*self._steps_kept.values()], self._parts_kept, _fill_rollups))
             self._steps_kept, self._parts_kept = {}, []
         kept, self._kept = self._kept, []
         for write in kept:

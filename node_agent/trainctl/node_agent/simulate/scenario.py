@@ -9,9 +9,7 @@ import msgspec
 
 from trainctl.node_agent.planning.throughput import GRADIENT_BYTES, STATE_BYTES
 from trainctl.node_agent.runs import preflight
-from trainctl.node_agent.simulate.device_model import DeviceSpec
-from trainctl.node_agent.simulate.link_model import SimulatedLinks
-from trainctl.node_agent.simulate.loss_model import LossModel
+from trainctl.node_agent.simulate.models import DeviceSpec, LossModel, SimulatedLinks
 from trainctl.protocol.advice.advice_facts import described_memory, described_profile
 from trainctl.protocol.batch import memory_estimate
 from trainctl.protocol.batch.against_profile import curve_of, step_factor

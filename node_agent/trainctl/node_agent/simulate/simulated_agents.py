@@ -1,19 +1,180 @@
-"""Real agents for the simulated nodes of a cluster file, all in this process. Only their trainers are simulated."""
+"""Real agents for the simulated nodes of a cluster file, all in this process. Only their trainers are simulated.
+
+Simulated ranks in the places of trainers speak to the agents over their sockets, in real time.
+"""
 
 import asyncio
 import contextlib
+import os
 import signal
+import time
+from collections.abc import Container, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import zmq
+import zmq.asyncio
 
 from trainctl.node_agent.agent import Agent, Options
+from trainctl.node_agent.conductor import events as conductor_events
 from trainctl.node_agent.exporter.listen_address import ListenAddress
-from trainctl.node_agent.simulate.simulated_trainers import SimulatedMachine, SimulatedTrainers
+from trainctl.node_agent.readings.host import HostReader
+from trainctl.node_agent.simulate import scenario
+from trainctl.node_agent.simulate.event_queue import RealTime
+from trainctl.node_agent.simulate.simulated_rank import make_ranks
+from trainctl.node_agent.simulate.simulated_reports import device_reading
+from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE, HostedTrainer, TrainerSupervisor
 from trainctl.node_agent.transport import bind, parent_watch
+from trainctl.protocol import messages as m
 from trainctl.protocol.config import cluster_file
-from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.paths import agent_address, node_directory
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.record import log_format
+from trainctl.protocol.record.paths import RunPaths, agent_address, node_directory
+from trainctl.protocol.wire import codec, sockets
+
+ALIVE_SECONDS = 1.0
+FAREWELL_MILLISECONDS = 1000
+"""Seconds that a trainer's last message may take to its agent."""
+
+
+class RunTrainers:
+    """The ranks of one run, and how each is connected to its node's agent."""
+
+    def __init__(self, found: scenario.Scenario, run: str, context: zmq.asyncio.Context) -> None:
+        self.scenario, self._context, self._time = found, context, RealTime()
+        self.ranks = make_ranks(found, run, self._time.began_at, self._time, self._say)
+        self.started_at = dict[int, float]()  # Unix seconds, of each rank's newest trainer
+        self.exit_status = dict[int, int]()  # of those that have ended
+        self._logs = dict[int, Path]()
+        self._sockets = dict[int, zmq.asyncio.Socket]()
+        self._tasks = dict[int, asyncio.Task[None]]()
+
+    def start(self, rank: int, endpoint: str, log: Path) -> None:
+        """Start a rank's trainer."""
+        self.exit_status.pop(rank, None)
+        self.started_at[rank], self._logs[rank] = time.time(), log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._write_log(rank, "INFO", SIMULATED_NOTICE)
+        socket = self._sockets[rank] = sockets.new_socket(self._context, zmq.DEALER)
+        socket.connect(endpoint)
+        self.ranks[rank].start()
+        self._tasks[rank] = asyncio.create_task(self._serve(rank, socket), name=f"simulated rank {rank}")
+
+    async def _serve(self, rank: int, socket: zmq.asyncio.Socket) -> None:
+        beating = asyncio.create_task(self._beat(rank))
+        try:
+            while True:
+                (frame,) = await socket.recv_multipart()
+                order = codec.decode_order(frame)
+                if not isinstance(order, m.WorkSlice):
+                    self.ranks[rank].take(order)
+        finally:
+            beating.cancel()
+
+    async def _beat(self, rank: int) -> None:
+        while True:
+            self._say(self.ranks[rank].alive_message())
+            await asyncio.sleep(ALIVE_SECONDS)
+
+    def _say(self, event: conductor_events.Input) -> None:
+        match event:
+            case conductor_events.RankEnded(rank, clean, why):
+                self.end(rank, 0 if clean else 1, why)
+            case m.Message() if event.rank in self._sockets:
+                self._sockets[event.rank].send(codec.encode(event))
+
+    def end(self, rank: int, status: int, why: str) -> None:
+        """Keep how a trainer ended, and disconnect it."""
+        if rank in self.exit_status:
+            return
+        self._write_log(rank, "INFO" if status == 0 else "ERROR", "leaving" if status == 0 else why)
+        self.exit_status[rank] = status
+        self._tasks.pop(rank).cancel()
+        self._sockets.pop(rank).close(linger=FAREWELL_MILLISECONDS)
+
+    def _write_log(self, rank: int, level: str, text: str) -> None:
+        with self._logs[rank].open("a", encoding="utf-8") as log:
+            log.write(log_format.write(time.time(), level, text) + "\n")
+
+
+class SimulatedTrainers(TrainerSupervisor):
+    """The trainers of all nodes of a cluster file, in this process."""
+
+    is_simulated = True
+
+    def __init__(self, cluster: Path, *, seed: int = 0, parameters: int | None = None) -> None:
+        """`cluster`: the file whose nodes are simulated. `parameters`: trained ones, where the model isn't here."""
+        super().__init__()
+        self._cluster, self._seed, self._parameters = cluster, seed, parameters
+        self._context = zmq.asyncio.Context()
+        self._runs: dict[str, RunTrainers] = {}
+
+    def start(
+        self, run_paths: RunPaths, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None,
+        nice: int | None = None,
+    ) -> None:  # fmt: skip
+        run = run_paths.directory.name
+        if self.find(run_paths, rank) is not None:
+            raise RefusedError(f"rank {rank} of {run} is already running")
+        try:
+            if run not in self._runs:
+                found = scenario.read(
+                    self._cluster, run_paths.run_file, seed=self._seed, steps=None, parameters=self._parameters
+                )
+                self._runs[run] = RunTrainers(found, run, self._context)
+            self._runs[run].start(rank, argv[argv.index("--endpoint") + 1], run_paths.log(rank))
+        except (InvalidInputError, OSError) as error:
+            raise RefusedError(f"rank {rank} of {run} cannot be started: {error}") from None
+
+    def find(self, run_paths: RunPaths, rank: int) -> HostedTrainer | None:
+        """Return the rank's trainer if it lives; its process is this one."""
+        run = self._runs.get(run_paths.directory.name)
+        if run is None or rank not in run.started_at or rank in run.exit_status:
+            return None
+        return HostedTrainer(os.getpid(), run.started_at[rank], ("simulated",), os.getpid())
+
+    def exit_status(self, run_paths: RunPaths, rank: int) -> int | None:
+        run = self._runs.get(run_paths.directory.name)
+        return run.exit_status.get(rank) if run is not None else None
+
+    def kill(self, run_paths: RunPaths, rank: int, grace_seconds: float = 0.0) -> bool:
+        if self.find(run_paths, rank) is None:
+            return False
+        run = self._runs[run_paths.directory.name]
+        run.ranks[rank].die("ended by its agent")
+        run.end(rank, -signal.SIGTERM, "ended by its agent")
+        return True
+
+    def devices(self, node: str) -> tuple[m.GpuReading, ...]:
+        """Return what is known of a node's device, once it has taken part in a run."""
+        for run in reversed(self._runs.values()):
+            nodes = [*run.scenario.config.nodes]
+            if node in nodes:
+                return (device_reading(run.scenario.devices[nodes.index(node)]),)
+        return ()
+
+    def close(self) -> None:
+        """End all trainers."""
+        for run in self._runs.values():
+            for rank in run.started_at:
+                run.end(rank, -signal.SIGTERM, "the simulation has ended")
+        self._context.destroy(linger=0)
+
+
+class SimulatedMachine(HostReader):
+    """Reads a node's simulated device; nothing else of its machine is simulated, so nothing else is read."""
+
+    def __init__(self, node: str, path: Path, trainers: SimulatedTrainers) -> None:
+        super().__init__(node, path, devices=())
+        self._read_devices = partial(trainers.devices, node)
+
+    def read(self, at: float, own_pids: Container[int] = (), trainer: int | None = None) -> m.HostReading:
+        return m.HostReading(
+            node=self._node, read_at=at, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None,
+            disk_free_bytes=None, gpus=self._read_devices(),
+        )  # fmt: skip
+
 
 MAX_NODES = 16
 """Every agent is connected with every other one, all in one process."""

@@ -12,7 +12,7 @@ from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.runs.figures import Links, RunCosts, RunEta, compared, group_links
 from trainctl.node_agent.simulate.bulk_record import BulkRecord
 from trainctl.node_agent.simulate.event_queue import EventQueue
-from trainctl.node_agent.simulate.link_model import WORD_SECONDS
+from trainctl.node_agent.simulate.models import WORD_SECONDS
 from trainctl.node_agent.simulate.simulated_rank import SimulatedRank
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics

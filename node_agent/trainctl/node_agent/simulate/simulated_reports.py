@@ -5,9 +5,14 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec, SimulatedPart
-from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, SimulatedLinks
-from trainctl.node_agent.simulate.loss_model import LossModel
+from trainctl.node_agent.simulate.models import (
+    JOIN_SECONDS,
+    DeviceModel,
+    DeviceSpec,
+    LossModel,
+    SimulatedLinks,
+    SimulatedPart,
+)
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.eta import loop_seconds
 

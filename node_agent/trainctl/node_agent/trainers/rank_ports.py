@@ -6,22 +6,47 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.oom_detection import OomKills, recognised
-from trainctl.node_agent.trainers.rank_reports import newest_reports
 from trainctl.node_agent.trainers.supervisor import SHIM_SECONDS, TrainerSupervisor
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError, TrainctlError
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.checkpoints import read_manifest
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.schema import UNREADABLE, open_for_reading
 from trainctl.protocol.record.status_page import read_status
+from trainctl.protocol.wire.codec import decode_answer
+
+NEWEST = 8
+"""Newest reports kept: more than a trainer can make without its agent, which plans one step ahead."""
+
+
+def reports_after(record: Path, step: int) -> list[m.Report]:
+    """Return the train reports of the steps above `step`, in their order, as far as they can be read. Raises
+    InvalidInputError if there is no such file or it is damaged."""
+    found = []
+    with closing(open_for_reading(record)) as connection, suppress(*UNREADABLE):  # its trainer may have made no tables
+        for (body,) in connection.execute("SELECT body FROM reports WHERE step > ? ORDER BY step", (step,)):
+            with suppress(ProtocolError, TypeError):
+                if isinstance(report := decode_answer(body), m.Report):
+                    found.append(report)
+    return found
+
+
+def newest_reports(record: Path) -> list[m.Report]:
+    """The last `NEWEST` of them; none of a record that is missing or can't be read."""
+    with suppress(TrainctlError):
+        return reports_after(record, 0)[-NEWEST:]
+    return []
+
 
 LEAVE_SECONDS = 60.0
 """Seconds after which a leaving trainer counts as hung, from the order or from the last progress of the checkpoint that

@@ -14,8 +14,7 @@ from typing import Protocol
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.work.dealer import Slice
-from trainctl.node_agent.work.reference_journal import SLICES_NAME, ReferenceJournal
-from trainctl.node_agent.work.reference_pass import VALUE_BYTES, ReferencePass, UnitSizes
+from trainctl.node_agent.work.reference_pass import SLICES_NAME, VALUE_BYTES, ReferenceJournal, ReferencePass, UnitSizes
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError

@@ -13,8 +13,7 @@ from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.work import checkpoint_files
 from trainctl.node_agent.work.checkpoint_files import Chosen
 from trainctl.node_agent.work.dealer import Dealer
-from trainctl.node_agent.work.journal import JOURNAL_NAME, Journal, Opened
-from trainctl.node_agent.work.opened_work import OpenedWork, WorkingNode
+from trainctl.node_agent.work.journal import JOURNAL_NAME, Journal, Opened, OpenedWork, WorkingNode
 from trainctl.node_agent.work.worker_host import WorkerHost, work_directory
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
