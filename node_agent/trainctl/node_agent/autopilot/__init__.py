@@ -1,1 +1,1 @@
-"""Policies that act automatically: pure functions from facts to proposals, one module each in policies/."""
+"""Policies that act automatically: pure functions from facts to proposals."""

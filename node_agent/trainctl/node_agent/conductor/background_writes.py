@@ -5,8 +5,8 @@ read back its copy, which may be many steps later. Until then no other one is pl
 that the next conductor can match the writers' messages, which they repeat with their heartbeats.
 """
 
+import dataclasses
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -31,7 +31,8 @@ LEAST_STALL_SECONDS, STALL_TIMES = 60.0, 30.0
 what a slow disk needs for the whole state if that is longer."""
 
 
-class _Mark(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Mark:
     done_bytes: int
     total_bytes: int
     heard: float

@@ -1,8 +1,9 @@
 """Failures: ranks that are gone, hung or fail a generation, and how the group forms again without them."""
 
+import dataclasses
 from collections.abc import Mapping
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from trainctl.node_agent.conductor.deadlines import HUNG_PART, Deadlines
 from trainctl.node_agent.conductor.events import Kill, RankEnded, RankSilent
@@ -21,7 +22,8 @@ LAST_TIMES = 5.0
 """Factor by which that rank may stall longer than any other."""
 
 
-class Hung(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Hung:
     """A rank that is to be replaced."""
 
     rank: int

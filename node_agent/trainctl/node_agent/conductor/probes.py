@@ -4,13 +4,13 @@ The largest difference of one token's log-probability decides. A mean hides it: 
 moved by 1e-6 and logits by 1.6e-2.
 """
 
+import dataclasses
 import itertools
 import math
 import statistics
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 from trainctl.protocol.messages import Probed
 
@@ -36,7 +36,8 @@ FIRST_TOKENS_PART = 0.1
 token, which attends only to itself."""
 
 
-class Difference(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Difference:
     """How far a rank is from another one."""
 
     rank: int
@@ -57,7 +58,8 @@ class Difference(NamedTuple):
         return self.weights > WEIGHTS_APART, self.largest / self.limit
 
 
-class Precision(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Precision:
     """A run's data type, and whether it allows TF32."""
 
     dtype: str
@@ -106,7 +108,7 @@ def compare(probes: Mapping[int, Probed], passed: Collection[int], precision: Pr
     pairs = [difference(probes, rank, other, precision) for other, rank in itertools.combinations(sorted(probes), 2)]
     worst = max(pairs, key=attrgetter("distance"))
     if _median_distance(probes, worst.other, precision) > _median_distance(probes, worst.rank, precision):
-        worst = worst._replace(rank=worst.other, other=worst.rank)
+        worst = dataclasses.replace(worst, rank=worst.other, other=worst.rank)
     return [worst]
 
 

@@ -4,6 +4,7 @@ Shares of live ranks always sum to G, each at least one; a change names absolute
 what undoes its `after`.
 """
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -34,7 +35,8 @@ AWAY_SECONDS = 5.0
 """Seconds of silence after which a trainer counts as hung; it reports every second, also while it computes."""
 
 
-class Edit(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Edit:
     settings: Settings
     change: Change
 

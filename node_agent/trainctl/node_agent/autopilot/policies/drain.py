@@ -4,7 +4,7 @@ Such a rank takes longer for a single sample than the others take for the whole 
 expected to be the same without it.
 """
 
-from typing import NamedTuple
+import dataclasses
 
 from trainctl.node_agent.autopilot.policy import (
     Assessment,
@@ -31,7 +31,8 @@ _COSTLY = "costly"
 """Name of the observation: the node, and the step since which every look has found it."""
 
 
-class Costly(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Costly:
     """A node without which steps would be shorter."""
 
     node: str

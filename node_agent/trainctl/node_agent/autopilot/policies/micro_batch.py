@@ -10,7 +10,6 @@ import dataclasses
 import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from trainctl.node_agent.autopilot.policy import (
     Assessment,
@@ -53,7 +52,8 @@ RAMP_STEPS = 3
 """Steps with one micro-batch in a search, of which the first warms up and the fastest of the others counts."""
 
 
-class _Peaks(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Peaks:
     """What a rank's newest steps in a row took, all with one micro-batch: peaks of another say nothing of it."""
 
     micro: int  # samples of a pass

@@ -9,7 +9,6 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from trainctl.node_agent.autopilot.policy import (
     Assessment,
@@ -43,7 +42,8 @@ SHARE = "share "
 """What the names of shares begin with in what is kept: those before the last command, by rank."""
 
 
-class _Gain(NamedTuple):
+@dataclass(frozen=True)
+class _Gain:
     """What a split would do."""
 
     seconds: float  # the slowest rank's, as it is
