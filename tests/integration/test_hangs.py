@@ -3,6 +3,7 @@ its node unreachable the run goes back without it."""
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ def assert_stacks(log: str) -> None:
     """It was killed in its checkpoint, and its log says so line by line, of the main thread and of the others."""
     after = log.partition("the agent ends this trainer; its threads:\n")[2]
     threads = [part for part in after.split("\n\n") if "most recent call first" in part]
-    main = next(part for part in threads if "__main__.py" in part)
+    main = next(part for part in threads if re.search(r"__main__\.py\", line \d+ in main", part))
     assert len(threads) > 1
     assert "checkpoints/files.py" in main and "manifest" in main, main
 
