@@ -65,7 +65,7 @@ def test_two_ranks_wait_for_data_and_make_the_steps_of_the_finished_file(
         assert client.send("checkpoint", {}).state == "applied"
         file.write(b"".join(made[20:40])[:-3])  # half a line at its end
         wait_for_data(client, 32, 3 * G)
-        before = client.snapshot(0).run
+        before = wait_for_step(client, 2).run  # a rank may wait before its report has arrived
         assert before.step == 2
         for pids in cluster.trainers().values():
             for pid in pids:
