@@ -1,7 +1,4 @@
-"""Detectors on planted curves and on 20 recorded ones: each fault is found soon, and nothing else.
-
-tests/trainer/support/healthy_curves.py recorded the healthy runs of real models.
-"""
+"""Detectors on planted curves and on 20 recorded ones of real models: each fault is found soon, and nothing else."""
 
 import math
 from collections.abc import Iterator

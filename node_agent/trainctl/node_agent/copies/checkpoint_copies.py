@@ -127,9 +127,11 @@ class CheckpointCopies:
 
 
 def newest_step(folder: Path) -> int | None:
-    """Return the step of the newest complete checkpoint in `checkpoints`; None without one."""
+    """Return the step of the newest complete checkpoint in `checkpoints`; None without one, or if that is set aside."""
     newest = checkpoints.newest_complete(folder, hashes=False)
+    if newest is None or newest.name.startswith("."):
+        return None
     try:
-        return checkpoints.read_manifest(newest).step if newest is not None else None
+        return checkpoints.read_manifest(newest).step
     except TrainctlError:  # it was removed meanwhile
         return None

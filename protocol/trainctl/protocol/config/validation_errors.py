@@ -51,7 +51,7 @@ NAMES_ELSEWHERE: Final = {
     "beta": "objective.beta", "label_smoothing": "objective.label_smoothing", "seed": "run.seed",
     "mask_prompt": "objective.kind", "scale": "adapter.alpha", "keys": "adapter.targets",
     "lora_parameters": "adapter.rank", "val_batches": "data.held_out",
-    "adapter_path": "trainctl export-model RUN --to mlx", "resume_adapter_file": "model.path",
+    "adapter_path": "trainctl export-model RUN --to mlx", "resume_adapter_file": "trainctl export-model RUN --to fused",
     "run_name": "run.name", "output_dir": "trainctl export-model RUN", "report_to": "trainctl mirror",
 }  # fmt: skip
 """Settings as other trainers call them, with the name here of each; docs/from-other-trainers.md lists them."""

@@ -54,7 +54,7 @@ def _cards() -> list[tuple[tuple[int, int], int]]:
 
 def fastest(cards: Sequence[tuple[tuple[int, int], int]]) -> int:
     """Return the number of the card that a rank takes where the run file names none: of the highest compute capability,
-    of these the one with most multiprocessors, of these the first. protocol/machine/visible_devices.py expects this."""
+    of these the one with most multiprocessors, of these the first. protocol/machine/nvidia.py expects this."""
     return max(range(len(cards)), key=lambda number: (cards[number], -number), default=0)
 
 
