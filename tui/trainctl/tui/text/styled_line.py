@@ -1,6 +1,7 @@
 """A line of the screen as plain data: pieces of text with a role, measured and cut in terminal cells.
 
-A role says what a piece means ("good", "phase_forward"); widgets/theme.py says how that looks. Nothing here knows Textual.
+A role says what a piece means ("good", "phase_forward"); widgets/theme.py says how that looks. Nothing here knows
+Textual.
 """
 
 import re
