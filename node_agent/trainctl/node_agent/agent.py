@@ -63,6 +63,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import agent_address, node_directory, runs_directory, runtime_directory
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
+from trainctl.protocol.wire.tasks import end_tasks
 
 BEAT_SECONDS = 1.0
 PROCESSES_SECONDS = 5.0
@@ -280,9 +281,7 @@ class Agent:
             for task in done:
                 task.result()
         finally:
-            for task in (*tasks, stopping):
-                task.cancel()
-            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            await end_tasks([*tasks, stopping])
 
     async def _take_up_run(self) -> None:
         """Go on with the runs that were active when the last agent of this node ended: one hosted, any of others."""

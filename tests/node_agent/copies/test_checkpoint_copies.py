@@ -166,3 +166,17 @@ def test_a_command_is_the_node_s_own(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(InvalidInputError, match=r"a copy to a store needs obstore; .*pip install '\.\[cloud\]'"):
         copy_mark.check_node("s3://bucket/runs", "run.toml")
+
+
+async def test_an_agent_stops_that_is_told_of_a_checkpoint_at_that_moment(run):
+    """asyncio.wait_for of Python 3.11 swallows a cancellation that comes with what it waits for."""
+    copies = CheckpointCopies(run.parent, Agent(run)._hear)
+    serving = asyncio.create_task(copies.serve())
+    async with asyncio.timeout(HANG_SECONDS):
+        while not copies._look._waiters:
+            await asyncio.sleep(0.01)
+        copies.look()
+        await asyncio.sleep(0)
+        serving.cancel()
+        await asyncio.wait({serving})
+    assert serving.cancelled()

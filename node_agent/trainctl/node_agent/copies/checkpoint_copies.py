@@ -59,7 +59,8 @@ class CheckpointCopies:
                     task = self._tasks[directory] = asyncio.create_task(self._copy(directory, step))
                     task.add_done_callback(partial(self._ended, directory))
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._look.wait(), LOOK_SECONDS)
+                    async with asyncio.timeout(LOOK_SECONDS):  # wait_for of Python 3.11 may swallow a cancellation
+                        await self._look.wait()
         finally:
             for task in self._tasks.values():
                 task.cancel()

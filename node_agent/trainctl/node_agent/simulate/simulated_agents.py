@@ -232,9 +232,15 @@ class SimulatedAgents:
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
         watching = asyncio.create_task(self._watch_parent(), name="parent watch")
         try:
-            await asyncio.gather(*(agent.serve() for agent in self.agents))
+            await asyncio.gather(*map(self._serve, self.agents))
         finally:
             watching.cancel()
+
+    async def _serve(self, agent: Agent) -> None:
+        """Have all end with one: a signal before `serve` has stopped only the agent that was bound last."""
+        try:
+            await agent.serve()
+        finally:
             self._stop()
 
     def _stop(self) -> None:

@@ -15,6 +15,7 @@ from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.security.keyring import Credentials
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.handshake import HandshakeWatch
+from trainctl.protocol.wire.tasks import end_tasks
 
 PING_SECONDS = 1.0
 PAUSE_SECONDS = 0.3
@@ -197,9 +198,7 @@ class PeerLink:
                 for task in done:
                     task.result()
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await end_tasks(tasks)
 
     @contextlib.asynccontextmanager
     async def _connected(self, credentials: Credentials | None) -> AsyncIterator["asyncio.Task[None]"]:

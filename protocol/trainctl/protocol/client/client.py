@@ -98,6 +98,7 @@ from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.attachment import Attachment, Gap
 from trainctl.protocol.wire.attachment import Connection as Connection
 from trainctl.protocol.wire.handshake import HandshakeWatch
+from trainctl.protocol.wire.tasks import end_tasks
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
 START_SECONDS = 20.0
@@ -179,9 +180,7 @@ class Client(AttachedRuns):
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._receiver.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._receiver
+        await end_tasks([self._receiver])
         await self._watch.close()
         self._socket.close(linger=0)
         if self._shared is None:

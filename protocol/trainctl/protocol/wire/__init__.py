@@ -1,1 +1,2 @@
-"""Bytes on a socket: the codec with its size caps, socket options, handshakes and the attach rule."""
+"""Bytes on a socket: the codec with its size caps, socket options, handshakes, the attach rule, and the end of the
+tasks that read them."""

@@ -1,7 +1,6 @@
 """Reasons of failed handshakes: the other side refuses this side's key, requires keys, or has none."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from trainctl.protocol.errors import START_ONE, NotAuthorisedError, NotConnectedError, UnreachableError
 from trainctl.protocol.security.keyring import Credentials
+from trainctl.protocol.wire.tasks import end_tasks
 
 MECHANISM_MISMATCH = 0x11000002
 """Reason of HANDSHAKE_FAILED_PROTOCOL: one side has keys and the other none."""
@@ -147,9 +147,7 @@ class HandshakeWatch:
                 self._verdict = _new_verdict()
 
     async def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await end_tasks([self._task])
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
 

@@ -30,6 +30,7 @@ from trainctl.protocol.messages import (
     StepCommitted,
 )
 from trainctl.protocol.wire.attachment import Connection
+from trainctl.protocol.wire.tasks import end_tasks
 from trainctl.tui.cli import agent_call, output, runs, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, JsonLines, subcommands
 from trainctl.tui.cli.runs import RunAtAgent
@@ -222,9 +223,7 @@ async def attending(client: "Client") -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await end_tasks([task])
 
 
 async def _attend(client: "Client") -> None:
