@@ -35,7 +35,7 @@ from trainctl.trainer.common.reference_cache import AlignedValues, ReferenceKey,
 from trainctl.trainer.data.batch import Batch, Prompts, Tokens, collate, collate_apart, from_blocks, gathered, packed
 from trainctl.trainer.data.permutation import Indices, Packs, best_fit, permute, samples_at
 from trainctl.trainer.data.rows import objects_in, row_chunks
-from trainctl.trainer.data.token_cache import Report, TokenCache, check_lengths, is_learned, no_report
+from trainctl.trainer.data.token_cache import Report, TokenCache, no_report
 from trainctl.trainer.data.tokenizing import open_cache
 
 Look = Callable[[], None]
@@ -59,46 +59,47 @@ class Dataset:
 
     def __init__(
         self,
+        config: RunFile,
         cache: TokenCache,
-        sequence_length: int,
-        held_out: float,
-        where: str = "data",
-        *,
-        drop_overlong: bool = False,
-        packing_seed: int | None = None,
+        where: str,
+        place: Callable[[int], str],
         evaluation: "Dataset | None" = None,
+        *,
         may_be_empty: bool = False,
-        sequences: int = 1,
-        encodes_prompts: bool = False,
     ) -> None:
-        """Without a `packing_seed`, samples are not packed. `evaluation` takes the place of a held-out part. A sample
-        has so many `sequences`; `encodes_prompts`: they are its prompt, for an encoder, and its completion. Raises
-        InvalidInputError, blaming `where`, if nothing is left to train on and it may not be empty."""
-        self._cache, self._length, self.evaluation = cache, sequence_length, evaluation
+        """`place` names a sample of the cache; `evaluation` takes the place of a held-out part. Raises
+        InvalidInputError, blaming `where`, for a sample that doesn't fit, and if nothing is left to train on and it may
+        not be empty."""
+        objective, data = objective_of(config.objective, config.data.kind), config.data
+        if cache.offsets is not None and not objective.needs_mask:
+            every = np.broadcast_to(np.uint8(1), cache.tokens.shape)
+            cache = dataclasses.replace(cache, counted=every, digest=f"{cache.digest} every token")
+        self._cache, self._length, self.place, self.evaluation = cache, data.sequence_length, place, evaluation
         self._reference: AlignedValues | None = None
-        self.sequences, self.encodes_prompts = sequences, encodes_prompts
+        self.sequences, self.encodes_prompts = objective.sequences, objective.encodes_prompts
         self.files = cache.files  # the sources
         self.has_end = cache.has_end  # texts and completions end with a token
         self.remarks = cache.remarks
-        self.place: Callable[[int], str] = lambda index: f"sample {index + 1}"  # where a sample of the data is
         self.left_out = 0  # samples without a counted target in the sequence length, or dropped (length, equal answers)
         self.truncated = 0  # samples that lose their end
         self.counted = 0  # targets of usable samples
-        usable, weights = self._blocks(where) if cache.offsets is None else self._usable_samples(cache, drop_overlong)
+        usable, weights = self._blocks(where) if cache.offsets is None else self._usable_samples(config, where)
         if not len(usable) and not may_be_empty:
             have = f"{self.left_out} samples"
             raise InvalidInputError(where, f"none of {have} has a token to learn within data.sequence_length")
-        kept_for_evaluation = _held_out_count(len(usable), held_out)
+        apart = 0  # samples held out: at least one if any is wanted and two are there, and never all
+        if data.held_out_fraction > 0 and len(usable) > 1:
+            apart = min(len(usable) - 1, max(1, int(len(usable) * data.held_out_fraction)))
         order = permute(np.arange(len(usable), dtype=np.int64), len(usable), HELD_OUT_KEY, 0)
-        self._held_out = usable[np.sort(order[:kept_for_evaluation])]
-        training = np.sort(order[kept_for_evaluation:])
+        self._held_out = usable[np.sort(order[:apart])]
+        training = np.sort(order[apart:])
         self._usable, self.training = usable, training
         self._training = usable[training]
         self.packs: Packs | None = None
-        how = [cache.digest, sequence_length, held_out]
-        if packing_seed is not None:
+        how = [cache.digest, data.sequence_length, data.held_out_fraction]
+        if data.packing == "best-fit":
             whole = self._targets_of(self._training)
-            self.packs = best_fit(whole, sequence_length, packing_seed)
+            self.packs = best_fit(whole, data.sequence_length, config.run.seed)
             self._pack_targets = self.packs.sums(whole)
             how.append(self.packs.digest)
         self.samples, self.held_out = len(self.packs or self._training), len(self._held_out)
@@ -138,27 +139,17 @@ class Dataset:
         """End all that it has started."""
 
     def batch(self, indices: Indices) -> Batch:
-        """Return training samples as one micro-batch. Raises TrainctlError naming the sample that the token cache
+        """Return training samples as one micro-batch. Raises TrainctlError naming a sample that the token cache
         lacks."""
+        members, rows = (indices, None) if self.packs is None else self.packs.members_of(indices)
+        chosen = self._training[members]
         try:
-            return self._assembled(indices)
+            return self._batch(chosen, rows)
         except (IndexError, ValueError) as error:
-            wrong = next((index for index in indices if not self._is_whole(index)), indices[0])
-            number = self._training[self.packs.members[self.packs.offsets[wrong]] if self.packs else wrong]
-            raise TrainctlError(
-                f"{self.place(int(number))}: its tokens are missing from the token cache ({first_line(error)});"
+            raise TrainctlError(  # a file that was cut short lacks the last ones
+                f"{self.place(int(chosen.max()))}: its tokens are missing from the token cache ({first_line(error)});"
                 " delete the cache to have it made again"
             ) from None
-
-    def _assembled(self, indices: Indices) -> Batch:
-        return self._batch(self._training[indices]) if self.packs is None else self._packed(self.packs, indices)
-
-    def _is_whole(self, index: np.int64) -> bool:
-        try:
-            self._assembled(np.array([index]))
-        except (IndexError, ValueError):
-            return False
-        return True
 
     def targets(self, indices: Indices) -> Indices:
         """Return how many targets each of these training samples has, counted or not."""
@@ -180,32 +171,22 @@ class Dataset:
 
     def probe_batch(self) -> Batch:
         """Return the first training samples, by which ranks are compared, cut to 256 targets in all; every target
-        counts."""
-        if self.encodes_prompts:
-            return self._probe_of_prompts()
-        samples: list[tuple[Tokens, NDArray[np.bool_]]] = []
-        targets = 0
-        for index in self._entries(self._training):
-            if targets == PROBE_TOKENS:
-                break
-            tokens = self._tokens(int(index))[: PROBE_TOKENS - targets + 1]
-            samples.append((tokens, np.ones(len(tokens) - 1, np.bool_)))
-            targets += len(tokens) - 1
-        return collate(samples)
-
-    def _probe_of_prompts(self) -> Batch:
-        """Return the `probe_batch` of completions; each prompt and completion is cut to 64."""
+        counts. With an encoder, each prompt and completion is cut to 64."""
+        longest = _PROBE_SEQUENCE if self.encodes_prompts else PROBE_TOKENS
         prompts: list[Tokens] = []
-        completions: list[tuple[Tokens, NDArray[np.bool_]]] = []
-        for sample in self._training[:PROBE_TOKENS]:
-            room = PROBE_TOKENS - sum(len(flags) for _, flags in completions)
+        samples: list[tuple[Tokens, NDArray[np.bool_]]] = []
+        room = PROBE_TOKENS
+        for number, entry in enumerate(self._entries(self._training[:PROBE_TOKENS])):
+            tokens = self._sample(int(entry))[0]
+            if self.encodes_prompts and number % 2 == 0:
+                prompts.append(tokens[: longest + 1])
+                continue
+            tokens = tokens[: min(longest, room) + 1]
+            samples.append((tokens, np.ones(len(tokens) - 1, np.bool_)))
+            room -= len(tokens) - 1
             if not room:
                 break
-            prompt, completion = (self._tokens(int(entry)) for entry in self._entries(np.array([sample])))
-            prompts.append(prompt[: _PROBE_SEQUENCE + 1])
-            completion = completion[: min(_PROBE_SEQUENCE, room) + 1]
-            completions.append((completion, np.ones(len(completion) - 1, np.bool_)))
-        return collate_apart(prompts, completions)
+        return collate_apart(prompts, samples) if prompts else collate(samples)
 
     # ------------------------------------------------------------ the reference's log-probabilities
 
@@ -277,19 +258,16 @@ class Dataset:
 
     def _hashes(self, chosen: Indices) -> Iterator[bytes]:
         for index in chosen:
-            tokens = [self._tokens(int(entry)) for entry in self._entries(np.array([index]))]
+            tokens = (self._sample(int(entry))[0] for entry in self._entries(np.array([index])))
             yield hashlib.sha256(b"".join(part.tobytes() for part in tokens)).digest()
 
     def sample(self, number: int) -> list[tuple[Tokens, NDArray[np.bool_]]]:
         """Return the tokens of a usable sample's sequences, and which of their targets count."""
-        index = self.index(number)
-        if self._cache.offsets is not None:
-            parts = [self._sample(int(entry)) for entry in self._entries(np.array([index]))]
-            if self.encodes_prompts:
-                parts[0] = self._prompts(np.array([2 * index])).inputs[0], parts[0][1][:-1]
-            return parts
-        tokens = self._tokens(index)
-        return [(tokens, np.ones(len(tokens) - 1, np.bool_))]
+        entries = self._entries(self._usable[number : number + 1])
+        parts = [self._sample(int(entry)) for entry in entries]
+        if self.encodes_prompts:
+            parts[0] = self._prompts(entries[:1]).inputs[0], parts[0][1][:-1]
+        return parts
 
     def index(self, number: int) -> int:
         """Return a usable sample's place in the data."""
@@ -301,12 +279,6 @@ class Dataset:
             return samples
         return (samples[:, None] * self.sequences + np.arange(self.sequences)).ravel()
 
-    def _tokens(self, index: int) -> Tokens:
-        if self._cache.offsets is not None:
-            return self._sample(index)[0]
-        tokens: Tokens = self._cache.tokens[index * self._length :][: self._length + 1].astype(np.int32)
-        return tokens
-
     def _blocks(self, where: str) -> tuple[Indices, NDArray[np.float64]]:
         count = max(0, len(self._cache.tokens) - 1) // self._length
         if not count:
@@ -317,22 +289,46 @@ class Dataset:
         self.counted = count * self._length
         return np.arange(count, dtype=np.int64), np.full(count, float(self._length))
 
-    def _usable_samples(self, cache: TokenCache, drop_overlong: bool) -> tuple[Indices, NDArray[np.float64]]:
-        targets, counts = (values.reshape(-1, self.sequences) for values in cache.lengths_and_counts(self._length))
-        learned = is_learned(counts, encodes_prompts=self.encodes_prompts)
-        chosen = learned & (targets <= self._length).all(axis=1) if drop_overlong else learned
-        if drop_overlong and self.has_pairs:
-            chosen &= ~cache.equal_pairs(self._length)
-        usable = np.flatnonzero(chosen).astype(np.int64)
+    def _usable_samples(self, config: RunFile, where: str) -> tuple[Indices, NDArray[np.float64]]:
+        """Return the samples that are trained on, and the weight of each, as data.overlong wants it: the others are
+        left out or refused, as are pairs whose answers are equal."""
+        length, overlong = self._length, config.data.overlong
+        each, counts = (values.reshape(-1, self.sequences) for values in self._cache.lengths_and_counts(length))
+        longest, first = each.max(axis=1), 0 if self.encodes_prompts else 1  # the first token is no one's target
+        learned = np.all(counts[:, 1:] if self.encodes_prompts else counts, axis=1)  # an encoder's prompt needs none
+        first_tokens = f"within its first {length + first:,} tokens (data.sequence_length)"
+
+        def check_none(is_wrong: NDArray[np.bool_], problem: Callable[[int], str]) -> None:
+            wrong = np.flatnonzero(is_wrong)
+            if len(wrong):
+                others = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
+                text = f"{self.place(int(wrong[0]))} {problem(int(wrong[0]))}{others}"
+                raise InvalidInputError(where, f'{text}; set data.overlong = "drop", or raise data.sequence_length')
+
+        if overlong == "refuse":
+            limit = f"data.sequence_length = {length:,} allows {length + first:,}"
+            check_none(longest > length, lambda at: f"is {longest[at] + first:,} tokens long; {limit}")
+        elif overlong == "truncate" and config.data.kind == "rows":
+            check_none(~learned, lambda _: f"has nothing to learn {first_tokens}")
+        equal = self._cache.equal_pairs(length) if self.has_pairs else np.zeros(len(learned), np.bool_)
+        if overlong == "drop":
+            learned &= (longest <= length) & ~equal
+        else:
+            check_none(equal, lambda _: f"has two equal answers {first_tokens}")
+        usable = np.flatnonzero(learned).astype(np.int64)
         self.left_out, self.counted = len(counts) - len(usable), int(counts[usable].sum())
-        self.truncated = int(np.count_nonzero((targets[usable] > self._length).any(axis=1)))
+        self.truncated = int(np.count_nonzero(longest[usable] > length))
         return usable, np.ones(len(usable)) if self.has_pairs else counts[usable].sum(axis=1)
 
-    def _batch(self, chosen: Indices) -> Batch:
+    def _batch(self, chosen: Indices, rows: Indices | None = None) -> Batch:
+        """Return samples of the data as one micro-batch; `rows`: the row of each, if they are packed."""
         if self._cache.offsets is None:
             places = chosen[:, None] * self._length + np.arange(self._length + 1)
             return from_blocks(self._cache.tokens[places].astype(np.int32))
         assert self._cache.counted is not None
+        if rows is not None:
+            starts, targets = self._cache.offsets[chosen], self._targets_of(chosen)
+            return packed(self._cache.tokens, self._cache.counted, starts, targets, rows)
         entries = self._entries(chosen)
         if self.encodes_prompts:
             return dataclasses.replace(self._gathered(entries[1::2]), prompts=self._prompts(entries[0::2]))
@@ -355,15 +351,6 @@ class Dataset:
         lengths = self._targets_of_entries(entries)
         return gathered(self._cache.tokens, self._cache.counted, self._cache.offsets[entries], lengths)
 
-    def _packed(self, packs: Packs, indices: Indices) -> Batch:
-        assert self._cache.offsets is not None and self._cache.counted is not None
-        documents = [self._training[packs.members[slice(*packs.offsets[index : index + 2])]] for index in indices]
-        chosen = np.concatenate(documents)
-        rows = np.repeat(np.arange(len(documents)), [len(part) for part in documents])
-        return packed(
-            self._cache.tokens, self._cache.counted, self._cache.offsets[chosen], self._targets_of(chosen), rows
-        )
-
     def _targets_of(self, chosen: Indices) -> Indices:
         """Return how many targets samples of the data have within the sequence length; of several sequences, padded to
         the longest."""
@@ -380,57 +367,23 @@ class Dataset:
     def _sample(self, entry: int) -> tuple[Tokens, NDArray[np.bool_]]:
         """Return a sequence's tokens and which of its targets count, cut to the sequence length; the first token is no
         one's target."""
-        assert self._cache.offsets is not None and self._cache.counted is not None
-        start, stop = (int(offset) for offset in self._cache.offsets[entry : entry + 2])
-        stop = min(stop, start + 1 + self._length)
-        return self._cache.tokens[start:stop].astype(np.int32), self._cache.counted[start + 1 : stop].astype(np.bool_)
+        offsets, counted = self._cache.offsets, self._cache.counted
+        start = entry * self._length if offsets is None else int(offsets[entry])
+        stop = start + 1 + int(self._targets_of_entries(np.array([entry]))[0])
+        flags = np.ones(stop - start - 1, np.bool_) if counted is None else counted[start + 1 : stop].astype(np.bool_)
+        return self._cache.tokens[start:stop].astype(np.int32), flags
 
 
 def open_dataset(config: RunFile, folder: Path, where: str, report: Report = no_report) -> Dataset:
     """Return the data of `config`, tokenized into a cache under `folder`. Raises InvalidInputError naming the file,
     line or field at fault."""
+
+    def opened(part: RunFile, field: str, evaluation: Dataset | None = None) -> Dataset:
+        cache, place = open_cache(part, folder, where, report), functools.partial(place_of, part)
+        return Dataset(part, cache, f"{where}: data.{field}", place, evaluation)
+
     held_out = held_out_data(config)
-    evaluation = _open(held_out, folder, where, "data.held_out_path", report) if held_out is not None else None
-    return _open(config, folder, where, "data.path", report, evaluation)
-
-
-def _open(
-    config: RunFile, folder: Path, where: str, field: str, report: Report, evaluation: Dataset | None = None
-) -> Dataset:
-    cache = open_cache(config, folder, where, report)
-    return dataset_of(config, cache, f"{where}: {field}", functools.partial(place_of, config), evaluation)
-
-
-def dataset_of(
-    config: RunFile,
-    cache: TokenCache,
-    where: str,
-    place: Callable[[int], str],
-    evaluation: Dataset | None = None,
-    *,
-    may_be_empty: bool = False,
-) -> Dataset:
-    """Return the data set that a run file makes of a token cache; `place` names a sample of it. Raises
-    InvalidInputError, blaming `where`, for a sample that doesn't fit."""
-    objective = objective_of(config.objective, config.data.kind)
-    if cache.offsets is not None and not objective.needs_mask:
-        every = np.broadcast_to(np.uint8(1), cache.tokens.shape)
-        cache = dataclasses.replace(cache, counted=every, digest=f"{cache.digest} every token")
-    check_lengths(config, cache, where, place)
-    dataset = Dataset(
-        cache,
-        config.data.sequence_length,
-        config.data.held_out_fraction,
-        where,
-        drop_overlong=config.data.overlong == "drop",
-        packing_seed=config.run.seed if config.data.packing == "best-fit" else None,
-        evaluation=evaluation,
-        sequences=objective.sequences,
-        encodes_prompts=objective.encodes_prompts,
-        may_be_empty=may_be_empty,
-    )
-    dataset.place = place
-    return dataset
+    return opened(config, "path", opened(held_out, "held_out_path") if held_out is not None else None)
 
 
 def place_of(config: RunFile, index: int) -> str:
@@ -439,10 +392,3 @@ def place_of(config: RunFile, index: int) -> str:
         return f"sample {index + 1}"
     chunks = (chunk for source in data_files(Path(config.data.path), "rows") for chunk in row_chunks(source))
     return next(islice((place for chunk in chunks for place, _ in objects_in(chunk)), index, None))
-
-
-def _held_out_count(samples: int, fraction: float) -> int:
-    """Return at least one if any is wanted and two are there; never all."""
-    if fraction <= 0 or samples < 2:
-        return 0
-    return min(samples - 1, max(1, int(samples * fraction)))

@@ -17,7 +17,7 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.data.batch import Batch, collate
-from trainctl.trainer.data.dataset import Dataset, Look, Seen, dataset_of, open_dataset, place_of
+from trainctl.trainer.data.dataset import Dataset, Look, Seen, open_dataset, place_of
 from trainctl.trainer.data.permutation import Indices, permute
 from trainctl.trainer.data.sealing import Sealing, SealingProcess
 from trainctl.trainer.data.token_cache import Report, no_report, read_cache
@@ -278,7 +278,7 @@ class GrowingDataset:
 
     def _with_chunk(self, now: SealedChunks, cache: str) -> SealedChunks:
         before = len(now.chunks) * self._config.data.chunk_samples
-        chunk = dataset_of(
+        chunk = Dataset(
             self._config,
             read_cache(self._folder / cache),
             f"{self._where}: data.path",

@@ -131,6 +131,13 @@ class Packs:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def members_of(self, packs: Indices) -> tuple[Indices, Indices]:
+        """Return the samples of some packs, one pack after the other, and the place of each one's pack in `packs`."""
+        counts = self.offsets[packs + 1] - self.offsets[packs]
+        rows = np.repeat(np.arange(len(packs)), counts)
+        within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return self.members[self.offsets[packs][rows] + within], rows
+
     def sums(self, values: NDArray[np.int64]) -> Indices:
         """Return the sum of the samples' values over each pack."""
         sums: Indices = np.add.reduceat(values[self.members], self.offsets[:-1])

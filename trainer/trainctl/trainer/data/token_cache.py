@@ -26,7 +26,6 @@ from trainctl.protocol.config.data_files import data_files, hidden_files
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_file import grows
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.facts import installed_version
 from trainctl.protocol.machine.file_digests import data_digests
 from trainctl.protocol.messages import FileDigest
@@ -290,43 +289,6 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.empty(0, dtype)
     mapped: NDArray[Any] = np.asarray(np.memmap(path, dtype, mode="r"))  # a memmap's own slices are slower by far
     return mapped
-
-
-# ------------------------------------------------------------ samples that can be trained on
-
-
-def check_lengths(config: RunFile, cache: TokenCache, where: str, place: Callable[[int], str]) -> None:
-    """Check that each sample fits, as far as data.overlong wants it; of a row, something to learn has to be left.
-    Raises InvalidInputError, blaming `where`, with the `place` of the first that doesn't."""
-    if cache.offsets is None or config.data.overlong == "drop":
-        return
-    length, objective = config.data.sequence_length, objective_of(config.objective, config.data.kind)
-    each, counts = (values.reshape(-1, objective.sequences) for values in cache.lengths_and_counts(length))
-    targets, first = each.max(axis=1), 0 if objective.encodes_prompts else 1  # the first token is no one's target
-    first_tokens = f"within its first {length + first:,} tokens (data.sequence_length)"
-
-    def check_none(is_wrong: NDArray[np.bool_], problem: Callable[[int], str]) -> None:
-        wrong = np.flatnonzero(is_wrong)
-        if len(wrong):
-            others = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
-            text = f"{place(int(wrong[0]))} {problem(int(wrong[0]))}{others}"
-            raise InvalidInputError(where, f'{text}; set data.overlong = "drop", or raise data.sequence_length')
-
-    if config.data.overlong == "refuse":
-        limit = f"data.sequence_length = {length:,} allows {length + first:,}"
-        check_none(targets > length, lambda at: f"is {targets[at] + first:,} tokens long; {limit}")
-    elif config.data.kind == "rows":
-        empty = ~is_learned(counts, encodes_prompts=objective.encodes_prompts)
-        check_none(empty, lambda _: f"has nothing to learn {first_tokens}")
-    if objective.has_pairs:
-        check_none(cache.equal_pairs(length), lambda _: f"has two equal answers {first_tokens}")
-
-
-def is_learned(counts: NDArray[Any], *, encodes_prompts: bool) -> NDArray[np.bool_]:
-    """Return whether each sequence of a sample has something to learn, by its counted targets; the prompt of an encoder
-    needs none."""
-    learned: NDArray[np.bool_] = np.all(counts[:, 1:] if encodes_prompts else counts, axis=1)
-    return learned
 
 
 # ------------------------------------------------------------ the system's page cache
