@@ -1,8 +1,10 @@
 """The data of a file that still grows: a data set for each sealed chunk, and their samples numbered through.
 
-A thread adds chunks as `sealing` makes them. Everything else only reads what is there, or waits for more.
+A thread adds chunks as the process that follows the file seals them. Everything else only reads what is there, or waits
+for more.
 """
 
+import contextlib
 import hashlib
 import threading
 import time
@@ -16,11 +18,12 @@ from trainctl.protocol.config.run_file import held_out_data
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import FileDigest
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch, collate
 from trainctl.trainer.data.dataset import Dataset, Look, Seen, open_dataset, place_of
 from trainctl.trainer.data.permutation import Indices, permute
-from trainctl.trainer.data.sealing import Sealing, SealingProcess
 from trainctl.trainer.data.token_cache import Report, no_report, read_cache
+from trainctl.trainer.data.tokenizing import News, news_of, start_process
 
 LOOK_SECONDS = 0.5
 """Seconds between two looks of what waits."""
@@ -31,7 +34,7 @@ _PASS_SHIFT = 32
 
 @dataclass(frozen=True)
 class GrowingOrder:
-    """The chunks sealed by now; `sealed` and `complete` give the next order."""
+    """The chunks sealed by now."""
 
     seed: int
     starts: tuple[int, ...] = (0,)  # S_c of each chunk, and the number of all samples
@@ -46,14 +49,6 @@ class GrowingOrder:
     def chunks(self) -> int:
         """Sealed chunks."""
         return len(self.starts) - 1
-
-    def sealed(self, samples: int) -> "GrowingOrder":
-        """Return the order with another chunk of so many samples, perhaps none."""
-        return GrowingOrder(self.seed, (*self.starts, self.samples + samples))
-
-    def complete(self) -> "GrowingOrder":
-        """Return the order of a file that has ended."""
-        return GrowingOrder(self.seed, self.starts, ended=True)
 
     def covers(self, stop: int) -> bool:
         """Return whether the samples of all positions below `stop` are known."""
@@ -99,16 +94,16 @@ class SealedChunks:
 
 
 class GrowingDataset:
-    """Samples are numbered through all sealed chunks; `samples` grows. It is made by `open_growing`."""
+    """Samples are numbered through all sealed chunks; `samples` grows."""
 
     def __init__(
         self,
         config: RunFile,
         folder: Path,
         where: str,
-        evaluation: Dataset | None = None,
-        on_sealed: Callable[["GrowingDataset"], None] = lambda _: None,
-        on_failed: Callable[[TrainctlError], None] = lambda _: None,
+        evaluation: Dataset | None,
+        on_sealed: Callable[["GrowingDataset"], None],
+        on_failed: Callable[[TrainctlError], None],
     ) -> None:
         """`on_sealed` is called on another thread whenever more is sealed, and `on_failed` when nothing more can be."""
         self._config, self._folder, self._where = config, folder, where
@@ -116,7 +111,10 @@ class GrowingDataset:
         self._news = threading.Condition()
         self.now = SealedChunks(GrowingOrder(config.run.seed))  # replaced as a whole
         self._error: TrainctlError | None = None
-        self._process = SealingProcess(config, folder, where, self._take, self._fail)
+        self._process = start_process(config, folder, where, follows=True)
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._follow, name="sealing", daemon=True)
+        self._thread.start()
 
     @property
     def samples(self) -> int:
@@ -156,8 +154,13 @@ class GrowingDataset:
         return next(chunk for chunk in self.now.chunks if chunk.samples)
 
     def close(self) -> None:
-        """End the process that follows the file."""
-        self._process.close()
+        """End the process that follows the file, and the thread."""
+        self._is_closed = True
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._thread.join()
 
     # ------------------------------------------------------------ positions
 
@@ -182,7 +185,7 @@ class GrowingDataset:
         now = self.now
         return now.times[-1] if stop > now.order.samples else now.times[now.order.needed(stop) - 1]
 
-    def wait_until(self, enough: Callable[[SealedChunks], bool], look: Look) -> None:
+    def wait_until(self, enough: Callable[[SealedChunks], bool], look: Callable[[], object]) -> None:
         """Wait until what is sealed is `enough`. Raises as `wait_for`."""
         with self._news:
             while not enough(self.now):
@@ -256,39 +259,47 @@ class GrowingDataset:
 
     # ------------------------------------------------------------ the other thread
 
-    def _take(self, news: Sealing) -> None:
-        now = self.now
+    def _follow(self) -> None:
+        try:
+            assert self._process.stdout is not None
+            with self._process.stdout:
+                for news in news_of(self._process):
+                    self._take(news)
+                    if news.ended:
+                        return
+            if not self._is_closed:
+                raise TrainctlError("the process that follows the data has ended; look in the kernel log for a kill")
+        except TrainctlError as error:
+            self._fail(error)
+        except (OSError, ValueError) as error:
+            self._fail(TrainctlError(f"the token cache can't be read: {first_line(error)}; delete it to make it again"))
+
+    def _take(self, news: News) -> None:
+        now, order, config = self.now, self.now.order, self._config
+        chunks, chain = now.chunks, now.chain
         if news.cache:
-            now = self._with_chunk(now, news.cache)
-        order = now.order.complete() if news.ended else now.order
+            before = len(chunks) * config.data.chunk_samples
+            cache, where = read_cache(self._folder / news.cache), f"{self._where}: data.path"
+            chunk = Dataset(config, cache, where, lambda at: place_of(config, before + at), may_be_empty=True)
+            order = replace(order, starts=(*order.starts, order.samples + chunk.samples))
+            chunks = (*chunks, chunk)
+            chain = (*chain, hashlib.sha256(f"{chain[-1]} {chunk.digest}".encode()).hexdigest())
         if news.ended and not order.samples:
-            problem = f"{self._config.data.path} has ended without a sample that has a token to learn"
+            problem = f"{config.data.path} has ended without a sample that has a token to learn"
             raise InvalidInputError(f"{self._where}: data.path", problem)
+        has_more = bool(news.cache) or news.ended
         with self._news:
-            self.now = replace(
-                now,
-                order=order,
+            self.now = SealedChunks(
+                order=replace(order, ended=news.ended),
+                chunks=chunks,
+                chain=chain,
+                times=(*now.times, time.perf_counter()) if has_more else now.times,
                 following=news.following,
                 caught_up=now.caught_up or news.caught_up,
-                times=(*now.times, time.perf_counter()) if news.cache or news.ended else now.times,
             )
             self._news.notify_all()
-        if news.cache or news.ended:
+        if has_more:
             self._on_sealed(self)
-
-    def _with_chunk(self, now: SealedChunks, cache: str) -> SealedChunks:
-        before = len(now.chunks) * self._config.data.chunk_samples
-        chunk = Dataset(
-            self._config,
-            read_cache(self._folder / cache),
-            f"{self._where}: data.path",
-            lambda index: place_of(self._config, before + index),
-            may_be_empty=True,
-        )
-        chain = hashlib.sha256(f"{now.chain[-1]} {chunk.digest}".encode()).hexdigest()
-        return replace(
-            now, order=now.order.sealed(chunk.samples), chunks=(*now.chunks, chunk), chain=(*now.chain, chain)
-        )
 
     def _fail(self, error: TrainctlError) -> None:
         with self._news:
@@ -306,23 +317,18 @@ def open_growing(
     folder: Path,
     where: str,
     report: Report = no_report,
-    look: Look = lambda: None,
-    first: Callable[[SealedChunks], object] = lambda _: None,
-    **calls: Callable[..., None],
+    look: Callable[[SealedChunks], object] = lambda _: None,
+    on_sealed: Callable[[GrowingDataset], None] = lambda _: None,
+    on_failed: Callable[[TrainctlError], None] = lambda _: None,
 ) -> GrowingDataset:
-    """Return the data of a run file whose file grows, once its first chunk is sealed; until then `first` is shown what
-    there is. `calls` as of GrowingDataset. Raises InvalidInputError as `open_dataset`, and what `look` does."""
+    """Return the data of a run file whose file grows, once its first chunk is sealed; until then `look` is shown what
+    there is. The other two are called as GrowingDataset says. Raises InvalidInputError as `open_dataset`, and what
+    `look` does."""
     held_out = held_out_data(config)
     evaluation = open_dataset(held_out, folder, where, report) if held_out is not None else None
-    dataset = GrowingDataset(config, folder, where, evaluation, **calls)
-
-    def show() -> None:
-        first(dataset.now)
-        look()
-
-    try:
-        dataset.wait_until(lambda now: bool(now.order.samples), show)
-    except BaseException:
-        dataset.close()
-        raise
+    with contextlib.ExitStack() as opened:
+        dataset = GrowingDataset(config, folder, where, evaluation, on_sealed, on_failed)
+        opened.callback(dataset.close)
+        dataset.wait_until(lambda now: bool(now.order.samples), lambda: look(dataset.now))
+        opened.pop_all()
     return dataset

@@ -1,11 +1,13 @@
-"""Making a token cache: once on a node, by a process of its own if there is much to do, while others wait.
+"""Processes that make token caches: of whole files while trainers wait, and of a file that still grows as they train.
 
-`python -m trainctl.trainer.data.tokenizing` is that process. Its first line of input is a `_Task`; each line of its
-output is a `_Progress`. It ends when its input closes, so it doesn't outlive the trainer that started it.
+`python -m trainctl.trainer.data.tokenizing [--follow]` is such a process. Its first line of input is a `_Task`; each
+line of its output is `News`. It ends when its input closes, so it doesn't outlive the trainer that started it. A cache
+is made once on a node: if several trainers need it, one tokenizes and the others wait.
 """
 
 import contextlib
 import fcntl
+import functools
 import os
 import signal
 import subprocess
@@ -14,11 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import msgspec
 
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_file import end_mark
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.files import durable_files
@@ -26,23 +29,29 @@ from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.common.atomic_folder import make_folder, remove_parts
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.row_tokens import import_tokenizers
+from trainctl.trainer.data.rows import Chunk
 from trainctl.trainer.data.token_cache import (
     Report,
     TokenCache,
     cache_name,
+    chunk_name,
     no_report,
     read_cache,
+    recipe_of,
     sources_of,
     write_cache,
+    write_chunk,
 )
 
 PROCESS_BYTES = 8_000_000
 """Sources of at least so many bytes are tokenized by a separate process. For less, starting it takes longer."""
 _REPORT_SECONDS = 0.5
 """Seconds between two reports of progress."""
+_POLL_SECONDS = 0.2
+"""Seconds between two looks at a file that has not grown."""
+_READ_BYTES = 1 << 20
 _EXIT_SECONDS = 20.0
 """Seconds after which the process ends even if it can't clean up: it does so between two calls of the library."""
-_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 class _Task(msgspec.Struct):
@@ -51,19 +60,17 @@ class _Task(msgspec.Struct):
     where: str
 
 
-class Answer(msgspec.Struct, omit_defaults=True):
-    """A line of a process that tokenizes: news, or why there will be no more."""
+class News(msgspec.Struct, omit_defaults=True):
+    """A line of a process that tokenizes: how far it has come, or why there will be no more."""
 
     refused: tuple[str, str] | None = None
     failed: str = ""
-
-
-class _Progress(Answer):
-    done: int = 0
+    done: int = 0  # bytes of whole sources
     whole: int = 0
-
-
-AnswerT = TypeVar("AnswerT", bound=Answer)
+    cache: str = ""  # of a growing file: the token cache of a sealed chunk, a folder below that of all caches
+    following: int = 0  # samples after the last whole chunk
+    caught_up: bool = False  # all that was in the file has been read
+    ended: bool = False  # and its end is marked
 
 
 def open_cache(config: RunFile, folder: Path, where: str, report: Report = no_report) -> TokenCache:
@@ -122,11 +129,11 @@ def _shown(file: IO[str], report: Report) -> Report:
 
 
 def _by_process(config: RunFile, folder: Path, where: str, report: Report) -> None:
-    process = start_process("trainctl.trainer.data.tokenizing", config, folder, where)
+    process = start_process(config, folder, where)
     assert process.stdin is not None and process.stdout is not None
     try:
-        for answer in answers_of(process, _Progress):
-            report(answer.done, answer.whole)
+        for news in news_of(process):
+            report(news.done, news.whole)
     finally:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
@@ -138,12 +145,10 @@ def _by_process(config: RunFile, folder: Path, where: str, report: Report) -> No
         raise TrainctlError(f"the process that tokenizes the data {how}")
 
 
-# ------------------------------------------------------------ processes that tokenize
-
-
-def start_process(module: str, config: RunFile, folder: Path, where: str) -> "subprocess.Popen[bytes]":
-    """Start a module that runs `serve`, and give it its task."""
-    command = [sys.executable, "-P", "-m", module]
+def start_process(config: RunFile, folder: Path, where: str, *, follows: bool = False) -> "subprocess.Popen[bytes]":
+    """Start a process that tokenizes the data of `config` into a cache under `folder`, or that `follows` a growing
+    file."""
+    command = [sys.executable, "-P", "-m", "trainctl.trainer.data.tokenizing", *(["--follow"] if follows else [])]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
@@ -152,42 +157,135 @@ def start_process(module: str, config: RunFile, folder: Path, where: str) -> "su
     return process
 
 
-def answers_of(process: "subprocess.Popen[bytes]", kind: type[AnswerT]) -> Iterator[AnswerT]:
+def news_of(process: "subprocess.Popen[bytes]") -> Iterator[News]:
     """Yield what the process says until it ends. Raises InvalidInputError or TrainctlError if it says why it does."""
     assert process.stdout is not None
     for line in process.stdout:
-        answer = msgspec.json.decode(line, type=kind)
-        if answer.refused is not None:
-            raise InvalidInputError(*answer.refused)
-        if answer.failed:
-            raise TrainctlError(answer.failed)
-        yield answer
+        news = msgspec.json.decode(line, type=News)
+        if news.refused is not None:
+            raise InvalidInputError(*news.refused)
+        if news.failed:
+            raise TrainctlError(news.failed)
+        yield news
 
 
-def serve(work: Callable[[RunFile, Path, str], None], problem: str) -> int:
-    """Do the task that `start_process` gave: `work` takes the run file, the folder of caches, and what errors name.
-    Return the exit status. `problem` begins the line that says why it failed."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # a trainer blocks them
+# ------------------------------------------------------------ a file that grows
+
+
+class ChunkCutter:
+    """The chunks of a file, whose bytes come in pieces of any size. Lines that aren't blank are samples; a chunk ends
+    with the line of its last sample."""
+
+    def __init__(self, path: Path, samples: int) -> None:
+        self._path, self._whole, self._rest = path, samples, b""
+        self._lines: list[bytes] = []
+        self._first = 1
+        self.samples = 0  # of the chunk that isn't whole yet
+
+    def feed(self, piece: bytes) -> Iterator[Chunk]:
+        """Yield the chunks that `piece` completes. A line counts when it has its end."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            self._lines.append(line + b"\n")
+            self.samples += bool(line.strip())
+            if self.samples == self._whole:
+                yield self._cut()
+
+    def end(self) -> Iterator[Chunk]:
+        """Yield the last chunk, if it has a sample: nothing follows. A last line without its end counts now."""
+        if self._rest:
+            yield from self.feed(b"\n")
+        if self.samples:
+            yield self._cut()
+
+    def _cut(self) -> Chunk:
+        chunk = Chunk(self._path, self._lines, self._first, sum(map(len, self._lines)))
+        self._first += len(self._lines)
+        self._lines, self.samples = [], 0
+        return chunk
+
+
+def _read_growing(path: Path) -> Iterator[bytes]:
+    """Yield what a file has and gets, in pieces, until its end is marked; an empty one says that there is no more for
+    now. Raises InvalidInputError if it becomes shorter, OSError if it can't be read."""
+    with path.open("rb") as file:
+        while True:
+            ended = end_mark(path).exists()  # looked for before the last read: what was written before it counts
+            while piece := file.read(_READ_BYTES):
+                yield piece
+            if ended:
+                return
+            if path.stat().st_size < file.tell():
+                problem = f"has become shorter than the {file.tell():,} bytes read; only append"
+                raise InvalidInputError(str(path), problem)
+            yield b""
+            time.sleep(_POLL_SECONDS)
+
+
+def _follow(config: RunFile, folder: Path, where: str) -> Iterator[News]:
+    """Yield what happens to the file of `config`, as it happens, until its end is marked. Raises InvalidInputError
+    naming file and line."""
+    path, recipe = Path(config.data.path), recipe_of(config, where)
+    cutter, encoder = ChunkCutter(path, config.data.chunk_samples), functools.cache(recipe.encoder)
+
+    def sealed(chunk: Chunk) -> News:
+        name = chunk_name(config, chunk.content)
+        if not (folder / name).is_dir():
+            encode = encoder()
+            make_cache(folder / name, lambda work, _: write_chunk(recipe, encode, chunk, work))
+        return News(cache=name)
+
+    before: News | None = None
+    for piece in _read_growing(path):
+        yield from map(sealed, cutter.feed(piece))
+        if not piece:
+            now = News(following=cutter.samples, caught_up=True)
+            if now != before:
+                yield now
+            before = now
+    yield from map(sealed, cutter.end())
+    yield News(caught_up=True, ended=True)
+
+
+# ------------------------------------------------------------ the process
+
+
+def main() -> int:
+    """Do the task that `start_process` gave; return the exit status."""
+    follows = "--follow" in sys.argv
+    if follows:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the trainers of this machine need its cores
+    else:
+        os.environ["TOKENIZERS_PARALLELISM"] = "true"  # by default the library uses all cores
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # a trainer blocks them
     set_title("tokenizer")
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Task)
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
-        config = run_file.parse(task.config)
+        config, folder = run_file.parse(task.config), Path(task.folder)
         if config.data.kind != "samples":
             import_tokenizers(config.data.tokenizer)
-        work(config, Path(task.folder), task.where)
+        if follows:
+            for news in _follow(config, folder, task.where):
+                _say(news)
+        else:
+            make_cache(
+                folder / cache_name(config),
+                lambda work, show: write_cache(config, work, task.where, show),
+                lambda done, whole: _say(News(done=done, whole=whole)),
+            )
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(1)
     except InvalidInputError as error:
-        say(Answer(refused=(error.where, error.problem)))
+        _say(News(refused=(error.where, error.problem)))
     except (TrainctlError, OSError, MemoryError) as error:
-        say(Answer(failed=f"{problem}: {first_line(error)}"))
+        _say(News(failed=f"the data can't be {'read' if follows else 'tokenized'}: {first_line(error)}"))
     return 0
 
 
-def say(answer: Answer) -> None:
-    """Write a line for the trainer."""
-    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+def _say(news: News) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
     sys.stdout.buffer.flush()
 
 
@@ -200,14 +298,5 @@ def _end_with_input() -> None:
     os._exit(1)
 
 
-def _tokenize(config: RunFile, folder: Path, where: str) -> None:
-    make_cache(
-        folder / cache_name(config),
-        lambda work, show: write_cache(config, work, where, show),
-        lambda done, whole: say(_Progress(done=done, whole=whole)),
-    )
-
-
 if __name__ == "__main__":
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # by default the library uses all cores
-    sys.exit(serve(_tokenize, "the data can't be tokenized"))
+    sys.exit(main())
