@@ -259,19 +259,18 @@ def _read_samples(chunk: Chunk, highest: int) -> Iterator[TokenRow]:
             sample = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidInputError(where, f"not a sample {{tokens, mask}}: {first_line(error)}") from None
-        yield sample.tokens, _checked_mask(sample, highest, where)
-
-
-def _checked_mask(sample: _Sample, highest: int, where: str) -> list[bool]:
-    if len(sample.tokens) < 2:
-        raise InvalidInputError(f"{where}: tokens", "a sample needs at least two tokens: the first is never a target")
-    worst = max(sample.tokens) if min(sample.tokens) >= 0 else min(sample.tokens)
-    if not 0 <= worst <= highest:
-        raise InvalidInputError(f"{where}: tokens", f"{worst} must be an ID from 0 to {highest}")
-    mask = [True] * len(sample.tokens) if sample.mask is None else sample.mask
-    if len(mask) != len(sample.tokens):
-        problem = f"{len(mask)} flags for {len(sample.tokens)} tokens; each token needs one"
-        raise InvalidInputError(f"{where}: mask", problem)
-    if any(flag not in (0, 1) for flag in mask):
-        raise InvalidInputError(f"{where}: mask", "flags must be 0 or 1")
-    return [bool(flag) for flag in mask]
+        tokens, mask = sample.tokens, sample.mask
+        if len(tokens) < 2:
+            problem = "a sample needs at least two tokens: the first is never a target"
+            raise InvalidInputError(f"{where}: tokens", problem)
+        worst = max(tokens) if min(tokens) >= 0 else min(tokens)
+        if not 0 <= worst <= highest:
+            raise InvalidInputError(f"{where}: tokens", f"{worst} must be an ID from 0 to {highest}")
+        if mask is None:
+            mask = [True] * len(tokens)
+        if len(mask) != len(tokens):
+            problem = f"{len(mask)} flags for {len(tokens)} tokens; each token needs one"
+            raise InvalidInputError(f"{where}: mask", problem)
+        if any(flag not in (0, 1) for flag in mask):
+            raise InvalidInputError(f"{where}: mask", "flags must be 0 or 1")
+        yield tokens, [bool(flag) for flag in mask]

@@ -122,21 +122,20 @@ class RowTokenizer:
     def prompt(self, prompt: Prompt | Conversation, *, plain: bool) -> list[int]:
         """Return the tokens before an answer, as training has them: `plain`, with the special tokens that a text begins
         with only. Raises InvalidInputError."""
-        tokens = self._prompt(prompt, plain=plain)
-        check_ids(tokens, self._vocabulary, "prompt")
-        return tokens
-
-    def _prompt(self, prompt: Prompt | Conversation, *, plain: bool) -> list[int]:
-        if not isinstance(prompt, str):
+        if isinstance(prompt, str):
+            tokens = self._plain(prompt) if plain else self._ids([prompt])[0]
+            if not tokens:
+                raise InvalidInputError("prompt", f"{prompt!r} has no tokens")
+            if not self.encodes_prompts and tokens[1:] and tokens[-1] == self._tokenizer.eos_token_id:
+                del tokens[-1]
+        else:
             if not isinstance(prompt, Conversation):
                 prompt = Conversation("prompt", [msgspec.to_builtins(message) for message in prompt])
-            return self._opened(prompt)
-        tokens = self._plain(prompt) if plain else self._ids([prompt])[0]
-        if not tokens:
-            raise InvalidInputError("prompt", f"{prompt!r} has no tokens")
-        if self.encodes_prompts:
-            return tokens
-        return tokens[:-1] if tokens[1:] and tokens[-1] == self._tokenizer.eos_token_id else tokens
+            tokens = [
+                *self._applied(prompt, prompt.messages, return_dict=True, add_generation_prompt=True)["input_ids"]
+            ]
+        check_ids(tokens, self._vocabulary, "prompt")
+        return tokens
 
     def _plain(self, text: str) -> list[int]:
         if isinstance(self._tokenizer, ByteTokenizer):
@@ -144,11 +143,6 @@ class RowTokenizer:
         plain = [*self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
         begin = self._begin
         return plain if plain[: len(begin)] == begin else [*begin, *plain]
-
-    def _opened(self, row: Conversation) -> list[int]:
-        """Return the tokens of a conversation up to where the assistant's turn begins."""
-        self._check_template(row)
-        return [*self._applied(row, row.messages, return_dict=True, add_generation_prompt=True)["input_ids"]]
 
     def render(self, row: Conversation) -> Render:
         """Return the chat template for messages with the row's tools. What it returns raises InvalidInputError."""
@@ -195,9 +189,13 @@ class RowTokenizer:
         assert self.decoder_start is not None, "an encoder-decoder model"
         remaining = iter(rows)
         while batch := list(islice(remaining, _BATCH_ROWS)):
-            pairs = [_apart(row) for row in batch]
-            prompts = self._ids([prompt for prompt, _ in pairs])
-            completions = self._ids([completion for _, completion in pairs], are_targets=True)
+            pairs = [row for row in batch if isinstance(row, Completion)]
+            if len(pairs) < len(batch):
+                place = next(row.place for row in batch if not isinstance(row, Completion))
+                needs = 'needs "prompt" and "completion" of text for an encoder-decoder model'
+                raise InvalidInputError(place, needs)
+            prompts = self._ids([row.prompt for row in pairs])
+            completions = self._ids([row.completion for row in pairs], are_targets=True)
             for row, prompt, completion in zip(batch, prompts, completions, strict=True):
                 check_ids([*prompt, *completion], self._vocabulary, row.place)
                 if not prompt:
@@ -387,9 +385,3 @@ def check_ids(tokens: Sequence[int], vocabulary: int | None, place: str) -> None
         wrong = next(token for token in tokens if token >= vocabulary)
         problem = f"has the token ID {wrong}, but the model has {vocabulary} (config.json: vocab_size)"
         raise InvalidInputError(place, problem)
-
-
-def _apart(row: Row) -> tuple[str, str]:
-    if not isinstance(row, Completion):
-        raise InvalidInputError(row.place, 'needs "prompt" and "completion" of text for an encoder-decoder model')
-    return row.prompt, row.completion

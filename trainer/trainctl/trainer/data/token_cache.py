@@ -29,7 +29,7 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.machine.facts import installed_version
 from trainctl.protocol.machine.file_digests import data_digests
 from trainctl.protocol.messages import FileDigest
-from trainctl.trainer.data.chunk_tokens import Encode, Recipe, SampleTokens, TextTokens, joined, text_chunks
+from trainctl.trainer.data.chunk_tokens import Encode, Recipe, joined, text_chunks
 from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.data.rows import Chunk, row_chunks
 
@@ -197,14 +197,8 @@ def write_cache(config: RunFile, work: Path, where: str, report: Report) -> None
 def recipe_of(config: RunFile, where: str) -> Recipe:
     """Return how a run's data are tokenized."""
     objective = objective_of(config.objective, config.data.kind)
-    return Recipe(
-        Path(config.model.path),
-        config.data.kind,
-        config.data.tokenizer,
-        where,
-        objective.sequences,
-        objective.encodes_prompts,
-    )
+    model, data = Path(config.model.path), config.data
+    return Recipe(model, data.kind, data.tokenizer, where, objective.sequences, objective.encodes_prompts)
 
 
 def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> None:
@@ -216,35 +210,13 @@ def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> Non
 
 def _write_tokens(recipe: Recipe, encode: Encode, chunks: Iterable[Chunk], work: Path, remarks: "Counter[str]") -> str:
     """Write what chunks tokenize to, count their remarks, and return the digest of what was written."""
-    parts = encode(chunks)
+    parts: Iterator[Any] = encode(chunks)
     if recipe.kind == "text":
-        return _write_texts((part for part in parts if isinstance(part, TextTokens)), recipe, work)
-    return _write_samples((part for part in parts if isinstance(part, SampleTokens)), recipe, work, remarks)
-
-
-def _write_notes(
-    recipe: Recipe, work: Path, digest: str, files: Sequence[FileDigest], remarks: Mapping[str, int]
-) -> None:
-    notes = {
-        "dtype": recipe.dtype.str,
-        "digest": digest,
-        "files": [[file.name, file.digest] for file in files],
-        "has_end": recipe.has_end,
-        "prompt_end": recipe.prompt_end,
-        "remarks": remarks,
-    }
-    (work / "cache.json").write_text(json.dumps(notes), encoding="utf-8")
-
-
-def _write_texts(parts: Iterator[TextTokens], recipe: Recipe, work: Path) -> str:
-    begin, end = (np.array(ids, np.uint32) for ids in (recipe.begin(), recipe.end()))
-    with _HashedFile(work / "tokens.bin") as file:
-        for tokens in joined(parts, begin, end):
-            file.write(tokens.astype(recipe.dtype))
-        return file.digest
-
-
-def _write_samples(parts: Iterator[SampleTokens], recipe: Recipe, work: Path, remarks: "Counter[str]") -> str:
+        begin, end = (np.array(part, np.uint32) for part in (recipe.begin(), recipe.end()))
+        with _HashedFile(work / "tokens.bin") as file:
+            for ids in joined(parts, begin, end):
+                file.write(ids.astype(recipe.dtype))
+            return file.digest
     with (
         _HashedFile(work / "tokens.bin") as tokens,
         _HashedFile(work / "counted.bin") as counted,
@@ -260,6 +232,20 @@ def _write_samples(parts: Iterator[SampleTokens], recipe: Recipe, work: Path, re
             remarks.update(part.remarks)
         together = f"{tokens.digest} {counted.digest} {offsets.digest}"
         return hashlib.sha256(together.encode()).hexdigest()
+
+
+def _write_notes(
+    recipe: Recipe, work: Path, digest: str, files: Sequence[FileDigest], remarks: Mapping[str, int]
+) -> None:
+    notes = {
+        "dtype": recipe.dtype.str,
+        "digest": digest,
+        "files": [[file.name, file.digest] for file in files],
+        "has_end": recipe.has_end,
+        "prompt_end": recipe.prompt_end,
+        "remarks": remarks,
+    }
+    (work / "cache.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
 class _HashedFile:
