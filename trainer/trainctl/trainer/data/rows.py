@@ -8,9 +8,14 @@ A pair has `prompt`, `chosen` and `rejected`, all text or all lists of messages;
 conversations whose first messages are the same and are the prompt. Other fields are left alone.
 
 A file is read in chunks that are tokenized one by one: whole lines, or batches of Parquet rows.
+
+`python -m trainctl.trainer.data.rows FILE [--prompts]` checks whether every row of a JSONL file can be used, as
+training uses it or as a prompt. Exit status 0: it can; 2: one line on standard error names the first row that can't,
+and why.
 """
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -331,23 +336,17 @@ def pair_of(fields: Any, place: str) -> tuple[Row, Row]:
         raise InvalidInputError(place, f"needs {PAIR_KINDS}")
     if fields["chosen"] == fields["rejected"]:
         raise InvalidInputError(place, "chosen and rejected are equal, so the pair has no preference to learn")
-    prompt, answers = _prompt_of(fields, place)
+    prompt, answers = fields.get("prompt"), [fields[half] for half in HALVES]
+    if prompt is None:
+        if not all(isinstance(answer, list) for answer in answers):
+            raise InvalidInputError(f"{place}: prompt", "is missing: only lists of messages may begin with the prompt")
+        same = common_length(*answers)
+        if not same:
+            raise InvalidInputError(place, "chosen and rejected have no first message in common, so there is no prompt")
+        prompt, answers = answers[0][:same], [answer[same:] for answer in answers]
     whole = {name: value for name, value in fields.items() if name not in (*HALVES, "messages")} | {"prompt": prompt}
     chosen, rejected = (_half(whole, answer, place, half) for half, answer in zip(HALVES, answers, strict=True))
     return chosen, rejected
-
-
-def _prompt_of(fields: dict[str, Any], place: str) -> tuple[Any, list[Any]]:
-    """Return the prompt, and the two answers without it."""
-    answers = [fields[half] for half in HALVES]
-    if fields.get("prompt") is not None:
-        return fields["prompt"], answers
-    if not all(isinstance(answer, list) for answer in answers):
-        raise InvalidInputError(f"{place}: prompt", "is missing: only lists of messages may begin with the prompt")
-    same = common_length(*answers)
-    if not same:
-        raise InvalidInputError(place, "chosen and rejected have no first message in common, so there is no prompt")
-    return answers[0][:same], [answer[same:] for answer in answers]
 
 
 def _half(fields: dict[str, Any], answer: Any, place: str, half: str) -> Row:
@@ -358,3 +357,23 @@ def _half(fields: dict[str, Any], answer: Any, place: str, half: str) -> Row:
     except InvalidInputError as error:
         where = error.where.replace(": completion", f": {half}")
         raise InvalidInputError(where, error.problem.replace("completion", half)) from None
+
+
+def main() -> int:
+    """Check a file; return the exit status."""
+    use = prompt_of if "--prompts" in sys.argv[2:] else row_of
+    try:
+        for chunk in row_chunks(Path(sys.argv[1])):
+            for place, line in lines_in(chunk):
+                use(fields_of(line, place), place)
+    except NoAnswerError as error:
+        print(f"{error.where}: no assistant turn to score; use --answers", file=sys.stderr)
+        return error.exit_code
+    except InvalidInputError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,6 +6,7 @@ Exit status 0: told to leave, or the agent is gone; 1: one line on standard erro
 
 import argparse
 import gc
+import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import micro_of
@@ -35,17 +37,93 @@ from trainctl.trainer.backends.load import import_library, load
 from trainctl.trainer.backends.passes import Decoding
 from trainctl.trainer.checkpoints.files import ADAPTER, is_base, read_loop
 from trainctl.trainer.common import logs
-from trainctl.trainer.common.errors import FAILURES, first_line
+from trainctl.trainer.common.errors import FAILURES, DeviceMemoryError, first_line
 from trainctl.trainer.common.libraries import keep_what_is_loaded
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.common.model_files import longest_context
-from trainctl.trainer.data.row_tokens import row_tokenizer
-from trainctl.trainer.data.rows import fields_of, prompt_of
+from trainctl.trainer.data.batch import Tokens, collate, collate_apart
+from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
+from trainctl.trainer.data.rows import fields_of, prompt_of, row_of
 from trainctl.trainer.step.sampler import Answerer
-from trainctl.trainer.work.scoring import ERROR_CHARACTERS, Scorer
 
 AGAIN_SECONDS = 1.0
 """Time after which an unanswered request is repeated."""
+ERROR_CHARACTERS = 120
+"""Longest reason why a row has no result, so that the results of a slice fit into one message."""
+
+
+@dataclass(frozen=True)
+class _Sample:
+    place: int  # of the row in its slice
+    tokens: Tokens
+    counted: NDArray[np.bool_]  # which targets count
+    prompt: Tokens  # of an encoder, with a token after it that is never read; empty without an encoder
+
+    @property
+    def length(self) -> int:
+        """Tokens in a pass, at most."""
+        return max(len(self.tokens), len(self.prompt))
+
+
+class Scorer:
+    """A model that scores rows: how likely it finds a completion, an assistant's turns, or a text."""
+
+    def __init__(self, backend: Backend, tokenizer: RowTokenizer, longest: int | None, batch_tokens: int) -> None:
+        """`longest`: tokens that the model allows, None: any number. `batch_tokens`: in one forward pass, with
+        padding."""
+        self._backend, self._tokenizer = backend, tokenizer
+        self._longest, self._batch_tokens = longest, batch_tokens
+
+    def process(self, first: int, rows: Sequence[str]) -> list[dict[str, Any]]:
+        """Return for each row `logprob` (the sum over its counted tokens, in nats), `tokens` (how many there are) and
+        `mean`; or `error`, the reason why it has none."""
+        results: list[dict[str, Any]] = [{} for _ in rows]
+        samples = []
+        for place, row in enumerate(rows):
+            try:
+                samples.append(self._sample(place, row))
+            except InvalidInputError as error:
+                results[place] = {"error": error.problem[:ERROR_CHARACTERS]}
+        samples.sort(key=lambda sample: -sample.length)
+        while samples:  # the longest first, each batch as wide as its first sample
+            size = max(1, self._batch_tokens // samples[0].length)
+            batch, samples = samples[:size], samples[size:]
+            for sample, logprob in zip(batch, self._sums(batch), strict=True):
+                count = int(sample.counted.sum())
+                results[sample.place] = {"logprob": logprob, "tokens": count, "mean": logprob / count}
+        return results
+
+    def _sample(self, place: int, row: str) -> _Sample:
+        """Return a row's tokens. Raises InvalidInputError if the model can't score it."""
+        parsed, prompt = row_of(fields_of(row, "row"), "row"), list[int]()
+        if self._tokenizer.encodes_prompts:
+            (prompt, _), (tokens, mask) = self._tokenizer.encode_apart([parsed])
+        else:
+            ((tokens, mask),) = self._tokenizer.encode([parsed])
+        longest = max(len(tokens), len(prompt)) - (1 if prompt else 0)  # both have one that isn't counted
+        if self._longest is not None and longest > self._longest:
+            raise InvalidInputError("row", f"is {longest:,} tokens long; the model allows {self._longest:,}")
+        counted = np.array(mask[1:], np.bool_)
+        if not counted.any():
+            raise InvalidInputError("row", "has no token to score: the first token has no log-probability")
+        return _Sample(place, np.array(tokens, np.int32), counted, np.array(prompt, np.int32))
+
+    def _sums(self, batch: Sequence[_Sample]) -> list[float]:
+        """Return the sums of a batch, in halves if memory is short. Raises DeviceMemoryError if it isn't enough for one
+        row."""
+        rows = [(sample.tokens, sample.counted) for sample in batch]
+        prompts = [sample.prompt for sample in batch]
+        try:
+            whole = collate_apart(prompts, rows) if len(prompts[0]) else collate(rows)
+            log_probabilities = self._backend.token_log_probabilities(whole)
+        except DeviceMemoryError:
+            if len(batch) == 1:
+                raise
+        else:
+            return [math.fsum(row) for row in log_probabilities * whole.counted]
+        half = len(batch) // 2
+        self._batch_tokens = max(1, half * batch[0].length)
+        return self._sums(batch[:half]) + self._sums(batch[half:])
 
 
 class RowAnswerer:

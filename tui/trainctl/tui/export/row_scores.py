@@ -80,7 +80,7 @@ def read_file(path: Path, *, prompts: bool = False) -> RowFile:
         raise InvalidInputError(str(path), "must be a JSONL file")
     if not path.is_file():
         raise InvalidInputError(str(path), "no such file")
-    command = [sys.executable, "-m", "trainctl.trainer.work.scoring", str(path)]
+    command = [sys.executable, "-m", "trainctl.trainer.data.rows", str(path)]
     command += ["--prompts"] if prompts else []
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     if checked.returncode:
