@@ -46,7 +46,7 @@ from trainctl.trainer.collective.standby import standby_here
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.loop import train
-from trainctl.trainer.references.preparation import ReferenceSettings, prepare_reference, wants_reference
+from trainctl.trainer.reference import ReferenceSettings, prepare_reference, wants_reference
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity, Rank, Settings
 

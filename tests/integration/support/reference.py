@@ -19,7 +19,7 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.loop import train
-from trainctl.trainer.references.preparation import ReferenceSettings, prepare_reference, wants_reference
+from trainctl.trainer.reference import ReferenceSettings, prepare_reference, wants_reference
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity, Rank, Settings
 

@@ -23,7 +23,7 @@ from trainctl.trainer.common.reference_cache import (
     read_values,
     values_digest,
 )
-from trainctl.trainer.references.preparation import ReferenceModel
+from trainctl.trainer.reference import ReferenceModel
 
 
 @pytest.fixture

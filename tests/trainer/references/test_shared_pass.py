@@ -13,9 +13,9 @@ from trainctl.node_agent.work.dealer import Slice
 from trainctl.node_agent.work.reference_pass import ReferencePass
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import ReferenceSlice
+from trainctl.trainer import reference
 from trainctl.trainer.common.reference_cache import ReferenceKey
-from trainctl.trainer.references import shared_pass
-from trainctl.trainer.references.shared_pass import SharedPass, StoredValues, check_sizes
+from trainctl.trainer.reference import Company, SharedPass, check_sizes, stored_values
 
 COUNTS = np.array([random.Random(2).randrange(1, 9) for _ in range(700)], np.int64)
 KEY = ReferenceKey("samples", "model", "float32", int(COUNTS.sum()))
@@ -96,14 +96,14 @@ class RoundedValues:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """The line is in memory: nothing takes time on it."""
-    monkeypatch.setattr(shared_pass, "AGAIN_SECONDS", 0.002)
-    monkeypatch.setattr(shared_pass, "IDLE_SECONDS", 0.0)
-    monkeypatch.setattr(shared_pass, "MAX_UNITS", 300)
+    monkeypatch.setattr(reference, "AGAIN_SECONDS", 0.002)
+    monkeypatch.setattr(reference, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(reference, "MAX_UNITS", 300)
 
 
 def shared(rank, lead, supply, lost=0.0):
     line = UnreliableLine(lead, rank, lost)
-    return SharedPass("r", rank, KEY, supply, line, lambda done, whole: None, counts=COUNTS, targets=3 * COUNTS)
+    return SharedPass(Company("r", rank, line), KEY, supply, lambda done, whole: None, COUNTS, 3 * COUNTS)
 
 
 def together(passes, folder):
@@ -122,7 +122,7 @@ def together(passes, folder):
 @pytest.mark.parametrize("lost", [0.0, 0.3])
 def test_all_ranks_end_with_the_same_bits(tmp_path, lost):
     lead, supplies = SmallLead(), [RoundedValues(rank) for rank in range(3)]
-    found = together([shared(rank, lead, supply, lost) for rank, supply in enumerate(supplies)], tmp_path)
+    found = together([shared(rank, lead, supply.values, lost) for rank, supply in enumerate(supplies)], tmp_path)
     assert found[0] == found[1] == found[2] == lead.values
     values = np.frombuffer(found[0], "<f4")
     assert (np.round(values) == -np.arange(KEY.counted)).mean() > 0.4
@@ -134,8 +134,8 @@ def test_all_ranks_end_with_the_same_bits(tmp_path, lost):
 def test_a_lead_that_knows_nothing_is_told_again(tmp_path):
     """The run's lead has changed when some values had been fetched: the new one's are fetched from their beginning."""
     lead = SmallLead()
-    shared(0, lead, RoundedValues(0)).run(tmp_path / "0.bin")
-    late, forgotten = shared(1, lead, RoundedValues(1)), []
+    shared(0, lead, RoundedValues(0).values).run(tmp_path / "0.bin")
+    late, forgotten = shared(1, lead, RoundedValues(1).values), []
 
     def forget(done, whole):
         if late._received > KEY.counted // 2 and not forgotten:
@@ -152,29 +152,29 @@ def test_a_lead_that_knows_nothing_is_told_again(tmp_path):
 def test_a_rank_with_values_gives_them_and_keeps_them(tmp_path):
     kept = RoundedValues(2).values(0, len(COUNTS), lambda done: None)
     lead = SmallLead()
-    digest = shared(0, lead, RoundedValues(2)).run(tmp_path / "0.bin")
+    digest = shared(0, lead, RoundedValues(2).values).run(tmp_path / "0.bin")
     lead = SmallLead()
-    assert shared(0, lead, StoredValues(kept, COUNTS)).run(tmp_path / "1.bin", digest) == digest
+    assert shared(0, lead, stored_values(kept, COUNTS)).run(tmp_path / "1.bin", digest) == digest
     assert not (tmp_path / "1.bin").stat().st_size
     assert lead.values == (tmp_path / "0.bin").read_bytes()
-    other = shared(1, lead, StoredValues(kept + 1, COUNTS))
+    other = shared(1, lead, stored_values(kept + 1, COUNTS))
     assert other.run(tmp_path / "2.bin", "d" * 64) == digest
     assert (tmp_path / "2.bin").read_bytes() == lead.values
 
 
 def test_values_that_are_not_those_named_end_the_run(tmp_path):
     lead = SmallLead()
-    shared(0, lead, RoundedValues(0)).run(tmp_path / "0.bin")
+    shared(0, lead, RoundedValues(0).values).run(tmp_path / "0.bin")
     lead.digest = "e" * 64
     with pytest.raises(TrainctlError, match=rf"delete {KEY.name} and \.{KEY.name}\.\* in"):
-        shared(1, lead, RoundedValues(1)).run(tmp_path / "1.bin")
+        shared(1, lead, RoundedValues(1).values).run(tmp_path / "1.bin")
     lead.values = lead.values[:-4]
     with pytest.raises(TrainctlError, match="are damaged"):
-        shared(1, lead, RoundedValues(1)).run(tmp_path / "1.bin")
+        shared(1, lead, RoundedValues(1).values).run(tmp_path / "1.bin")
 
 
 def test_values_that_no_message_holds_are_refused_with_what_helps(monkeypatch):
-    monkeypatch.setattr(shared_pass, "MAX_VALUES", 2000)
+    monkeypatch.setattr(reference, "MAX_VALUES", 2000)
     check_sizes(np.full(700, 2000 // 3), "run file", has_adapter=False)
     for each, has_adapter, helps in (
         (800, True, 'objective.reference = "adapter-off"'),
@@ -187,7 +187,7 @@ def test_values_that_no_message_holds_are_refused_with_what_helps(monkeypatch):
 
 
 def test_a_lead_that_cannot_keep_them_ends_the_run(tmp_path):
-    one = shared(0, SmallLead(), RoundedValues(0))
+    one = shared(0, SmallLead(), RoundedValues(0).values)
     full = "alpha can't keep them: No space left on device"
 
     def refuse(ask):

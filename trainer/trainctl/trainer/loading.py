@@ -28,7 +28,7 @@ from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.growing_dataset import GrowingDataset, SealedChunks, TrainingData, open_growing
 from trainctl.trainer.data.token_cache import Report
-from trainctl.trainer.references.preparation import Company, ReferenceSettings, prepare_reference, wants_reference
+from trainctl.trainer.reference import Company, ReferenceSettings, prepare_reference, wants_reference
 from trainctl.trainer.step import preflight
 from trainctl.trainer.step.rank import Identity
 

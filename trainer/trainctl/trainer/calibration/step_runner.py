@@ -25,7 +25,7 @@ from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.growing_dataset import TrainingData
 from trainctl.trainer.data.permutation import Indices, ranges_of
 from trainctl.trainer.loop import train
-from trainctl.trainer.references.preparation import wants_reference
+from trainctl.trainer.reference import wants_reference
 from trainctl.trainer.step import side_plans
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity, Rank, Settings
