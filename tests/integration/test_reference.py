@@ -21,7 +21,7 @@ from tests.trainer.support.preferences import preferences
 
 from trainctl.protocol.config import run_file
 from trainctl.trainer.data.dataset import open_dataset
-from trainctl.trainer.work.worker import load_checkpoint
+from trainctl.trainer.worker import load_checkpoint
 
 PAIRS = 120
 SOAK = is_soak()

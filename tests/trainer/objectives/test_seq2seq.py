@@ -38,7 +38,7 @@ from trainctl.trainer.backends.passes import Decoding
 from trainctl.trainer.data.preview import preview
 from trainctl.trainer.data.row_tokens import row_tokenizer
 from trainctl.trainer.step.sampler import Answerer
-from trainctl.trainer.work.worker import Scorer
+from trainctl.trainer.worker import Scorer
 
 ROWS = sentences(90)
 

@@ -12,7 +12,7 @@ from trainctl.protocol.wire.codec import CONTROL_FRAME_BYTES
 from trainctl.trainer.backends.passes import Decoding
 from trainctl.trainer.data.row_tokens import row_tokenizer
 from trainctl.trainer.step.sampler import Answerer
-from trainctl.trainer.work.worker import RowAnswerer, fitting, row_seed
+from trainctl.trainer.worker import RowAnswerer, fitting, row_seed
 
 CHAT = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "What is a loop?"}]
 ROWS = [

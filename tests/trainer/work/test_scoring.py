@@ -16,7 +16,7 @@ from trainctl.trainer.backends.load import load
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.common.model_files import longest_context
 from trainctl.trainer.data.row_tokens import row_tokenizer
-from trainctl.trainer.work.worker import ERROR_CHARACTERS, Scorer
+from trainctl.trainer.worker import ERROR_CHARACTERS, Scorer
 
 ROWS = [json.dumps(row) for row in questions(40)]
 LIMIT = 48  # tokens of a small model's context

@@ -224,7 +224,7 @@ class WorkerHost:
         """Raises RefusedError if no process can be started."""
         table = config.nodes.get(self._context.node, NodeTable())
         argv = [
-            sys.executable, "-m", "trainctl.trainer.work.worker", "--work-directory", str(paths.directory),
+            sys.executable, "-m", "trainctl.trainer.worker", "--work-directory", str(paths.directory),
             "--work", order.work, "--kind", order.kind, "--node", self._context.node,
             "--endpoint", self._context.link.endpoint, "--checkpoint", str(checkpoint), "--agent", str(os.getpid()),
             "--options", msgspec.json.encode(order.options).decode(),

@@ -1,4 +1,4 @@
-"""`python -m trainctl.trainer.work.worker`: processes slices of separate work, as its node's agent starts it.
+"""`python -m trainctl.trainer.worker`: processes slices of separate work, as its node's agent starts it.
 
 It asks for a slice, processes it, and asks for the next one with the results. It has no state that could be lost.
 Exit status 0: told to leave, or the agent is gone; 1: one line on standard error says why.
@@ -239,7 +239,7 @@ def _received(socket: zmq.Socket[bytes]) -> ToTrainer | WorkSlice | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.work.worker", description="Process slices.")
+    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.worker", description="Process slices.")
     parser.add_argument("--work-directory", type=Path, required=True, metavar="DIR", help="folder with run.toml")
     parser.add_argument("--work", required=True, metavar="ID", help="work ID")
     parser.add_argument("--kind", required=True, choices=get_args(WorkKind))
