@@ -22,7 +22,7 @@ from trainctl.protocol.config.run_tables import (
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets
 from trainctl.trainer.exports import trained_model
-from trainctl.trainer.exports.model_card import base_name, loading_lines, read_data_files, read_history
+from trainctl.trainer.exports.export_model import base_name, loading_lines, read_data_files, read_history
 from trainctl.trainer.exports.quantize_model import ORIGIN_FILE, original_of, write_origin
 from trainctl.trainer.exports.verification import Reference, compare
 
